@@ -1,0 +1,133 @@
+"""Sizes of a model and of its split over ranks, every rule they must keep, and the sentence for a broken one.
+
+Letters of the papers: h hidden size, L layers, a attention heads, s sequence length, V vocabulary size;
+t tensor-parallel, p pipeline-parallel, d data-parallel ranks; b micro-batch size, B global batch size.
+"""
+from dataclasses import dataclass
+
+from reference.errors import UserError
+
+ACTIVATIONS = ("gelu", "gelu_exact", "relu")
+POSITION_EMBEDDINGS = ("learned_absolute", "rope")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT's sizes and choices. Names are Megatron's options. Raises UserError where the sizes do not fit together."""
+
+    num_layers: int                                    # L
+    hidden_size: int                                   # h
+    num_attention_heads: int                           # a
+    vocab_size: int                                    # V, without padding
+    max_position_embeddings: int                       # the longest sequence
+    position_embedding_type: str = "learned_absolute"
+    rotary_percent: float = 1.0                        # the share of each head that rope turns
+    untie_embeddings_and_output_weights: bool = False
+    activation: str = "gelu"                           # GPT's tanh form; the exact one and ReLU on request
+    init_method_std: float = 0.02
+    layernorm_epsilon: float = 1e-5
+    make_vocab_size_divisible_by: int = 128
+
+    def __post_init__(self):
+        for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings",
+                     "make_vocab_size_divisible_by"):
+            require_positive(name, getattr(self, name))
+        require_divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size,
+                        "Every head gets hidden_size / num_attention_heads columns.")
+        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
+        if self.init_method_std < 0 or self.layernorm_epsilon <= 0:
+            raise UserError("--init-method-std must not be negative, and layernorm_epsilon must be above 0.")
+        if not 0 < self.rotary_percent <= 1:
+            raise UserError(f"--rotary-percent is {self.rotary_percent}, but must be above 0 and at most 1: "
+                            "it is the share of each head's dimensions that is turned.")
+        if self.position_embedding_type == "rope" and (self.rotary_size % 2 or self.rotary_size == 0):
+            raise UserError(f"--rotary-percent {self.rotary_percent} of a head of {self.head_size} dimensions is "
+                            f"{self.rotary_size}, but rope turns pairs of dimensions. Choose a share that gives an "
+                            "even number above 0.")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of each head that rope turns."""
+        return int(self.head_size * self.rotary_percent)
+
+    def padded_vocab_size(self, t: int) -> int:
+        """V rounded up to a multiple of make_vocab_size_divisible_by x t, so that t ranks hold equal shares."""
+        multiple = self.make_vocab_size_divisible_by * t
+        return -(-self.vocab_size // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many ranks share one model (t, p), and how many models there are (d). Raises UserError for sizes below 1."""
+
+    tensor_model_parallel_size: int = 1    # t
+    pipeline_model_parallel_size: int = 1  # p
+    data_parallel_size: int = 1            # d
+
+    def __post_init__(self):
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"):
+            require_positive(name, getattr(self, name))
+
+    @classmethod
+    def for_world(cls, world_size: int, t: int, p: int = 1) -> "ParallelConfig":
+        """Data parallelism takes what tensor and pipeline parallelism leave of the world."""
+        require_positive("tensor_model_parallel_size", t)
+        require_positive("pipeline_model_parallel_size", p)
+        if world_size % (t * p):
+            needs = f"--tensor-model-parallel-size is {t}" + (f" and --pipeline-model-parallel-size {p}" if p > 1 else "")
+            raise UserError(f"{needs}, so the number of ranks must be a multiple of {t * p}, but it is {world_size}. "
+                            f"Start {-(-world_size // (t * p)) * t * p} ranks, or choose a size that divides {world_size}.")
+        return cls(t, p, world_size // (t * p))
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.data_parallel_size
+
+
+def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
+    """Tensor parallelism gives every rank whole heads (and so 4h/t columns of the MLP). Raises UserError otherwise."""
+    t = parallel.tensor_model_parallel_size
+    require_divides("tensor_model_parallel_size", t, "num_attention_heads", model.num_attention_heads,
+                    "A rank holds whole attention heads.")
+    require_divides("tensor_model_parallel_size", t, "4 * hidden_size", 4 * model.hidden_size,
+                    "A rank holds 4h/t columns of the MLP.")
+
+
+def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
+    """m = B / (b d): how many microbatches each replica takes, one after another, for one step."""
+    for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
+        require_positive(name, value)
+    together = micro_batch_size * data_parallel_size
+    if global_batch_size % together:
+        raise UserError(f"--global-batch-size is {global_batch_size}, but must be a multiple of --micro-batch-size x "
+                        f"data-parallel size = {micro_batch_size} x {data_parallel_size} = {together}. "
+                        f"The nearest that fits is {max(1, round(global_batch_size / together)) * together}.")
+    return global_batch_size // together
+
+
+def option(name: str) -> str:
+    """`hidden_size` -> `--hidden-size`; a formula stays as it is."""
+    return name if " " in name else "--" + name.replace("_", "-")
+
+
+def require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{option(name)} is {value}, but must be at least 1.")
+
+
+def require_divides(part: str, part_value: int, whole: str, whole_value: int, why: str) -> None:
+    if whole_value % part_value:
+        divisors = [n for n in range(1, min(whole_value, 1024) + 1) if whole_value % n == 0]
+        near = sorted(sorted(divisors, key=lambda n: abs(n - part_value))[:4])
+        raise UserError(f"{option(part)} is {part_value}, but must divide {option(whole)}, which is {whole_value}. {why} "
+                        f"Near {part_value}, these divide it: {', '.join(map(str, near))}.")
+
+
+def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{option(name)} is {value!r}, but must be one of {', '.join(choices)}.")

@@ -1,0 +1,47 @@
+"""Random numbers as a function: of a seed, of what they are for, and of an index. Nothing is drawn in order.
+
+A rank that holds columns 512 to 1023 of a weight asks for just those indices and gets the numbers that any other
+split of the same weight would have there. The generator is a keyed integer hash over uint32 arrays: multiplications
+that wrap around and shifts, so that NumPy and CuPy give the same bits.
+"""
+from hashlib import blake2b
+
+import numpy as np
+
+
+def key(seed: int, *purpose) -> tuple[int, int]:
+    """Two 32-bit words that stand for (seed, purpose), as in `key(1234, "weights", "blocks.3.mlp.w_in")`."""
+    digest = blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def bits(key: tuple[int, int], index):
+    """uint32, evenly distributed, for every element of the uint64 array `index`."""
+    x = (index & 0xFFFFFFFF).astype(np.uint32)
+    x = scramble(x ^ key[0])
+    x = scramble(x + (index >> 32).astype(np.uint32) ^ key[1])
+    return scramble(x + key[0])
+
+
+def scramble(x):
+    """A bijection of 32-bit words in which every input bit flips every output bit with a chance near 1/2.
+
+    Two rounds of xor-shift and multiply by an odd constant (constants: C. Wellons' search, `lowbias32`).
+    """
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def uniform(key: tuple[int, int], index):
+    """float64 in the open interval (0, 1)."""
+    return (bits(key, index) + 0.5) * 2.0**-32
+
+
+def normal(key: tuple[int, int], index):
+    """float64 with mean 0 and variance 1, by Box and Muller's transform of two uniform numbers.
+
+    NumPy's own normal draws reject some candidates, so there the n-th number cannot be had without the first n - 1.
+    """
+    radius = np.sqrt(-2 * np.log(uniform(key, 2 * index)))
+    return radius * np.cos(2 * np.pi * uniform(key, 2 * index + 1))

@@ -1,0 +1,84 @@
+"""Multi-head self-attention: whole, and split by heads over t ranks (Shoeybi et al. 2019, section 3, figure 3b).
+
+Heads do not speak to one another until the output projection, so a rank takes a/t heads from beginning to end:
+its columns of Q, K and V, its own softmax, and the rows of the output projection that read its heads.
+"""
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reference.collectives import f, f_backward, g, g_backward
+from reference.ops import attention_core, attention_core_backward, linear, linear_backward, rotate, rotate_backward
+from reference.params import bias, weight
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Tensors of self-attention, or their gradients. d is the size of one head; a rank of t holds a/t of the heads."""
+
+    w_qkv: Any   # [h, 3, a, d]
+    b_qkv: Any   # [3, a, d]
+    w_out: Any   # [h, h]: a head's d rows follow those of the head before it
+    b_out: Any   # [h]
+
+
+class AttentionCache(NamedTuple):
+    x: Any         # [b, s, h]
+    core: Any      # of the attention itself
+    context: Any   # [b, s, h/t]
+    rotary: Any    # the angles that q and k were turned by, or None
+
+
+def attention_tensors(c):
+    """Declares the tensors for a ModelConfig. Q, K and V are one matrix, cut along its heads and not across Q|K|V."""
+    h, a, d = c.hidden_size, c.num_attention_heads, c.head_size
+    return Attention(weight((h, 3, a, d), c.init_method_std, split=2), bias((3, a, d), split=1),
+                     weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
+
+
+def attention_forward(x, p, causal, rotary):
+    """x [b, s, h] -> y [b, s, h]. `rotary` is None, or the angles of `ops.rotary_angles` for s positions."""
+    partial, cache = heads_forward(x, p, causal, rotary)
+    return partial + p.b_out, cache
+
+
+def attention_backward(dy, p, cache):
+    """dy [b, s, h] -> dx [b, s, h] and the gradients, as an Attention."""
+    x, core, context, rotary = cache
+    # forward: y = context @ w_out + b_out
+    dcontext, dw_out, db_out = linear_backward(dy, context, p.w_out)
+    # forward: context = attention_core(rotate(q), rotate(k), v)
+    dq, dk, dv = attention_core_backward(dcontext.reshape(*x.shape[:2], *p.b_qkv.shape[1:]), core)
+    if rotary is not None:
+        dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
+    # forward: q, k, v = x @ w_qkv + b_qkv
+    dqkv = np.stack([dq, dk, dv], 2).reshape(*x.shape[:2], -1)           # [b, s, 3 h/t]
+    dx, dw_qkv, db_qkv = linear_backward(dqkv, x, p.w_qkv.reshape(x.shape[-1], -1))
+    return dx, Attention(dw_qkv.reshape(p.w_qkv.shape), db_qkv.reshape(p.b_qkv.shape), dw_out, db_out)
+
+
+def heads_forward(x, p, causal, rotary):
+    """The heads in p, all or a rank's share: x [b, s, h] -> their part of the output, [b, s, h], before the bias."""
+    b, s, h = x.shape
+    qkv = linear(x, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
+    q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
+    if rotary is not None:
+        q, k = rotate(q, rotary), rotate(k, rotary)
+    context, core = attention_core(q, k, v, causal)                           # [b, s, a/t, d]
+    context = context.reshape(b, s, -1)
+    return linear(context, p.w_out), AttentionCache(x, core, context, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
+
+
+def sharded_attention_forward(x, shards, causal, rotary):
+    """x [b, s, h], held by all -> y [b, s, h], held by all."""
+    partial, caches = zip(*(heads_forward(x_i, p, causal, rotary)
+                            for x_i, p in zip(f(x, len(shards)), shards, strict=True)), strict=True)
+    return g(partial) + shards[0].b_out, caches                          # the bias once, after the sum
+
+
+def sharded_attention_backward(dy, shards, caches):
+    """dy [b, s, h], held by all -> dx [b, s, h], held by all, and each rank's gradients."""
+    partial, grads = zip(*(attention_backward(dy_i, p, cache) for dy_i, p, cache
+                           in zip(g_backward(dy, len(shards)), shards, caches, strict=True)), strict=True)
+    return f_backward(partial), list(grads)

@@ -1,0 +1,30 @@
+"""Layer normalisation. Under tensor parallelism it is replicated: every rank normalises all of x, alike."""
+from dataclasses import dataclass
+from typing import Any
+
+from reference import ops
+from reference.params import bias, gain
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Tensors of a layer norm, or their gradients: on every rank."""
+
+    weight: Any   # [h]
+    bias: Any     # [h]
+
+
+def layer_norm_tensors(c):
+    """Declares the tensors for a ModelConfig."""
+    return LayerNorm(gain((c.hidden_size,)), bias((c.hidden_size,)))
+
+
+def layer_norm_forward(x, p, epsilon):
+    """x [b, s, h] -> [b, s, h]."""
+    return ops.layer_norm(x, p.weight, p.bias, epsilon)
+
+
+def layer_norm_backward(dy, p, cache):
+    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a LayerNorm."""
+    dx, dweight, dbias = ops.layer_norm_backward(dy, p.weight, cache)
+    return dx, LayerNorm(dweight, dbias)

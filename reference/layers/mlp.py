@@ -1,0 +1,91 @@
+"""The transformer's MLP: whole, and split over t tensor-parallel ranks (Shoeybi et al. 2019, section 3, figure 3a).
+
+Y = GeLU(X A) B. Splitting A by columns lets every rank apply GeLU to its own columns; splitting B by
+rows takes those columns as they are. One all-reduce (g) forward, one (f) backward.
+"""
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reference.collectives import all_reduce, f, f_backward, g, g_backward
+from reference.ops import ACTIVATIONS, linear, linear_backward
+from reference.params import bias, weight
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Tensors of the MLP, or their gradients. On each of t ranks: 4h/t columns of A, 4h/t rows of B, all of b_out."""
+
+    w_in: Any    # A [h, 4h]
+    b_in: Any    # [4h]
+    w_out: Any   # B [4h, h]
+    b_out: Any   # [h]
+
+
+def mlp_tensors(c):
+    """Declares the MLP's tensors for a ModelConfig. B ends a residual branch, so its std shrinks with depth."""
+    h, std = c.hidden_size, c.init_method_std
+    return MLP(weight((h, 4 * h), std, split=1), bias((4 * h,), split=0),
+               weight((4 * h, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
+
+
+def mlp_forward(x, p, activation):
+    """x [b, s, h] -> y [b, s, h]."""
+    act, _ = ACTIVATIONS[activation]
+    a, act_cache = act(linear(x, p.w_in, p.b_in))        # [b, s, h] @ [h, 4h] -> [b, s, 4h]
+    y = linear(a, p.w_out, p.b_out)                      # [b, s, 4h] @ [4h, h] -> [b, s, h]
+    return y, (x, act_cache, a)
+
+
+def mlp_backward(dy, p, cache, activation):
+    """dy [b, s, h] -> dx [b, s, h] and the gradients, as an MLP."""
+    x, act_cache, a = cache
+    _, act_backward = ACTIVATIONS[activation]
+    # forward: y = a @ w_out + b_out
+    da, dw_out, db_out = linear_backward(dy, a, p.w_out)
+    # forward: a = act(x @ w_in + b_in)
+    dx, dw_in, db_in = linear_backward(act_backward(da, act_cache), x, p.w_in)
+    return dx, MLP(dw_in, db_in, dw_out, db_out)
+
+
+def sharded_mlp_forward(x, shards, activation):
+    """x [b, s, h], held by all -> y [b, s, h], held by all."""
+    act, _ = ACTIVATIONS[activation]
+    partial, caches = [], []
+    for x_i, p in zip(f(x, len(shards)), shards, strict=True):
+        a, act_cache = act(linear(x_i, p.w_in, p.b_in))  # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
+        partial.append(linear(a, p.w_out))               # [b, s, 4h/t] @ [4h/t, h] -> [b, s, h], a partial sum
+        caches.append((x_i, act_cache, a))
+    return g(partial) + shards[0].b_out, caches          # the bias once, after the sum
+
+
+def sharded_mlp_backward(dy, shards, caches, activation):
+    """dy [b, s, h], held by all -> dx [b, s, h], held by all, and each rank's gradients."""
+    partial, grads = [], []
+    for dy_i, p, cache in zip(g_backward(dy, len(shards)), shards, caches, strict=True):
+        dx, grad = mlp_backward(dy_i, p, cache, activation)
+        partial.append(dx)
+        grads.append(grad)
+    return f_backward(partial), grads
+
+
+# ---- the wrong way --------------------------------------------------------------------------------------------------
+
+
+def rows_first_mlp_forward(x, p, t, activation, reduce_first):
+    """What if A is split by *rows*, and X by columns to match? Then X A is a sum of t partial products.
+
+    GeLU is not linear: GeLU(X1 A1 + X2 A2) is not GeLU(X1 A1) + GeLU(X2 A2). Without `reduce_first` every rank
+    applies it to its own partial product and the result is simply another function. With it the ranks first
+    all-reduce b s 4h elements in the middle of the layer: right again, at the price of a second synchronisation that
+    the split by columns does not need. Returns y [b, s, h].
+    """
+    act, _ = ACTIVATIONS[activation]
+    xs, a_rows = np.split(x, t, -1), np.split(p.w_in, t, 0)
+    partial = [linear(x_i, a_i) for x_i, a_i in zip(xs, a_rows, strict=True)]     # [b, s, h/t] @ [h/t, 4h]
+    if reduce_first:
+        a = act(all_reduce(partial)[0] + p.b_in)[0]
+    else:
+        a = all_reduce([act(z + p.b_in / t)[0] for z in partial])[0]
+    return linear(a, p.w_out, p.b_out)

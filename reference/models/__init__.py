@@ -1,0 +1,1 @@
+"""Whole models, and any contiguous range of a model's layers."""

@@ -1,0 +1,238 @@
+"""The local math of a transformer: each function forward, then backward, in plain NumPy.
+
+Everything here runs on CuPy arrays too, through NumPy's dispatch protocols: so new arrays are made "like" an
+existing one, and matrix products are two-dimensional. `y, cache = op(x)`; `dx = op_backward(dy, cache)`.
+"""
+from math import pi, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+def rows(x):
+    """[..., n] -> [product of the rest, n]: a sum over batch and sequence becomes one matrix product."""
+    return x.reshape(-1, x.shape[-1])
+
+
+# ---- linear -----------------------------------------------------------------------------------------------------
+
+
+def linear(x, w, b=None):
+    """x [..., n] @ w [n, m] + b [m] -> [..., m]."""
+    y = (rows(x) @ w).reshape(*x.shape[:-1], w.shape[-1])
+    return y if b is None else y + b
+
+
+def linear_backward(dy, x, w):
+    """dy [..., m] -> dx [..., n], dw [n, m], db [m]."""
+    return linear(dy, w.T), rows(x).T @ rows(dy), rows(dy).sum(0)
+
+
+def batched_matmul(x, y):
+    """x [..., n, k] @ y [..., k, m] -> [..., n, m], one two-dimensional product for each leading index."""
+    out = np.empty_like(x, shape=(*x.shape[:-1], y.shape[-1]))
+    for i in np.ndindex(*x.shape[:-2]):
+        np.matmul(x[i], y[i], out=out[i])
+    return out
+
+
+# ---- activations --------------------------------------------------------------------------------------------------
+
+
+def gelu(x):
+    """x Phi(x) with the tanh form that GPT uses (Hendrycks and Gimpel 2016): within 5e-4 of the exact one."""
+    tanh = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + tanh), (x, tanh)
+
+
+def gelu_backward(dy, cache):
+    x, tanh = cache
+    inner = sqrt(2 / pi) * (1 + 3 * 0.044715 * x**2)                  # of the tanh's argument
+    return dy * 0.5 * (1 + tanh + x * (1 - tanh**2) * inner)
+
+
+def gelu_exact(x):
+    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016): BERT's."""
+    phi = 0.5 * (1 + erf(x / sqrt(2)))
+    return x * phi, (x, phi)
+
+
+def gelu_exact_backward(dy, cache):
+    x, phi = cache
+    return dy * (phi + x * np.exp(-0.5 * x**2) / sqrt(2 * pi))
+
+
+def relu(x):
+    """max(x, 0)."""
+    return np.maximum(x, 0), x > 0
+
+
+def relu_backward(dy, positive):
+    return dy * positive
+
+
+ACTIVATIONS = {"gelu": (gelu, gelu_backward), "gelu_exact": (gelu_exact, gelu_exact_backward),
+               "relu": (relu, relu_backward)}
+
+
+# Rational functions for erf, by W. J. Cody, "Rational Chebyshev Approximations for the Error Function", 1969: in x^2
+# where |x| <= 0.46875, in |x| up to 4, in 1/x^2 beyond. Coefficients from the highest power down.
+ERF_SMALL = ((1.85777706184603153e-1, 3.16112374387056560e0, 1.13864154151050156e2, 3.77485237685302021e2,
+              3.20937758913846947e3),
+             (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3))
+ERFC_MIDDLE = ((2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e1,
+                2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3,
+                1.23033935479799725e3),
+               (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
+                3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3))
+ERFC_LARGE = ((1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
+               1.60837851487422766e-2, 6.58749161529837803e-4),
+              (1.0, 2.56852019228982242e0, 1.87295284992346047e0, 5.27905102951428412e-1, 6.05183413124413191e-2,
+               2.33520497626869185e-3))
+
+
+def erf(x):
+    """The error function, to the rounding of x's dtype. NumPy has none of its own."""
+    size = np.minimum(abs(x), 6)                                      # erf(6) is 1 in float64
+    middle, square = np.maximum(size, 0.46875), size * size
+    inverse = 1 / (middle * middle)
+    near = x * ratio(ERF_SMALL, np.minimum(square, 0.46875**2))
+    tail = np.where(size <= 4, ratio(ERFC_MIDDLE, middle),
+                    (1 / sqrt(pi) - inverse * ratio(ERFC_LARGE, inverse)) / middle)
+    return np.where(size <= 0.46875, near, np.sign(x) * (1 - np.exp(-square) * tail))
+
+
+def ratio(coefficients, x):
+    """One polynomial over another, by Horner's rule."""
+    numerator, denominator = (np.full_like(x, first) for first, *_ in coefficients)
+    for a, b in zip(coefficients[0][1:], coefficients[1][1:], strict=True):
+        numerator, denominator = numerator * x + a, denominator * x + b
+    return numerator / denominator
+
+
+# ---- normalisation ------------------------------------------------------------------------------------------------
+
+
+def layer_norm(x, weight, bias, epsilon):
+    """(x - mean) / sqrt(variance + epsilon) x weight + bias over the last axis (Ba et al. 2016, equation 4)."""
+    centred = x - x.mean(-1, keepdims=True)
+    inverse_std = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+    normed = centred * inverse_std
+    return normed * weight + bias, (normed, inverse_std)
+
+
+def layer_norm_backward(dy, weight, cache):
+    """dy [..., h] -> dx [..., h], dweight [h], dbias [h]."""
+    normed, inverse_std = cache
+    dnormed = dy * weight
+    # Moving x by a constant, or scaling it, does not move the output: those two directions are taken out.
+    dx = dnormed - dnormed.mean(-1, keepdims=True) - normed * (dnormed * normed).mean(-1, keepdims=True)
+    return dx * inverse_std, rows(dy * normed).sum(0), rows(dy).sum(0)
+
+
+def softmax(x):
+    """exp(x) / sum of exp(x) over the last axis. The maximum is subtracted first, so that exp cannot overflow."""
+    exp = np.exp(x - x.max(-1, keepdims=True))
+    return exp / exp.sum(-1, keepdims=True)
+
+
+def softmax_backward(dy, y):
+    return y * (dy - (dy * y).sum(-1, keepdims=True))
+
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+
+class AttentionCore(NamedTuple):
+    """What attention's backward needs: all [b, a, s, ...], heads before positions."""
+
+    q: Any
+    k: Any
+    v: Any
+    probs: Any   # [b, a, s, s]
+
+
+def attention_core(q, k, v, causal):
+    """softmax(q k^T / sqrt(d)) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
+
+    d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). With `causal`, a position sees
+    itself and what is before it.
+    """
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))                   # [b, s, a, d] -> [b, a, s, d]
+    scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, s, d] @ [b, a, d, s] -> [b, a, s, s]
+    if causal:
+        past = np.tril(np.ones_like(scores, shape=scores.shape[2:], dtype=bool))
+        scores = np.where(past, scores, -np.inf)
+    probs = softmax(scores)
+    context = batched_matmul(probs, v)                                # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
+    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs)
+
+
+def attention_core_backward(dcontext, cache):
+    """dcontext [b, s, a, d] -> dq, dk, dv, each [b, s, a, d]. What the mask hid has probability 0 and gets nothing."""
+    q, k, v, probs = cache
+    dcontext = dcontext.swapaxes(1, 2)
+    # forward: context = probs @ v
+    dprobs, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(probs.swapaxes(2, 3), dcontext)
+    # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores)
+    dscores = softmax_backward(dprobs, probs) / sqrt(q.shape[-1])
+    dq, dk = batched_matmul(dscores, k), batched_matmul(dscores.swapaxes(2, 3), q)
+    return tuple(x.swapaxes(1, 2) for x in (dq, dk, dv))
+
+
+def rotary_angles(s, size, like, base=10_000.0):
+    """cos and sin [s, 1, size/2] of the angle by which rope turns pair i at position n: n / base^(2 i / size)."""
+    position = np.arange(s, dtype=np.float64, like=like).reshape(-1, 1, 1)
+    pair = np.arange(size // 2, dtype=np.float64, like=like)
+    angle = position * base ** (-2 * pair / size)
+    return np.cos(angle).astype(like.dtype), np.sin(angle).astype(like.dtype)
+
+
+def rotate(x, angles):
+    """Turn the first dimensions of each head by its position (Su et al. 2021, section 3.2): x [b, s, a, d] -> same.
+
+    Pair i is (i, i + half), as in GPT-NeoX and Megatron. q k^T then depends on how far apart two positions are.
+    """
+    cos, sin = angles
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def rotate_backward(dy, angles):
+    """A rotation's transpose turns back."""
+    cos, sin = angles
+    return rotate(dy, (cos, -sin))
+
+
+# ---- vocabulary ---------------------------------------------------------------------------------------------------
+
+
+def lookup(ids, table):
+    """The table's row for each id: ids [b, s], table [V, h] -> [b, s, h]."""
+    return table[ids]
+
+
+def lookup_backward(dy, ids, table):
+    """dy [b, s, h] -> dtable [V, h]: a row that was used several times gets the sum."""
+    dtable = np.zeros_like(table)
+    np.add.at(dtable, ids.reshape(-1), rows(dy))
+    return dtable
+
+
+def cross_entropy(logits, targets):
+    """-log softmax(logits) at the target: logits [b, s, V], targets [b, s] -> loss [b, s]."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    exp = np.exp(shifted)
+    total = exp.sum(-1, keepdims=True)
+    picked = np.take_along_axis(shifted, targets[..., None], -1)
+    return (np.log(total) - picked)[..., 0], (exp / total, targets)
+
+
+def cross_entropy_backward(dloss, cache):
+    """dloss [b, s] -> dlogits [b, s, V] = (softmax - one at the target) x dloss."""
+    probs, targets = cache
+    dlogits = probs * dloss[..., None]
+    at = targets[..., None]
+    np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, -1) - dloss[..., None], -1)
+    return dlogits

@@ -1,0 +1,85 @@
+"""Adam with decoupled weight decay, clipping by the global norm, and the learning rate's course. Formulas only.
+
+What is done to one array is done in place and element by element, so the same lines serve whole tensors, shards and
+pieces of a flat buffer.
+"""
+from dataclasses import dataclass
+from math import cos, pi, sqrt
+
+import numpy as np
+
+from reference.config import require_one_of, require_positive
+from reference.errors import UserError
+
+DECAY_STYLES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Megatron's options for Adam and its learning rate. Raises UserError for values that make no sense."""
+
+    lr: float
+    lr_decay_iters: int
+    min_lr: float = 0.0
+    lr_decay_style: str = "linear"
+    lr_warmup_iters: int = 0
+    weight_decay: float = 0.01
+    clip_grad: float = 1.0          # largest global norm of the gradient; 0 does not clip
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+
+    def __post_init__(self):
+        require_positive("lr_decay_iters", self.lr_decay_iters)
+        require_one_of("lr_decay_style", self.lr_decay_style, DECAY_STYLES)
+        for name in ("lr", "min_lr", "weight_decay", "clip_grad", "adam_eps", "lr_warmup_iters"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}, but must not be negative.")
+        if self.min_lr > self.lr:
+            raise UserError(f"--min-lr is {self.min_lr}, but must not be above --lr, which is {self.lr}.")
+        if self.lr_warmup_iters >= self.lr_decay_iters and self.lr_decay_style != "constant":
+            raise UserError(f"The warm-up of {self.lr_warmup_iters} iterations must be shorter than --lr-decay-iters, "
+                            f"which is {self.lr_decay_iters}: the rate must have come up before it can come down.")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be in [0, 1).")
+
+
+def learning_rate(c: OptimizerConfig, iteration: int) -> float:
+    """The rate at an iteration, counted from 1: a straight rise to lr, then down to min_lr, where it stays.
+
+    Megatron counts from 0 here, so its first step of a warm-up has rate 0 and changes nothing; ours is lr / warm-up.
+    """
+    if iteration <= c.lr_warmup_iters:
+        return c.lr * iteration / c.lr_warmup_iters
+    if c.lr_decay_style == "constant":
+        return c.lr
+    done = min(1.0, (iteration - c.lr_warmup_iters) / (c.lr_decay_iters - c.lr_warmup_iters))
+    left = 1 - done if c.lr_decay_style == "linear" else 0.5 * (1 + cos(pi * done))
+    return c.min_lr + (c.lr - c.min_lr) * left
+
+
+def clip_coefficient(norm: float, clip_grad: float) -> float:
+    """What to multiply every gradient by so that their global norm is at most clip_grad (Megatron's formula)."""
+    return min(1.0, clip_grad / (norm + 1e-6)) if clip_grad > 0 else 1.0
+
+
+def sum_of_squares(grad) -> float:
+    """Of one array: the global norm is the root of these, summed over tensors, each tensor counted once."""
+    return float(np.vdot(grad, grad).item())
+
+
+def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: OptimizerConfig) -> None:
+    """One AdamW step (Loshchilov and Hutter 2019, algorithm 2), in place on param, m and v; `step` counts from 1.
+
+    Where a gradient is zero but for rounding (the key bias: softmax does not feel a constant added to every score)
+    m / sqrt(v) is rounding over rounding, up to 1. There float32 runs part by up to lr a step, and nothing is wrong.
+    """
+    m *= c.adam_beta1
+    m += (1 - c.adam_beta1) * grad
+    v *= c.adam_beta2
+    v += (1 - c.adam_beta2) * grad * grad
+    unbias = sqrt(1 - c.adam_beta2**step)
+    if decay:
+        param *= 1 - lr * c.weight_decay
+    param -= lr * unbias / (1 - c.adam_beta1**step) * m / (np.sqrt(v) + c.adam_eps * unbias)
