@@ -213,9 +213,8 @@ def lookup(ids, table):
     return table[ids]
 
 
-def lookup_backward(dy, ids, table):
-    """dy [b, s, h] -> dtable [V, h]: a row that was used several times gets the sum."""
-    dtable = np.zeros_like(table)
+def lookup_backward(dy, ids, dtable):
+    """Add dy [b, s, h] to dtable [V, h], in place: a row that was looked up several times gets the sum."""
     np.add.at(dtable, ids.reshape(-1), rows(dy))
     return dtable
 

@@ -48,7 +48,7 @@ def embedding_forward(tokens, p):
 
 def embedding_backward(dx, p, tokens):
     """dx [b, s, h] -> the gradients, as an Embedding. Tokens have no gradient."""
-    return Embedding(lookup_backward(dx, tokens, p.word), position_gradient(dx, p.position))
+    return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)), position_gradient(dx, p.position))
 
 
 def position_gradient(dx, position):
@@ -73,7 +73,7 @@ def sharded_embedding_forward(tokens, shards):
 
 def sharded_embedding_backward(dx, shards, caches):
     """dx [b, s, h], held by all -> each rank's gradients."""
-    return [Embedding(lookup_backward(dx_i * held[..., None], ids, p.word), position_gradient(dx_i, p.position))
+    return [Embedding(lookup_backward(dx_i * held[..., None], ids, np.zeros_like(p.word)), position_gradient(dx_i, p.position))
             for dx_i, p, (ids, held) in zip(g_backward(dx, len(shards)), shards, caches, strict=True)]
 
 

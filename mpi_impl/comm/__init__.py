@@ -1,0 +1,1 @@
+"""Who speaks with whom, how, and a record of what was said."""

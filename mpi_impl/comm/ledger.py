@@ -1,0 +1,82 @@
+"""The ledger: what moved between the ranks, in which group, in which phase of the step, and why.
+
+Every collective of a `Group` writes one line here. Wire bytes are what the caller handed over; ring-equivalent
+bytes are what each rank would send if the collective ran as a ring, which is how the papers count.
+"""
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+# Elements that one rank sends in a ring of n, for a collective over N elements: the full array before an
+# all_reduce, a reduce_scatter or a broadcast, and the full array after an all_gather.
+RING_SHARE = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,      # a reduce-scatter, then an all-gather
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "broadcast": lambda n: (n - 1) / n,           # the mean over ranks: all but the last one pass it on
+}
+
+
+class Entry(NamedTuple):
+    """What is alike in the calls that one line of the ledger adds up."""
+
+    operation: str    # all_reduce, all_gather, reduce_scatter, broadcast
+    group: str        # world, tensor, data
+    group_size: int   # ranks in the group
+    phase: str        # forward, backward, optimizer, ...
+    reason: str       # what needed it: 'attention output', 'loss: maximum', ...
+    dtype: str        # of the elements on the wire
+
+
+class Total(NamedTuple):
+    """The sum over the calls of one entry, on this rank."""
+
+    calls: int = 0
+    elements: int = 0
+
+
+class Ledger:
+    """Totals by entry, in the order in which the entries first appeared."""
+
+    def __init__(self):
+        self.totals: dict[Entry, Total] = defaultdict(Total)
+        self._phase = "outside a step"
+
+    @contextmanager
+    def phase(self, name: str):
+        """Calls made inside the `with` block belong to this phase."""
+        outer, self._phase = self._phase, name
+        try:
+            yield
+        finally:
+            self._phase = outer
+
+    def record(self, operation: str, group: str, group_size: int, reason: str, elements: int, dtype) -> None:
+        """Add one call. A group of one rank is recorded like any other: its ring-equivalent bytes are zero."""
+        entry = Entry(operation, group, group_size, self._phase, reason, np.dtype(dtype).name)
+        calls, sent = self.totals[entry]
+        self.totals[entry] = Total(calls + 1, sent + elements)
+
+    def elements(self, **like) -> int:
+        """Elements of all entries whose named fields equal those given, as in `elements(phase="forward")`."""
+        return sum(t.elements for e, t in self.totals.items() if matches(e, like))
+
+    def calls(self, **like) -> int:
+        """Calls of all entries whose named fields equal those given."""
+        return sum(t.calls for e, t in self.totals.items() if matches(e, like))
+
+
+def matches(entry: Entry, like: dict) -> bool:
+    return all(getattr(entry, field) == value for field, value in like.items())
+
+
+def wire_bytes(entry: Entry, total: Total) -> int:
+    """Bytes that one rank handed to the collective."""
+    return total.elements * np.dtype(entry.dtype).itemsize
+
+
+def ring_bytes(entry: Entry, total: Total) -> float:
+    """Bytes that one rank would send if each call ran as a ring."""
+    return wire_bytes(entry, total) * RING_SHARE[entry.operation](entry.group_size)

@@ -1,0 +1,1 @@
+"""Ways to share a model's work that leave its layers as they are."""

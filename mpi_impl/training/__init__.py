@@ -1,0 +1,1 @@
+"""From options to a trained model: what runs around the layers."""
