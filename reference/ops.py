@@ -149,7 +149,8 @@ class AttentionCore(NamedTuple):
     q: Any
     k: Any
     v: Any
-    probs: Any   # [b, a, s, s]
+    probs: Any     # [b, a, s, s]
+    causal: bool   # probs above the diagonal are 0
 
 
 def attention_core(q, k, v, causal):
@@ -165,12 +166,12 @@ def attention_core(q, k, v, causal):
         scores = np.where(past, scores, -np.inf)
     probs = softmax(scores)
     context = batched_matmul(probs, v)                                # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
-    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs)
+    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs, causal)
 
 
 def attention_core_backward(dcontext, cache):
     """dcontext [b, s, a, d] -> dq, dk, dv, each [b, s, a, d]. What the mask hid has probability 0 and gets nothing."""
-    q, k, v, probs = cache
+    q, k, v, probs, _ = cache
     dcontext = dcontext.swapaxes(1, 2)
     # forward: context = probs @ v
     dprobs, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(probs.swapaxes(2, 3), dcontext)

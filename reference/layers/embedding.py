@@ -92,7 +92,7 @@ def local_ids(tokens, vocab_start_index, count):
 
 def logits_forward(x, word, vocab_size):
     """x [b, s, h], word [V, h] -> logits [b, s, V]; those of padded words are minus infinity."""
-    return without_padding(linear(x, word.T), 0, vocab_size), x
+    return mask_padding(linear(x, word.T), 0, vocab_size), x
 
 
 def logits_backward(dlogits, word, x):
@@ -103,7 +103,7 @@ def logits_backward(dlogits, word, x):
 
 def sharded_logits_forward(x, words, vocab_size):
     """x [b, s, h], held by all -> each rank's logits [b, s, V/t]."""
-    return [without_padding(linear(x_i, word.T), rank * len(word), vocab_size)
+    return [mask_padding(linear(x_i, word.T), rank * len(word), vocab_size)
             for rank, (x_i, word) in enumerate(zip(f(x, len(words)), words, strict=True))], x
 
 
@@ -113,7 +113,8 @@ def sharded_logits_backward(dlogits, words, x):
     return f_backward(dxs), list(dwords)
 
 
-def without_padding(logits, vocab_start_index, vocab_size):
-    """logits [b, s, n] of the words from vocab_start_index on, with minus infinity where no such word exists."""
-    word = np.arange(vocab_start_index, vocab_start_index + logits.shape[-1], like=logits)
-    return np.where(word < vocab_size, logits, -np.inf)
+def mask_padding(logits, vocab_start_index, vocab_size):
+    """Minus infinity for the words at the end of a shard's logits [b, s, n] that do not exist. In place."""
+    real = min(max(vocab_size - vocab_start_index, 0), logits.shape[-1])
+    logits[..., real:] = -np.inf
+    return logits

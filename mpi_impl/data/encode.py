@@ -1,0 +1,61 @@
+"""From texts to arrays of token ids, with a few megabytes of text in memory at a time, and a word now and then."""
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from mpi_impl.data.corpus import counted
+from mpi_impl.data.tokenizer import Tokenizer
+
+PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter ones together
+WORD_END = re.compile(r"\S(?=[ \n])")
+REPORT_EVERY = 5.0  # seconds
+
+
+def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Each document as int64 [tokens], closed by the end-of-document token."""
+    document: list[np.ndarray] = []
+    for batch in _batches(_pieces(texts)):
+        for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
+            document.append(np.array(ids, np.int64))
+            if is_last:
+                yield np.concatenate([*document, [tokenizer.eod]])
+                document = []
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """The texts cut every PIECE characters or so; True marks the last piece of a text.
+
+    A cut comes after a word and before the blank, where the tokenizers part words themselves: no token is changed.
+    """
+    for text in texts:
+        start = 0
+        while cut := WORD_END.search(text, start + PIECE):
+            yield text[start : cut.end()], False
+            start = cut.end()
+        yield text[start:], True
+
+
+def _batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Enough pieces at a time to keep every core busy: PIECE characters or a little more."""
+    batch, characters = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece[0])
+        if characters >= PIECE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def watched(texts: Iterable[str], done: str, report: Callable[[str], None]) -> Iterator[str]:
+    """The texts as they are, with a report every few seconds."""
+    characters, last = 0, time.monotonic()
+    for number, text in enumerate(texts, start=1):
+        yield text
+        characters += len(text)
+        if time.monotonic() - last > REPORT_EVERY:
+            last = time.monotonic()
+            report(f"{done} {counted(number, 'document')}, {characters / 1e6:.1f} million characters")

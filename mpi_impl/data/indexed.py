@@ -1,0 +1,176 @@
+"""Megatron's indexed data: all tokens in one flat file, and in another where each sequence lies.
+
+    PREFIX.bin    the tokens of every sequence, one after another, in one integer type
+    PREFIX.idx    9 bytes      the magic string MMIDIDX, two zero bytes
+                  uint64       the version of the format, 1
+                  uint8        the code of the token type (TOKEN_TYPES)
+                  uint64       n, the number of sequences
+                  uint64       d, the number of documents + 1
+                  int32 [n]    the length of each sequence, in tokens
+                  int64 [n]    where each sequence begins in PREFIX.bin, in bytes
+                  int64 [d]    the first sequence of each document, and at last n
+
+Every number is little-endian. What is written here has one sequence in each document; what is read may have
+more, as Megatron writes when it splits documents into sentences.
+"""
+import os
+import struct
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from reference.errors import UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, token type, n, d
+CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floating types, which hold no tokens
+TOKEN_TYPES = {code: np.dtype(name) for code, name in CODES.items()}
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type Megatron stores tokens in: uint16 for a vocabulary below 65,500, int32 from there on."""
+    return np.dtype("<u2" if vocab_size < 65_500 else "<i4")
+
+
+def write_indexed(prefix: str | Path, documents: Iterable[np.ndarray], vocab_size: int) -> None:
+    """Write PREFIX.bin and PREFIX.idx from 1-D integer arrays, one for each document; only one is in memory at a time.
+
+    Both files are written aside and moved into place when complete, PREFIX.idx last, so that an interruption
+    leaves no pair that can be opened. Raises UserError for a token outside the vocabulary.
+    """
+    dtype, lengths = token_dtype(vocab_size), array("i")
+    bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+    with tempfile.TemporaryDirectory(dir=bin_path.parent, prefix=".indexed-") as folder:
+        aside = Path(folder)
+        with open(aside / "bin", "wb") as file:
+            for number, document in enumerate(documents):
+                _check_document(number, document, vocab_size)
+                file.write(document.astype(dtype).tobytes())
+                lengths.append(len(document))
+        with open(aside / "idx", "wb") as file:
+            _write_index(file, np.array(lengths, "<i4"), dtype)
+        idx_path.unlink(missing_ok=True)  # an old index must not be found beside new tokens
+        os.replace(aside / "bin", bin_path)
+        os.replace(aside / "idx", idx_path)
+
+
+def _check_document(number: int, document: np.ndarray, vocab_size: int) -> None:
+    if document.ndim != 1 or document.dtype.kind not in "iu":
+        raise TypeError(f"Document {number} is not a 1-D array of integers: {document.dtype} {list(document.shape)}.")
+    outside = document[(document < 0) | (document >= vocab_size)]
+    if outside.size:
+        raise UserError(
+            f"Document {number} holds the token {outside[0]}, outside the vocabulary of {vocab_size:,} tokens. "
+            "Give the vocabulary size of the tokenizer that made it."
+        )
+
+
+def _write_index(file: BinaryIO, lengths: np.ndarray, dtype: np.dtype) -> None:
+    """PREFIX.idx for sequences of int32 [n] tokens, each of them a document."""
+    n = len(lengths)
+    sizes = lengths.astype("<i8") * dtype.itemsize  # in bytes: more than int32 counts
+    code = next(code for code, known in TOKEN_TYPES.items() if known == dtype)
+    file.write(HEADER.pack(MAGIC, VERSION, code, n, n + 1))
+    file.write(lengths.tobytes())
+    file.write((np.cumsum(sizes) - sizes).tobytes())
+    file.write(np.arange(n + 1, dtype="<i8").tobytes())
+
+
+class IndexedDataset:
+    """The sequences of PREFIX.bin, memory-mapped: `dataset[i]` is a 1-D view of the tokens of sequence i.
+
+    tokens            [total]          all tokens, in the type they are stored in
+    sequence_lengths  int32 [n]        in tokens
+    sequence_pointers int64 [n]        in bytes
+    document_indices  int64 [docs + 1] document k is the sequences document_indices[k] up to document_indices[k + 1]
+
+    Raises UserError for a missing, foreign, truncated or empty file: sizes are compared before anything is used.
+    """
+
+    def __init__(self, prefix: str | Path):
+        self.prefix = str(prefix)
+        bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+        for path, partner in (bin_path, idx_path), (idx_path, bin_path):
+            if not path.is_file():
+                raise UserError(f"{path} is missing: {partner.name} is of no use without it. Copy both files together.")
+        try:
+            dtype, n, d = _read_header(idx_path)
+            index = np.memmap(idx_path, np.uint8, "r")
+            self.sequence_lengths = np.frombuffer(index, "<i4", n, HEADER.size)
+            self.sequence_pointers = np.frombuffer(index, "<i8", n, HEADER.size + 4 * n)
+            self.document_indices = np.frombuffer(index, "<i8", d, HEADER.size + 12 * n)
+            self._check_index(idx_path, dtype.itemsize)
+            _check_size(bin_path, int(self.sequence_lengths.sum(dtype=np.int64)) * dtype.itemsize, idx_path)
+            self.tokens = np.asarray(np.memmap(bin_path, dtype, "r"))
+        except OSError as error:
+            raise UserError(f"{prefix}.bin and .idx cannot be read ({error}). Check that you may read them.") from error
+
+    def _check_index(self, path: Path, itemsize: int) -> None:
+        """The sequences lie end to end, the documents in order, and there is a token at all."""
+        if not self.sequence_lengths.any():
+            raise UserError(f"{path} lists no tokens: the data set is empty. Prepare it again from text.")
+        sound, end = _is_division(self.document_indices, len(self)), 0
+        for start, lengths in blocks(self.sequence_lengths):
+            ends = end + np.cumsum(lengths, dtype=np.int64) * itemsize
+            begins = ends - lengths * np.int64(itemsize)
+            pointers = self.sequence_pointers[start : start + len(lengths)]
+            sound = sound and bool((lengths >= 0).all() and (pointers == begins).all())
+            end = int(ends[-1])
+        if not sound:
+            raise UserError(
+                f"{path} is damaged: its sequences do not lie end to end, or its documents are not in order. "
+                "Copy it again, or prepare the data again."
+            )
+
+    def __len__(self) -> int:
+        """The number of sequences."""
+        return len(self.sequence_lengths)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        """The tokens of sequence i."""
+        start = self.sequence_pointers[i] // self.tokens.itemsize
+        return self.tokens[start : start + self.sequence_lengths[i]]
+
+
+def _is_division(bounds: np.ndarray, n: int) -> bool:
+    """Whether the bounds go from 0 to n and never back."""
+    return len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == n and bool((np.diff(bounds) >= 0).all())
+
+
+def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+    """The token type, n and d of PREFIX.idx, whose size has been found to agree with them."""
+    with open(path, "rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        raise UserError(f"{path} is truncated: the header is {HEADER.size} bytes, it has {len(header)}. Copy it again.")
+    magic, version, code, n, d = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise UserError(f"{path} is no Megatron index: it begins with {magic!r}, not {MAGIC!r}. Give another prefix.")
+    if version != VERSION:
+        raise UserError(f"{path} has version {version} of the format, not {VERSION}. Prepare the data again.")
+    if code not in TOKEN_TYPES:
+        known = ", ".join(f"{code} ({dtype.name})" for code, dtype in TOKEN_TYPES.items())
+        raise UserError(f"{path} has the token type {code}; the types that hold tokens are {known}. Prepare it again.")
+    _check_size(path, HEADER.size + 12 * n + 8 * d, path)
+    return TOKEN_TYPES[code], n, d
+
+
+def _check_size(path: Path, expected: int, source: Path) -> None:
+    size = path.stat().st_size
+    if size != expected:
+        fault = "is truncated" if size < expected else "is too long"
+        raise UserError(
+            f"{path} {fault}: {source.name} calls for {expected:,} bytes, it has {size:,}. "
+            "Copy both files again, or prepare the data again."
+        )
+
+
+def blocks(values: np.ndarray, size: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
+    """Views of at most `size` elements, each with the index of its first: so memory stays bounded."""
+    for start in range(0, len(values), size):
+        yield start, values[start : start + size]

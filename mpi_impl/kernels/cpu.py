@@ -1,0 +1,135 @@
+"""Fast spellings for NumPy on one core: in place, tile by tile, so that a tile stays in the cache until it is done.
+
+Each function computes what its namesake in reference/ops.py does.
+"""
+from math import pi, sqrt
+
+import numpy as np
+
+from reference.ops import AttentionCore, rows
+
+TILE = 1 << 15            # elements: a few arrays of this size fit the second-level cache
+ATTENTION_ROWS = 128      # queries at a time; keys after the last of them are skipped
+
+
+def tiles(*arrays):
+    """The arrays [n, m], all cut alike into pieces of whole rows."""
+    count, width = arrays[0].shape
+    step = max(1, TILE // width)
+    for start in range(0, count, step):
+        yield [array[start:start + step] for array in arrays]
+
+
+# ---- GELU -----------------------------------------------------------------------------------------------------------
+
+
+def gelu(x):
+    y, tanh = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+    for x_, y_, tanh_ in tiles(rows(x), rows(y), rows(tanh)):
+        np.multiply(x_, x_, out=tanh_)
+        tanh_ *= 0.044715 * sqrt(2 / pi)
+        tanh_ += sqrt(2 / pi)
+        tanh_ *= x_
+        np.tanh(tanh_, out=tanh_)
+        np.add(tanh_, 1, out=y_)
+        y_ *= x_
+        y_ *= 0.5
+    return y, (x, tanh)
+
+
+def gelu_backward(dy, cache):
+    x, tanh = cache
+    dx = np.empty(dy.shape, dy.dtype)
+    for dx_, dy_, x_, tanh_ in tiles(rows(dx), rows(dy), rows(x), rows(tanh)):
+        inner = x_ * x_
+        inner *= 3 * 0.044715 * sqrt(2 / pi)
+        inner += sqrt(2 / pi)
+        inner *= x_
+        np.multiply(tanh_, tanh_, out=dx_)
+        np.subtract(1, dx_, out=dx_)
+        dx_ *= inner
+        dx_ += tanh_
+        dx_ += 1
+        dx_ *= dy_
+        dx_ *= 0.5
+    return dx
+
+
+# ---- layer norm -----------------------------------------------------------------------------------------------------
+
+
+def layer_norm(x, weight, bias, epsilon):
+    y, normed = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+    inverse_std = np.empty((*x.shape[:-1], 1), x.dtype)
+    for x_, y_, normed_, inverse_std_ in tiles(rows(x), rows(y), rows(normed), rows(inverse_std)):
+        np.subtract(x_, x_.mean(1, keepdims=True), out=normed_)
+        np.multiply(normed_, normed_, out=y_)
+        inverse_std_[...] = 1 / np.sqrt(y_.mean(1, keepdims=True) + epsilon)
+        normed_ *= inverse_std_
+        np.multiply(normed_, weight, out=y_)
+        y_ += bias
+    return y, (normed, inverse_std)
+
+
+def layer_norm_backward(dy, weight, cache):
+    normed, inverse_std = cache
+    dx, dweight, dbias = np.empty(dy.shape, dy.dtype), np.zeros_like(weight), np.zeros_like(weight)
+    for dx_, dy_, normed_, inverse_std_ in tiles(rows(dx), rows(dy), rows(normed), rows(inverse_std)):
+        dbias += dy_.sum(0)
+        scratch = dy_ * normed_
+        dweight += scratch.sum(0)
+        scratch *= weight
+        along = scratch.mean(1, keepdims=True)
+        np.multiply(dy_, weight, out=dx_)
+        dx_ -= dx_.mean(1, keepdims=True)
+        np.multiply(normed_, along, out=scratch)
+        dx_ -= scratch
+        dx_ *= inverse_std_
+    return dx, dweight, dbias
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def attention_core(q, k, v, causal):
+    b, s, a, d = q.shape
+    context, probs = np.empty(q.shape, q.dtype), np.zeros((b, a, s, s), q.dtype)
+    for i, j, block, keys in attention_blocks(b, s, a, causal):
+        p = probs[i, j, block, :keys]
+        np.matmul(q[i, block, j], k[i, :keys, j].T, out=p)            # [rows, d] @ [d, keys] -> [rows, keys]
+        p *= 1 / sqrt(d)
+        if causal:                                                    # the last columns are the rows' own positions
+            p[:, block.start:] += FUTURE[:keys - block.start, :keys - block.start]
+        p -= p.max(1, keepdims=True)
+        np.exp(p, out=p)
+        p /= p.sum(1, keepdims=True)
+        np.matmul(p, v[i, :keys, j], out=context[i, block, j])        # [rows, keys] @ [keys, d] -> [rows, d]
+    return context, AttentionCore(q, k, v, probs, causal)
+
+
+def attention_core_backward(dcontext, cache):
+    q, k, v, probs, causal = cache
+    b, s, a, d = q.shape
+    dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
+    for i, j, block, keys in attention_blocks(b, s, a, causal):
+        p, dy = probs[i, j, block, :keys], dcontext[i, block, j]
+        dv[i, :keys, j] += p.T @ dy
+        dp = dy @ v[i, :keys, j].T                                    # forward: context = p @ v
+        dp -= np.einsum("ij,ij->i", dp, p)[:, None]                   # forward: p = softmax(scores)
+        dp *= p
+        dp *= 1 / sqrt(d)
+        np.matmul(dp, k[i, :keys, j], out=dq[i, block, j])            # forward: scores = q k^T / sqrt(d)
+        dk[i, :keys, j] += dp.T @ q[i, block, j]
+    return dq, dk, dv
+
+
+def attention_blocks(b, s, a, causal):
+    """For each sample, head and block of queries: how many keys, from the first on, they may see."""
+    for i in range(b):
+        for j in range(a):
+            for start in range(0, s, ATTENTION_ROWS):
+                end = min(start + ATTENTION_ROWS, s)
+                yield i, j, slice(start, end), end if causal else s
+
+
+FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them

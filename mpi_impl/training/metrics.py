@@ -1,0 +1,60 @@
+"""What a run tells while it works: a line now and then for a person, JSON lines for a program."""
+import json
+import time
+from typing import TextIO
+
+from mpi_impl.training.trainer import StepResult
+from reference.errors import UserError
+
+
+class Metrics:
+    """Keeps the curves, prints progress, writes `--metrics-file`. Used on one rank."""
+
+    def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None):
+        self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
+        self.file = open_for_writing(path) if path else None
+        self.losses: list[tuple[int, float]] = []
+        self.validation: list[tuple[int, float]] = []
+        self.step_seconds: list[float] = []                # since the last printed line
+        self.seconds = 0.0                                 # spent in steps
+
+    def step(self, iteration: int, result: StepResult, seconds: float, note: str = "") -> None:
+        """After each step, counted from 1, that took so many seconds."""
+        self.losses.append((iteration, result.loss))
+        self.step_seconds.append(seconds)
+        self.seconds += seconds
+        self.write(iteration=iteration, lm_loss=result.loss, grad_norm=result.grad_norm,
+                   learning_rate=result.learning_rate, tokens_per_second=self.tokens_per_step / seconds,
+                   consumed_tokens=iteration * self.tokens_per_step)
+        if iteration % self.log_interval == 0 or iteration in (1, self.train_iters):
+            self.print_line(iteration, result, note)
+
+    def print_line(self, iteration: int, result: StepResult, note: str) -> None:
+        rate = self.tokens_per_step * len(self.step_seconds) / sum(self.step_seconds)
+        left = self.seconds / iteration * (self.train_iters - iteration)
+        self.step_seconds.clear()
+        print(f"iteration {iteration:>6}/{self.train_iters} | loss {result.loss:8.4f} | grad norm "
+              f"{result.grad_norm:8.3f} | lr {result.learning_rate:.2e} | {rate:>8,.0f} tokens/s | "
+              f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
+
+    def evaluation(self, iteration: int, loss: float, perplexity: float) -> None:
+        self.validation.append((iteration, loss))
+        self.write(iteration=iteration, validation_loss=loss, validation_perplexity=perplexity)
+        print(f"validation at {iteration:>6} | loss {loss:8.4f} | perplexity {perplexity:,.1f}", flush=True)
+
+    def write(self, **values) -> None:
+        if self.file:
+            print(json.dumps(values), file=self.file, flush=True)
+
+
+def open_for_writing(path: str) -> TextIO:
+    """Raises UserError if the file cannot be written: better before the work than after."""
+    try:
+        return open(path, "w")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}h {minutes % 60:02}m" if minutes >= 60 else f"{minutes}m {seconds:02}s"

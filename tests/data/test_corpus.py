@@ -1,0 +1,83 @@
+"""Where texts come from: files, folders, JSON lines, the standard library."""
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.data.corpus import Corpus
+from reference.errors import UserError
+
+
+def texts(path):
+    return list(Corpus(str(path)).documents())
+
+
+@given(st.text(min_size=1).filter(lambda text: "\x00" not in text))
+def test_a_text_file_is_one_document_unchanged(text):
+    """Carriage returns and byte-order marks included."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "a.txt")
+        file.write_bytes(text.encode("utf-8"))
+        assert texts(file) == [text]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_json_lines_are_documents_unchanged(documents):
+    """Each line holds one; blank lines hold none."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "a.jsonl")
+        file.write_text("\n \n".join(json.dumps({"id": 3, "text": text}) for text in documents), "utf-8")
+        assert texts(file) == documents
+
+
+def test_a_folder_is_its_text_files_in_order(tmp_path):
+    """Sorted and recursive; binary and undecodable files are listed as skipped, hidden and empty ones are nothing."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name, data in {
+        "b/one.txt": b"1", "a.txt": b"2", "c.jsonl": b'{"text": "3"}\n{"text": "4"}\n', "c.json": b"{}", "d.txt": b"",
+        "zero": b"a\x00b", "latin.txt": b"\xe9", ".git/config": b"5", ".hidden": b"6",
+    }.items():  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+    corpus = Corpus(str(tmp_path))
+    for _ in range(2):  # a second pass is the same
+        assert list(corpus.documents()) == ["2", "1", "{}", "3", "4"]
+        assert [file.name for file in corpus.skipped] == ["latin.txt", "zero"]
+
+
+def test_the_default_is_the_standard_library():
+    """Its source is there on every machine, and neither its tests nor installed packages are part of it."""
+    corpus = Corpus(None)
+    assert {"json", "dataclasses.py"} <= {name for file in corpus.files for name in file.parts[-2:]}
+    assert not [file for file in corpus.files if {"site-packages", "test", "tests"} & set(file.parts[-3:])]
+    assert any("def dataclass(" in text for text in corpus.documents())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["text", "[]", '"text"', "3", '{"txt": "a"}', '{"text": 3}', '{"text": null}', '{"text": "\\ud800"}', "\xe9"],
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path, line):
+    """A line that is not JSON, has no text, or whose text is none."""
+    file = tmp_path / "a.json"
+    file.write_bytes(b'{"text": "good"}\n\n' + line.encode("latin-1"))
+    with pytest.raises(UserError, match=r"a\.json, line 3,"):
+        texts(file)
+
+
+def test_a_path_without_text_is_refused(tmp_path):
+    """A missing path, an empty folder, an empty file, files that are not text."""
+    with pytest.raises(UserError, match="does not exist"):
+        texts(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no file in the folder"):
+        texts(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    for path in tmp_path, tmp_path / "empty.txt":
+        with pytest.raises(UserError, match="there is no text in"):
+            texts(path)
+    (tmp_path / "binary").write_bytes(b"\x00")
+    with pytest.raises(UserError, match="binary is not UTF-8 text"):
+        texts(tmp_path / "binary")

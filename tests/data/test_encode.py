@@ -1,0 +1,34 @@
+"""Encoding a corpus: how the text is cut for the work does not show in the tokens."""
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.data import encode
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
+
+TEXT = st.text("ab \n\t,'s1é中\x1c\x85", min_size=1, max_size=40)
+TOKENIZER = ByteLevelBPETokenizer.train(["a b  ab \n\n  a, b's\t ab" * 9], 300)
+
+
+@given(st.lists(TEXT, max_size=6), st.integers(1, 12))
+def test_tokens_do_not_depend_on_the_pieces(texts, piece):
+    """Documents encoded together or in pieces have the tokens they have alone, and end as documents do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "PIECE", piece)
+        documents = [document.tolist() for document in encode.encode_documents(texts, TOKENIZER)]
+    assert documents == [[*TOKENIZER.encode(text), TOKENIZER.eod] for text in texts]
+
+
+def test_no_number_is_cut_in_two():
+    """Ready-made ids on one long line stay what they are."""
+    ids = list(range(1000)) * 500
+    (document,) = encode.encode_documents([" ".join(map(str, ids))], NullTokenizer(1000))
+    assert document.tolist() == [*ids, 1000]
+
+
+def test_watching_changes_nothing_and_speaks_now_and_then(monkeypatch):
+    """With no time between reports there is one for each text."""
+    monkeypatch.setattr(encode, "REPORT_EVERY", -1)
+    said = []
+    assert list(encode.watched(["a", "bc"], "read", said.append)) == ["a", "bc"]
+    assert said == ["read 1 document, 0.0 million characters", "read 2 documents, 0.0 million characters"]

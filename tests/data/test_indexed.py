@@ -1,0 +1,171 @@
+"""Megatron's .bin/.idx pair: what is written is read, and nothing less is accepted."""
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.data.indexed import TOKEN_TYPES, IndexedDataset, blocks, token_dtype, write_indexed
+from reference.errors import UserError
+
+VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])
+
+
+@st.composite
+def ragged(draw):
+    """A vocabulary size, and documents over it, some of them empty but not all."""
+    vocab_size = draw(VOCAB_SIZES)
+    token = st.integers(0, vocab_size - 1)
+    documents = draw(st.lists(st.lists(token, max_size=9), min_size=1, max_size=6).filter(any))
+    dtype = draw(st.sampled_from([d for d in (np.uint16, np.int32, np.int64) if np.iinfo(d).max >= vocab_size - 1]))
+    return vocab_size, [np.array(document, dtype) for document in documents]
+
+
+@given(ragged())
+def test_write_then_read_is_the_identity(case):
+    """Every document comes back, alone and in the flat stream, in Megatron's type for the vocabulary."""
+    vocab_size, documents = case
+    with tempfile.TemporaryDirectory() as folder:
+        write_indexed(f"{folder}/x", iter(documents), vocab_size)
+        dataset = IndexedDataset(f"{folder}/x")
+        assert dataset.tokens.dtype == token_dtype(vocab_size)
+        assert [list(document) for document in dataset] == [list(document) for document in documents]
+        assert dataset.tokens.tolist() == np.concatenate(documents).tolist()
+        assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["x.bin", "x.idx"]
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(1, "uint16"), (65_499, "uint16"), (65_500, "int32")])
+def test_tokens_take_two_bytes_as_long_as_megatron_says(vocab_size, dtype):
+    """The bound is Megatron's 65,500, not 65,536."""
+    assert token_dtype(vocab_size) == dtype
+
+
+def test_the_bytes_are_megatrons(tmp_path):
+    """The files of two documents, spelled out by hand from the description of the format."""
+    write_indexed(tmp_path / "x", [np.array([7, 8, 9]), np.array([1])], 100)
+    assert (tmp_path / "x.bin").read_bytes() == struct.pack("<4H", 7, 8, 9, 1)
+    assert (tmp_path / "x.idx").read_bytes() == (
+        b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 2, 3) + struct.pack("<2i2q3q", 3, 1, 0, 6, 0, 1, 2)
+    )
+
+
+def write_by_hand(
+    folder, tokens, lengths=None, pointers=None, documents=None, magic=b"MMIDIDX\x00\x00", version=1, code=8
+):
+    """A pair with anything in it; left alone, one document of all tokens."""
+    lengths = [len(tokens)] if lengths is None else lengths
+    itemsize = TOKEN_TYPES[code].itemsize if code in TOKEN_TYPES else 4
+    pointers = list(itemsize * (np.cumsum(lengths) - lengths)) if pointers is None else pointers
+    documents = [0, len(lengths)] if documents is None else documents
+    n, d = len(lengths), len(documents)
+    header = struct.pack("<9sQBQQ", magic, version, code, n, d)
+    (folder / "x.idx").write_bytes(header + struct.pack(f"<{n}i{n}q{d}q", *lengths, *pointers, *documents))
+    (folder / "x.bin").write_bytes(np.array(tokens, TOKEN_TYPES.get(code, np.float32)).tobytes())
+    return folder / "x"
+
+
+@pytest.mark.parametrize("code", TOKEN_TYPES)
+def test_every_integer_type_of_the_format_is_read(tmp_path, code):
+    """Megatron has six integer types; a document may have several sequences."""
+    dataset = IndexedDataset(write_by_hand(tmp_path, [5, 6, 7, 8], lengths=[1, 2, 1], documents=[0, 2, 3], code=code))
+    assert [list(sequence) for sequence in dataset] == [[5], [6, 7], [8]]
+    assert dataset.document_indices.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_cut_at_any_byte_or_one_too_long_is_refused(tmp_path, suffix):
+    """Sizes are compared before anything is used."""
+    write_indexed(tmp_path / "x", [np.arange(5), np.arange(0), np.arange(3)], 100)
+    path = tmp_path / f"x{suffix}"
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match=rf"x\{suffix} is truncated"):
+            IndexedDataset(tmp_path / "x")
+    path.write_bytes(whole + b"\x00")
+    with pytest.raises(UserError, match=rf"x\{suffix} is too long"):
+        IndexedDataset(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"magic": b"MMIDIDY\x00\x00"}, "is no Megatron index"),
+        ({"version": 2}, "has version 2"),
+        ({"code": 7}, "has the token type 7"),
+        ({"code": 0}, "has the token type 0"),
+        ({"tokens": []}, "lists no tokens"),
+        ({"lengths": [], "documents": [0]}, "lists no tokens"),
+        ({"lengths": [5, -1]}, "is damaged"),
+        ({"lengths": [1, 3], "pointers": [0, 4]}, "is damaged"),
+        ({"documents": []}, "is damaged"),
+        ({"documents": [0, 2]}, "is damaged"),
+        ({"documents": [1, 1]}, "is damaged"),
+        ({"lengths": [2, 2], "documents": [0, 2, 1, 2]}, "is damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_index_is_refused(tmp_path, fault, sentence):
+    """Each fault is named by its own sentence."""
+    with pytest.raises(UserError, match=sentence):
+        IndexedDataset(write_by_hand(tmp_path, **({"tokens": [1, 2, 3, 4]} | fault)))
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_missing_partner_is_named(tmp_path, suffix):
+    """Neither file is of use alone."""
+    write_by_hand(tmp_path, [1, 2])
+    (tmp_path / f"x{suffix}").unlink()
+    with pytest.raises(UserError, match=rf"x\{suffix} is missing"):
+        IndexedDataset(tmp_path / "x")
+
+
+@pytest.mark.parametrize("token", [-1, 100, 70_000])
+def test_a_token_outside_the_vocabulary_is_not_written(tmp_path, token):
+    """It would wrap around in a two-byte type; and a failed write leaves no file."""
+    with pytest.raises(UserError, match=f"Document 1 holds the token {token}, outside the vocabulary of 100"):
+        write_indexed(tmp_path / "x", [np.array([1]), np.array([2, token])], 100)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_index_is_never_found_beside_new_tokens(tmp_path, monkeypatch):
+    """A pair is replaced as a whole; interrupted between its two files, it cannot be opened."""
+    write_indexed(tmp_path / "x", [np.array([1, 2])], 100)
+    write_indexed(tmp_path / "x", [np.array([3, 4])], 100)
+    assert IndexedDataset(tmp_path / "x").tokens.tolist() == [3, 4]
+
+    def replace_tokens_only(source, target):
+        if Path(target).suffix == ".idx":
+            raise KeyboardInterrupt
+        Path(source).rename(target)
+
+    monkeypatch.setattr("os.replace", replace_tokens_only)
+    with pytest.raises(KeyboardInterrupt):
+        write_indexed(tmp_path / "x", [np.array([5]), np.array([6])], 100)
+    with pytest.raises(UserError, match=r"x\.idx is missing"):
+        IndexedDataset(tmp_path / "x")
+
+
+def test_documents_are_written_as_they_come(tmp_path):
+    """Only one document is in memory: each may be forgotten when the next is asked for."""
+
+    def one_buffer():
+        buffer = np.zeros(3, np.int64)
+        for i in range(4):
+            buffer[:] = i
+            yield buffer
+
+    write_indexed(tmp_path / "x", one_buffer(), 100)
+    assert [list(document) for document in IndexedDataset(tmp_path / "x")] == [[i] * 3 for i in range(4)]
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_blocks_are_a_cut_of_the_whole(n, size):
+    """Put together they are the array, each begins where it says, and none is larger than asked."""
+    values = np.arange(n)
+    cut = list(blocks(values, size))
+    assert [x for _, block in cut for x in block] == list(values)
+    assert all(block[0] == start and len(block) <= size for start, block in cut)

@@ -1,0 +1,71 @@
+"""Sizes that do not fit together are refused, with a sentence that names the option, its value and the rule."""
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig, ParallelConfig, check_model_fits, number_of_microbatches
+from reference.errors import UserError
+
+FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, max_position_embeddings=8)
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (dict(num_layers=0), "--num-layers is 0, but must be at least 1."),
+    (dict(vocab_size=-3), "--vocab-size is -3, but must be at least 1."),
+    (dict(num_attention_heads=5), "--num-attention-heads is 5, but must divide --hidden-size, which is 12."),
+    (dict(activation="swish"), "--activation is 'swish', but must be one of gelu, gelu_exact, relu."),
+    (dict(position_embedding_type="alibi"), "must be one of learned_absolute, rope"),
+    (dict(rotary_percent=0.0), "--rotary-percent is 0.0, but must be above 0 and at most 1"),
+    (dict(position_embedding_type="rope", hidden_size=20), "gives an even number above 0"),
+    (dict(layernorm_epsilon=0.0), "layernorm_epsilon must be above 0"),
+])
+def test_a_model_that_does_not_fit_together(change, sentence):
+    with pytest.raises(UserError) as error:
+        ModelConfig(**FITS | change)
+    assert sentence in str(error.value)
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 4))
+def test_data_parallelism_takes_what_is_left_of_the_world(world_size, t, p):
+    """Either t p d is the world, or a sentence names a world that would do."""
+    if world_size % (t * p) == 0:
+        assert ParallelConfig.for_world(world_size, t, p).world_size == world_size
+    else:
+        with pytest.raises(UserError, match=f"must be a multiple of {t * p}, but it is {world_size}"):
+            ParallelConfig.for_world(world_size, t, p)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_heads_must_divide_by_t(heads, t):
+    model = ModelConfig(**FITS | dict(hidden_size=2 * heads, num_attention_heads=heads))
+    if heads % t == 0:
+        check_model_fits(model, ParallelConfig(t))
+    else:
+        with pytest.raises(UserError, match=f"--tensor-model-parallel-size is {t}, but must divide "
+                                            f"--num-attention-heads, which is {heads}."):
+            check_model_fits(model, ParallelConfig(t))
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))
+def test_microbatches(batch, micro, d):
+    """m b d = B, or a sentence names the nearest B that would do."""
+    if batch % (micro * d) == 0:
+        assert number_of_microbatches(batch, micro, d) * micro * d == batch
+    else:
+        with pytest.raises(UserError, match="The nearest that fits is") as error:
+            number_of_microbatches(batch, micro, d)
+        nearest = int(str(error.value).split()[-1].rstrip("."))
+        assert number_of_microbatches(nearest, micro, d) >= 1
+        assert abs(nearest - batch) <= micro * d
+
+
+@given(st.integers(1, 10**6), st.integers(1, 256), st.integers(1, 16))
+def test_the_padded_vocabulary_is_the_next_multiple(vocab_size, by, t):
+    model = ModelConfig(**FITS | dict(vocab_size=vocab_size, make_vocab_size_divisible_by=by))
+    padded = model.padded_vocab_size(t)
+    assert padded % (by * t) == 0 and 0 <= padded - vocab_size < by * t
+
+
+def test_gpt2_vocabulary_on_eight_ranks():
+    """50,257 words become 51,200 at 128 x 8, as in the paper."""
+    assert ModelConfig(**FITS | dict(vocab_size=50_257)).padded_vocab_size(8) == 51_200

@@ -1,0 +1,185 @@
+"""Each operation against its definition, and each backward against central differences of its forward."""
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import ops
+from tests.strategies import close
+
+SEEDS = st.integers(0, 2**32 - 1)
+SMALL = st.integers(1, 5)
+
+
+def draw(seed, *shape):
+    return np.random.default_rng([seed, *shape]).normal(size=shape)
+
+
+def central_differences(function, x, dy, step=1e-5):
+    """The gradient of <function(x), dy> by x, one element at a time; error of order step^2 and rounding / step."""
+    dx = np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        saved = x[i]
+        x[i] = saved + step
+        above = (function(x) * dy).sum()
+        x[i] = saved - step
+        below = (function(x) * dy).sum()
+        x[i] = saved
+        dx[i] = (above - below) / (2 * step)
+    return dx
+
+
+def gradient_is_right(gradient, function, x, dy):
+    close(gradient, central_differences(function, x, dy), 1e-6)
+
+
+# ---- activations ------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(sorted(ops.ACTIVATIONS)), SMALL, SEEDS)
+def test_activations_backward(name, n, seed):
+    act, act_backward = ops.ACTIVATIONS[name]
+    x, dy = draw(seed, n, 3) * 2, draw(seed, 3, n).T
+    x[np.abs(x) < 1e-3] += 0.1                          # ReLU has no derivative at 0
+    gradient_is_right(act_backward(dy, act(x)[1]), lambda x: act(x)[0], x, dy)
+
+
+@given(st.floats(-30, 30))
+def test_erf_is_the_error_function(x):
+    """To the last bits of float64, against the C library's."""
+    assert abs(ops.erf(np.array([x]))[0] - math.erf(x)) <= 4e-16
+
+
+@pytest.mark.parametrize("x", [0.0, -0.0, 0.46875, -0.46875, 4.0, 5.9, 6.1, 1e3, -1e300, 1e-300])
+def test_erf_at_its_seams(x):
+    with np.errstate(all="raise", under="ignore"):
+        assert abs(ops.erf(np.array([x]))[0] - math.erf(x)) <= 4e-16
+
+
+def test_gelu_is_x_phi_of_x():
+    """The exact one by the definition; the tanh form within the 5e-4 that it promises."""
+    x = np.linspace(-6, 6, 1001)
+    phi = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
+    close(ops.gelu_exact(x)[0], x * phi, 1e-15)
+    assert 1e-5 < np.abs(ops.gelu(x)[0] - x * phi).max() < 5e-4
+
+
+# ---- linear, normalisation --------------------------------------------------------------------------------------
+
+
+@given(SMALL, SMALL, SMALL, SMALL, SEEDS)
+def test_linear(b, s, n, m, seed):
+    x, w, bias, dy = draw(seed, b, s, n), draw(seed, n, m), draw(seed, m), draw(seed, b, s, m)
+    close(ops.linear(x, w, bias), x @ w + bias)
+    dx, dw, db = ops.linear_backward(dy, x, w)
+    gradient_is_right(dx, lambda x: ops.linear(x, w, bias), x, dy)
+    gradient_is_right(dw, lambda w: ops.linear(x, w, bias), w, dy)
+    gradient_is_right(db, lambda bias: ops.linear(x, w, bias), bias, dy)
+
+
+@given(SMALL, SMALL, SMALL, SMALL, SEEDS)
+def test_batched_matmul(a, b, n, m, seed):
+    x, y = draw(seed, a, b, n, 3), draw(seed, a, b, 3, m)
+    close(ops.batched_matmul(x, y), x @ y)
+
+
+@given(SMALL, SMALL, st.integers(2, 6), SEEDS)
+def test_layer_norm(b, s, h, seed):
+    x, weight, bias, dy = draw(seed, b, s, h), draw(seed, h), draw(seed + 1, h), draw(seed + 1, b, s, h)
+
+    def forward(x, weight, bias):
+        return ops.layer_norm(x, weight, bias, 1e-2)[0]
+
+    close(forward(x, weight, bias),
+          (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-2) * weight + bias)
+    dx, dweight, dbias = ops.layer_norm_backward(dy, weight, ops.layer_norm(x, weight, bias, 1e-2)[1])
+    gradient_is_right(dx, lambda x: forward(x, weight, bias), x, dy)
+    gradient_is_right(dweight, lambda weight: forward(x, weight, bias), weight, dy)
+    gradient_is_right(dbias, lambda bias: forward(x, weight, bias), bias, dy)
+
+
+@given(SMALL, SMALL, SEEDS)
+def test_softmax(n, m, seed):
+    """Sums to 1, survives large numbers, and its backward is right for a random upstream gradient."""
+    x, dy = draw(seed, n, m), draw(seed + 1, n, m)
+    y = ops.softmax(x)
+    close(y, np.exp(x) / np.exp(x).sum(-1, keepdims=True))
+    close(ops.softmax(x + 1e4), y, 1e-10)
+    gradient_is_right(ops.softmax_backward(dy, y), ops.softmax, x, dy)
+
+
+# ---- attention --------------------------------------------------------------------------------------------------
+
+
+def attention_by_definition(q, k, v, causal):
+    """One head, one query at a time."""
+    out = np.zeros_like(q)
+    for i, n, head in np.ndindex(q.shape[:3]):
+        seen = n + 1 if causal else q.shape[1]
+        scores = k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3])
+        out[i, n, head] = ops.softmax(scores) @ v[i, :seen, head]
+    return out
+
+
+@given(SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
+def test_attention(b, s, a, d, causal, seed):
+    """Scores are divided by the root of the *head's* size, not of the model's, a d."""
+    q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
+    y, cache = ops.attention_core(q, k, v, causal)
+    close(y, attention_by_definition(q, k, v, causal))
+    if s <= 3:
+        dq, dk, dv = ops.attention_core_backward(dy, cache)
+        gradient_is_right(dq, lambda q: ops.attention_core(q, k, v, causal)[0], q, dy)
+        gradient_is_right(dk, lambda k: ops.attention_core(q, k, v, causal)[0], k, dy)
+        gradient_is_right(dv, lambda v: ops.attention_core(q, k, v, causal)[0], v, dy)
+
+
+def test_scaling_by_the_models_size_would_be_another_function():
+    q, k, v = (draw(i, 1, 4, 3, 2) for i in range(3))
+    by_model_size = ops.attention_core(q / math.sqrt(3), k, v, True)[0]
+    assert np.abs(by_model_size - attention_by_definition(q, k, v, True)).max() > 1e-2
+
+
+@given(st.integers(2, 5), st.integers(1, 3), SEEDS)
+def test_rope_scores_depend_on_the_distance_alone(s, half, seed):
+    """q at position i and k at position j give the same score wherever the pair stands."""
+    q, k = draw(seed, 1, 1, 1, 2 * half), draw(seed + 1, 1, 1, 1, 2 * half)
+    angles = ops.rotary_angles(s, 2 * half, q)
+    q, k = (ops.rotate(np.repeat(x, s, 1), angles)[0, :, 0] for x in (q, k))
+    scores = q @ k.T
+    close(scores[1:, 1:], scores[:-1, :-1])
+
+
+@given(SMALL, st.integers(1, 2), st.integers(0, 2), SEEDS)
+def test_rope_is_a_rotation_of_the_first_dimensions(s, half, rest, seed):
+    """Lengths stay, position 0 stays, the rest of the head stays, and the backward undoes the forward."""
+    x = draw(seed, 2, s, 3, 2 * half + rest)
+    angles = ops.rotary_angles(s, 2 * half, x)
+    y = ops.rotate(x, angles)
+    close((y**2).sum(-1), (x**2).sum(-1))
+    close(y[:, 0], x[:, 0])
+    assert (y[..., 2 * half:] == x[..., 2 * half:]).all()
+    close(ops.rotate_backward(y, angles), x)
+
+
+# ---- vocabulary -------------------------------------------------------------------------------------------------
+
+
+@given(SMALL, SMALL, SMALL, SEEDS)
+def test_lookup(b, s, n, seed):
+    """The lookup is a product with one-hot rows, and so is its gradient: repeated words add up."""
+    ids, table, dy = np.random.default_rng(seed).integers(0, n, (b, s)), draw(seed, n, 3), draw(seed, b, s, 3)
+    one_hot = np.eye(n)[ids]
+    close(ops.lookup(ids, table), one_hot @ table)
+    close(ops.lookup_backward(dy, ids, np.ones_like(table)), 1 + ops.rows(one_hot).T @ ops.rows(dy))
+
+
+@given(SMALL, SMALL, SMALL, SEEDS)
+def test_cross_entropy(b, s, n, seed):
+    logits, dloss = draw(seed, b, s, n), draw(seed, b, s)
+    targets = np.random.default_rng(seed).integers(0, n, (b, s))
+    loss, cache = ops.cross_entropy(logits, targets)
+    close(loss, -np.log(np.take_along_axis(ops.softmax(logits), targets[..., None], -1))[..., 0])
+    gradient_is_right(ops.cross_entropy_backward(dloss, cache), lambda x: ops.cross_entropy(x, targets)[0], logits, dloss)

@@ -1,0 +1,67 @@
+"""Adam, clipping and the learning rate, against their definitions."""
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.errors import UserError
+from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
+from tests.strategies import close
+
+
+@given(st.integers(1, 6), st.booleans(), st.integers(0, 2**32 - 1), st.floats(0, 0.99), st.floats(0, 0.999))
+def test_adam_is_algorithm_2_of_the_paper(steps, decay, seed, beta1, beta2):
+    """Loshchilov and Hutter 2019, line by line, with decay only where it is asked for."""
+    c = OptimizerConfig(lr=1e-2, lr_decay_iters=10, weight_decay=0.1, adam_beta1=beta1, adam_beta2=beta2)
+    rng = np.random.default_rng(seed)
+    theta = rng.normal(size=5)
+    param, m, v = theta.copy(), np.zeros(5), np.zeros(5)
+    first, second = np.zeros(5), np.zeros(5)
+    for step in range(1, steps + 1):
+        g = rng.normal(size=5)
+        adam_update(param, g.copy(), m, v, step, 1e-2, decay, c)
+        first = beta1 * first + (1 - beta1) * g
+        second = beta2 * second + (1 - beta2) * g**2
+        m_hat, v_hat = first / (1 - beta1**step), second / (1 - beta2**step)
+        theta = theta - 1e-2 * (m_hat / (np.sqrt(v_hat) + 1e-8) + (0.1 * theta if decay else 0))
+    close(param, theta, 1e-12)
+
+
+@given(st.floats(0, 1e3), st.floats(0, 10))
+def test_clipping_bounds_the_norm_and_keeps_the_direction(norm, limit):
+    coefficient = clip_coefficient(norm, limit)
+    if limit == 0:
+        assert coefficient == 1
+    else:
+        assert 0 < coefficient <= 1 and coefficient * norm <= limit
+        assert norm > limit or coefficient > 1 - 1e-5 / limit
+
+
+def test_sum_of_squares():
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    assert abs(sum_of_squares(x) - (x**2).sum()) < 1e-12
+
+
+@pytest.mark.parametrize("style, halfway", [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
+def test_the_learning_rate_rises_falls_and_stays(style, halfway):
+    c = OptimizerConfig(1.0, 20, min_lr=0.1, lr_decay_style=style, lr_warmup_iters=10)
+    assert [learning_rate(c, i) for i in (1, 5, 10)] == [0.1, 0.5, 1.0]
+    assert abs(learning_rate(c, 15) - halfway) < 1e-12
+    assert learning_rate(c, 20) == learning_rate(c, 1000) == pytest.approx(1.0 if style == "constant" else 0.1)
+    if style == "cosine":
+        assert abs(learning_rate(c, 12) - (0.1 + 0.9 * 0.5 * (1 + np.cos(0.2 * np.pi)))) < 1e-12
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (dict(lr=-1.0), "--lr is -1.0, but must not be negative."),
+    (dict(lr=float("nan")), "--lr is nan"),
+    (dict(min_lr=2.0), "--min-lr is 2.0, but must not be above --lr, which is 1.0."),
+    (dict(lr_warmup_iters=10), "The warm-up of 10 iterations must be shorter than --lr-decay-iters, which is 10"),
+    (dict(lr_decay_style="step"), "must be one of constant, linear, cosine"),
+    (dict(adam_beta2=1.0), "--adam-beta2 is 1.0, but must be in [0, 1)."),
+    (dict(clip_grad=-0.1), "--clip-grad is -0.1"),
+])
+def test_settings_that_make_no_sense_are_refused(change, sentence):
+    with pytest.raises(UserError) as error:
+        OptimizerConfig(**dict(lr=1.0, lr_decay_iters=10) | change)
+    assert sentence in str(error.value)

@@ -1,0 +1,69 @@
+"""Trees, their split over ranks, their initial values and the flat buffers under them."""
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig
+from reference.models.gpt import gpt_tensors
+from reference.params import Layout, initialize, initialize_shard, join, leaves, split, tree_map
+from tests.strategies import SIZES, cases, trees_close
+
+
+@given(cases())
+def test_join_is_the_inverse_of_split(case):
+    """Padding comes and goes."""
+    tensors = gpt_tensors(case.model)
+    p = case.params(tensors)
+    trees_close(join(split(p, tensors, case.t), tensors), p, 0.0)
+
+
+@given(cases())
+def test_shards_have_the_declared_shapes(case):
+    tensors = gpt_tensors(case.model)
+    for shard in split(case.params(tensors), tensors, case.t):
+        for (_, x), (_, tensor) in zip(leaves(shard), leaves(tensors), strict=True):
+            assert x.shape == tensor.local_shape(case.t)
+
+
+@given(cases(), st.integers(0, 2**40))
+def test_a_rank_draws_the_weights_that_the_split_would_give_it(case, seed):
+    """Initial weights do not depend on t: to the last bit, padding included."""
+    tensors = gpt_tensors(case.model)
+    shards = split(initialize(tensors, seed, np.float64), tensors, case.t)
+    for rank, shard in enumerate(shards):
+        trees_close(initialize_shard(tensors, seed, np.float64, case.t, rank), shard, 0.0)
+
+
+@given(cases(), st.integers(0, 2**40))
+def test_initial_weights_do_not_depend_on_the_stage(case, seed):
+    """A stage draws what the whole model has under the same names; so the two copies of a tied table are alike."""
+    whole = dict(leaves(initialize(gpt_tensors(case.model), seed, np.float64)))
+    for layer in range(case.model.num_layers):
+        for name, x in leaves(initialize(gpt_tensors(case.model, range(layer, layer + 1)), seed, np.float64)):
+            assert (x == whole[name]).all()
+
+
+def test_initial_weights_have_the_declared_spread():
+    """N(0, 0.02); what ends a residual branch N(0, 0.02 / sqrt(2 L)); norms 1; biases 0. Decay for matrices only."""
+    model = ModelConfig(3, 96, 4, 500, 64)
+    tensors = gpt_tensors(model)
+    for (name, x), (_, tensor) in zip(leaves(initialize(tensors, 1, np.float64)), leaves(tensors), strict=True):
+        if x.ndim == 1 or name.endswith("b_qkv"):
+            assert (x == (1.0 if name.endswith("layernorm.weight") else 0.0)).all() and not tensor.decay
+        else:
+            std = 0.02 / np.sqrt(6) if name.endswith("w_out") else 0.02
+            assert abs(x.std() / std - 1) < 6 / np.sqrt(2 * x.size) and tensor.decay
+            assert abs(x.mean()) < 6 * std / np.sqrt(x.size)
+
+
+@given(cases(), SIZES)
+def test_views_of_a_flat_buffer_cover_it_without_overlap(case, t):
+    """Every element belongs to exactly one tensor, and the last layers come first."""
+    layout = Layout(gpt_tensors(case.model), t)
+    flat = np.zeros(layout.size)
+    tree_map(lambda view: np.add(view, 1, out=view), layout.views(flat))
+    assert (flat == 1).all()
+    assert sum(prod(s.shape) for s in layout.segments) == layout.size
+    assert [s.name for s in layout.segments] == [name for name, _ in leaves(layout.tensors)][::-1]
