@@ -79,9 +79,10 @@ class ParallelConfig:
         require_positive("tensor_model_parallel_size", t)
         require_positive("pipeline_model_parallel_size", p)
         if world_size % (t * p):
-            needs = f"--tensor-model-parallel-size is {t}" + (f" and --pipeline-model-parallel-size {p}" if p > 1 else "")
-            raise UserError(f"{needs}, so the number of ranks must be a multiple of {t * p}, but it is {world_size}. "
-                            f"Start {-(-world_size // (t * p)) * t * p} ranks, or choose a size that divides {world_size}.")
+            needs = f" and --pipeline-model-parallel-size is {p}" if p > 1 else ""
+            raise UserError(f"--tensor-model-parallel-size is {t}{needs}, so the number of ranks must be a multiple of "
+                            f"{t * p}, but it is {world_size}. Start {-(-world_size // (t * p)) * t * p} ranks, or "
+                            f"choose a size that divides {world_size}.")
         return cls(t, p, world_size // (t * p))
 
     @property
@@ -124,8 +125,8 @@ def require_divides(part: str, part_value: int, whole: str, whole_value: int, wh
     if whole_value % part_value:
         divisors = [n for n in range(1, min(whole_value, 1024) + 1) if whole_value % n == 0]
         near = sorted(sorted(divisors, key=lambda n: abs(n - part_value))[:4])
-        raise UserError(f"{option(part)} is {part_value}, but must divide {option(whole)}, which is {whole_value}. {why} "
-                        f"Near {part_value}, these divide it: {', '.join(map(str, near))}.")
+        raise UserError(f"{option(part)} is {part_value}, but must divide {option(whole)}, which is {whole_value}. "
+                        f"{why} Near {part_value}, these divide it: {', '.join(map(str, near))}.")
 
 
 def require_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

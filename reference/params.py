@@ -28,7 +28,8 @@ class Tensor:
     multiple: int = 1          # the split axis is padded to a multiple of this x t
 
     def padded(self, t: int) -> int:
-        """Length of the split axis once it is padded for t ranks."""
+        """Length of the split axis, which there must be, once it is padded for t ranks."""
+        assert self.split is not None
         unit = self.multiple * t
         return -(-self.shape[self.split] // unit) * unit
 
@@ -104,7 +105,7 @@ class Named(NamedTuple):
 
 def initialize(tensors, seed: int, dtype):
     """Initial parameters, whole: each element a function of (seed, tensor name, index in the whole tensor)."""
-    return tree_map(lambda named: draw(*named, named.leaf.shape, 0, seed, HOST).astype(dtype), with_names(tensors))
+    return tree_map(lambda named: draw(named, named.leaf.shape, 0, seed, HOST).astype(dtype), with_names(tensors))
 
 
 def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST):
@@ -112,21 +113,22 @@ def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST):
 
     `like` is an array of the library that the parameters shall belong to.
     """
-    return tree_map(lambda named: draw(*named, named.leaf.local_shape(t), rank, seed, like).astype(dtype),
+    return tree_map(lambda named: draw(named, named.leaf.local_shape(t), rank, seed, like).astype(dtype),
                     with_names(tensors))
 
 
-def draw(name: str, tensor: Tensor, shape, rank: int, seed: int, like):
+def draw(named: Named, shape, rank: int, seed: int, like):
     """float64 [shape]: the part of a tensor that begins at rank x shape along its split axis. Padding is 0."""
+    name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
-    index, inside = np.zeros_like(like, shape=shape, dtype=np.uint64), True
+    index, inside = np.zeros_like(like, shape=shape, dtype=np.uint64), np.ones_like(like, shape=shape, dtype=bool)
     for axis, length in enumerate(shape):
         first = rank * length if axis == tensor.split else 0
         along = np.arange(first, first + length, dtype=np.uint64, like=like)
         along = along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
         index = index * tensor.shape[axis] + along
-        inside = (along < tensor.shape[axis]) & inside
+        inside = inside & (along < tensor.shape[axis])
     normal = counter_rng.normal(counter_rng.key(seed, "weights", name), index)
     return np.where(inside, tensor.fill + tensor.std * normal, 0.0)
 

@@ -31,7 +31,7 @@ class Case:
         return np.random.default_rng([self.seed, *what.encode()]).integers(0, self.model.vocab_size, shape)
 
     def params(self, tensors):
-        """A tree of whole tensors, all of them random: biases and norms too. Like real weights, h of them sum to O(1)."""
+        """A tree of whole tensors, all of them random, biases and norms too; h of them sum to O(1)."""
         scale = 1.0 if self.integers else 1 / np.sqrt(self.model.hidden_size)
         return tree_map(lambda named: scale * self.array(named.name, *named.leaf.shape), with_names(tensors))
 
@@ -41,19 +41,20 @@ class Case:
 
 
 @st.composite
-def cases(draw, sizes=SIZES, integers=st.just(False), **model_choices):
+def cases(draw, sizes=SIZES, integers=False, **model_choices):
     """Ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one position, one head."""
     t = draw(sizes)
     heads = t * draw(st.integers(1, 2))
     s = draw(st.integers(1, 6))
     choices = dict(
         num_layers=draw(st.integers(1, 3)), hidden_size=heads * draw(st.sampled_from([2, 4, 6])),
-        num_attention_heads=heads, vocab_size=draw(st.integers(2, 40)), max_position_embeddings=s + draw(st.integers(0, 2)),
+        num_attention_heads=heads, vocab_size=draw(st.integers(2, 40)),
+        max_position_embeddings=s + draw(st.integers(0, 2)),
         position_embedding_type=draw(st.sampled_from(["learned_absolute", "rope"])),
         untie_embeddings_and_output_weights=draw(st.booleans()), activation=draw(st.sampled_from(ACTIVATIONS)),
         make_vocab_size_divisible_by=draw(st.integers(1, 5)),
     ) | model_choices
-    return Case(t, ModelConfig(**choices), draw(st.integers(1, 3)), s, draw(st.integers(0, 2**32 - 1)), draw(integers))
+    return Case(t, ModelConfig(**choices), draw(st.integers(1, 3)), s, draw(st.integers(0, 2**32 - 1)), integers)
 
 
 def close(actual, expected, tolerance=1e-11):

@@ -1,7 +1,7 @@
 """A group of ranks and its collectives. The only file of the project that calls MPI.
 
-Arrays may live on the host (NumPy) or on a device (CuPy): a device array is staged through host memory by
-explicit copies, `get` and `set`. Every collective is written into the ledger, a group of one rank's too.
+Arrays may live on the host (NumPy) or on a device (CuPy): a device array is staged through host memory, by copies
+that are asked for and not hidden. Every collective is written into the ledger, a group of one rank's too.
 """
 import time
 
@@ -78,7 +78,7 @@ class Group:
 
     def part(self, color: int, name: str) -> "Group":
         """The ranks of this group that give the same color, in this group's order. Called by all of them."""
-        return Group(self.comm.Split(color, self.rank), name, self.ledger)
+        return Group(MPI.Intracomm(self.comm.Split(color, self.rank)), name, self.ledger)
 
     def first(self, n: int) -> "Group":
         """The first n ranks. Called by those ranks alone."""
@@ -128,16 +128,10 @@ def to_host(x):
 
 def copy_back(buffer, x) -> None:
     """Give x the elements of the host array that stood in for it."""
-    if on_device(x):
-        x.set(buffer)
-    elif buffer is not x:
-        x[...] = buffer
+    if buffer is not x:
+        x[...] = like(buffer, x)
 
 
 def like(host, x):
     """A host array, moved to where x lives."""
-    if not on_device(x):
-        return host
-    moved = np.empty_like(x, shape=host.shape)
-    moved.set(np.ascontiguousarray(host))
-    return moved
+    return np.asarray(host, like=x) if on_device(x) else host

@@ -1,4 +1,4 @@
-"""The loss from one rank's V/t logits, sending 3 b s elements. Its textbook twin is reference/layers/cross_entropy.py."""
+"""The loss from one rank's V/t logits, sending 3 b s elements. Its twin is reference/layers/cross_entropy.py."""
 import numpy as np
 
 from reference.layers.cross_entropy import softmax_minus_target

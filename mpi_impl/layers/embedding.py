@@ -1,6 +1,6 @@
 """Embedding and logits on one rank, V/t words of the vocabulary. Its textbook twin is reference/layers/embedding.py."""
 from mpi_impl.kernels import linear, lookup, lookup_backward
-from reference.layers.embedding import Embedding, local_ids, without_padding
+from reference.layers.embedding import Embedding, local_ids, mask_padding
 
 
 def embedding_forward(tokens, p: Embedding, region):
@@ -23,7 +23,7 @@ def embedding_backward(dx, p: Embedding, cache, grads: Embedding, region):
 def logits_forward(x, word, vocab_size, region):
     """x [b, s, h], alike on all ranks, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
     x = region.enter(x, "logits input")                      # f: identity forward
-    return without_padding(linear(x, word.T), region.rank * len(word), vocab_size), x
+    return mask_padding(linear(x, word.T), region.rank * len(word), vocab_size), x
 
 
 def logits_backward(dlogits, word, x, grads, sink, region):

@@ -27,10 +27,10 @@ NOT_YET = {
 class Settings:
     """What the options say, checked against one another and against the number of ranks."""
 
-    args: object            # the plain values, under their options' names
+    args: argparse.Namespace   # the plain values, under their options' names
     parallel: ParallelConfig
     optimizer: OptimizerConfig
-    microbatches: int       # of each replica in each step
+    microbatches: int          # of each replica in each step
 
     def model(self, vocab_size: int) -> ModelConfig:
         """The model, once the tokenizer has told its vocabulary. Raises UserError where sizes do not fit."""
@@ -162,11 +162,11 @@ def parser() -> ArgumentParser:
 
     for feature, names in NOT_YET.items():
         for name in names.split():
-            p.add_argument(f"--{name}", nargs="*", action=NotYet, const=feature, help=argparse.SUPPRESS)
+            p.add_argument(f"--{name}", nargs="*", action=Refused, const=feature, help=argparse.SUPPRESS)
     return p
 
 
-class NotYet(argparse.Action):
+class Refused(argparse.Action):
     """An option that only says that its feature (`const`) is not there."""
 
     def __call__(self, parser, namespace, values, option_string=None):

@@ -1,6 +1,6 @@
 """What a run tells while it works: a line now and then for a person, JSON lines for a program."""
 import json
-import time
+from math import exp
 from typing import TextIO
 
 from mpi_impl.training.trainer import StepResult
@@ -8,11 +8,12 @@ from reference.errors import UserError
 
 
 class Metrics:
-    """Keeps the curves, prints progress, writes `--metrics-file`. Used on one rank."""
+    """Keeps the curves, on every rank; on the one that `speaks` it prints progress and writes `--metrics-file`."""
 
-    def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None):
+    def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool):
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
-        self.file = open_for_writing(path) if path else None
+        self.speaks = speaks
+        self.file = open_for_writing(path) if path and speaks else None
         self.losses: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
         self.step_seconds: list[float] = []                # since the last printed line
@@ -26,7 +27,7 @@ class Metrics:
         self.write(iteration=iteration, lm_loss=result.loss, grad_norm=result.grad_norm,
                    learning_rate=result.learning_rate, tokens_per_second=self.tokens_per_step / seconds,
                    consumed_tokens=iteration * self.tokens_per_step)
-        if iteration % self.log_interval == 0 or iteration in (1, self.train_iters):
+        if self.speaks and (iteration % self.log_interval == 0 or iteration in (1, self.train_iters)):
             self.print_line(iteration, result, note)
 
     def print_line(self, iteration: int, result: StepResult, note: str) -> None:
@@ -37,10 +38,12 @@ class Metrics:
               f"{result.grad_norm:8.3f} | lr {result.learning_rate:.2e} | {rate:>8,.0f} tokens/s | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
 
-    def evaluation(self, iteration: int, loss: float, perplexity: float) -> None:
+    def evaluation(self, iteration: int, loss: float) -> None:
+        perplexity = exp(min(loss, 700.0))                 # exp(710) is infinite
         self.validation.append((iteration, loss))
         self.write(iteration=iteration, validation_loss=loss, validation_perplexity=perplexity)
-        print(f"validation at {iteration:>6} | loss {loss:8.4f} | perplexity {perplexity:,.1f}", flush=True)
+        if self.speaks:
+            print(f"validation at {iteration:>6} | loss {loss:8.4f} | perplexity {perplexity:,.1f}", flush=True)
 
     def write(self, **values) -> None:
         if self.file:

@@ -9,7 +9,7 @@ from reference.params import Layout
 
 
 class Adam:
-    """Updates the flat buffer of parameters from that of gradients. The formulas are those of reference/optimizer.py."""
+    """Moves a flat buffer of parameters along one of gradients, by the formulas of reference/optimizer.py."""
 
     def __init__(self, params, layout: Layout, config: OptimizerConfig):
         self.params, self.layout, self.config = params, layout, config

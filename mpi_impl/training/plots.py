@@ -16,5 +16,5 @@ def plot_losses(path: str, losses, validation, unigram: float | None) -> None:
     axes.set(xlabel="iteration", ylabel="loss (nats per token)", xlim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")
     pyplot.close(figure)

@@ -87,7 +87,7 @@ class Verifier:
 
 
 def shown(difference: Difference) -> str:
-    return "off by " + " ".join(f"{name} {value:.0e}" for name, value in zip(Difference._fields, difference, strict=True))
+    return "off by " + " ".join(f"{name} {value:.0e}" for name, value in difference._asdict().items())
 
 
 def root_mean_square(x) -> float:

@@ -46,9 +46,9 @@ def embedding_forward(tokens, p):
     return (x if p.position is None else x + p.position[:tokens.shape[1]]), tokens
 
 
-def embedding_backward(dx, p, tokens):
-    """dx [b, s, h] -> the gradients, as an Embedding. Tokens have no gradient."""
-    return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)), position_gradient(dx, p.position))
+def embedding_backward(dx, p, cache):
+    """dx [b, s, h] -> the gradients, as an Embedding. Tokens, which are the cache, have no gradient."""
+    return Embedding(lookup_backward(dx, cache, np.zeros_like(p.word)), position_gradient(dx, p.position))
 
 
 def position_gradient(dx, position):
@@ -73,8 +73,11 @@ def sharded_embedding_forward(tokens, shards):
 
 def sharded_embedding_backward(dx, shards, caches):
     """dx [b, s, h], held by all -> each rank's gradients."""
-    return [Embedding(lookup_backward(dx_i * held[..., None], ids, np.zeros_like(p.word)), position_gradient(dx_i, p.position))
-            for dx_i, p, (ids, held) in zip(g_backward(dx, len(shards)), shards, caches, strict=True)]
+    grads = []
+    for dx_i, p, (ids, held) in zip(g_backward(dx, len(shards)), shards, caches, strict=True):
+        dword = lookup_backward(dx_i * held[..., None], ids, np.zeros_like(p.word))
+        grads.append(Embedding(dword, position_gradient(dx_i, p.position)))
+    return grads
 
 
 def local_ids(tokens, vocab_start_index, count):

@@ -17,7 +17,7 @@ from reference.layers.embedding import (Embedding, embedding_backward, embedding
                                         logits_backward, logits_forward, sharded_embedding_backward,
                                         sharded_embedding_forward, sharded_logits_backward, sharded_logits_forward,
                                         word_tensor)
-from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_norm_forward, layer_norm_tensors
+from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
 from reference.ops import rotary_angles
 
 
@@ -27,7 +27,7 @@ class GPT:
 
     embedding: Embedding
     blocks: dict[int, Block]           # by layer number, counted over the whole model
-    final_layernorm: LayerNorm | None
+    final_layernorm: Any               # a LayerNorm, or None
     output: Any                        # word table of untied logits [V, h], split by rows
 
 
@@ -151,11 +151,12 @@ def sharded_gpt_backward(dloss, shards, cache, c):
     dlogits = sharded_cross_entropy_backward(dloss, loss_cache)
     dnormed, dtables = sharded_logits_backward(dlogits, [output_table(p) for p in shards], logits_cache)
     dx, final_layernorm = layer_norm_backward(dnormed, shards[0].final_layernorm, norm)
-    blocks = [dict.fromkeys(p.blocks) for p in shards]
+    blocks: list[dict[int, Block]] = [{} for _ in shards]
     for layer in reversed(shards[0].blocks):
         dx, grads = sharded_block_backward(dx, [p.blocks[layer] for p in shards], cache.blocks[layer], c)
         for of_rank, grad in zip(blocks, grads, strict=True):
             of_rank[layer] = grad
+    blocks = [{layer: of_rank[layer] for layer in shards[0].blocks} for of_rank in blocks]   # first layer first again
     embeddings = sharded_embedding_backward(dx, [p.embedding for p in shards], cache.embedding)
     if c.untie_embeddings_and_output_weights:
         return [GPT(e, b, final_layernorm, dtable) for e, b, dtable in zip(embeddings, blocks, dtables, strict=True)]

@@ -42,7 +42,7 @@ def test_bits_are_even(seed, first):
 @given(SEEDS)
 def test_uniform_is_inside_the_open_interval_and_flat(seed):
     u = np.sort(uniform(key(seed, "test"), indices()))
-    assert 0 < u[0] and u[-1] < 1
+    assert u[0] > 0 and u[-1] < 1
     assert np.abs(u - (np.arange(N) + 0.5) / N).max() < 3 / np.sqrt(N)       # Kolmogorov and Smirnov's distance
 
 

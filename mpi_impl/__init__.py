@@ -1,0 +1,9 @@
+"""The machine: the layers of `reference/`, under the same names, where each rank holds one shard.
+
+A rank is one process of a job started by `mpirun` or by `python -m mpi_impl.launch`. It computes on NumPy arrays
+(or CuPy's, on a GPU) and meets the others in the collectives of `mpi_impl.comm`. Read a file of `reference/` first,
+then its twin here: what was added is the communication.
+"""
+from mpi_impl.rank_environment import prepare
+
+prepare()  # before any other file of the package imports NumPy or starts MPI

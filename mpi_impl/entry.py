@@ -1,0 +1,177 @@
+"""How a program of ranks starts and, above all, how it ends: together, soon, and with one message.
+
+Left to itself, a rank that fails waits in MPI's shutdown for ranks that wait for it. So every program ends with
+
+    if __name__ == "__main__":
+        run(main)
+
+and `run` sees to it that whatever ends one rank ends the job, with a non-zero status unless all ranks agree:
+
+    what main did                        what is printed, once                           exit status
+    raised a UserError                   its sentence                                    2
+    raised anything else                 the traceback, and which rank it came from      1
+    called sys.exit on every rank        nothing (or the text handed to sys.exit)        as asked for
+    called sys.exit on some ranks only   which rank left, while others were at work      as asked for, 1 if that is 0
+    called os._exit                      which rank left                                 as asked for, 1 if that is 0
+    was interrupted (Ctrl-C)             a short line                                    130
+"""
+import argparse
+import difflib
+import io
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from mpi_impl.rank_environment import is_first_rank, keep_freed_memory, launched_rank_and_size
+from reference.errors import UserError
+
+ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
+PATIENCE = 2.0                      # seconds: ranks that end for the same reason come to their end within this time
+
+
+def run(main: Callable[[], object]) -> None:
+    """Run `main` on this rank; end the whole job if it ends in any other way than by returning."""
+    from mpi_impl.comm import group  # starts MPI, which only a program should do: not whoever wants the parser below
+
+    keep_freed_memory()
+    print_by_lines()
+    world = group.world()
+    if world.size > 1:
+        watch_os_exit(f"rank {world.rank} of {world.size}")
+    try:
+        check_world_size(world.size, group.library())
+        main()
+    except KeyboardInterrupt:
+        time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted at once: let the first one say so
+        end_all("Interrupted.", 130)
+    except (Exception, SystemExit) as error:
+        end_together(error, world)
+        end_all(last_words(error, f"rank {world.rank} of {world.size}"), exit_status(error))
+
+
+def print_by_lines() -> None:
+    """Let each printed line leave at once and in one piece, though stdout is a pipe to the launcher."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # and not what a test or a notebook put in its place
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)  # even if PYTHONUNBUFFERED is set
+
+
+def watch_os_exit(where: str) -> None:
+    """Let `os._exit` end the whole job: it skips MPI's shutdown, and MPICH's mpiexec may take that for a success."""
+    leave, this_process = os._exit, os.getpid()
+
+    def os_exit(status: int) -> NoReturn:
+        if os.getpid() == this_process:  # and not a child of it, which may leave like this
+            end_all(f"error: {where} left the program by os._exit({status}).", status)
+        leave(status)
+
+    os._exit = os_exit
+
+
+def check_world_size(size: int, library: str) -> None:
+    """Refuse a world of another size than was asked for, or than the launcher says it started."""
+    launched = launched_rank_and_size()
+    asked = int(os.environ.get(ASKED_SIZE, launched[1] if launched else size))
+    if asked == size:
+        return
+    if not is_first_rank():  # these may be worlds of their own, which cannot agree on who speaks
+        time.sleep(1)
+        sys.exit(2)
+    found = f"the world has {size}." if size > 1 else (
+        f"each rank is a world of its own: they were started by another MPI's launcher than mpi4py's {library}.")
+    raise UserError(
+        f"{asked} ranks were asked for, but {found} Start the job with `python -m mpi_impl.launch -n {asked}`, "
+        "which finds the right launcher."
+    )
+
+
+def end_all(words: str, status: int) -> NoReturn:
+    """Say this and end every rank, whatever it is doing. The status is not 0, since no rank agreed to it."""
+    from mpi_impl.comm import group
+
+    say(words)
+    if group.world().size > 1:
+        time.sleep(0.2)  # a launcher may lose what was written just before
+        group.abort(status or 1)
+    sys.exit(status or 1)
+
+
+def end_together(error: BaseException, world) -> None:
+    """If all ranks have come to their end, let the first that failed speak, and end. Return if others still work."""
+    try:
+        if not world.everyone_arrives(PATIENCE):
+            return
+        status = exit_status(error)
+        speaker = first_failure(status, world)
+    except Exception:  # MPI itself is what failed, and cannot be asked
+        return
+    if world.rank == speaker:
+        say(last_words(error, f"rank {world.rank} of {world.size}" if is_bug(error) else ""))
+    sys.exit(status)
+
+
+def first_failure(status: int, world) -> int:
+    """The lowest rank whose exit status is not zero; rank 0 if all are."""
+    import numpy as np
+
+    failed = np.array([world.size - world.rank if status else 0])
+    return (world.size - int(world.all_reduce(failed, "who speaks at the end", op="max")[0])) % world.size
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether nobody meant the program to end like this."""
+    return not isinstance(error, UserError | SystemExit)
+
+
+def exit_status(error: BaseException) -> int:
+    """The status with which the job ends."""
+    if isinstance(error, SystemExit):  # Python's own rule: nothing is 0, a text is printed and means 1
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1 if is_bug(error) else 2
+
+
+def last_words(error: BaseException, where: str) -> str:
+    """What a person reads at the end. `where` names the rank, if that matters; the sentence comes last."""
+    if isinstance(error, UserError):
+        return f"error on {where}: {error}" if where else f"error: {error}"
+    if isinstance(error, SystemExit):
+        text = error.code if isinstance(error.code, str) else ""
+        left = f"error: {where} left the program by sys.exit({error.code!r}) while other ranks were at work."
+        return left if where else text
+    return f"{traceback.format_exc()}error: {where} failed with the traceback above; the job has been ended."
+
+
+def say(text: str) -> None:
+    """Write to stderr in one piece, so that the ranks' lines do not mix."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{text}\n" if text else "")
+    sys.stderr.flush()
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
+
+    Options must be written out, since an abbreviation may mean another option tomorrow.
+    """
+
+    def __init__(self, **settings):
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_args(self, args=None, namespace=None):
+        """The options; an unknown one is refused with the name of the closest that exists."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            advice = f"Did you mean {close[0]}?" if close else "Run it with --help to see every option."
+            raise UserError(f"{self.prog} has no option {name}. {advice}")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{self.prog} cannot use its options: {message}. Run it with --help to see every option.")
+
+    def print_help(self, file=None) -> None:
+        if is_first_rank():
+            super().print_help(file)

@@ -1,0 +1,161 @@
+"""Start a program on n ranks, whichever MPI is installed.
+
+    python -m mpi_impl.launch -n 8 [--timeout SECONDS] -m mpi_impl.pretrain_gpt [options of the program]
+    python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
+
+MPICH, Open MPI, Intel MPI and Slurm start ranks by different commands with different rules, and the launcher of one
+with the library of another quietly gives n worlds of one rank. This program asks mpi4py which library it uses,
+finds the launcher that belongs to it, sets what that launcher needs, and ends all ranks when one fails, when the time
+is up, or when it is interrupted itself. Its exit status is the job's; 124 when the time was up.
+
+The program should hand its main function to `mpi_impl.entry.run`, which lets no failing rank leave the others
+waiting, prints line by line, and refuses a world of another size than -n.
+"""
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import mpi4py
+
+from mpi_impl.entry import ASKED_SIZE, ArgumentParser, say
+from reference.errors import UserError
+
+# What each library's launcher calls itself when asked for its --version.
+LAUNCHER_MARKS = {"MPICH": "HYDRA", "MVAPICH": "HYDRA", "Intel MPI": "Intel(R) MPI", "Open MPI": "Open MPI"}
+
+# Systems with several MPIs tell their launchers apart by such endings.
+LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
+
+OPEN_MPI_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",                               # as in a container; it asks for both
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",   # more ranks than cores, Open MPI 5
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",                    # and Open MPI 4
+}
+
+SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
+
+
+def main() -> None:
+    options = parse_options()
+    program = ["-m", *options.module] if options.module else options.script
+    vendor = mpi_vendor()
+    command = [*launcher(vendor, options.n), sys.executable, *program]
+    sys.exit(supervise(command, launch_environment(vendor, options.n), options.timeout))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = ArgumentParser(prog="mpi_impl.launch", description="Start a program on n ranks, under any MPI.")
+    parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time (status 124)")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")
+    options = parser.parse_args()
+    if options.n < 1:
+        raise UserError(f"-n is {options.n}, but a job needs at least 1 rank.")
+    if options.timeout is not None and options.timeout <= 0:
+        raise UserError(f"--timeout is {options.timeout:g}, but a time limit must be more than 0 seconds.")
+    if not options.module and not options.script:
+        raise UserError("There is nothing to run. Name a script, or a module after -m.")
+    return options
+
+
+def mpi_vendor() -> str:
+    """The name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded to be asked, but not started."""
+    mpi4py.rc.initialize = False
+    try:
+        from mpi_impl.comm.group import library
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"mpi4py cannot load an MPI library ({error}). Install one into this environment, as in "
+            "`pip install mpich`, or load your system's MPI."
+        ) from error
+    return library().rsplit(" ", 1)[0]
+
+
+def launcher(vendor: str, ranks: int) -> list[str]:
+    """The command that starts this many ranks of whatever follows it."""
+    several_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) > 1
+    if several_nodes and shutil.which("srun"):
+        return ["srun", "-n", str(ranks)]
+    return [find_mpiexec(vendor), "-n", str(ranks)]
+
+
+def find_mpiexec(vendor: str) -> str:
+    """The mpiexec of this MPI library: the one beside this Python if it fits, else the first that does on PATH."""
+    folders = [str(Path(sys.executable).parent), *os.get_exec_path()]
+    others = []
+    for name in LAUNCHER_NAMES:
+        for folder in folders:
+            path = shutil.which(name, path=folder)
+            if path and LAUNCHER_MARKS.get(vendor, "") in launcher_version(path):
+                return path
+            others += [path] if path else []
+    found = f"found only {', '.join(dict.fromkeys(others))}, of another MPI" if others else "found none at all"
+    raise UserError(
+        f"mpi4py uses {vendor}, and its mpiexec is neither beside {sys.executable} nor on PATH: {found}. "
+        f"Put {vendor}'s on PATH, or install it into this environment, as in `pip install mpich`."
+    )
+
+
+def launcher_version(path: str) -> str:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10).stdout
+    return ""
+
+
+def launch_environment(vendor: str, ranks: int) -> dict[str, str]:
+    """This process's environment variables, and what launcher and ranks need. The user's own have the last word."""
+    settings = {
+        "SLURM_MPI_TYPE": "pmix" if vendor == "Open MPI" else "pmi2",  # how srun's ranks find one another
+        "SLURM_KILL_BAD_EXIT": "1",                                    # srun: a rank that fails ends the others
+    }
+    if vendor == "Open MPI":
+        settings |= OPEN_MPI_SETTINGS
+    return settings | os.environ | {ASKED_SIZE: str(ranks)}
+
+
+def supervise(command: list[str], environment: dict[str, str], timeout: float | None) -> int:
+    """Run the command to its end, or to ours, and leave no rank behind. Its exit status, as a shell would say it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # In a session of its own: a Ctrl-C in the terminal is for us alone, and we end the job.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        status = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        stop(process)
+        say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
+        return 124
+    except KeyboardInterrupt:
+        stop(process)
+        say("Interrupted.")
+        return 130
+    finally:
+        stop(process)
+    return status if status >= 0 else 128 - status
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the launcher, which ends its ranks; kill its process group if it does not."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(SECONDS_TO_STOP)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        say(f"error: {error}")
+        sys.exit(2)

@@ -1,0 +1,240 @@
+"""A persistent pool of real ranks, for tests, notebooks and graders.
+
+    with Pool(8) as pool:
+        sums = pool.run(4, add_up, numbers)       # add_up(group, numbers) on each of the first 4 ranks
+
+The caller is an ordinary process without MPI: it may draw random examples, use a debugger or be interrupted.
+The ranks start once, through mpiexec, and each talks to the caller over a Unix socket of its own
+(`mpi_impl/pool_rank.py` is their side). A run costs a millisecond or so, where a launch costs half a second.
+
+A run ends, whatever the ranks do. If one raises, dies, or is still at work at the time limit, the caller gets a
+`RankFailure` that holds every failed rank's traceback and the Python stack of every rank that was left waiting.
+"""
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from mpi_impl.launch import launch_environment, launcher, mpi_vendor, stop
+
+PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed, and to say where they are
+START_LIMIT = 60.0      # seconds within which all ranks must be up
+FAILURES_A_WORLD = 100  # each failed run strands communicators, of which MPI has only a few thousand
+
+
+class RankFailure(Exception):
+    """A run in which not every rank returned. The message tells of each rank that did not."""
+
+
+class RankAssertion(RankFailure, AssertionError):
+    """A run in which a rank raised AssertionError: to pytest and to hypothesis, a test that failed."""
+
+
+class Job(NamedTuple):
+    """What the caller asks of a rank."""
+
+    ranks: int        # how many of the pool's ranks take part
+    era: int          # failed runs so far: communicators are not shared across a failure
+    path: list[str]   # the caller's sys.path
+    call: bytes       # the pickled function and arguments
+
+
+class Answer(NamedTuple):
+    """What became of a job on one rank."""
+
+    what: str                 # returned, raised, died, stuck
+    detail: str = ""          # the traceback, the stack, or how the process ended
+    result: bytes = b""       # the pickled result
+    printed: str = ""         # what the rank wrote to stdout and stderr
+    assertion: bool = False   # whether what it raised is an AssertionError
+
+
+class Pool:
+    """Up to `size` ranks that stay up between runs. They start at the first run, and again after a failure."""
+
+    def __init__(self, size: int = 8):
+        self.size = size
+        self._world: World | None = None
+        self._failures = 0
+
+    def run(self, n: int, function: Callable, *args, timeout: float = 30.0) -> list:
+        """`function(group, *args)` on the first n ranks, where `group` is those n; the results in rank order.
+
+        The function travels by reference, so it must stand at the top level of a module that the ranks can import.
+        What the ranks print is printed here, in rank order. `timeout` is in seconds.
+        """
+        if not 1 <= n <= self.size:
+            raise ValueError(f"A run on {n} ranks was asked of a pool of {self.size}. Ask for 1 to {self.size}.")
+        job = Job(n, self._failures, sys.path, pickled(function, args))
+        if self._world is None:
+            self._world = World(self.size)
+        try:
+            answers = self._world.run(job, timeout)
+            output = self._world.output()
+        except BaseException:       # Ctrl-C, above all: the ranks are left in the middle of something
+            self.close()
+            raise
+        failed = any(answer.what != "returned" for answer in answers)
+        self._failures += failed
+        if self._world.disturbed or (failed and self._failures % FAILURES_A_WORLD == 0):
+            self.close()
+        if failed:
+            raise failure(function, answers, output, timeout)
+        print(*(answer.printed for answer in answers), sep="", end="")
+        return [pickle.loads(answer.result) for answer in answers]
+
+    def close(self) -> None:
+        """End the ranks. A later run starts new ones."""
+        if self._world is not None:
+            self._world.end()
+            self._world = None
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def pickled(function: Callable, args: tuple) -> bytes:
+    """The call as bytes, or a TypeError that says why it cannot travel."""
+    if getattr(function, "__module__", None) == "__main__":
+        raise TypeError(f"The ranks cannot import {title(function)}, since it is defined in the main program or in "
+                        "a notebook's cell. Move it to a module.")
+    try:
+        return pickle.dumps((function, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(f"{title(function)} and its arguments cannot travel to the ranks: {error}. The function must "
+                        "stand at the top level of a module, and the arguments must pickle.") from error
+
+
+class World:
+    """The processes of one launch, and the caller's end of their sockets."""
+
+    def __init__(self, size: int):
+        self.disturbed = False                  # whether a rank may still be busy with an old job
+        self._log = tempfile.TemporaryFile()    # noqa: SIM115  what bypasses Python: words of mpiexec and the dying
+        self._log_read = 0
+        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, socket.socket(socket.AF_UNIX) as listener:
+            address = os.path.join(folder, "socket")
+            listener.bind(address)
+            listener.listen(size)
+            self._process = start(size, address, self._log)
+            self._connections: list[Connection] = []
+            try:
+                self._connections = self._welcome(listener, size)
+            except BaseException:
+                self.end()
+                raise
+
+    def run(self, job: Job, timeout: float) -> list[Answer]:
+        """The answer of each of the job's ranks; within the timeout and a second, whatever they do."""
+        self._tell(range(job.ranks), job)
+        answers = self._hear(range(job.ranks), timeout)
+        late = [rank for rank in range(job.ranks) if rank not in answers]
+        self._tell(late, "Where are you?")
+        answers |= self._hear(late, PATIENCE)
+        self.disturbed = bool(late) or any(answer.what == "died" for answer in answers.values())
+        mute = Answer("stuck", "It does not answer: it is in native code that holds the interpreter lock.\n")
+        return [answers.get(rank, mute) for rank in range(job.ranks)]
+
+    def output(self) -> str:
+        """What the processes wrote past Python since this was last asked."""
+        text = os.pread(self._log.fileno(), 1 << 20, self._log_read)
+        self._log_read += len(text)
+        return text.decode(errors="replace")
+
+    def end(self) -> None:
+        """End all processes, whatever they are doing. Closing its socket is what tells a rank to go."""
+        for connection in self._connections:
+            connection.close()
+        try:
+            self._process.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            stop(self._process)
+        self._log.close()
+
+    def _welcome(self, listener: socket.socket, size: int) -> list[Connection]:
+        """The connections of all ranks, in rank order."""
+        deadline = time.monotonic() + START_LIMIT
+        listener.settimeout(0.2)
+        while len(self._connections) < size:
+            with suppress(TimeoutError):
+                self._connections.append(Connection(listener.accept()[0].detach()))
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise self._no_start(f"{len(self._connections)} of {size} ranks came up.")
+        by_rank = {}
+        for connection in self._connections:
+            hello = connection.recv() if connection.poll(max(0.0, deadline - time.monotonic())) else None
+            if not isinstance(hello, tuple) or isinstance(hello, Answer):
+                raise self._no_start("One of them did not get as far as MPI.")
+            rank, ranks = hello
+            if ranks != size:
+                raise self._no_start(f"They see a world of {ranks}: is mpiexec of another MPI than mpi4py?")
+            by_rank[rank] = connection
+        return [by_rank[rank] for rank in range(size)]
+
+    def _no_start(self, why: str) -> RuntimeError:
+        return RuntimeError(f"The pool could not start its ranks. {why}\n{self._process.args!r}\n{self.output()}")
+
+    def _tell(self, ranks: Iterable[int], message) -> None:
+        data = pickle.dumps(message)
+        for rank in ranks:
+            with suppress(OSError):     # a closed socket is found out by listening to it
+                self._connections[rank].send_bytes(data)
+
+    def _hear(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
+        """The answers that arrive in time: once a rank has failed, the others have PATIENCE left."""
+        deadline = time.monotonic() + seconds
+        waiting: dict[Any, int] = {self._connections[rank]: rank for rank in ranks}
+        answers: dict[int, Answer] = {}
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for connection in wait(waiting, left):
+                rank = waiting.pop(connection)
+                try:
+                    answer = self._connections[rank].recv()
+                except (EOFError, OSError):
+                    answer = Answer("died", "Its connection closed.\n")
+                answers[rank] = answer
+                if answer.what in ("raised", "died"):
+                    deadline = min(deadline, time.monotonic() + PATIENCE)
+        return answers
+
+
+def start(size: int, address: str, log) -> subprocess.Popen:
+    """The launcher, in a session of its own: a Ctrl-C is for the caller, which then ends the ranks."""
+    vendor = mpi_vendor()
+    command = [*launcher(vendor, size), sys.executable, "-m", "mpi_impl.pool_rank", address]
+    environment = launch_environment(vendor, size)
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                            start_new_session=True)
+
+
+def failure(function: Callable, answers: list[Answer], output: str, timeout: float) -> RankFailure:
+    """The exception that tells what every rank did. Ranks with the same story share it."""
+    told: dict[tuple[str, str, str], list[int]] = {}
+    for what in ("died", "raised", "stuck", "returned"):     # the cause before its consequences
+        for rank, answer in enumerate(answers):
+            if answer.what == what and (what != "returned" or answer.printed):
+                told.setdefault((what, answer.detail, answer.printed), []).append(rank)
+    lines = [f"{title(function)} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s."]
+    for (what, detail, printed), ranks in told.items():
+        lines.append(f"\n--- {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {what}\n{detail}")
+        if printed:
+            lines.append(f"... and had printed:\n{printed}")
+    if output:
+        lines.append(f"\n--- written by the processes themselves\n{output}")
+    kind = RankAssertion if any(answer.assertion for answer in answers) else RankFailure
+    return kind("".join(line if line.endswith("\n") else line + "\n" for line in lines))
+
+
+def title(function: Callable) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"

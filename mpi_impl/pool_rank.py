@@ -1,0 +1,125 @@
+"""One rank of a pool (`mpi_impl/pool.py`), and its guard.
+
+The guard is the process that mpiexec starts. It forks the rank and stays beside it, for two things that a process
+cannot do itself: tell how it died, and end when it is stuck in native code and the pool has gone. As long as the
+guard lives, mpiexec sees nothing amiss and lets the other ranks tell where they are.
+"""
+import faulthandler
+import io
+import os
+import pickle
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from multiprocessing.connection import Connection
+
+from mpi_impl.comm.ledger import Ledger
+from mpi_impl.pool import Answer, Job
+
+
+def main(address: str) -> None:
+    """Connect to the pool, fork the rank, and guard it."""
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(address)
+    connection = Connection(line.detach())
+    lifeline, held_by_rank = os.pipe()      # reading from it ends when the rank does
+    rank = os.fork()
+    if rank == 0:
+        faulthandler.enable(all_threads=False)
+        Rank(connection).serve()
+    os.close(held_by_rank)
+    guard(connection, rank, lifeline)
+
+
+def guard(connection: Connection, rank: int, lifeline: int) -> None:
+    """Wait until the pool hangs up, and then end the rank; or until the rank ends, and then tell the pool."""
+    events = select.poll()
+    events.register(connection.fileno(), 0)     # a hang-up alone: the messages are for the rank
+    events.register(lifeline, select.POLLIN)
+    if any(fd == connection.fileno() for fd, _ in events.poll()):
+        os.kill(rank, signal.SIGKILL)
+    _, status = os.waitpid(rank, 0)
+    with suppress(EOFError, OSError):           # the pool hangs up
+        connection.send(Answer("died", how_it_ended(os.waitstatus_to_exitcode(status))))
+        while True:
+            connection.recv()
+
+
+def how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"Its process was killed by {signal.Signals(-code).name}.\n"
+    return f"Its process ended by itself, with exit status {code}.\n"
+
+
+class Rank:
+    """The rank: one thread works, and a second one hears the pool even while the first is stuck in a collective."""
+
+    def __init__(self, connection: Connection):
+        from mpi_impl.comm.group import world   # starts MPI, which must happen in the rank and not in its guard
+
+        self.connection, self.sending = connection, threading.Lock()
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.printed = io.StringIO()
+        self.world = world()
+        self.groups: dict = {}      # by number of ranks and era
+
+    def serve(self) -> None:
+        """Work off the jobs as they come in. Ends with the process."""
+        threading.Thread(target=self.listen, daemon=True).start()
+        self.send((self.world.rank, self.world.size))
+        while True:
+            self.send(self.do(self.jobs.get()))
+
+    def listen(self) -> None:
+        """Queue the jobs, and answer the question where the rank is, until the pool hangs up."""
+        with suppress(EOFError, OSError):
+            while True:
+                message = self.connection.recv()
+                if isinstance(message, Job):
+                    self.jobs.put(message)
+                else:
+                    self.send(Answer("stuck", stack_of_main_thread(), printed=self.printed.getvalue()))
+        os._exit(0)
+
+    def send(self, message) -> None:
+        with self.sending, suppress(OSError):
+            self.connection.send(message)
+
+    def do(self, job: Job) -> Answer:
+        """Run the job, come what may."""
+        self.printed = io.StringIO()
+        with redirect_stdout(self.printed), redirect_stderr(self.printed):
+            try:
+                sys.path[:] = job.path
+                function, args = pickle.loads(job.call)
+                result = pickle.dumps(function(self.group(job.ranks, job.era), *args))
+                return Answer("returned", result=result, printed=self.printed.getvalue())
+            except BaseException as error:      # a SystemExit too is an answer
+                trace = error.__traceback__
+                text = "".join(traceback.format_exception(type(error), error, (trace and trace.tb_next) or trace))
+                return Answer("raised", text, printed=self.printed.getvalue(),
+                              assertion=isinstance(error, AssertionError))
+
+    def group(self, n: int, era: int):
+        """The first n ranks, with a ledger of their own for this job."""
+        if (n, era) not in self.groups:
+            self.groups[n, era] = self.world.first(n)
+        group = self.groups[n, era]
+        group.ledger = Ledger()
+        return group
+
+
+def stack_of_main_thread() -> str:
+    """The Python stack of the job, without the frames of the pool above it."""
+    frames = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
+    own = max(i for i, frame in enumerate(frames) if frame.filename == __file__)
+    return "".join(traceback.format_list(frames[own + 1:] or frames))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Shardlab's front door: makes the environment (.venv) when it is needed, then runs the demo or the tests.
+# Written for any bash from 3.2 on, which is what macOS has.
+set -euo pipefail
+
+minimum_python="3.11"
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+venv="$root/.venv"
+
+demo_options=(
+    --tensor-model-parallel-size 2
+    --num-layers 4
+    --hidden-size 256
+    --num-attention-heads 8
+    --seq-length 256
+    --max-position-embeddings 256
+    --micro-batch-size 2
+    --global-batch-size 16
+    --lr 1e-3
+    --train-iters 200
+)
+
+usage="Usage: ./run.sh COMMAND [OPTIONS]
+
+  demo       train a small GPT on 8 ranks; OPTIONS go to mpi_impl.pretrain_gpt, as in ./run.sh demo --train-iters 50
+  test       check style and types, then run the tests; OPTIONS go to pytest
+  test-all   the same with the deep tests, which take long
+  setup      only make the environment, .venv, which the commands above do when it is missing or out of date
+  lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock
+
+The environment is made with the Python named by the variable PYTHON if it is set, else with the first Python $minimum_python
+or newer on PATH."
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+# Sets python (its path) and version.
+find_python() {
+    local candidate found rest seen="" major=${minimum_python%.*} minor=${minimum_python#*.}
+    if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3 python python3.14 python3.13 python3.12 python3.11; fi
+    for candidate in "$@"; do
+        # Inside a virtual environment, ask for the Python that it was made from: .venv must not be made from itself.
+        found=$("$candidate" -c 'import platform, sys
+print(platform.python_version(), getattr(sys, "_base_executable", None) or sys.executable)' 2>/dev/null) || {
+            seen="$seen${PYTHON:+ $candidate does not run;}"
+            continue
+        }
+        version=${found%% *}
+        python=${found#* }
+        seen="$seen $candidate is $version;"
+        rest=${version#*.}
+        if [ "${version%%.*}" -eq "$major" ] && [ "${rest%%.*}" -ge "$minor" ]; then
+            return
+        fi
+    done
+    fail "Shardlab needs Python $minimum_python or newer, but${seen:- there is none;}" \
+        "install one, or name one in the variable PYTHON, as in PYTHON=/path/to/python3 ./run.sh setup."
+}
+
+# Makes .venv, unless it is there and was made, to the end, from this lock, by this Python, in this place.
+setup() {
+    local wanted log status
+    find_python
+    wanted="$(cksum <"$root/requirements.lock") $version $root"
+    if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/made-from" 2>/dev/null)" = "$wanted" ]; then
+        return
+    fi
+    "$python" -c "import ensurepip, venv" 2>/dev/null || fail "$python cannot make environments, since its module" \
+        "'venv' or 'ensurepip' is missing: install it (on Debian and Ubuntu: apt install python${version%.*}-venv)," \
+        "or name another Python in the variable PYTHON."
+    [ -w "$root" ] || fail "the environment cannot be made, since you may not write in $root:" \
+        "copy Shardlab to a folder of your own."
+
+    echo "Making the environment in .venv with Python $version; this happens once and takes about half a minute."
+    rm -rf "$venv" 2>/dev/null || fail "the old $venv cannot be removed: remove it, as the user who made it."
+    log=$(mktemp "${TMPDIR:-/tmp}/shardlab-setup.XXXXXX")
+    "$python" -m venv "$venv" >"$log" 2>&1 || fail "Python's venv failed: $(tail -n 1 "$log") (All it said: $log)"
+    status=0
+    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --retries 2 \
+        --require-hashes -r "$root/requirements.lock" 2>&1 | tee "$log" | show_progress || status=$?
+    [ $status -eq 0 ] || fail "pip could not install the packages of requirements.lock: is there a network?" \
+        "It said: $(grep '^ERROR' "$log" | head -n 1) (All it said: $log)"
+    rm -f "$log"
+    # So that `python -m mpi_impl...` works from any folder.
+    echo "$root" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
+    echo "$wanted" >"$venv/made-from"
+}
+
+# Reads what pip says, shows the name of each package as it comes to it.
+show_progress() {
+    local word package rest
+    while read -r word package rest; do
+        if [ "$word" = Collecting ]; then printf "%s " "${package%%[=<>]*}"; fi
+        if [ "$word" = Installing ]; then printf "\nInstalling ..."; fi
+    done
+    printf "\n"
+}
+
+demo() {
+    "$venv/bin/python" -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt "${demo_options[@]}" "$@"
+}
+
+# Lint, types and tests: each one speaks, whatever the others found, and pytest's closing line is the last.
+check() {
+    local status=0 place
+    cd "$root"
+    for place in . .mypy_cache .ruff_cache .pytest_cache; do
+        if [ -e $place ] && [ ! -w $place ]; then  # another user's: do without caches
+            export MYPY_CACHE_DIR=/dev/null RUFF_NO_CACHE=true PYTEST_ADDOPTS="-p no:cacheprovider"
+        fi
+    done
+    "$venv/bin/python" -m ruff check || status=1
+    "$venv/bin/python" -m mypy || status=1
+    "$venv/bin/python" -m pytest "$@" || status=1
+    return $status
+}
+
+lock() {
+    local tools
+    find_python
+    tools=$(mktemp -d)
+    # shellcheck disable=SC2064  # the folder is known now, and gone from scope when the trap runs
+    trap "rm -rf '$tools'" EXIT
+    "$python" -m venv "$tools"
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
+    cd "$root"
+    "$tools/bin/uv" pip compile pyproject.toml --extra mpich --extra test --output-file requirements.lock --quiet \
+        --universal --python-version "$minimum_python" --upgrade --generate-hashes \
+        --no-emit-index-url --no-annotate --no-header
+}
+
+command=${1:-help}
+[ $# -eq 0 ] || shift
+case $command in
+    setup)      setup; echo "The environment is ready: $venv" ;;
+    demo)       setup; demo "$@" ;;
+    test)       setup; check "$@" ;;
+    test-all)   setup; check --deep "$@" ;;
+    lock)       lock ;;
+    help | -h | --help) echo "$usage" ;;
+    *)          echo "$usage" >&2; fail "there is no command '$command'." ;;
+esac

@@ -1,0 +1,55 @@
+"""How tests run small programs on ranks: for real, through mpi_impl.launch, from a folder of their own."""
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOON = 30  # seconds: far more than any of these jobs needs, far less than a job that hangs
+
+PREAMBLE = """\
+import os, signal, sys, time
+from mpi_impl.comm.group import world
+from mpi_impl.entry import ArgumentParser, run
+from reference.errors import UserError
+"""
+
+
+def write_program(folder: Path, main: str) -> Path:
+    """A program whose `main()` has this body, in which `rank` is the rank and `wait()` waits for all the others."""
+    body = textwrap.indent(textwrap.dedent(main), "    ")
+    head = "def main():\n    rank, wait = world().rank, world().comm.Barrier\n"
+    program = folder / "program.py"
+    program.write_text(f"{PREAMBLE}\n{head}{body}\nif __name__ == '__main__':\n    run(main)\n")
+    return program
+
+
+def environment(more: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's environment variables and these, with Shardlab importable from any folder."""
+    return os.environ | {"PYTHONPATH": str(ROOT)} | (more or {})
+
+
+def command(*arguments, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Run this Python with these arguments to its end; a job that hangs fails the test."""
+    line = [sys.executable, *map(str, arguments)]
+    return subprocess.run(line, env=environment(env), capture_output=True, text=True, timeout=SOON)
+
+
+def launch(ranks: int, *program, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Run a program, or launch options and a program, on this many ranks."""
+    return command("-m", "mpi_impl.launch", "-n", ranks, *program, env=env)
+
+
+@contextmanager
+def launched(ranks: int, program: Path) -> Iterator[subprocess.Popen]:
+    """The same while it runs; it is ended with the `with` block."""
+    line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(program)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True) as job:
+        try:
+            yield job
+        finally:
+            job.terminate()

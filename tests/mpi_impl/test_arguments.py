@@ -1,0 +1,72 @@
+"""Megatron's options become configs; what cannot be is refused in a sentence before any work."""
+import pytest
+
+from mpi_impl.training.arguments import NOT_YET, parse
+from reference.errors import UserError
+
+EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 3 --hidden-size 48 --num-attention-heads 4 --seq-length 16
+    --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001
+    --lr-decay-style cosine --lr-decay-iters 40 --lr-warmup-fraction 0.25 --train-iters 50 --weight-decay 0.1
+    --clip-grad 0.5 --adam-beta1 0.8 --adam-beta2 0.95 --adam-eps 1e-6 --init-method-std 0.01 --seed 7
+    --log-interval 5 --eval-interval 20 --eval-iters 3 --split 90,10 --make-vocab-size-divisible-by 64
+    --untie-embeddings-and-output-weights --data-path corpus.txt --tokenizer-type GPT2BPETokenizer
+    --vocab-file vocab.json --merge-file merges.txt --exit-interval 30 --hidden-dropout 0 --attention-dropout 0.0
+    --position-embedding-type rope --rotary-percent 0.5 --dtype float64 --verify --metrics-file m --ledger l""".split()
+
+
+def test_every_option_arrives():
+    settings = parse(EVERY_OPTION, world_size=6)
+    model, optimizer = settings.model(50_257), settings.optimizer
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (3, 48, 4)
+    assert (model.max_position_embeddings, model.position_embedding_type, model.rotary_size) == (32, "rope", 6)
+    assert model.untie_embeddings_and_output_weights and model.init_method_std == 0.01
+    assert model.padded_vocab_size(2) == 50_304
+    assert settings.parallel.data_parallel_size == 3 and settings.microbatches == 4
+    assert (optimizer.lr, optimizer.min_lr, optimizer.lr_decay_style) == (0.01, 0.001, "cosine")
+    assert (optimizer.lr_decay_iters, optimizer.lr_warmup_iters) == (40, 10)
+    assert (optimizer.weight_decay, optimizer.clip_grad, optimizer.adam_eps) == (0.1, 0.5, 1e-6)
+    assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.8, 0.95)
+    assert settings.args.dtype == "float64" and settings.args.exit_interval == 30 and settings.args.seed == 7
+
+
+def test_what_is_left_open_follows_from_the_rest():
+    settings = parse("--micro-batch-size 3 --seq-length 20 --train-iters 9".split(), world_size=4)
+    assert settings.parallel.data_parallel_size == 4 and settings.args.global_batch_size == 12
+    assert settings.microbatches == 1 and settings.optimizer.lr_decay_iters == 9
+    assert settings.args.max_position_embeddings == 20
+
+
+def test_the_last_one_counts():
+    """A launch script's options can be overridden by adding to them."""
+    assert parse("--seed 1 --hidden-size 64 --seed 2".split(), 1).args.seed == 2
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ("--tensor-model-parallel-size 3", "is 3, so the number of ranks must be a multiple of 3, but it is 8"),
+    ("--tensor-model-parallel-size 8 --num-attention-heads 4", "must divide --num-attention-heads, which is 4"),
+    ("--num-attention-heads 7", "--num-attention-heads is 7, but must divide --hidden-size, which is 256"),
+    ("--global-batch-size 30", "--global-batch-size is 30, but must be a multiple of"),
+    ("--max-position-embeddings 8", "--max-position-embeddings is 8, but must be at least --seq-length"),
+    ("--hidden-dropout 0.1", "--hidden-dropout is 0.1, but only 0 is possible so far: dropout is not built yet."),
+    ("--attention-dropout 0.1", "--attention-dropout is 0.1, but only 0 is possible so far"),
+    ("--train-iters 0", "--train-iters is 0, but must be at least 1."),
+    ("--exit-interval 0", "--exit-interval is 0, but must be at least 1."),
+    ("--eval-iters -1", "--eval-iters is -1, but must not be negative."),
+    ("--lr-warmup-iters 5 --lr-warmup-fraction 0.1", "say the same thing twice"),
+    ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction is 1.5, but must be in [0, 1)"),
+    ("--hidden-sise 64", "--hidden-size"),
+    ("--hidden-size big", "--hidden-size: invalid int value: 'big'"),
+    ("--lr-decay-style step", "--lr-decay-style"),
+    ("--hidden 64", "has no option --hidden"),
+])
+def test_options_that_do_not_fit(options, sentence):
+    with pytest.raises(UserError) as error:
+        parse(options.split(), world_size=8)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("option", [name for names in NOT_YET.values() for name in names.split()])
+@pytest.mark.parametrize("value", [[], ["2"]])
+def test_an_option_of_what_is_not_built_is_refused(option, value):
+    with pytest.raises(UserError, match=f"--{option} is not possible yet"):
+        parse([f"--{option}", *value], world_size=8)

@@ -1,0 +1,142 @@
+"""Plant a classic bug in a module, and show that a proof catches it.
+
+    bug = Bug("mpi_impl.layers.mlp", right="return region.enter_backward(dx)", wrong="return dx")
+    assert_caught(ranks, 4, bug, mlp_equals_whole)
+
+`right` must occur exactly once in the module's source, so that a bug whose line has been rewritten is noticed. The
+bug is planted in the code objects of the functions themselves: everyone who imported them has it.
+"""
+import ast
+import importlib
+import importlib.util
+import inspect
+import linecache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from mpi_impl.pool import Pool, RankFailure
+
+
+class Bug(NamedTuple):
+    """A wrong text in the place of a right one."""
+
+    module: str
+    right: str
+    wrong: str
+
+
+class StaleBug(Exception):
+    """A bug that cannot be planted: the module has changed since it was thought of."""
+
+
+@contextmanager
+def planted(module_name: str, right: str, wrong: str) -> Iterator[None]:
+    """Within the `with` block, the module's functions have the bug."""
+    codes = buggy_codes(Bug(module_name, right, wrong))
+    functions = {find_function(importlib.import_module(module_name), name): code for name, code in codes.items()}
+    originals = {function: function.__code__ for function in functions}
+    try:
+        for function, code in functions.items():
+            if function.__code__.co_freevars != code.co_freevars:
+                raise StaleBug(f"{module_name}.{function.__qualname__}: the bug uses other variables of the "
+                               "enclosing function, which cannot be planted.")
+            function.__code__ = code
+        yield
+    finally:
+        for function, code in originals.items():
+            function.__code__ = code
+
+
+def planted_run(group, bug: Bug, function: Callable, *args):
+    """For a pool: `function(group, *args)` on each rank, with the bug planted there."""
+    with planted(*bug):
+        return function(group, *args)
+
+
+def assert_caught(pool: Pool, n: int, bug: Bug, function: Callable, *args, timeout: float = 30.0) -> None:
+    """`function` passes on n ranks, and with the bug planted it fails."""
+    buggy_codes(bug)                # here too, since a stale bug must not count as caught
+    pool.run(n, function, *args, timeout=timeout)
+    try:
+        pool.run(n, planted_run, bug, function, *args, timeout=timeout)
+    except RankFailure:
+        return
+    raise AssertionError(f"{function.__qualname__} did not catch `{bug.wrong}` in place of `{bug.right}` "
+                         f"in {bug.module}.")
+
+
+def buggy_codes(bug: Bug) -> dict[str, CodeType]:
+    """The code objects of the functions that the bug changes, by qualified name. Imports nothing."""
+    source = source_of(bug.module)
+    if (count := source.count(bug.right)) != 1:
+        raise StaleBug(f"`{bug.right}` occurs {count} times in {bug.module}, where it should occur once.")
+    changed = source.replace(bug.right, bug.wrong)
+    right, wrong = ast.parse(source), ast.parse(changed)
+    wrong_bodies = bodies(wrong)
+    names = [name for name, body in bodies(right).items() if wrong_bodies.get(name) != body]
+    if skeleton(right) != skeleton(wrong):
+        raise StaleBug(f"`{bug.wrong}` changes more of {bug.module} than the bodies of functions: a default, a "
+                       "decorator or a constant, which importers have already taken.")
+    if not names:
+        raise StaleBug(f"`{bug.wrong}` in place of `{bug.right}` changes nothing in {bug.module}.")
+    filename = f"<{bug.module}, with a planted bug>"
+    linecache.cache[filename] = (len(changed), None, changed.splitlines(keepends=True), filename)
+    codes = function_codes(compile(changed, filename, "exec"))
+    return {name: codes[name] for name in names}
+
+
+def source_of(module_name: str) -> str:
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.origin is None:
+        raise StaleBug(f"There is no module {module_name}.")
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The module's functions and its classes' methods, with their qualified names."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        else:
+            yield from functions_of(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
+
+
+def bodies(tree: ast.Module) -> dict[str, list[str]]:
+    """The bodies of all functions, as text without line numbers. A name that stands twice keeps both."""
+    found: dict[str, list[str]] = {}
+    for name, node in functions_of(tree):
+        found.setdefault(name, []).extend(ast.dump(statement) for statement in node.body)
+    return found
+
+
+def skeleton(tree: ast.Module) -> str:
+    """The module without the bodies of its functions. Empties the tree."""
+    for _, node in functions_of(tree):
+        node.body = []
+    return ast.dump(tree)
+
+
+def function_codes(code: CodeType) -> dict[str, CodeType]:
+    """The code objects of a module's functions and of its classes' methods, by qualified name."""
+    found: dict[str, CodeType] = {}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            is_function = inner.co_flags & inspect.CO_OPTIMIZED     # else it is the body of a class
+            found |= {inner.co_qualname: inner} if is_function else function_codes(inner)
+    return found
+
+
+def find_function(module: ModuleType, qualified_name: str) -> FunctionType:
+    """The live function, from under its decorators."""
+    found: Any = module
+    for name in qualified_name.split("."):
+        found = inspect.getattr_static(found, name)
+    if isinstance(found, property):
+        found = found.fget
+    found = inspect.unwrap(getattr(found, "__func__", found))
+    if not isinstance(found, FunctionType) or found.__code__.co_qualname != qualified_name:
+        raise StaleBug(f"{module.__name__}.{qualified_name} is hidden by a decorator or a later definition.")
+    return found

@@ -1,0 +1,222 @@
+"""Sharded = unsharded on real ranks, a function for each layer: run by every rank of a group, which has t ranks.
+
+Each rank computes the whole layer with the textbook and its own share with the machine, and compares. With `wrap`
+arrays are of another library: the machine's are wrapped, the textbook's are not.
+"""
+import numpy as np
+
+from mpi_impl import kernels
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, mlp
+from mpi_impl.models import gpt
+from mpi_impl.training.trainer import Trainer
+from reference import training
+from reference.config import ParallelConfig
+from reference.layers import attention as textbook_attention
+from reference.layers import block as textbook_block
+from reference.layers import cross_entropy as textbook_cross_entropy
+from reference.layers import embedding as textbook_embedding
+from reference.layers import linear as textbook_linear
+from reference.layers import mlp as textbook_mlp
+from reference.models import gpt as textbook_gpt
+from reference.optimizer import OptimizerConfig
+from reference.params import Layout, join, split, tree_map
+from tests.strategies import Case, close, trees_close
+from tests.textbook_theorems import rotary_of
+
+
+def as_is(x):
+    return x
+
+
+def host(x):
+    """What a device array holds; a host array as it is."""
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+class Share:
+    """This rank's parameters and gradients for a layer, and the check of what it computed."""
+
+    def __init__(self, group, tensors, p, wrap=as_is):
+        self.group, self.tensors, self.wrap = group, tensors, wrap
+        self.region = TensorParallelRegion(group)
+        self.p = tree_map(wrap, split(p, tensors, group.size)[group.rank])
+        self.layout = Layout(tensors, group.size)
+        self.flat = wrap(np.ones(self.layout.size))        # gradients are *added* to what is there
+        self.grads = self.layout.views(self.flat)
+
+    def gradients_equal(self, expected, tolerance):
+        """The ranks' gradients, joined, are the whole ones; replicated ones are alike; padding got nothing."""
+        shards = [self.layout.views(flat - 1) for flat in self.group.comm.allgather(host(self.flat))]
+        trees_close(join(shards, self.tensors), expected, tolerance)
+        for mine, again in zip(shards, split(expected, self.tensors, self.group.size), strict=True):
+            trees_close(mine, again, tolerance)
+
+
+def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as_is, tolerance=1e-11):
+    h, m = case.model.hidden_size, 3 * case.t
+    tensors = textbook_linear.column_parallel_tensors(h, m, 1.0)
+    p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
+    y, cache = textbook_linear.linear_forward(x, p)
+    dx, grads = textbook_linear.linear_backward(dy, p, cache)
+
+    share = Share(group, tensors, p, wrap)
+    mine = slice(None) if gather_output else slice(3 * group.rank, 3 * group.rank + 3)
+    y_mine, cache = linear.column_parallel_forward(wrap(x), share.p, gather_output, share.region)
+    dx_mine = linear.column_parallel_backward(wrap(dy[..., mine].copy()), share.p, cache, gather_output, share.grads,
+                                              kernels.accumulate, share.region)
+    close(host(y_mine), y[..., mine], tolerance)
+    close(host(dx_mine), dx, tolerance)
+    share.gradients_equal(grads, tolerance)
+
+
+def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    n, h = 3 * case.t, case.model.hidden_size
+    tensors = textbook_linear.row_parallel_tensors(n, h, 1.0)
+    p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
+    y, cache = textbook_linear.linear_forward(x, p)
+    dx, grads = textbook_linear.linear_backward(dy, p, cache)
+
+    share, mine = Share(group, tensors, p, wrap), slice(3 * group.rank, 3 * group.rank + 3)
+    y_all, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
+    dx_mine = linear.row_parallel_backward(wrap(dy), share.p, cache, share.grads, kernels.accumulate, share.region)
+    close(host(y_all), y, tolerance)
+    close(host(dx_mine), dx[..., mine], tolerance)
+    share.gradients_equal(grads, tolerance)
+
+
+def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    act, tensors = case.model.activation, textbook_mlp.mlp_tensors(case.model)
+    p, x, dy = case.params(tensors), case.x(), case.x("dy")
+    y, cache = textbook_mlp.mlp_forward(x, p, act)
+    dx, grads = textbook_mlp.mlp_backward(dy, p, cache, act)
+
+    share = Share(group, tensors, p, wrap)
+    y_all, cache = mlp.mlp_forward(wrap(x), share.p, act, share.region)
+    dx_all = mlp.mlp_backward(wrap(dy), share.p, cache, act, share.grads, kernels.accumulate, share.region)
+    close(host(y_all), y, tolerance)
+    close(host(dx_all), dx, tolerance)
+    share.gradients_equal(grads, tolerance)
+
+
+def attention_equals_whole(group, case: Case, causal=True, wrap=as_is, tolerance=1e-11):
+    tensors, rotary = textbook_attention.attention_tensors(case.model), rotary_of(case)
+    p, x, dy = case.params(tensors), case.x(), case.x("dy")
+    y, cache = textbook_attention.attention_forward(x, p, causal, rotary)
+    dx, grads = textbook_attention.attention_backward(dy, p, cache)
+
+    share = Share(group, tensors, p, wrap)
+    rotary = rotary and tuple(map(wrap, rotary))
+    y_all, cache = attention.attention_forward(wrap(x), share.p, causal, rotary, share.region)
+    dx_all = attention.attention_backward(wrap(dy), share.p, cache, share.grads, kernels.accumulate, share.region)
+    close(host(y_all), y, tolerance)
+    close(host(dx_all), dx, tolerance)
+    share.gradients_equal(grads, tolerance)
+
+
+def block_equals_whole(group, case: Case, wrap=as_is):
+    c, tensors, rotary = case.model, textbook_block.block_tensors(case.model), rotary_of(case)
+    p, x, dy = case.params(tensors), case.x(), case.x("dy")
+    y, cache = textbook_block.block_forward(x, p, c, rotary)
+    dx, grads = textbook_block.block_backward(dy, p, cache, c)
+
+    share = Share(group, tensors, p, wrap)
+    rotary = rotary and tuple(map(wrap, rotary))
+    y_all, cache = block.block_forward(wrap(x), share.p, c, rotary, share.region)
+    dx_all = block.block_backward(wrap(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
+    close(host(y_all), y)
+    close(host(dx_all), dx)
+    share.gradients_equal(grads, 1e-11)
+
+
+def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    tensors = textbook_embedding.embedding_tensors(case.model)
+    p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
+    x, cache = textbook_embedding.embedding_forward(tokens, p)
+    grads = textbook_embedding.embedding_backward(dx, p, cache)
+
+    share = Share(group, tensors, p, wrap)
+    x_all, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region)
+    embedding.embedding_backward(wrap(dx), share.p, cache, share.grads, share.region)
+    close(host(x_all), x, tolerance)
+    share.gradients_equal(grads, tolerance)
+
+
+def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    c, tensors = case.model, {"word": textbook_embedding.word_tensor(case.model)}
+    p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, c.vocab_size)
+    logits, cache = textbook_embedding.logits_forward(x, p["word"], c.vocab_size)
+    dx, dword = textbook_embedding.logits_backward(dlogits, p["word"], cache)
+
+    share = Share(group, tensors, p, wrap)
+    n = tensors["word"].local_shape(group.size)[0]
+    mine = slice(n * group.rank, n * group.rank + n)
+    padding = [(0, 0), (0, 0), (0, n * group.size - c.vocab_size)]
+    logits = np.pad(logits, padding, constant_values=-np.inf)[..., mine]
+    y, cache = embedding.logits_forward(wrap(x), share.p["word"], c.vocab_size, share.region)
+    dx_all = embedding.logits_backward(wrap(np.pad(dlogits, padding)[..., mine].copy()), share.p["word"], cache,
+                                       share.grads["word"], kernels.accumulate, share.region)
+    real = np.isfinite(logits)
+    assert (np.isfinite(host(y)) == real).all(), "a padded word has a chance, or a real one has none"
+    close(host(y)[real], logits[real], tolerance)
+    close(host(dx_all), dx, tolerance)
+    share.gradients_equal({"word": dword}, tolerance)
+
+
+def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is):
+    logits = scale * case.array("logits", case.b, case.s, 3 * case.t)
+    targets = case.ids("targets", case.b, case.s) % logits.shape[-1]
+    dloss = case.array("dloss", case.b, case.s)
+    loss, cache = textbook_cross_entropy.cross_entropy_forward(logits, targets)
+    dlogits = textbook_cross_entropy.cross_entropy_backward(dloss, cache)
+
+    mine = slice(3 * group.rank, 3 * group.rank + 3)
+    loss_all, cache = cross_entropy.cross_entropy_forward(wrap(logits[..., mine].copy()), wrap(targets), group)
+    close(host(loss_all), loss)
+    close(host(cross_entropy.cross_entropy_backward(wrap(dloss), cache)), dlogits[..., mine])
+
+
+def gpt_equals_whole(group, case: Case, wrap=as_is):
+    c, tensors = case.model, textbook_gpt.gpt_tensors(case.model)
+    p, tokens, targets = case.params(tensors), case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
+    dloss = case.array("dloss", case.b, case.s)
+    loss, cache = textbook_gpt.gpt_forward(tokens, p, c, targets)
+    _, grads = textbook_gpt.gpt_backward(dloss, p, cache, c)
+
+    share = Share(group, tensors, p, wrap)
+    loss_all, cache = gpt.gpt_forward(wrap(tokens), share.p, c, wrap(targets), share.region)
+    gpt.gpt_backward(wrap(dloss), share.p, cache, c, share.grads, kernels.accumulate, share.region)
+    close(host(loss_all), loss)
+    share.gradients_equal(grads, 1e-10)
+
+
+def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5):
+    """The main theorem for t and d: losses, norms, clipped gradients and weights, for several steps."""
+    topology = connect(group, ParallelConfig.for_world(group.size, case.t))
+    try:
+        d, r = topology.data.size, topology.place.data
+        batch = microbatches * d * case.b
+        optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
+        ours = Trainer(case.model, optimizer, topology, case.seed, np.float64)
+        textbook = training.Trainer(case.model, optimizer, case.seed, np.float64)
+        for step in range(steps):
+            tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
+            mine = [slice((k * d + r) * case.b, (k * d + r + 1) * case.b) for k in range(microbatches)]
+            result = ours.step([(tokens[i], targets[i]) for i in mine], batch)
+            loss, norm, grads = textbook.step(tokens, targets)
+            close(np.array([result.loss, result.grad_norm]), np.array([loss, norm]))
+            everyone_has(topology, ours.flat_grads, ours.layout, grads, 1e-10)
+            everyone_has(topology, ours.flat_params, ours.layout, textbook.params, 1e-10)
+        evaluated = ours.evaluate([(tokens[i], targets[i]) for i in mine], batch)
+        loss, _ = training.loss_and_gradients(tokens, targets, textbook.params, case.model)
+        close(np.array(evaluated), np.array(loss))
+    finally:
+        disconnect(topology)
+
+
+def everyone_has(topology, flat, layout, expected, tolerance):
+    """In every replica the tensor-parallel ranks' buffers, joined, are the expected tree."""
+    flats, t = topology.world.comm.allgather(flat), topology.tensor.size
+    for first in range(0, len(flats), t):
+        trees_close(join([layout.views(f) for f in flats[first:first + t]], layout.tensors), expected, tolerance)

@@ -1,0 +1,264 @@
+"""A spy: an array that behaves like CuPy's on a machine without a GPU, and refuses what would go wrong there.
+
+Its elements lie in a NumPy array that nothing but `get` and `set` can reach. A layer that runs on spies makes no
+hidden copy to the host, mixes in no host array, and calls nothing that CuPy lacks or calls differently.
+
+Where CuPy would work, but slowly and without a word, the spy is the stricter: `bool(x)`, `float(x)` and `int(x)`,
+iteration over elements, reading through a mask or a list, and matrix products of more than two dimensions are
+refused, each with a sentence that says what CuPy would do. `x.item()` and `x.get()` say that they wait for the
+device, so they are allowed.
+"""
+import dataclasses
+
+import numpy as np
+
+SCALARS = (bool, int, float, complex, np.generic)
+
+# What CuPy 14 has, with the parameters that it takes there, in order; a star takes any number.
+FUNCTIONS = {name: parameters.split() for name, parameters in {
+    # reductions
+    "sum": "a axis dtype out keepdims", "prod": "a axis dtype out keepdims", "mean": "a axis dtype out keepdims",
+    "max": "a axis out keepdims", "min": "a axis out keepdims", "amax": "a axis out keepdims",
+    "amin": "a axis out keepdims", "all": "a axis out keepdims", "any": "a axis out keepdims",
+    "var": "a axis dtype out ddof keepdims", "std": "a axis dtype out ddof keepdims",
+    "argmax": "a axis dtype out keepdims", "argmin": "a axis dtype out keepdims", "count_nonzero": "a axis",
+    "cumsum": "a axis dtype out", "cumprod": "a axis dtype out", "linalg.norm": "x ord axis keepdims",
+    # products
+    "dot": "a b out", "vdot": "a b", "inner": "a b", "outer": "a b out", "tensordot": "a b axes",
+    "einsum": "*operands optimize",
+    # shapes
+    "reshape": "a newshape order", "ravel": "a order", "transpose": "a axes", "swapaxes": "a axis1 axis2",
+    "moveaxis": "a source destination", "expand_dims": "a axis", "squeeze": "a axis", "broadcast_to": "array shape",
+    "broadcast_arrays": "*args", "shape": "a", "ndim": "a", "size": "a", "concatenate": "tup axis out dtype casting",
+    "stack": "tup axis out dtype casting", "vstack": "tup dtype casting", "hstack": "tup dtype casting",
+    "split": "ary indices_or_sections axis", "array_split": "ary indices_or_sections axis", "flip": "a axis",
+    "roll": "a shift axis", "repeat": "a repeats axis", "tile": "A reps", "pad": "array pad_width mode constant_values",
+    # choosing and sorting
+    "where": "condition x y", "take": "a indices axis out", "take_along_axis": "a indices axis",
+    "put_along_axis": "arr indices values axis", "tril": "m k", "triu": "m k", "diagonal": "a offset axis1 axis2",
+    "clip": "a a_min a_max out", "sort": "a axis", "argsort": "a axis", "searchsorted": "a v side sorter",
+    "diff": "a n axis", "round": "a decimals out", "nan_to_num": "x copy nan posinf neginf",
+    "isclose": "a b rtol atol equal_nan", "copy": "a order", "copyto": "dst src casting where",
+    "result_type": "*arrays_and_dtypes", "can_cast": "from_ to casting",
+    # creation in the image of an array
+    "empty_like": "prototype dtype order subok shape", "zeros_like": "a dtype order subok shape",
+    "ones_like": "a dtype order subok shape", "full_like": "a fill_value dtype order subok shape",
+}.items()}
+
+# Creation with like=x: on the device, and for the first two a transfer that can be seen.
+CREATION = {name: parameters.split() for name, parameters in {
+    "array": "obj dtype copy order", "asarray": "a dtype order", "zeros": "shape dtype order",
+    "ones": "shape dtype order", "empty": "shape dtype order", "full": "shape fill_value dtype order",
+    "arange": "start stop step dtype", "eye": "N M k dtype order", "identity": "n dtype", "tri": "N M k dtype",
+}.items()}
+
+METHODS = {name: parameters.split() for name, parameters in {
+    "sum": "axis dtype out keepdims", "prod": "axis dtype out keepdims", "mean": "axis dtype out keepdims",
+    "max": "axis out keepdims", "min": "axis out keepdims", "all": "axis out keepdims", "any": "axis out keepdims",
+    "var": "axis dtype out ddof keepdims", "std": "axis dtype out ddof keepdims", "argmax": "axis out dtype keepdims",
+    "argmin": "axis out dtype keepdims", "cumsum": "axis dtype out", "dot": "b out", "reshape": "*shape order",
+    "ravel": "order", "flatten": "order", "transpose": "*axes", "swapaxes": "axis1 axis2", "squeeze": "axis",
+    "take": "indices axis out", "repeat": "repeats axis", "diagonal": "offset axis1 axis2", "clip": "min max out",
+    "round": "decimals out", "argsort": "axis", "astype": "dtype order casting subok copy", "copy": "order",
+    "view": "dtype", "fill": "value",
+}.items()}
+
+ATTRIBUTES = {"shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags", "T", "mT", "real", "imag"}
+UFUNCS_LACKING = {"isnat", "spacing", "matvec", "vecdot", "vecmat"}
+UFUNC_METHODS = {"__call__": None, "at": {"add", "subtract", "maximum", "minimum"}, "reduce": {"add", "multiply"}}
+
+
+class Refused(TypeError):
+    """Something that goes wrong on a device, or works there by a hidden copy."""
+
+
+class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that is, to those who use it, on a device. `SpyArray(host)` copies a host array there."""
+
+    __array_priority__ = 100
+
+    def __init__(self, host):
+        self._elements = np.array(host)
+
+    # --- explicit transfers
+
+    def get(self) -> np.ndarray:
+        """A copy on the host."""
+        return self._elements.copy()
+
+    def set(self, host) -> None:
+        """Copy a host array of the same shape and dtype into this array, which must be contiguous."""
+        if not isinstance(host, np.ndarray):
+            raise Refused(f"CuPy's x.set takes a host array, not {kind(host)}.")
+        if host.dtype != self.dtype or host.shape != self.shape:
+            raise Refused(f"CuPy's x.set converts nothing: {host.dtype} {host.shape} into {self.dtype} {self.shape}.")
+        if not (self.flags.c_contiguous or self.flags.f_contiguous):
+            raise Refused("CuPy cannot set a view that is not contiguous.")
+        self._elements[...] = host
+
+    def item(self):
+        """The one element, as a Python number: waits for the device and says so."""
+        return self._elements.item()
+
+    # --- hidden transfers
+
+    def __array__(self, dtype=None, copy=None):
+        raise Refused("CuPy refuses to become a NumPy array unasked: write x.get(), or np.asarray(..., like=x) "
+                      "for an array on the device.")
+
+    def __bool__(self):
+        raise Refused("CuPy would wait for the device and copy one element to the host: write x.item(), or np.where.")
+
+    def __float__(self):
+        raise Refused("CuPy's float(x) would wait for the device without a word: write x.item().")
+
+    def __int__(self):
+        raise Refused("CuPy's int(x) would wait for the device without a word: write x.item().")
+
+    def __index__(self):
+        raise Refused("CuPy's arrays cannot serve as a Python index: write x.item().")
+
+    def __iter__(self):
+        if self.ndim < 2:
+            raise Refused("Iterating over elements would make an array on the device for each: work on all at once.")
+        return (self[i] for i in range(len(self)))
+
+    # --- elements
+
+    def __len__(self):
+        return len(self._elements)
+
+    def __getitem__(self, key):
+        check_key(key)
+        if any(isinstance(k, SpyArray) and k.dtype == bool for k in as_tuple(key)):
+            raise Refused("Reading through a mask has a shape that depends on the data, so CuPy would wait for the "
+                          "device to count: use np.where.")
+        return to_spy(self._elements[to_plain(with_ellipsis(key))])
+
+    def __setitem__(self, key, value):
+        check_key(key)
+        if not isinstance(value, (SpyArray, *SCALARS)):
+            raise Refused(f"CuPy refuses to assign {kind(value)} to elements on the device.")
+        self._elements[to_plain(with_ellipsis(key))] = to_plain(value)
+
+    def __getattr__(self, name):
+        if name in ATTRIBUTES:
+            return to_spy(getattr(self._elements, name))
+        if name in METHODS:
+            return lambda *args, **kwargs: run(
+                f"x.{name}", getattr(self._elements, name), METHODS[name], args, kwargs)
+        raise AttributeError(f"The spy array has no `{name}`. If CuPy's arrays have it, add it to {__name__}.py.")
+
+    def __repr__(self):
+        return f"SpyArray(shape={self.shape}, dtype={self.dtype})"
+
+    # --- NumPy's two dispatch protocols
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        name = ufunc.__name__
+        known = UFUNC_METHODS.get(method, set())
+        if name in UFUNCS_LACKING or (known is not None and name not in known):
+            raise Refused(f"CuPy has no np.{name}{'' if method == '__call__' else '.' + method}.")
+        if name == "matmul" and any(np.ndim(x) > 2 for x in inputs):
+            raise Refused(f"np.matmul of shapes {' and '.join(str(np.shape(x)) for x in inputs)}: beyond 2-D, CuPy "
+                          "copies transposed inputs, computes float16 in float32 and fails on bfloat16. Reshape to "
+                          "2-D, or use a batched kernel.")
+        for x in inputs if method == "__call__" else ():
+            if not isinstance(x, (SpyArray, np.ndarray, *SCALARS)):
+                raise Refused(f"CuPy's {name} takes arrays and numbers, not {kind(x)}.")
+        return run(f"np.{name}", getattr(ufunc, method), ["*inputs", "out", "dtype", "casting", "axis", "keepdims"],
+                   inputs, kwargs)
+
+    def __array_function__(self, function, types, args, kwargs):
+        name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.")
+        if name in CREATION:
+            return run(f"np.{name}", function, CREATION[name], to_device(args), kwargs)
+        if name not in FUNCTIONS:
+            raise Refused(f"CuPy has no np.{name}, or calls it otherwise, or waits for the device in it. "
+                          f"If it is none of these, add it to {__name__}.py.")
+        return run(f"np.{name}", function, FUNCTIONS[name], args, kwargs)
+
+
+def run(name, function, parameters, args, kwargs):
+    """Call a NumPy function on the elements behind the spies, if CuPy takes these arguments."""
+    if not parameters[0].startswith("*") and len(args) > len(parameters):
+        raise Refused(f"CuPy's {name} takes at most {len(parameters)} positional arguments: {', '.join(parameters)}.")
+    for keyword in kwargs.keys() - set(parameters):
+        raise Refused(f"CuPy's {name} takes no `{keyword}`. It takes {', '.join(parameters)}.")
+    if any(isinstance(x, np.ndarray) for x in leaves((args, kwargs))):
+        raise Refused(f"CuPy's {name} refuses to mix in a host array: move it with np.asarray(..., like=x).")
+    result = function(*to_plain(args), **to_plain(kwargs))
+    out = kwargs.get("out")
+    if out is not None:
+        return out[0] if isinstance(out, tuple) else out
+    return to_spy(result)
+
+
+def check_key(key):
+    for k in as_tuple(key):
+        if isinstance(k, (np.ndarray, list)):
+            raise Refused(f"An index on the host ({kind(k)}) would be copied to the device, unseen: make it an array "
+                          "there once.")
+
+
+def as_tuple(key):
+    return key if isinstance(key, tuple) else (key,)
+
+
+def with_ellipsis(key):
+    """The same key, made to give a view even where NumPy would give a scalar."""
+    key = as_tuple(key)
+    return key if any(k is Ellipsis for k in key) else (*key, ...)
+
+
+def leaves(value):
+    """What is in nested tuples, lists and dictionaries."""
+    if isinstance(value, (tuple, list, dict)):
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from leaves(element)
+    else:
+        yield value
+
+
+def replaced(value, old, new):
+    """The same nest of tuples, lists, dictionaries and dataclasses, with `new(x)` for every x of the type `old`."""
+    if isinstance(value, old):
+        return new(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(replaced(element, old, new) for element in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(replaced(element, old, new) for element in value)
+    if isinstance(value, dict):
+        return {key: replaced(element, old, new) for key, element in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: replaced(getattr(value, name), old, new) for name in fields})
+    return value
+
+
+def to_plain(value):
+    """The elements behind the spies, themselves: for this file alone."""
+    return replaced(value, SpyArray, lambda spy: spy._elements)
+
+
+def to_spy(value):
+    """NumPy's results as arrays on the device, zero-dimensional ones too; views stay views."""
+    def seen(host):
+        spy = SpyArray.__new__(SpyArray)
+        spy._elements = np.asarray(host)
+        return spy
+    return replaced(value, (np.ndarray, np.generic), seen)
+
+
+def to_device(value):
+    """Copies of all arrays on the 'device': of one array, or of all those in a dataclass or a cache."""
+    return replaced(value, np.ndarray, SpyArray)
+
+
+def to_host(value):
+    """Copies of all spies on the host: of one, or of all those in a dataclass or a cache."""
+    return replaced(value, SpyArray, SpyArray.get)
+
+
+def kind(value):
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,146 @@
+"""Whatever ends one rank ends the job: soon, with one message, and with a non-zero status unless all agree."""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpi_impl.entry import ArgumentParser
+from mpi_impl.launch import OPEN_MPI_SETTINGS
+from mpi_impl.rank_environment import is_first_rank
+from reference.errors import UserError
+from tests.launching import SOON, command, environment, launch, write_program
+
+
+def ends(tmp_path, main: str, ranks: int = 3, **options) -> subprocess.CompletedProcess:
+    return launch(ranks, write_program(tmp_path, main), **options)
+
+
+def test_a_job_in_which_all_return_succeeds(tmp_path):
+    job = ends(tmp_path, "wait(); print(f'rank {rank} was here')")
+    assert (job.returncode, job.stderr) == (0, "")
+    assert sorted(job.stdout.splitlines()) == [f"rank {rank} was here" for rank in range(3)]
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_traceback(tmp_path):
+    job = ends(tmp_path, "if rank == 1: {}['missing']\nwait()")
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == job.stderr.count("KeyError: 'missing'") == 1
+    assert "error: rank 1 of 3 failed with the traceback above; the job has been ended." in job.stderr
+
+
+def test_when_all_ranks_raise_one_traceback_is_shown(tmp_path):
+    job = ends(tmp_path, "1 / 0")
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == 1
+    assert "error: rank 0 of 3 failed" in job.stderr
+
+
+def test_a_user_error_on_all_ranks_is_one_sentence(tmp_path):
+    job = ends(tmp_path, "raise UserError('--lr is -1, but must be positive.')")
+    assert job.returncode == 2
+    assert job.stderr.count("error: --lr is -1, but must be positive.\n") == 1
+    assert "Traceback" not in job.stderr
+
+
+def test_a_user_error_on_one_rank_names_the_rank(tmp_path):
+    job = ends(tmp_path, "if rank == 2: raise UserError('The disk is full.')\nwait()")
+    assert job.returncode == 2
+    assert job.stderr.count("error on rank 2 of 3: The disk is full.\n") == 1
+    assert "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize("asked, status", [(0, 1), (3, 3)])
+def test_a_rank_that_leaves_while_others_work_ends_the_job(tmp_path, asked, status):
+    job = ends(tmp_path, f"if rank == 1: sys.exit({asked})\nwait()")
+    assert job.returncode == status
+    sentence = f"error: rank 1 of 3 left the program by sys.exit({asked}) while other ranks were at work."
+    assert job.stderr.count(sentence) == 1
+
+
+@pytest.mark.parametrize("asked, status, text", [("0", 0, ""), ("3", 3, ""), ("'No data.'", 1, "No data.\n")])
+def test_when_all_ranks_leave_the_job_ends_as_asked_for(tmp_path, asked, status, text):
+    job = ends(tmp_path, f"sys.exit({asked})")
+    assert job.returncode == status
+    assert job.stderr.startswith(text)
+    assert "error" not in job.stderr
+
+
+def test_among_different_ends_the_first_failure_is_told(tmp_path):
+    job = ends(tmp_path, "if rank == 0: sys.exit(0)\n1 / 0")
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == 1
+    assert "error: rank 1 of 3 failed" in job.stderr
+
+
+@pytest.mark.parametrize("asked, status", [(0, 1), (3, 3)])
+def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path, asked, status):
+    job = ends(tmp_path, f"if rank == 1: os._exit({asked})\nwait()")
+    assert job.returncode == status
+    assert job.stderr.count(f"error: rank 1 of 3 left the program by os._exit({asked}).") == 1
+
+
+def test_a_child_process_may_skip_the_shutdown(tmp_path):
+    job = ends(tmp_path, "pid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)\nwait()")
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+def test_a_rank_that_is_killed_ends_the_job(tmp_path):
+    job = ends(tmp_path, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait()")
+    assert job.returncode != 0
+    assert "signal 9" in job.stdout + job.stderr  # mpiexec says so
+
+
+@pytest.mark.parametrize("who", ["rank == 1", "True"])
+def test_an_interrupted_job_says_so_in_a_line(tmp_path, who):
+    job = ends(tmp_path, f"if {who}: raise KeyboardInterrupt\nwait()")
+    assert job.returncode == 130
+    assert job.stderr.count("Interrupted.\n") == 1
+    assert "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize("told", [
+    {"SHARDLAB_WORLD_SIZE": "4"},                          # by mpi_impl.launch
+    {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"},    # by srun
+])
+def test_a_rank_that_is_a_world_of_its_own_is_refused(tmp_path, told):
+    job = command(write_program(tmp_path, "wait()"), env=told)
+    assert job.returncode == 2
+    assert "error: 4 ranks were asked for, but each rank is a world of its own" in job.stderr
+
+
+def test_a_world_of_another_size_than_asked_for_is_refused(tmp_path):
+    line = [Path(sys.executable).with_name("mpirun"), "-n", "3", sys.executable, write_program(tmp_path, "wait()")]
+    told = environment({"SHARDLAB_WORLD_SIZE": "4"} | OPEN_MPI_SETTINGS)
+    job = subprocess.run(line, env=told, capture_output=True, text=True, timeout=SOON)
+    assert job.returncode == 2
+    assert job.stderr.count("error: 4 ranks were asked for, but the world has 3.") == 1
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(prog="train")
+    made.add_argument("--hidden-size", type=int)
+    made.add_argument("--dtype", choices=["float32", "float64"])
+    return made
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (["--hiden-size", "8"], "train has no option --hiden-size. Did you mean --hidden-size?"),
+    (["--hidden=8"], "train has no option --hidden. Did you mean --hidden-size?"),
+    (["--zzz"], "train has no option --zzz. Run it with --help"),
+    (["--hidden-size", "big"], "train cannot use its options: argument --hidden-size: invalid int value: 'big'."),
+    (["--dtype", "int8"], "invalid choice: 'int8'"),
+])
+def test_an_option_that_is_not_understood_is_a_sentence(arguments, sentence):
+    with pytest.raises(UserError) as error:
+        parser().parse_args(arguments)
+    assert sentence in str(error.value)
+
+
+def test_help_is_printed_by_the_first_rank_alone(monkeypatch, capsys):
+    for rank, expected in [("0", True), ("1", False)]:
+        monkeypatch.setenv("PMI_RANK", rank)
+        monkeypatch.setenv("PMI_SIZE", "2")
+        with pytest.raises(SystemExit):
+            parser().parse_args(["--help"])
+        assert ("--hidden-size" in capsys.readouterr().out) is expected is is_first_rank()

@@ -1,0 +1,150 @@
+"""One command starts ranks under any MPI, watches over them, and leaves none behind."""
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpi_impl.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher
+from mpi_impl.rank_environment import THREAD_VARIABLES
+from reference.errors import UserError
+from tests.launching import SOON, command, environment, launch, launched, write_program
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes that left a file of their name here."""
+    return [int(path.stem) for path in folder.glob("*.pid")]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition) -> bool:
+    deadline = time.monotonic() + SOON
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_options_after_the_program_are_the_programs(tmp_path):
+    program = write_program(tmp_path, "if rank == 0: print(world().size, sys.argv[1:])")
+    assert launch(2, program, "-n", "7", "--timeout", "0").stdout == "2 ['-n', '7', '--timeout', '0']\n"
+
+
+def test_a_module_is_run_too():
+    job = launch(2, "-m", "mpi_impl.launch", "--help")
+    assert (job.returncode, job.stdout.count("usage:")) == (0, 1)
+
+
+THREADS = f"print(*(os.environ.get(name) for name in {THREAD_VARIABLES[:2]}))"
+
+
+@pytest.fixture
+def threads_unset(monkeypatch):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_rank_has_one_blas_thread(tmp_path, threads_unset):
+    assert launch(2, write_program(tmp_path, THREADS)).stdout == "1 1\n" * 2
+
+
+def test_so_has_a_rank_of_a_bare_mpirun(tmp_path, threads_unset):
+    line = [Path(sys.executable).with_name("mpirun"), "-n", "2", sys.executable, write_program(tmp_path, THREADS)]
+    job = subprocess.run(line, env=environment(OPEN_MPI_SETTINGS), capture_output=True, text=True, timeout=SOON)
+    assert job.stdout == "1 1\n" * 2
+
+
+def test_the_users_number_of_threads_is_kept(tmp_path, threads_unset):
+    assert launch(2, write_program(tmp_path, THREADS), env={"OMP_NUM_THREADS": "3"}).stdout == "None 3\n" * 2
+
+
+def test_a_program_started_by_itself_keeps_all_threads(tmp_path, threads_unset):
+    assert command(write_program(tmp_path, THREADS)).stdout == "None None\n"
+
+
+def test_lines_are_seen_when_they_are_printed(tmp_path):
+    program = write_program(tmp_path, "if rank == 0: print('step 1')\nwait()\ntime.sleep(600)")
+    with launched(2, program) as job:
+        assert job.stdout and job.stdout.readline() == "step 1\n"
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_interrupted_launch_ends_its_ranks(tmp_path, number, status):
+    program = write_program(tmp_path, f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')\nwait()\ntime.sleep(600)")
+    with launched(2, program) as job:
+        assert wait_until(lambda: len(pids(tmp_path)) == 2)
+        job.send_signal(number)
+        assert job.wait(SOON) == status
+    assert wait_until(lambda: not any(map(alive, pids(tmp_path))))
+
+
+def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
+    program = write_program(tmp_path, f"""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')
+        while True:
+            pass
+    """)
+    job = launch(2, "--timeout", 3, program)
+    assert job.returncode == 124
+    assert job.stderr.endswith("error: the job did not end within 3 seconds (--timeout), and has been ended.\n")
+    assert len(pids(tmp_path)) == 2
+    assert wait_until(lambda: not any(map(alive, pids(tmp_path))))
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (["program.py"], "the following arguments are required: -n"),
+    (["-n", "0", "program.py"], "-n is 0, but a job needs at least 1 rank."),
+    (["-n", "2", "--timeout", "-1", "program.py"], "--timeout is -1, but"),
+    (["-n", "2"], "There is nothing to run."),
+    (["-n", "2", "--timout", "9", "program.py"], "Did you mean --timeout?"),
+])
+def test_an_option_that_is_wrong_is_a_sentence(arguments, sentence):
+    job = command("-m", "mpi_impl.launch", *arguments)
+    assert job.returncode == 2
+    assert job.stderr.startswith("error: ") and sentence in job.stderr
+    assert "Traceback" not in job.stderr
+
+
+def write_script(path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_launcher_of_another_mpi_is_passed_over(tmp_path, monkeypatch):
+    for folder, says in [("a", "mpiexec (Open MPI) 5.0.11"), ("b", "HYDRA build details:")]:
+        (tmp_path / folder).mkdir()
+        write_script(tmp_path / folder / "mpiexec", f"echo '{says}'")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert find_mpiexec("MPICH") == str(tmp_path / "b" / "mpiexec")
+    assert find_mpiexec("Open MPI") == str(tmp_path / "a" / "mpiexec")
+    with pytest.raises(UserError, match=r"mpi4py uses Intel MPI, .* found only .*, of another MPI"):
+        find_mpiexec("Intel MPI")
+
+
+def test_a_missing_launcher_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UserError, match="found none at all"):
+        find_mpiexec("MPICH")
+
+
+def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
+    write_script(tmp_path / "srun", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert launcher("MPICH", 16) == ["srun", "-n", "16"]
+    assert launch_environment("MPICH", 16)["SLURM_MPI_TYPE"] == "pmi2"
+    assert launch_environment("Open MPI", 16)["SLURM_MPI_TYPE"] == "pmix"
+    monkeypatch.setenv("SLURM_MPI_TYPE", "cray_shasta")
+    assert launch_environment("MPICH", 16)["SLURM_MPI_TYPE"] == "cray_shasta"

@@ -1,0 +1,55 @@
+"""The machine is the textbook with ranks: the same files, names and arguments, and only the communication beside."""
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import mpi_impl
+
+ROOT = Path(mpi_impl.__file__).parent
+MIRRORED = [f"{folder}.{path.stem}" for folder in ("layers", "models")
+            for path in sorted((ROOT / folder).glob("*.py")) if path.stem != "__init__"]
+ONLY_ON_RANKS = {"region", "group", "grads", "sink"}      # where to send, and where gradients go
+ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "caches": "cache"}   # of a list, what one rank has
+
+
+def functions(module):
+    return {name: function for name, function in vars(module).items()
+            if inspect.isfunction(function) and function.__module__ == module.__name__}
+
+
+def arguments(function):
+    return [ONE_RANKS.get(name, name) for name in inspect.signature(function).parameters]
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_a_twin_has_the_same_arguments_and_its_communication_beside(name):
+    textbook, machine = (importlib.import_module(f"{package}.{name}") for package in ("reference", "mpi_impl"))
+    theirs = functions(textbook)
+    for name, function in functions(machine).items():
+        twin = theirs.get(name) or theirs.get(f"sharded_{name}")
+        assert twin, f"{machine.__name__}.{name} has no twin in the textbook"
+        assert [a for a in arguments(function) if a not in ONLY_ON_RANKS] == arguments(twin), name
+
+
+def test_every_layer_of_the_textbook_is_in_the_machine():
+    missing = [f"{folder}/{path.name}" for folder in ("layers", "models")
+               for path in (ROOT.parent / "reference" / folder).glob("*.py")
+               if not (ROOT / folder / path.name).exists()]
+    assert not missing
+
+
+def test_the_textbook_stands_alone():
+    """NumPy and the standard library only; nothing of the machine."""
+    allowed = {"numpy", "reference", "collections", "dataclasses", "hashlib", "math", "typing"}
+    for path in (ROOT.parent / "reference").rglob("*.py"):
+        imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        assert imported <= allowed, f"{path.name} imports {imported - allowed}"
+
+
+def test_only_one_file_calls_mpi():
+    """launch.py asks which library mpi4py has, to find its mpiexec; it sends nothing."""
+    users = {path.name for path in ROOT.rglob("*.py") if re.search(r"^\s*(from|import) mpi4py", path.read_text(), re.M)}
+    assert users == {"group.py", "launch.py"}

@@ -1,0 +1,148 @@
+"""A planted bug is seen by all who imported the function, leaves with the block, and is never stale in silence."""
+import importlib
+import sys
+
+import pytest
+
+from mpi_impl.pool import RankFailure
+from tests.planted import Bug, StaleBug, assert_caught, planted, planted_run
+
+MODULE = '''"""A module to plant bugs in."""
+from functools import wraps
+
+SCALE = 3
+
+
+def double(x, offset=0):
+    """Twice x."""
+    return 2 * x + offset      # not three times
+
+
+def decorated(function):
+    @wraps(function)
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+
+@decorated
+def negative(x):
+    return -x
+
+
+class Box:
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def content(self):
+        return self.x
+
+    @property
+    def half(self):
+        return self.x / 2
+
+    @staticmethod
+    def largest(values):
+        return max(value for value in values)
+'''
+
+
+@pytest.fixture
+def victim(tmp_path, monkeypatch):
+    """A module of its own for each test."""
+    name = f"victim_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(name)
+    del sys.modules[name]
+
+
+def test_every_importer_has_the_bug_within_the_block_alone(victim):
+    double = victim.double
+    with planted(victim.__name__, "2 * x", "3 * x"):
+        assert double(5) == victim.double(5) == 15
+        assert double(5, offset=1) == 16
+    assert double(5) == 10
+
+
+def test_the_bug_leaves_after_an_exception_too(victim):
+    with pytest.raises(KeyError), planted(victim.__name__, "2 * x", "3 * x"):
+        raise KeyError
+    assert victim.double(5) == 10
+
+
+def test_methods_properties_and_decorated_functions_can_have_bugs(victim):
+    box = victim.Box(8)
+    for right, wrong, look in [("return self.x\n", "return self.x + 1\n", lambda: box.content() == 9),
+                               ("self.x / 2", "self.x / 4", lambda: box.half == 2),
+                               ("max(value", "min(value", lambda: box.largest([2, 1]) == 1),
+                               ("return -x", "return x", lambda: victim.negative(3) == 3),
+                               ("self.x = x", "self.x = 2 * x", lambda: victim.Box(1).x == 2)]:
+        assert not look()
+        with planted(victim.__name__, right, wrong):
+            assert look(), f"{right!r} -> {wrong!r}"
+        assert not look()
+
+
+def test_a_traceback_shows_the_wrong_line(victim):
+    import traceback
+    with planted(victim.__name__, "2 * x", "2 / 0 * x"), pytest.raises(ZeroDivisionError) as error:
+        victim.double(1)
+    assert "return 2 / 0 * x + offset" in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.parametrize("right, wrong, said", [
+    ("5 * x", "3 * x", "occurs 0 times"),
+    ("self.x", "self.y", "occurs 3 times"),
+    ("offset=0", "offset=1", "more .* than the bodies"),
+    ("SCALE = 3", "SCALE = 4", "more .* than the bodies"),
+    ("    @property\n", "", "more .* than the bodies"),
+    ("not three times", "three times", "changes nothing"),
+])
+def test_a_bug_that_cannot_be_planted_is_an_error(victim, right, wrong, said):
+    with pytest.raises(StaleBug, match=said), planted(victim.__name__, right, wrong):
+        pass
+
+
+def test_a_bug_in_other_variables_of_a_closure_is_an_error(victim):
+    with pytest.raises(StaleBug, match="enclosing function"), planted(victim.__name__, "super().__init__()", "pass"):
+        pass
+    assert victim.Box(1).x == 1
+
+
+def test_a_missing_module_is_an_error():
+    with pytest.raises(StaleBug, match="no module"), planted("tests.no_such_module", "x", "y"):
+        pass
+
+
+# --- on ranks
+
+TITLE = Bug("mpi_impl.comm.ledger", 'self._phase = "outside a step"', 'self._phase = "nowhere"')
+
+
+def phase_of_a_new_ledger(group):
+    return type(group.ledger)()._phase
+
+
+def check_phase(group):
+    assert phase_of_a_new_ledger(group) == "outside a step"
+
+
+def test_a_bug_is_planted_on_every_rank_and_is_gone_afterwards(ranks):
+    assert ranks.run(3, planted_run, TITLE, phase_of_a_new_ledger) == ["nowhere"] * 3
+    assert ranks.run(3, phase_of_a_new_ledger) == ["outside a step"] * 3
+
+
+def test_assert_caught_wants_a_pass_without_the_bug_and_a_failure_with_it(ranks):
+    assert_caught(ranks, 2, TITLE, check_phase)
+    with pytest.raises(AssertionError, match="phase_of_a_new_ledger did not catch"):
+        assert_caught(ranks, 2, TITLE, phase_of_a_new_ledger)
+
+
+def test_a_stale_bug_does_not_count_as_caught(ranks):
+    stale = TITLE._replace(right="no such text")
+    with pytest.raises(StaleBug):
+        assert_caught(ranks, 2, stale, check_phase)
+    with pytest.raises(RankFailure, match="StaleBug"):
+        ranks.run(2, planted_run, stale, check_phase)

@@ -1,0 +1,101 @@
+"""Every layer of both packages runs on arrays that behave like CuPy's: no hidden host copy, no host array mixed in."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.training.trainer import Trainer
+from reference import counter_rng
+from reference.config import ModelConfig, ParallelConfig
+from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_tensors, sharded_gpt_backward,
+                                  sharded_gpt_forward)
+from reference.optimizer import OptimizerConfig
+from reference.params import initialize_shard, split, tree_map
+from tests import rank_theorems as theorems
+from tests.spy import Refused, SpyArray
+from tests.strategies import cases, close, trees_close
+
+FEWER = settings(max_examples=10)
+THEOREMS = [theorems.row_parallel_equals_whole, theorems.mlp_equals_whole, theorems.attention_equals_whole,
+            theorems.block_equals_whole, theorems.embedding_equals_whole, theorems.logits_equal_whole,
+            theorems.loss_equals_whole, theorems.gpt_equals_whole]
+
+
+@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda f: f.__name__)
+@FEWER
+@given(case=cases(sizes=st.integers(1, 4)))
+def test_machine(ranks, theorem, case):
+    """The theorems again, with the machine's arrays on the device."""
+    ranks.run(case.t, on_spies, theorem, case)
+
+
+@FEWER
+@given(cases(sizes=st.integers(1, 4)), st.booleans())
+def test_column_parallel(ranks, case, gather_output):
+    ranks.run(case.t, theorems.column_parallel_equals_whole, case, gather_output, SpyArray)
+
+
+def on_spies(group, theorem, case):
+    theorem(group, case, wrap=SpyArray)
+
+
+@FEWER
+@given(cases(sizes=st.integers(1, 4)))
+def test_textbook(case):
+    """The whole model, and all of its shards, forward and backward."""
+    c, tensors = case.model, gpt_tensors(case.model)
+    p, dloss = case.params(tensors), case.array("dloss", case.b, case.s)
+    tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
+    loss, cache = gpt_forward(tokens, p, c, targets)
+    _, grads = gpt_backward(dloss, p, cache, c)
+    spies = tree_map(SpyArray, p)
+    spy_loss, cache = gpt_forward(SpyArray(tokens), spies, c, SpyArray(targets))
+    _, spy_grads = gpt_backward(SpyArray(dloss), spies, cache, c)
+    close(spy_loss.get(), loss)
+    trees_close(tree_map(SpyArray.get, spy_grads), grads, 1e-10)
+    close(gpt_logits(SpyArray(tokens), spies, c).get(), gpt_logits(tokens, p, c))
+    shards = split(spies, tensors, case.t)
+    spy_loss, cache = sharded_gpt_forward(SpyArray(tokens), shards, c, SpyArray(targets))
+    sharded_gpt_backward(SpyArray(dloss), shards, cache, c)
+    close(spy_loss.get(), loss)
+
+
+def test_random_numbers_are_the_same_bits_on_a_device():
+    index = np.arange(2**32 - 500, 2**32 + 500, dtype=np.uint64)
+    for draw in (counter_rng.bits, counter_rng.normal):
+        key = counter_rng.key(1, "test")
+        assert (draw(key, SpyArray(index)).get() == draw(key, index)).all()
+
+
+def test_initial_weights_are_made_on_the_device():
+    tensors = gpt_tensors(ModelConfig(1, 8, 2, 11, 3, make_vocab_size_divisible_by=4))
+    ours = initialize_shard(tensors, 1, np.float32, 2, 1, like=SpyArray(np.empty(0)))
+    trees_close(tree_map(SpyArray.get, ours), initialize_shard(tensors, 1, np.float32, 2, 1), 0.0)
+
+
+def test_training_on_a_device(ranks):
+    """Two steps of the trainer with all of its buffers on the device are those on the host."""
+    ranks.run(4, train_on_spies)
+
+
+def train_on_spies(group):
+    model = ModelConfig(2, 8, 2, 11, 5, make_vocab_size_divisible_by=4)
+    topology, optimizer = connect(group, ParallelConfig.for_world(4, 2)), OptimizerConfig(1e-2, 5, clip_grad=0.1)
+    rng, host = np.random.default_rng(group.rank // 2), Trainer(model, optimizer, topology, 1, np.float64)
+    device = Trainer(model, optimizer, topology, 1, np.float64, like=SpyArray(np.empty(0)))
+    for _ in range(2):
+        tokens, targets = rng.integers(0, 11, (2, 3, 5))
+        expected = host.step([(tokens, targets)], 6)
+        found = device.step([(SpyArray(tokens), SpyArray(targets))], 6)
+        close(np.array(found), np.array(expected))
+    close(device.flat_params.get(), host.flat_params)
+    disconnect(topology)
+
+
+def test_a_hidden_copy_is_seen():
+    """The check of the check: a layer that reaches for the host is refused."""
+    with pytest.raises(Refused):
+        np.asarray(SpyArray(np.ones(3)))
+    with pytest.raises(Refused):
+        SpyArray(np.ones(3)) + np.ones(3)
