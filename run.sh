@@ -8,16 +8,22 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 venv="$root/.venv"
 
 demo_options=(
-    --tensor-model-parallel-size 2
+    --tensor-model-parallel-size 4
     --num-layers 4
     --hidden-size 256
     --num-attention-heads 8
-    --seq-length 256
-    --max-position-embeddings 256
-    --micro-batch-size 2
+    --seq-length 128
+    --micro-batch-size 8
     --global-batch-size 16
-    --lr 1e-3
     --train-iters 200
+    --eval-interval 50
+    --lr 3e-3
+    --lr-decay-style cosine
+    --lr-warmup-iters 20
+    --sample-tokens 200
+    --metrics-file "$root/runs/demo/metrics.jsonl"
+    --ledger "$root/runs/demo/ledger.json"
+    --plot "$root/runs/demo/loss.png"
 )
 
 usage="Usage: ./run.sh COMMAND [OPTIONS]
@@ -99,6 +105,7 @@ show_progress() {
 }
 
 demo() {
+    mkdir -p "$root/runs/demo"
     "$venv/bin/python" -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt "${demo_options[@]}" "$@"
 }
 
