@@ -126,3 +126,13 @@ def test_a_vocabulary_too_small_for_the_data(corpus, tmp_path):
     (tokens,) = Path(corpus[-1]).rglob("tokens.bin")
     ended = launch(2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer", "--vocab-size", "50")
     assert ended.returncode == 2 and "outside the vocabulary of 51 tokens" in ended.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("t", [1, 2, 4, 8])
+def test_the_standard_library_on_eight_ranks(ranks, tmp_path, capfd, t):
+    """The default corpus and a model of the demo's size, verified for a while in float32."""
+    options = ["--global-batch-size", "16", "--micro-batch-size", "2", "--train-iters", "10", "--eval-iters", "1",
+               "--data-cache-path", str(tmp_path), "--verify"]
+    ranks.run(8, pretrain, ["--tensor-model-parallel-size", str(t), *options], timeout=300)
+    assert "verified against one process, every iteration" in capfd.readouterr().out

@@ -1,4 +1,6 @@
 """The whole model: its gradients, its stages, its shards, and what makes it a language model."""
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,8 @@ def test_gradients_agree_with_central_differences(case):
     """Of every tensor, one element at a random place and one direction through all of its elements."""
     c, p, (tokens, targets) = case.model, case.params(gpt_tensors(case.model)), batch(case)
     dloss, rng, step = case.array("dloss", case.b, case.s), np.random.default_rng(case.seed), 1e-5
-    c = type(c)(**{**c.__dict__, "activation": "gelu"})        # ReLU's corner would be hit now and then
+    # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
+    c = replace(c, activation="gelu", layernorm_epsilon=0.1)
     _, cache = gpt_forward(tokens, p, c, targets)
     _, grads = gpt_backward(dloss, p, cache, c)
     for (name, x), (_, grad) in zip(leaves(p), leaves(grads), strict=True):

@@ -1,0 +1,35 @@
+"""What README.md and CONTRIBUTING.md name is there."""
+import re
+from pathlib import Path
+
+import pytest
+
+from mpi_impl.training.arguments import parser
+
+ROOT = Path(__file__).parent.parent
+TEXTS = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_files_that_are_named_exist(name):
+    linked = re.findall(r"\]\(([\w./]+)\)", TEXTS[name])
+    quoted = re.findall(r"`((?:reference|mpi_impl|tests|docs|tools)/[\w./]*)`", TEXTS[name])
+    assert linked + quoted
+    planned = "reference/layers/gated_mlp.py", "mpi_impl/layers/gated_mlp.py"      # CONTRIBUTING's example
+    assert not [path for path in linked + quoted if not (ROOT / path).exists() and path not in planned]
+
+
+def test_the_picture_is_the_one_its_script_draws(tmp_path):
+    """docs/mlp_split.svg is not older than docs/mlp_split.py: every word of the script's labels is in it."""
+    svg = (ROOT / "docs/mlp_split.svg").read_text()
+    for label in ("cut by columns", "cut by rows", "forward: all-reduce", "backward: all-reduce", "rank 1"):
+        assert f"<!-- {label} -->" in svg
+
+
+def test_options_that_are_named_exist():
+    """Every --option in a fenced block of the README that starts the program."""
+    options = {option for action in parser()._actions for option in action.option_strings}
+    for block in re.findall(r"```\n(.*?)```", TEXTS["README.md"], re.DOTALL):
+        for command in block.replace("\\\n", " ").splitlines():
+            if "pretrain_gpt" in command:
+                assert set(re.findall(r"--[\w-]+", command.split("pretrain_gpt")[1])) <= options
