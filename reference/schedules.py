@@ -1,0 +1,300 @@
+"""Pipeline schedules as values: for each rank, the list of what it computes, in order. Pure data.
+
+A model is cut into stages, numbered from the embedding to the loss. An action is one stage's work for one microbatch,
+and prints as stage, kind, microbatch: `2F0` is stage 2's forward of microbatch 0. The kinds:
+
+    F   forward                                       needs the stage before
+    B   backward, all of it: I and W together         needs the stage after, and its own F
+    I   the gradient of the input alone               needs the stage after, and its own F
+    W   the gradients of the weights alone            needs its own I, and nobody waits for it
+
+Generators write compute only; which rank holds which stage follows from where its actions stand. `python -m
+reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs is told by reference/simulate.py.
+
+Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
+"""
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reference.config import require_positive
+from reference.errors import UserError
+
+KINDS = "FBIW"
+
+
+class Action(NamedTuple):
+    """One stage's work for one microbatch."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self):
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+def parse_action(text: str) -> Action:
+    """`2F0` -> Action(2, "F", 0). Raises UserError for anything else."""
+    match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text.strip())
+    if not match:
+        raise UserError(f"{text.strip()!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and a "
+                        "microbatch, as in 2F0.")
+    return Action(int(match[1]), match[2], int(match[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each rank computes, in order. Equal, hashable and printable, like any value."""
+
+    ranks: tuple[tuple[Action, ...], ...]
+
+    @property
+    def p(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.ranks)
+
+    @property
+    def stages(self) -> int:
+        return 1 + max((action.stage for rank in self.ranks for action in rank), default=-1)
+
+    @property
+    def microbatches(self) -> int:
+        return 1 + max((action.microbatch for rank in self.ranks for action in rank), default=-1)
+
+    def rank_of(self) -> dict[int, int]:
+        """Stage -> the rank that holds it."""
+        return {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
+
+    def __str__(self):
+        """A row for each rank, actions in columns."""
+        return table(self)
+
+
+def table(schedule: Schedule, marked: Iterable[tuple[int, int]] = ()) -> str:
+    """A row for each rank; the cells at (rank, place) that are `marked` stand in angle brackets."""
+    marked = set(marked)
+    cells = [[f">{action}<" if (r, i) in marked else str(action) for i, action in enumerate(actions)]
+             for r, actions in enumerate(schedule.ranks)]
+    width = max((len(cell) for row in cells for cell in row), default=0)
+    return "\n".join(f"rank {r}: " + " ".join(cell.rjust(width) for cell in row) for r, row in enumerate(cells))
+
+
+def to_csv(schedule: Schedule) -> str:
+    """A line for each rank, its actions with commas between."""
+    return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
+
+
+def from_csv(text: str) -> Schedule:
+    """The inverse of to_csv. Raises UserError for a cell that is no action."""
+    return Schedule(tuple(tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
+                          for line in text.splitlines()))
+
+
+# ---- generators -----------------------------------------------------------------------------------------------------
+
+
+def gpipe(p: int, m: int) -> Schedule:
+    """All forwards, then all backwards (Huang et al. 2019). Every rank holds the activations of all m microbatches."""
+    require_sizes(p, m)
+    return per_rank(p, lambda r: alternate(forwards(r, m), backwards(r, m), warmup=m))
+
+
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """One forward, one backward, in turn (PipeDream-Flush; Narayanan et al. 2021, figure 4, top).
+
+    As many forwards ahead as there are ranks behind: at most p - r activations on rank r, and GPipe's bubble.
+    """
+    require_sizes(p, m)
+    return per_rank(p, lambda r: alternate(forwards(r, m), backwards(r, m), warmup=p - 1 - r))
+
+
+def interleaved(p: int, m: int, v: int) -> Schedule:
+    """1F1B over v stages on each rank, r, r + p, r + 2p, ...: 1/v of the bubble (Narayanan et al. 2021, section 2.2).
+
+    Microbatches go through a rank's stages in groups of p, so m must be a multiple of p. Raises UserError otherwise.
+    """
+    require_sizes(p, m, v)
+    if m % p:
+        raise UserError(f"The interleaved schedule takes microbatches in groups of p = {p}, but m = {m} is no multiple "
+                        f"of {p}. The nearest that is: {max(1, round(m / p)) * p}.")
+
+    def rank(r):
+        mine = [r + chunk * p for chunk in range(v)]
+        groups = [range(first, first + p) for first in range(0, m, p)]
+        forward = [Action(stage, "F", i) for group in groups for stage in mine for i in group]
+        backward = [[Action(stage, "B", i)] for group in groups for stage in reversed(mine) for i in group]
+        return alternate(forward, backward, warmup=2 * (p - 1 - r) + (v - 1) * p)
+
+    return per_rank(p, rank)
+
+
+def zero_bubble_h1(p: int, m: int) -> Schedule:
+    """1F1B whose backward is cut in two (Qi et al. 2023, figure 3): I at once, for others wait for it; W r turns later.
+
+    Later ranks would idle at the end of a step. They fill that time with the W that they put off. Memory as 1F1B's
+    first rank: p activations, on every rank.
+    """
+    require_sizes(p, m)
+    return per_rank(p, lambda r: alternate(forwards(r, m), split_backwards(r, m, delay=r), warmup=p - 1 - r))
+
+
+def zero_bubble_h2(p: int, m: int) -> Schedule:
+    """Twice as many forwards ahead, and W put off twice as long (Qi et al. 2023, figure 3): 2p - 1 activations.
+
+    With F = I = W nothing idles but for the slant of the timeline, as long as no optimizer step makes ranks wait.
+    """
+    require_sizes(p, m)
+    return per_rank(p, lambda r: alternate(forwards(r, m), split_backwards(r, m, delay=2 * r), warmup=2 * (p - 1 - r)))
+
+
+def forward_only(p: int, m: int, v: int = 1) -> Schedule:
+    """Evaluation: forwards alone, in the order of `interleaved`; m need not be a multiple of p."""
+    require_sizes(p, m, v)
+    return per_rank(p, lambda r: [Action(r + chunk * p, "F", i) for first in range(0, m, p) for chunk in range(v)
+                                  for i in range(first, min(first + p, m))])
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zero_bubble_h1, "zb-h2": zero_bubble_h2,
+    "forward-only": forward_only,
+}
+
+
+def alternate(forward: list[Action], backward: list[list[Action]], warmup: int) -> list[Action]:
+    """`warmup` forwards, then a forward and a backward in turn while there are forwards, then what is left."""
+    ahead = min(warmup, len(forward))
+    actions = forward[:ahead]
+    for i, turn in enumerate(backward):
+        actions += forward[ahead + i:ahead + i + 1] + turn
+    return actions
+
+
+def forwards(stage: int, m: int) -> list[Action]:
+    return [Action(stage, "F", i) for i in range(m)]
+
+
+def backwards(stage: int, m: int) -> list[list[Action]]:
+    return [[Action(stage, "B", i)] for i in range(m)]
+
+
+def split_backwards(stage: int, m: int, delay: int) -> list[list[Action]]:
+    """Turns of I, each with the W of `delay` turns ago; the last W stand after the last I."""
+    turns = [[Action(stage, "I", i), *([Action(stage, "W", i - delay)] if i >= delay else [])] for i in range(m)]
+    turns[-1] += [Action(stage, "W", i) for i in range(max(0, m - delay), m)]
+    return turns
+
+
+def per_rank(p: int, actions: Callable[[int], list[Action]]) -> Schedule:
+    return Schedule(tuple(tuple(actions(r)) for r in range(p)))
+
+
+def require_sizes(p: int, m: int, v: int = 1) -> None:
+    for name, value in (("pipeline ranks p", p), ("microbatches m", m), ("stages on each rank v", v)):
+        require_positive(name, value)
+
+
+# ---- what moves between ranks ---------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """Hand an action's result to another rank."""
+
+    action: Action
+    to: int
+
+    def __str__(self):
+        return f"{self.action}>{self.to}"
+
+
+class Receive(NamedTuple):
+    """Wait for an action's result from another rank."""
+
+    action: Action
+    source: int
+
+    def __str__(self):
+        return f"{self.action}<{self.source}"
+
+
+Step = Action | Send | Receive
+
+
+def needs(action: Action, stages: int) -> Action | None:
+    """What an action needs of a neighbouring stage: an activation of the one before, a gradient of the one after.
+
+    Of its own stage it needs its F, and W its I: those come before it in the rank's own list.
+    """
+    stage, kind, microbatch = action
+    if kind == "F":
+        return Action(stage - 1, "F", microbatch) if stage > 0 else None
+    if kind == "W" or stage == stages - 1:
+        return None
+    return Action(stage + 1, "B", microbatch)
+
+
+def lower(schedule: Schedule) -> list[list[Step]]:
+    """Each rank's actions with their transfers: what it needs from another rank before, its result to another after."""
+    rank_of, stages = schedule.rank_of(), schedule.stages
+    users = {needs(action, stages): action for actions in schedule.ranks for action in actions}
+    lowered: list[list[Step]] = []
+    for r, actions in enumerate(schedule.ranks):
+        steps: list[Step] = []
+        for action in actions:
+            need, user = needs(action, stages), users.get(result(action))
+            if need is not None and rank_of[need.stage] != r:
+                steps.append(Receive(need, rank_of[need.stage]))
+            steps.append(action)
+            if user is not None and action.kind != "W" and rank_of[user.stage] != r:
+                steps.append(Send(result(action), rank_of[user.stage]))
+        lowered.append(steps)
+    return lowered
+
+
+def result(action: Action) -> Action:
+    """What others know an action's result by: the gradient of a stage's input is its B, though I gives it."""
+    return action._replace(kind="B") if action.kind == "I" else action
+
+
+# ---- on the command line --------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Print a schedule, its bubble and its memory."""
+    from reference.simulate import Times, activations_in_flight, simulate   # it reads this file
+
+    parser = argparse.ArgumentParser(prog="reference.schedules", description=main.__doc__)
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
+    parser.add_argument("-p", type=int, default=4, help="ranks of the pipeline")
+    parser.add_argument("-m", type=int, default=8, help="microbatches")
+    parser.add_argument("-v", type=int, default=None, help="stages on each rank, for interleaved and forward-only")
+    parser.add_argument("--csv", action="store_true", help="print the schedule alone, as CSV")
+    options = parser.parse_args(argv)
+    try:
+        schedule = make(options.schedule, options.p, options.m, options.v)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+    if options.csv:
+        print(to_csv(schedule), end="")
+        return
+    timeline = simulate(schedule, Times(forward=1 / (options.v or 1), input_gradient=1 / (options.v or 1),
+                                        weight_gradient=1 / (options.v or 1)))
+    print(schedule)
+    print(f"\nWith F = I = W = 1 for a rank's layers, and communication for nothing: idle / ideal time "
+          f"{timeline.bubble_fraction:.4g}, idle / longest span {timeline.bubble_rate:.4g}.")
+    print(f"Activations in flight on each rank: {' '.join(map(str, activations_in_flight(schedule)))}.")
+
+
+def make(name: str, p: int, m: int, v: int | None) -> Schedule:
+    """The schedule of that name. Raises UserError if it takes no v and is given one, or needs one and is given none."""
+    if name == "interleaved" and v is None:
+        raise UserError("The interleaved schedule needs -v, the number of stages on each rank.")
+    if v is not None and name not in ("interleaved", "forward-only"):
+        raise UserError(f"-v is {v}, but {name} has one stage on each rank. Leave it out, or choose interleaved.")
+    return SCHEDULES[name](p, m) if v is None else SCHEDULES[name](p, m, v)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""From a schedule and the time that each action takes: when everything happens, what idles, what memory it takes.
+
+A rank does its actions in order, each as soon as what it needs has arrived. What another rank sends is under way for
+the communication time, and nobody computes slower for it. The work is linear in the number of actions.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reference.schedules import Action, Schedule, needs, result
+
+
+@dataclass(frozen=True)
+class Times:
+    """Durations, in any unit, of F, I and W (B takes I and W) and of sending. A number, or a sequence by stage."""
+
+    forward: float | Sequence[float] = 1.0
+    input_gradient: float | Sequence[float] = 1.0
+    weight_gradient: float | Sequence[float] = 1.0
+    communication: float = 0.0
+
+    def of(self, action: Action) -> float:
+        """How long an action takes."""
+        forward, i, w = (at_stage(time, action.stage)
+                         for time in (self.forward, self.input_gradient, self.weight_gradient))
+        return {"F": forward, "B": i + w, "I": i, "W": w}[action.kind]
+
+
+def at_stage(time: float | Sequence[float], stage: int) -> float:
+    return time[stage] if isinstance(time, Sequence) else time
+
+
+class Span(NamedTuple):
+    """When an action starts and ends."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What each rank did, and when."""
+
+    ranks: tuple[tuple[Span, ...], ...]
+
+    @property
+    def cost(self) -> float:
+        """The longest of the ranks' own spans, from the start of its first action to the end of its last.
+
+        Ranks that start later also end later: with no optimizer step to wait for, the slant costs nothing.
+        """
+        return max(spans[-1].end - spans[0].start for spans in self.ranks)
+
+    @property
+    def makespan(self) -> float:
+        """From the first start of any rank to the last end of any."""
+        return max(spans[-1].end for spans in self.ranks) - min(spans[0].start for spans in self.ranks)
+
+    @property
+    def work(self) -> float:
+        """Of the busiest rank: what a step would take if it never waited."""
+        return max(sum(span.end - span.start for span in spans) for spans in self.ranks)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time / ideal time, over the whole makespan: (p - 1) / m for GPipe and 1F1B (Narayanan et al. 2021)."""
+        return (self.makespan - self.work) / self.work
+
+    @property
+    def bubble_rate(self) -> float:
+        """Idle time / cost, as the zero-bubble paper prints it (Qi et al. 2023, section 5)."""
+        return (self.cost - self.work) / self.cost
+
+
+def simulate(schedule: Schedule, times: Times) -> Timeline:
+    """Play the schedule. Raises ValueError if it stops for ever; `validate` in reference/validate.py says why."""
+    rank_of, stages = schedule.rank_of(), schedule.stages
+    ended: dict[Action, float] = {}                   # B and I of a stage give the same gradient: both stand here as B
+    waiting: dict[Action, int] = {}                   # what has not ended, and the rank that waits for it
+    spans: list[list[Span]] = [[] for _ in schedule.ranks]
+    ready = list(range(schedule.p))
+    while ready:
+        r = ready.pop()
+        while len(spans[r]) < len(schedule.ranks[r]):
+            action = schedule.ranks[r][len(spans[r])]
+            start, need = spans[r][-1].end if spans[r] else 0.0, needs(action, stages)
+            if need is not None:
+                if need not in ended:
+                    waiting[need] = r
+                    break
+                start = max(start, ended[need] + (times.communication if rank_of[need.stage] != r else 0.0))
+            spans[r].append(Span(action, start, start + times.of(action)))
+            ended[result(action)] = spans[r][-1].end
+            if result(action) in waiting:
+                ready.append(waiting.pop(result(action)))
+    if waiting:
+        raise ValueError("The schedule never ends: " + ", ".join(
+            f"rank {r} waits for {need}" for need, r in waiting.items()) + ".")
+    return Timeline(tuple(map(tuple, spans)))
+
+
+def activations_in_flight(schedule: Schedule) -> list[int]:
+    """For each rank, the most caches that it holds at once: from F until B, or until W, which needs them last."""
+    peaks = []
+    for actions in schedule.ranks:
+        held = peak = 0
+        for action in actions:
+            held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            peak = max(peak, held)
+        peaks.append(peak)
+    return peaks

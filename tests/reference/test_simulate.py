@@ -1,0 +1,88 @@
+"""What schedules cost: the closed forms of the papers, and their published figures."""
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.schedules import (SCHEDULES, forward_only, from_csv, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
+                                 zero_bubble_h2)
+from reference.simulate import Times, activations_in_flight, simulate
+
+RANKS, MORE, TIME = st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)
+
+
+@given(RANKS, st.integers(1, 12), TIME, TIME, TIME)
+def test_the_bubble_of_gpipe_and_1f1b(p, m, f, i, w):
+    """(p - 1) / m, whatever forward and backward take (Narayanan et al. 2021, section 2.2.1)."""
+    for schedule in (gpipe(p, m), one_f_one_b(p, m)):
+        assert simulate(schedule, Times(f, i, w)).bubble_fraction == pytest.approx((p - 1) / m)
+
+
+@given(RANKS, st.integers(1, 4), st.integers(1, 4), TIME, TIME)
+def test_the_bubble_of_the_interleaved_schedule(p, groups, v, f, b):
+    """(p - 1) / (v m): v times less (section 2.2.2)."""
+    m = p * groups
+    timeline = simulate(interleaved(p, m, v), Times(f / v, b / v, b / v))
+    assert timeline.bubble_fraction == pytest.approx((p - 1) / (v * m))
+
+
+@given(RANKS, MORE, TIME)
+def test_the_bubbles_of_zero_bubble_schedules(p, more, time):
+    """(p - 1)(F + I - W) for H1 and (p - 1)(F + I - 2W) for H2, where F = I = W and m is large enough."""
+    times, m = Times(time, time, time), 2 * p + more
+    for schedule, bubble in ((one_f_one_b, 3), (zero_bubble_h1, 1), (zero_bubble_h2, 0)):
+        timeline = simulate(schedule(p, m), times)
+        assert timeline.cost - timeline.work == pytest.approx((p - 1) * bubble * time, abs=1e-9 * time * m)
+
+
+@pytest.mark.parametrize("schedule, rate", [(one_f_one_b, 0.2431), (zero_bubble_h1, 0.1585), (zero_bubble_h2, 0.1083)])
+def test_published_bubble_rates(schedule, rate):
+    """Qi et al. 2023: p = 8, m = 24, measured times of F, I, W and of sending."""
+    timeline = simulate(schedule(8, 24), Times(18.522, 18.086, 9.337, 0.601))
+    assert round(timeline.bubble_rate, 4) == rate
+
+
+@given(RANKS, st.integers(1, 20))
+def test_activations_in_flight(p, m):
+    """GPipe holds m, 1F1B on rank r at most p - r, the zero-bubble schedules p and 2p - 1."""
+    assert activations_in_flight(gpipe(p, m)) == [m] * p
+    assert activations_in_flight(one_f_one_b(p, m)) == [min(m, p - r) for r in range(p)]
+    assert activations_in_flight(zero_bubble_h1(p, m)) == [min(m, p)] * p
+    assert activations_in_flight(zero_bubble_h2(p, m)) == [min(m, 2 * p - 1)] * p
+    assert activations_in_flight(forward_only(p, m)) == [m] * p
+
+
+@given(RANKS, st.integers(1, 4), st.integers(2, 4))
+def test_activations_in_flight_of_the_interleaved_schedule(p, groups, v):
+    """2(p - r - 1) + (v - 1)p + 1 chunks on rank r, where there are so many."""
+    m = p * groups
+    assert activations_in_flight(interleaved(p, m, v)) == [
+        min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in range(p)]
+
+
+@given(st.sampled_from([gpipe, one_f_one_b, zero_bubble_h1, zero_bubble_h2]), RANKS, st.integers(1, 8), st.data())
+def test_a_timeline_is_possible(schedule, p, m, data):
+    """Nobody starts before what it needs has arrived, does two things at once, or idles without a reason."""
+    schedule = schedule(p, m)
+    per_stage = st.lists(TIME, min_size=p, max_size=p)
+    times = Times(data.draw(per_stage), data.draw(per_stage), data.draw(per_stage), data.draw(st.floats(0, 5)))
+    timeline = simulate(schedule, times)
+    end = {span.action: span.end for spans in timeline.ranks for span in spans}
+    for r, spans in enumerate(timeline.ranks):
+        assert [span.action for span in spans] == list(schedule.ranks[r])
+        free = 0.0
+        for (stage, kind, i), start, stop in spans:
+            assert stop - start == pytest.approx(times.of(type(spans[0].action)(stage, kind, i)))
+            neighbour, kinds = {"F": (stage - 1, "F"), "W": (-1, "")}.get(kind, (stage + 1, "BI"))
+            arrival = [end[a] + times.communication for a in end
+                       if a.stage == neighbour and a.microbatch == i and a.kind in kinds]
+            assert start == pytest.approx(max([free, *arrival]))
+            free = stop
+
+
+def test_a_schedule_that_never_ends_is_said_to():
+    with pytest.raises(ValueError, match="never ends"):
+        simulate(from_csv("1F0,0F0,0B0,1B0"), Times())
+
+
+def test_every_schedule_has_a_name():
+    assert set(SCHEDULES) == {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "forward-only"}
