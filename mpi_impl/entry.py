@@ -9,6 +9,7 @@ and `run` sees to it that whatever ends one rank ends the job, with a non-zero s
 
     what main did                        what is printed, once                           exit status
     raised a UserError                   its sentence                                    2
+    ran out of memory or disk            which rank, and what to do, in a sentence       1
     raised anything else                 the traceback, and which rank it came from      1
     called sys.exit on every rank        nothing (or the text handed to sys.exit)        as asked for
     called sys.exit on some ranks only   which rank left, while others were at work      as asked for, 1 if that is 0
@@ -17,6 +18,7 @@ and `run` sees to it that whatever ends one rank ends the job, with a non-zero s
 """
 import argparse
 import difflib
+import errno
 import io
 import os
 import sys
@@ -30,6 +32,9 @@ from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
 PATIENCE = 2.0                      # seconds: ranks that end for the same reason come to their end within this time
+
+# Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
+MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
 
 
 def run(main: Callable[[], object]) -> None:
@@ -140,6 +145,12 @@ def last_words(error: BaseException, where: str) -> str:
         text = error.code if isinstance(error.code, str) else ""
         left = f"error: {where} left the program by sys.exit({error.code!r}) while other ranks were at work."
         return left if where else text
+    if isinstance(error, MemoryError):
+        detail = f" ({error})" if str(error) else ""
+        return f"error: {where} ran out of memory{detail}. Choose smaller sizes, or more ranks."
+    if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        file = f" with the file {error.filename}" if error.filename else ""
+        return f"error: {where} failed{file}: {error.strerror}. Check that there is room, and that you may use it."
     return f"{traceback.format_exc()}error: {where} failed with the traceback above; the job has been ended."
 
 

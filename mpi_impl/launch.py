@@ -13,6 +13,9 @@ waiting, prints line by line, and refuses a world of another size than -n.
 """
 import argparse
 import contextlib
+import importlib.machinery
+import importlib.util
+import math
 import os
 import shutil
 import signal
@@ -38,6 +41,9 @@ OPEN_MPI_SETTINGS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",                    # and Open MPI 4
 }
 
+# What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
+DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
 
 
@@ -58,11 +64,37 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.n < 1:
         raise UserError(f"-n is {options.n}, but a job needs at least 1 rank.")
-    if options.timeout is not None and options.timeout <= 0:
-        raise UserError(f"--timeout is {options.timeout:g}, but a time limit must be more than 0 seconds.")
-    if not options.module and not options.script:
-        raise UserError("There is nothing to run. Name a script, or a module after -m.")
+    if options.timeout is not None and not 0 < options.timeout < math.inf:
+        raise UserError(f"--timeout is {options.timeout:g}, but a time limit is a number of seconds above 0. Leave it "
+                        "out for no limit.")
+    check_program(options.module, options.script)
     return options
+
+
+def check_program(module: list[str] | None, script: list[str]) -> None:
+    """Refuse what is not there before it is started: each rank would say so, in its own words."""
+    if not module and not script:
+        raise UserError("There is nothing to run. Name a script, or a module after -m.")
+    if module and not module_exists(module[0]):
+        raise UserError(f"There is no module {module[0]} to run. Check the name after -m, and start this in the folder "
+                        "from which it can be imported.")
+    if not module and not os.path.exists(script[0]):
+        raise UserError(f"There is no script {script[0]} to run. Check its path, or name a module after -m.")
+
+
+def module_exists(name: str) -> bool:
+    """Whether Python can find the module. It is looked for and not imported, and neither are the packages above it."""
+    package, *submodules = name.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # an empty name, and '__main__'
+        return False
+    for submodule in submodules:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        package = f"{package}.{submodule}"
+        spec = importlib.machinery.PathFinder.find_spec(package, spec.submodule_search_locations)
+    return spec is not None
 
 
 def mpi_vendor() -> str:
@@ -138,7 +170,23 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         return 130
     finally:
         stop(process)
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        say(f"error: the launcher {command[0]} died by {described(-status)}, and the job ended with it.")
+        return 128 - status
+    if status in DEATHS or status - 128 in DEATHS:
+        say(f"error: the launcher's status {status} says that a rank died by {described(status % 128)}.")
+    return status
+
+
+def described(number: int) -> str:
+    """A signal and what it usually means, for the end of a sentence."""
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    hint = {
+        "SIGKILL": "; out of memory is a common cause: choose smaller sizes",
+        "SIGSEGV": "; a compiled library, such as MPI or NumPy, is where this happens",
+        "SIGBUS": "; a full disk or shared memory, or a file cut short, is a common cause",
+    }.get(name, "")
+    return f"signal {number} ({name}){hint}"
 
 
 def stop(process: subprocess.Popen) -> None:

@@ -1,4 +1,5 @@
 """Train a GPT: `mpirun -np 8 python -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 4 ...`."""
+import os
 import time
 from math import isfinite
 
@@ -16,11 +17,12 @@ from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import run
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, whole_batch
-from mpi_impl.training.metrics import Metrics, open_for_writing
+from mpi_impl.training.metrics import Metrics, check_writable, writing
 from mpi_impl.training.sample import sample
 from mpi_impl.training.trainer import StepResult, Trainer
-from mpi_impl.training.verify import Verifier, shown
-from reference.cost import Work, parameters
+from mpi_impl.training.verify import Verifier
+from reference.config import ModelConfig, ParallelConfig
+from reference.cost import Work, parameters, parameters_per_rank
 from reference.errors import UserError
 
 
@@ -35,8 +37,6 @@ class Pretraining:
         self.settings, self.args, self.world = settings, settings.args, ranks
         self.first = ranks.rank == 0
         ranks.from_first(self.check_outputs)
-        self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
-                               self.args.log_interval, self.args.metrics_file, speaks=self.first)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         prefix, vocab_size, self.eod, self.unigram = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
@@ -44,8 +44,11 @@ class Pretraining:
         self.batches = Batches(self.dataset, self.topology, self.args.seq_length, self.args.micro_batch_size,
                                settings.microbatches)
         self.model = settings.model(vocab_size)
+        ranks.from_first(lambda: check_memory(self.model, settings.parallel, np.dtype(self.args.dtype).itemsize))
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, self.args.dtype)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
+        self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
+                               self.args.log_interval, self.args.metrics_file, speaks=self.first)
         self.evaluations = 0
 
     # ---- before the first step ----
@@ -54,7 +57,7 @@ class Pretraining:
         """On rank 0: every file that will be written can be."""
         for path in (self.args.metrics_file, self.args.ledger, self.args.plot):
             if path:
-                open_for_writing(path).close()
+                check_writable(path, self.args.data_path)
 
     def prepare_data(self) -> tuple[str, int, int, float | None]:
         """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now.
@@ -82,7 +85,7 @@ class Pretraining:
         self.say(self.introduction())
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
-        self.evaluate(last)
+            self.evaluate(last)
         if self.args.sample_tokens and self.topology.place.data == 0:
             self.write_sample()
         if self.first:
@@ -96,10 +99,8 @@ class Pretraining:
             began = time.perf_counter()
             result = self.trainer.step(self.batches.microbatches_of("train", iteration - 1), a.global_batch_size)
             seconds = time.perf_counter() - began
-            if not (isfinite(result.loss) and isfinite(result.grad_norm)):
-                raise UserError(f"The loss of iteration {iteration} is {result.loss} and the gradient's norm "
-                                f"{result.grad_norm}: the run has diverged. Try a smaller --lr, now {a.lr}, or a "
-                                "longer warm-up (--lr-warmup-iters).")
+            self.stop_if_diverged(iteration, "loss", result.loss)
+            self.stop_if_diverged(iteration, "gradient's norm", result.grad_norm)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
             if a.exit_interval and iteration % a.exit_interval == 0:
                 break
@@ -114,7 +115,7 @@ class Pretraining:
         tokens = targets = None
         if self.dataset is not None and self.first:
             tokens, targets = whole_batch(self.dataset, "train", iteration - 1, self.args.global_batch_size)
-        return shown(self.verifier.check(tokens, targets, result))
+        return self.verifier.check(tokens, targets, result)
 
     def evaluate(self, iteration: int) -> None:
         """The mean loss over the first --eval-iters global batches of the validation part."""
@@ -123,7 +124,13 @@ class Pretraining:
         losses = [self.trainer.evaluate(self.batches.microbatches_of("validation", i), self.args.global_batch_size)
                   for i in range(self.args.eval_iters)]
         self.evaluations += len(losses)
+        self.stop_if_diverged(iteration, "validation loss", sum(losses) / len(losses))
         self.metrics.evaluation(iteration, sum(losses) / len(losses))
+
+    def stop_if_diverged(self, iteration: int, what: str, value: float) -> None:
+        if not isfinite(value):
+            raise UserError(f"The {what} of iteration {iteration} is {value}: the run has diverged. Try a smaller "
+                            f"--lr, now {self.args.lr}, or a longer warm-up (--lr-warmup-iters).")
 
     def write_sample(self) -> None:
         tokens = sample(self.trainer, self.eod, self.args.sample_tokens, self.args.seed)
@@ -136,7 +143,7 @@ class Pretraining:
         p, m = self.settings.parallel, self.model
         t, d = p.tensor_model_parallel_size, p.data_parallel_size
         return (f"{p.world_size} ranks ({library()}): tensor parallel {t} x data parallel {d}; "
-                f"{self.settings.microbatches} microbatch(es) of {self.args.micro_batch_size} a replica and step\n"
+                f"a step is {self.settings.microbatches} x {self.args.micro_batch_size} samples on each replica\n"
                 f"GPT of {parameters(m):,} parameters, {self.trainer.layout.size:,} on each rank; vocabulary "
                 f"{m.vocab_size:,}, padded to {m.padded_vocab_size(t):,}; {self.args.dtype}")
 
@@ -146,22 +153,35 @@ class Pretraining:
                  self.args.seq_length, Work(last, last * m, self.evaluations, self.evaluations * m))
         print(f"\n{report.report(*sizes)}\n", flush=True)
         if self.args.ledger:
-            report.write_json(self.args.ledger, *sizes)
+            with writing(self.args.ledger):
+                report.write_json(self.args.ledger, *sizes)
 
     def report_outcome(self) -> None:
         if self.verifier:
             print(self.verifier.summary())
         if self.unigram is not None:
-            print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token; a unigram model of the "
-                  f"corpus gives {self.unigram:.4f}")
+            seen = self.args.eval_iters * self.args.global_batch_size
+            print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "
+                  f"unigram model of the corpus gives {self.unigram:.4f}, on all of the validation part")
         if self.args.plot:
             from mpi_impl.training.plots import plot_losses   # matplotlib takes a second to import
-            plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.unigram)
+            with writing(self.args.plot):
+                plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.unigram)
             print(f"losses drawn in {self.args.plot}")
 
     def say(self, text: str) -> None:
         if self.first:
             print(text, flush=True)
+
+
+def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int) -> None:
+    """Raises UserError if one rank's buffers alone are more than this machine has: before hours are spent on them."""
+    rank = parameters_per_rank(model, parallel.tensor_model_parallel_size)
+    needed, there = 4 * rank * itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise UserError(f"A rank would hold {rank:,} parameters, and as many gradients and twice as many moments: "
+                        f"{needed / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a smaller "
+                        "--num-layers, --hidden-size or --vocab-size, or a larger --tensor-model-parallel-size.")
 
 
 if __name__ == "__main__":

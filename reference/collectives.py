@@ -36,7 +36,7 @@ def broadcast(xs, root=0):
 
 
 def f(x, t):
-    """Into the region: x, held alike by all, becomes one x per rank. Costs nothing."""
+    """Into the region: x, alike on all ranks, becomes one x per rank. Costs nothing."""
     return [x] * t
 
 
@@ -46,7 +46,7 @@ def f_backward(dxs):
 
 
 def g(partial):
-    """Out of the region: the ranks' partial sums become one sum, held alike by all: an all-reduce."""
+    """Out of the region: the ranks' partial sums become one sum, alike on all ranks: an all-reduce."""
     return all_reduce(partial)[0]
 
 

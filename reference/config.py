@@ -6,14 +6,14 @@ t tensor-parallel, p pipeline-parallel, d data-parallel ranks; b micro-batch siz
 from dataclasses import dataclass
 
 from reference.errors import UserError
+from reference.ops import ACTIVATIONS
 
-ACTIVATIONS = ("gelu", "gelu_exact", "relu")
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT's sizes and choices. Names are Megatron's options. Raises UserError where the sizes do not fit together."""
+    """A GPT's sizes and choices. Names are Megatron's. Raises UserError where the sizes do not fit together."""
 
     num_layers: int                                    # L
     hidden_size: int                                   # h
@@ -34,10 +34,11 @@ class ModelConfig:
             require_positive(name, getattr(self, name))
         require_divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size,
                         "Every head gets hidden_size / num_attention_heads columns.")
-        require_one_of("activation", self.activation, ACTIVATIONS)
+        require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
         require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
-        if self.init_method_std < 0 or self.layernorm_epsilon <= 0:
-            raise UserError("--init-method-std must not be negative, and layernorm_epsilon must be above 0.")
+        require_not_negative("init_method_std", self.init_method_std)
+        if not self.layernorm_epsilon > 0:
+            raise UserError(f"layernorm_epsilon is {self.layernorm_epsilon}, but must be above 0.")
         if not 0 < self.rotary_percent <= 1:
             raise UserError(f"--rotary-percent is {self.rotary_percent}, but must be above 0 and at most 1: "
                             "it is the share of each head's dimensions that is turned.")
@@ -57,8 +58,7 @@ class ModelConfig:
 
     def padded_vocab_size(self, t: int) -> int:
         """V rounded up to a multiple of make_vocab_size_divisible_by x t, so that t ranks hold equal shares."""
-        multiple = self.make_vocab_size_divisible_by * t
-        return -(-self.vocab_size // multiple) * multiple
+        return round_up(self.vocab_size, self.make_vocab_size_divisible_by * t)
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,9 @@ class ParallelConfig:
 
 def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
     """Tensor parallelism gives every rank whole heads (and so 4h/t columns of the MLP). Raises UserError otherwise."""
-    t = parallel.tensor_model_parallel_size
-    require_divides("tensor_model_parallel_size", t, "num_attention_heads", model.num_attention_heads,
-                    "A rank holds whole attention heads.")
-    require_divides("tensor_model_parallel_size", t, "4 * hidden_size", 4 * model.hidden_size,
-                    "A rank holds 4h/t columns of the MLP.")
+    require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size,
+                    "num_attention_heads", model.num_attention_heads,
+                    "A rank holds whole attention heads, and 4h/t columns of the MLP.")
 
 
 def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
@@ -111,6 +109,11 @@ def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_p
     return global_batch_size // together
 
 
+def round_up(n: int, multiple: int) -> int:
+    """The next multiple that is not below n."""
+    return -(-n // multiple) * multiple
+
+
 def option(name: str) -> str:
     """`hidden_size` -> `--hidden-size`; a formula stays as it is."""
     return name if " " in name else "--" + name.replace("_", "-")
@@ -119,6 +122,11 @@ def option(name: str) -> str:
 def require_positive(name: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{option(name)} is {value}, but must be at least 1.")
+
+
+def require_not_negative(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{option(name)} is {value}, but must be a number that is not negative.")
 
 
 def require_divides(part: str, part_value: int, whole: str, whole_value: int, why: str) -> None:

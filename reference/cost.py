@@ -51,27 +51,27 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> li
     m, e, layers, bsh, bs = work.microbatches, work.evaluation_microbatches, c.num_layers, b * s * c.hidden_size, b * s
 
     def forward(phase, n):
-        return [reduce("tensor", phase, "embedding output", n, bsh, "b s h"),
-                reduce("tensor", phase, "attention output", n * layers, bsh, "L b s h"),
-                reduce("tensor", phase, "mlp output", n * layers, bsh, "L b s h"),
-                reduce("tensor", phase, "loss: maximum", n, bs, "b s"),
-                reduce("tensor", phase, "loss: logit of the target", n, bs, "b s"),
-                reduce("tensor", phase, "loss: sum of exp", n, bs, "b s")]
+        return [all_reduced("tensor", phase, "embedding output", n, bsh, "b s h"),
+                all_reduced("tensor", phase, "attention output", n * layers, bsh, "L b s h"),
+                all_reduced("tensor", phase, "mlp output", n * layers, bsh, "L b s h"),
+                all_reduced("tensor", phase, "loss: maximum", n, bs, "b s"),
+                all_reduced("tensor", phase, "loss: sum of exp", n, bs, "b s"),
+                all_reduced("tensor", phase, "loss: logit of the target", n, bs, "b s")]
 
     return [
         Traffic("broadcast", "tensor", "data", "batch", m + e, (m + e) * b * (s + 1), "b (s + 1)"),
         *forward("forward", m),
-        reduce("tensor", "backward", "logits input", m, bsh, "b s h"),
-        reduce("tensor", "backward", "mlp input", m * layers, bsh, "L b s h"),
-        reduce("tensor", "backward", "attention input", m * layers, bsh, "L b s h"),
-        reduce("data", "reduction", "gradients", work.steps, parameters_per_rank(c, p.tensor_model_parallel_size),
+        all_reduced("tensor", "backward", "logits input", m, bsh, "b s h"),
+        all_reduced("tensor", "backward", "mlp input", m * layers, bsh, "L b s h"),
+        all_reduced("tensor", "backward", "attention input", m * layers, bsh, "L b s h"),
+        all_reduced("data", "reduction", "gradients", work.steps, parameters_per_rank(c, p.tensor_model_parallel_size),
                "parameters of the rank, a step"),
-        reduce("data", "reduction", "loss", work.steps, 1, "1, a step"),
-        reduce("tensor", "optimizer", "gradient norm", work.steps, 1, "1, a step"),
+        all_reduced("data", "reduction", "loss", work.steps, 1, "1, a step"),
+        all_reduced("tensor", "optimizer", "gradient norm", work.steps, 1, "1, a step"),
         *forward("evaluation", e),
-        reduce("data", "evaluation", "loss", work.evaluations, 1, "1, an evaluation"),
+        all_reduced("data", "evaluation", "loss", work.evaluations, 1, "1, an evaluation"),
     ]
 
 
-def reduce(group, phase, reason, calls, elements_a_call, formula) -> Traffic:
+def all_reduced(group, phase, reason, calls, elements_a_call, formula) -> Traffic:
     return Traffic("all_reduce", group, phase, reason, calls, calls * elements_a_call, formula)

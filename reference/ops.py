@@ -1,7 +1,8 @@
 """The local math of a transformer: each function forward, then backward, in plain NumPy.
 
-Everything here runs on CuPy arrays too, through NumPy's dispatch protocols: so new arrays are made "like" an
-existing one, and matrix products are two-dimensional. `y, cache = op(x)`; `dx = op_backward(dy, cache)`.
+`y, cache = op(x)`, then `dx = op_backward(dy, cache)`. Results have the dtype of the inputs, float32 or float64; ids
+and targets are integers. Everything here runs on CuPy arrays too, through NumPy's dispatch protocols: so new arrays
+are made "like" an existing one, and matrix products are two-dimensional.
 """
 from math import pi, sqrt
 from typing import Any, NamedTuple
@@ -29,7 +30,10 @@ def linear_backward(dy, x, w):
 
 
 def batched_matmul(x, y):
-    """x [..., n, k] @ y [..., k, m] -> [..., n, m], one two-dimensional product for each leading index."""
+    """x [..., n, k] @ y [..., k, m] -> [..., n, m], one two-dimensional product for each leading index.
+
+    `x @ y` would do on NumPy. CuPy's copies transposed inputs beyond two dimensions, and cannot do them in bfloat16.
+    """
     out = np.empty_like(x, shape=(*x.shape[:-1], y.shape[-1]))
     for i in np.ndindex(*x.shape[:-2]):
         np.matmul(x[i], y[i], out=out[i])
@@ -40,34 +44,37 @@ def batched_matmul(x, y):
 
 
 def gelu(x):
-    """x Phi(x) with the tanh form that GPT uses (Hendrycks and Gimpel 2016): within 5e-4 of the exact one."""
+    """x, of any shape -> x Phi(x), by GPT's tanh form (Hendrycks and Gimpel 2016), within 5e-4 of the exact."""
     tanh = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
     return 0.5 * x * (1 + tanh), (x, tanh)
 
 
 def gelu_backward(dy, cache):
+    """dy -> dx, of one shape."""
     x, tanh = cache
     inner = sqrt(2 / pi) * (1 + 3 * 0.044715 * x**2)                  # of the tanh's argument
     return dy * 0.5 * (1 + tanh + x * (1 - tanh**2) * inner)
 
 
 def gelu_exact(x):
-    """x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016): BERT's."""
+    """x, of any shape -> x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016): BERT's."""
     phi = 0.5 * (1 + erf(x / sqrt(2)))
     return x * phi, (x, phi)
 
 
 def gelu_exact_backward(dy, cache):
+    """dy -> dx, of one shape: Phi' is the normal density."""
     x, phi = cache
     return dy * (phi + x * np.exp(-0.5 * x**2) / sqrt(2 * pi))
 
 
 def relu(x):
-    """max(x, 0)."""
+    """x, of any shape -> max(x, 0)."""
     return np.maximum(x, 0), x > 0
 
 
 def relu_backward(dy, positive):
+    """dy -> dx, of one shape."""
     return dy * positive
 
 
@@ -105,7 +112,7 @@ def erf(x):
 def ratio(coefficients, x):
     """One polynomial over another, by Horner's rule."""
     numerator, denominator = (np.full_like(x, first) for first, *_ in coefficients)
-    for a, b in zip(coefficients[0][1:], coefficients[1][1:], strict=True):
+    for a, b in zip(coefficients[0][1:], coefficients[1][1:]):
         numerator, denominator = numerator * x + a, denominator * x + b
     return numerator / denominator
 
@@ -114,7 +121,7 @@ def ratio(coefficients, x):
 
 
 def layer_norm(x, weight, bias, epsilon):
-    """(x - mean) / sqrt(variance + epsilon) x weight + bias over the last axis (Ba et al. 2016, equation 4)."""
+    """x [..., h] -> (x - mean) / sqrt(variance + epsilon) * weight + bias, weight and bias [h] (Ba et al. 2016)."""
     centred = x - x.mean(-1, keepdims=True)
     inverse_std = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normed = centred * inverse_std
@@ -125,18 +132,20 @@ def layer_norm_backward(dy, weight, cache):
     """dy [..., h] -> dx [..., h], dweight [h], dbias [h]."""
     normed, inverse_std = cache
     dnormed = dy * weight
-    # Moving x by a constant, or scaling it, does not move the output: those two directions are taken out.
+    # Adding a constant to x does not move the output, nor (but for epsilon) does scaling x - mean: so dx has no part
+    # along ones, nor along x - mean.
     dx = dnormed - dnormed.mean(-1, keepdims=True) - normed * (dnormed * normed).mean(-1, keepdims=True)
     return dx * inverse_std, rows(dy * normed).sum(0), rows(dy).sum(0)
 
 
 def softmax(x):
-    """exp(x) / sum of exp(x) over the last axis. The maximum is subtracted first, so that exp cannot overflow."""
+    """x [..., n] -> exp(x) / sum of exp(x) over the last axis. Less the maximum, so that exp cannot overflow."""
     exp = np.exp(x - x.max(-1, keepdims=True))
     return exp / exp.sum(-1, keepdims=True)
 
 
 def softmax_backward(dy, y):
+    """dy [..., n], y = softmax(x) -> dx [..., n]. What all of dy have in common moves nothing."""
     return y * (dy - (dy * y).sum(-1, keepdims=True))
 
 
@@ -144,13 +153,12 @@ def softmax_backward(dy, y):
 
 
 class AttentionCore(NamedTuple):
-    """What attention's backward needs: all [b, a, s, ...], heads before positions."""
+    """What attention's backward needs, heads before positions."""
 
-    q: Any
+    q: Any       # [b, a, s, d]
     k: Any
     v: Any
-    probs: Any     # [b, a, s, s]
-    causal: bool   # probs above the diagonal are 0
+    probs: Any   # [b, a, s, s]
 
 
 def attention_core(q, k, v, causal):
@@ -166,12 +174,12 @@ def attention_core(q, k, v, causal):
         scores = np.where(past, scores, -np.inf)
     probs = softmax(scores)
     context = batched_matmul(probs, v)                                # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
-    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs, causal)
+    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs)
 
 
 def attention_core_backward(dcontext, cache):
     """dcontext [b, s, a, d] -> dq, dk, dv, each [b, s, a, d]. What the mask hid has probability 0 and gets nothing."""
-    q, k, v, probs, _ = cache
+    q, k, v, probs = cache
     dcontext = dcontext.swapaxes(1, 2)
     # forward: context = probs @ v
     dprobs, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(probs.swapaxes(2, 3), dcontext)
@@ -181,7 +189,7 @@ def attention_core_backward(dcontext, cache):
     return tuple(x.swapaxes(1, 2) for x in (dq, dk, dv))
 
 
-def rotary_angles(s, size, like, base=10_000.0):
+def rotary_cos_sin(s, size, like, base=10_000.0):
     """cos and sin [s, 1, size/2] of the angle by which rope turns pair i at position n: n / base^(2 i / size)."""
     position = np.arange(s, dtype=np.float64, like=like).reshape(-1, 1, 1)
     pair = np.arange(size // 2, dtype=np.float64, like=like)

@@ -4,11 +4,11 @@ What is done to one array is done in place and element by element, so the same l
 pieces of a flat buffer.
 """
 from dataclasses import dataclass
-from math import cos, pi, sqrt
+from math import cos, pi
 
 import numpy as np
 
-from reference.config import require_one_of, require_positive
+from reference.config import option, require_not_negative, require_one_of, require_positive
 from reference.errors import UserError
 
 DECAY_STYLES = ("constant", "linear", "cosine")
@@ -33,8 +33,10 @@ class OptimizerConfig:
         require_positive("lr_decay_iters", self.lr_decay_iters)
         require_one_of("lr_decay_style", self.lr_decay_style, DECAY_STYLES)
         for name in ("lr", "min_lr", "weight_decay", "clip_grad", "adam_eps", "lr_warmup_iters"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}, but must not be negative.")
+            require_not_negative(name, getattr(self, name))
+        if self.adam_eps == 0:
+            raise UserError("--adam-eps is 0.0, but must be above 0: a weight without gradient would be moved by "
+                            "0 / 0.")
         if self.min_lr > self.lr:
             raise UserError(f"--min-lr is {self.min_lr}, but must not be above --lr, which is {self.lr}.")
         if self.lr_warmup_iters >= self.lr_decay_iters and self.lr_decay_style != "constant":
@@ -42,19 +44,20 @@ class OptimizerConfig:
                             f"which is {self.lr_decay_iters}: the rate must have come up before it can come down.")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be in [0, 1).")
+                raise UserError(f"{option(name)} is {getattr(self, name)}, but must be in [0, 1).")
 
 
 def learning_rate(c: OptimizerConfig, iteration: int) -> float:
     """The rate at an iteration, counted from 1: a straight rise to lr, then down to min_lr, where it stays.
 
-    Megatron counts from 0 here, so its first step of a warm-up has rate 0 and changes nothing; ours is lr / warm-up.
+    The first iteration and the last of --lr-decay-iters both learn something. (Megatron's first step of a warm-up has
+    rate 0.) The iteration after the warm-up has the full rate, and the one after --lr-decay-iters has min_lr.
     """
     if iteration <= c.lr_warmup_iters:
         return c.lr * iteration / c.lr_warmup_iters
     if c.lr_decay_style == "constant":
         return c.lr
-    done = min(1.0, (iteration - c.lr_warmup_iters) / (c.lr_decay_iters - c.lr_warmup_iters))
+    done = min(1.0, (iteration - 1 - c.lr_warmup_iters) / (c.lr_decay_iters - c.lr_warmup_iters))
     left = 1 - done if c.lr_decay_style == "linear" else 0.5 * (1 + cos(pi * done))
     return c.min_lr + (c.lr - c.min_lr) * left
 
@@ -72,6 +75,8 @@ def sum_of_squares(grad) -> float:
 def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: OptimizerConfig) -> None:
     """One AdamW step (Loshchilov and Hutter 2019, algorithm 2), in place on param, m and v; `step` counts from 1.
 
+    Decay is multiplied by the learning rate, as in PyTorch and Megatron; the paper has a schedule of its own for it.
+
     Where a gradient is zero but for rounding (the key bias: softmax does not feel a constant added to every score)
     m / sqrt(v) is rounding over rounding, up to 1. There float32 runs part by up to lr a step, and nothing is wrong.
     """
@@ -79,7 +84,7 @@ def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: Optimiz
     m += (1 - c.adam_beta1) * grad
     v *= c.adam_beta2
     v += (1 - c.adam_beta2) * grad * grad
-    unbias = sqrt(1 - c.adam_beta2**step)
+    m_hat, v_hat = m / (1 - c.adam_beta1**step), v / (1 - c.adam_beta2**step)
     if decay:
         param *= 1 - lr * c.weight_decay
-    param -= lr * unbias / (1 - c.adam_beta1**step) * m / (np.sqrt(v) + c.adam_eps * unbias)
+    param -= lr * m_hat / (np.sqrt(v_hat) + c.adam_eps)

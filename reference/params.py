@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference import counter_rng
+from reference.config import round_up
+from reference.errors import UserError
 
 HOST = np.empty(0)  # a prototype: arrays made "like" this one are NumPy's
 
@@ -25,13 +27,18 @@ class Tensor:
     std: float = 0.0           # it starts as N(0, std) ...
     fill: float = 0.0          # ... around this value
     decay: bool = False        # whether weight decay applies to it
-    multiple: int = 1          # the split axis is padded to a multiple of this x t
+    pad_to: int = 0            # the split axis is padded to a multiple of this x t; 0: it must divide by t
 
     def padded(self, t: int) -> int:
-        """Length of the split axis, which there must be, once it is padded for t ranks."""
+        """Length of the split axis, which there must be, once it is padded for t ranks. Raises UserError."""
         assert self.split is not None
-        unit = self.multiple * t
-        return -(-self.shape[self.split] // unit) * unit
+        length = self.shape[self.split]
+        if self.pad_to:
+            return round_up(length, self.pad_to * t)
+        if length % t:
+            raise UserError(f"A tensor of shape {self.shape} cannot be cut into {t} along axis {self.split}: {length} "
+                            f"does not divide by {t}. Choose another number of tensor-parallel ranks.")
+        return length
 
     def local_shape(self, t: int) -> tuple[int, ...]:
         """Shape of the shard that each of t ranks holds, padding included."""
@@ -40,9 +47,9 @@ class Tensor:
         return (*self.shape[:self.split], self.padded(t) // t, *self.shape[self.split + 1:])
 
 
-def weight(shape: tuple[int, ...], std: float, split: int | None = None, multiple: int = 1) -> Tensor:
+def weight(shape: tuple[int, ...], std: float, split: int | None = None, pad_to: int = 0) -> Tensor:
     """A matrix (or an embedding): drawn from N(0, std), subject to weight decay."""
-    return Tensor(shape, split, std, decay=True, multiple=multiple)
+    return Tensor(shape, split, std, decay=True, pad_to=pad_to)
 
 
 def bias(shape: tuple[int, ...], split: int | None = None) -> Tensor:
@@ -89,6 +96,11 @@ def tree_map(function, tree, *others):
                             for key, subtree in below})
 
 
+def assign(view, values) -> None:
+    """Give the elements of one array those of another: for tree_map over views of a buffer."""
+    view[...] = values
+
+
 def with_names(tree):
     """A tree of (name, leaf) pairs, for a tree_map that needs the names."""
     named = leaves(tree)
@@ -118,7 +130,7 @@ def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST):
 
 
 def draw(named: Named, shape, rank: int, seed: int, like):
-    """float64 [shape]: the part of a tensor that begins at rank x shape along its split axis. Padding is 0."""
+    """float64 [shape]: a tensor's part that begins at rank x shape along its split axis. Draws are 0 in padding."""
     name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
@@ -156,6 +168,7 @@ def join(shards: list, tensors):
 
 
 def whole(parts, tensor: Tensor):
+    """The whole tensor from the shards of all ranks, in rank order; the first of them where it is replicated."""
     if tensor.split is None:
         return parts[0]
     length = tensor.shape[tensor.split]

@@ -197,6 +197,7 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
     try:
         d, r = topology.data.size, topology.place.data
         batch = microbatches * d * case.b
+        # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
         ours = Trainer(case.model, optimizer, topology, case.seed, np.float64)
         textbook = training.Trainer(case.model, optimizer, case.seed, np.float64)

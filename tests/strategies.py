@@ -4,7 +4,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.config import ACTIVATIONS, ModelConfig
+from reference.config import ModelConfig
+from reference.ops import ACTIVATIONS
 from reference.params import leaves, tree_map, with_names
 
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8])
@@ -46,12 +47,13 @@ def cases(draw, sizes=SIZES, integers=False, **model_choices):
     t = draw(sizes)
     heads = t * draw(st.integers(1, 2))
     s = draw(st.integers(1, 6))
+    pairs, turned = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]))   # of dimensions of a head
     choices = dict(
-        num_layers=draw(st.integers(1, 3)), hidden_size=heads * draw(st.sampled_from([2, 4, 6])),
+        num_layers=draw(st.integers(1, 3)), hidden_size=heads * 2 * pairs, rotary_percent=turned / pairs,
         num_attention_heads=heads, vocab_size=draw(st.integers(2, 40)),
         max_position_embeddings=s + draw(st.integers(0, 2)),
         position_embedding_type=draw(st.sampled_from(["learned_absolute", "rope"])),
-        untie_embeddings_and_output_weights=draw(st.booleans()), activation=draw(st.sampled_from(ACTIVATIONS)),
+        untie_embeddings_and_output_weights=draw(st.booleans()), activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
         make_vocab_size_divisible_by=draw(st.integers(1, 5)),
     ) | model_choices
     return Case(t, ModelConfig(**choices), draw(st.integers(1, 3)), s, draw(st.integers(0, 2**32 - 1)), integers)

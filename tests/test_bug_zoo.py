@@ -1,6 +1,7 @@
 """The bug zoo: the classic mistakes of parallel training, planted one at a time, and the theorem that catches each.
 
-Read it as a list of what goes wrong in practice: the right line, the wrong one, and why people write it.
+Read it as a list of what goes wrong in practice: the right line, the wrong one, the theorem that falls. Some comments
+tell how the mistake comes about, or what it does.
 """
 import pytest
 
@@ -132,6 +133,15 @@ IN_THE_TEXTBOOK = {
             "return (np.split(np.pad(x, padding), t, tensor.split)[rank] if x.ndim < 4 else\n"
             "            np.split(x.reshape(len(x), -1), t, 1)[rank].reshape(tensor.local_shape(t)))"),
         textbook_theorems.attention_equals_whole, CASE),
+    "the loss over the local batch": (
+        Bug("reference.data_parallel", "np.full_like(microbatch, 1 / tokens.size)",
+            "np.full_like(microbatch, 1 / microbatch.size)"),
+        textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
+    "replicas' gradients not summed": (
+        Bug("reference.data_parallel",
+            "tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))\n",
+            "tree\n"),
+        textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "a residual forgotten backward": (
         Bug("reference.layers.block", "dy = dy + dx\n    dnormed, attention = sharded",
             "dy = dx\n    dnormed, attention = sharded"),

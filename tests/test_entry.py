@@ -88,7 +88,34 @@ def test_a_child_process_may_skip_the_shutdown(tmp_path):
 def test_a_rank_that_is_killed_ends_the_job(tmp_path):
     job = ends(tmp_path, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait()")
     assert job.returncode != 0
-    assert "signal 9" in job.stdout + job.stderr  # mpiexec says so
+    assert "signal 9 (SIGKILL); out of memory is a common cause" in job.stderr
+
+
+@pytest.mark.parametrize("number, name", [(6, "SIGABRT"), (11, "SIGSEGV"), (15, "SIGTERM")])
+def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path, number, name):
+    job = ends(tmp_path, f"if rank == 1: os.kill(os.getpid(), {number})\nwait()")
+    assert job.returncode in (number, 128 + number)  # MPICH's mpiexec, others
+    assert job.stderr.count(f"a rank died by signal {number} ({name})") == 1
+
+
+@pytest.mark.parametrize("who, rank", [("rank == 1", 1), ("True", 0)])
+@pytest.mark.parametrize("end, sentence", [
+    ("raise MemoryError", "ran out of memory. Choose smaller sizes, or more ranks."),
+    ("raise MemoryError('Unable to allocate 8 TiB')", "ran out of memory (Unable to allocate 8 TiB). Choose"),
+    ("raise OSError(28, 'No space left on device', '/a/b')", "failed with the file /a/b: No space left on device."),
+    ("raise OSError(28, 'No space left on device')", "failed: No space left on device."),
+])
+def test_a_machine_that_is_too_small_is_a_sentence(tmp_path, who, rank, end, sentence):
+    job = ends(tmp_path, f"if {who}: {end}\nwait()")
+    assert job.returncode == 1
+    assert job.stderr.count(f"error: rank {rank} of 3 {sentence}") == 1
+    assert "Traceback" not in job.stderr
+
+
+def test_other_errors_of_the_system_are_bugs_and_keep_their_traceback(tmp_path):
+    job = ends(tmp_path, "open('nowhere')")
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == 1
 
 
 @pytest.mark.parametrize("who", ["rank == 1", "True"])

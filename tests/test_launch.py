@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher
+from mpi_impl.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, supervise
 from mpi_impl.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.launching import SOON, command, environment, launch, launched, write_program
@@ -105,7 +105,14 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     (["program.py"], "the following arguments are required: -n"),
     (["-n", "0", "program.py"], "-n is 0, but a job needs at least 1 rank."),
     (["-n", "2", "--timeout", "-1", "program.py"], "--timeout is -1, but"),
+    (["-n", "2", "--timeout", "nan", "program.py"], "--timeout is nan, but"),
+    (["-n", "2", "--timeout", "inf", "program.py"], "--timeout is inf, but"),
     (["-n", "2"], "There is nothing to run."),
+    (["-n", "2", "nosuch.py"], "There is no script nosuch.py to run."),
+    (["-n", "2", "-m", "nosuch"], "There is no module nosuch to run."),
+    (["-n", "2", "-m", "mpi_impl.nosuch"], "There is no module mpi_impl.nosuch to run."),
+    (["-n", "2", "-m", "mpi_impl.launch.nosuch"], "There is no module mpi_impl.launch.nosuch to run."),
+    (["-n", "2", "-m", "mpi_impl..launch"], "There is no module mpi_impl..launch to run."),
     (["-n", "2", "--timout", "9", "program.py"], "Did you mean --timeout?"),
 ])
 def test_an_option_that_is_wrong_is_a_sentence(arguments, sentence):
@@ -113,6 +120,33 @@ def test_an_option_that_is_wrong_is_a_sentence(arguments, sentence):
     assert job.returncode == 2
     assert job.stderr.startswith("error: ") and sentence in job.stderr
     assert "Traceback" not in job.stderr
+    assert job.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def keep_handlers(monkeypatch):
+    """Leave this process's signals as they are, though launch wants them."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 124, 130])
+def test_launch_has_nothing_to_add_to_a_status_that_was_asked_for(capsys, keep_handlers, status):
+    assert supervise([sys.executable, "-c", f"raise SystemExit({status})"], dict(os.environ), None) == status
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("status", [9, 137, 139])
+def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, status):
+    assert supervise([sys.executable, "-c", f"raise SystemExit({status})"], dict(os.environ), None) == status
+    name = "SIGSEGV" if status == 139 else "SIGKILL"
+    assert f"error: the launcher's status {status} says that a rank died by signal {status % 128} ({name})" in (
+        capsys.readouterr().err)
+
+
+def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert supervise([sys.executable, "-c", program], dict(os.environ), None) == 137
+    assert f"error: the launcher {sys.executable} died by signal 9 (SIGKILL)" in capsys.readouterr().err
 
 
 def write_script(path, text: str) -> None:

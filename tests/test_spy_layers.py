@@ -8,6 +8,11 @@ from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.training.trainer import Trainer
 from reference import counter_rng
 from reference.config import ModelConfig, ParallelConfig
+from reference.layers.cross_entropy import cross_entropy_forward, gathered_cross_entropy, unsafe_cross_entropy
+from reference.layers.linear import (column_parallel_tensors, linear_forward, row_parallel_tensors,
+                                     sharded_column_parallel_backward, sharded_column_parallel_forward,
+                                     sharded_row_parallel_backward, sharded_row_parallel_forward)
+from reference.layers.mlp import mlp_forward, mlp_tensors, rows_first_mlp_forward
 from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_tensors, sharded_gpt_backward,
                                   sharded_gpt_forward)
 from reference.optimizer import OptimizerConfig
@@ -59,6 +64,30 @@ def test_textbook(case):
     spy_loss, cache = sharded_gpt_forward(SpyArray(tokens), shards, c, SpyArray(targets))
     sharded_gpt_backward(SpyArray(dloss), shards, cache, c)
     close(spy_loss.get(), loss)
+
+
+@FEWER
+@given(cases(sizes=st.integers(1, 4)))
+def test_the_rest_of_the_textbook(case):
+    """What the model does not use: parallel linear layers, the other losses, the wrong split of the MLP."""
+    t, h, x = case.t, case.model.hidden_size, case.x()
+    for tensors, forward, backward in (
+            (column_parallel_tensors(h, 3 * t, 1.0), lambda x, p: sharded_column_parallel_forward(x, p, True),
+             lambda y, p, cache: sharded_column_parallel_backward(y, p, cache, True)),
+            (row_parallel_tensors(h, 3, 1.0), lambda x, p: sharded_row_parallel_forward(np.split(x, t, -1), p),
+             sharded_row_parallel_backward)):
+        p = case.params(tensors)
+        y, cache = forward(SpyArray(x), split(tree_map(SpyArray, p), tensors, t))
+        close(y.get(), linear_forward(x, p)[0])
+        backward(y, split(tree_map(SpyArray, p), tensors, t), cache)
+    logits, targets = case.array("logits", case.b, case.s, 3 * t), case.ids("targets", case.b, case.s) % (3 * t)
+    parts = np.split(SpyArray(logits), t, -1)
+    loss = cross_entropy_forward(logits, targets)[0]
+    close(gathered_cross_entropy(parts, SpyArray(targets)).get(), loss)
+    close(unsafe_cross_entropy(parts, SpyArray(targets)).get(), loss.sum())
+    p = case.params(mlp_tensors(case.model))
+    right = mlp_forward(x, p, case.model.activation)[0]
+    close(rows_first_mlp_forward(SpyArray(x), tree_map(SpyArray, p), t, case.model.activation, True).get(), right)
 
 
 def test_random_numbers_are_the_same_bits_on_a_device():

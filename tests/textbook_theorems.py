@@ -1,6 +1,7 @@
 """Sharded = unsharded in the textbook, a function for each layer. They raise AssertionError where it is not so."""
 import numpy as np
 
+from reference.data_parallel import data_parallel_gradients
 from reference.layers.attention import (attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
@@ -16,8 +17,9 @@ from reference.layers.linear import (column_parallel_tensors, linear_backward, l
                                      sharded_row_parallel_backward, sharded_row_parallel_forward)
 from reference.layers.mlp import mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
-from reference.ops import rotary_angles
+from reference.ops import rotary_cos_sin
 from reference.params import join, split, tree_map
+from reference.training import loss_and_gradients
 from tests.strategies import Case, close, trees_close
 
 
@@ -168,6 +170,18 @@ def gpt_equals_whole(case: Case):
     padding_gets_nothing(shard_grads, tensors, case.t)
 
 
+def replicas_equal_one_process(case: Case, d: int, m: int):
+    """d replicas with m microbatches each: the loss and the gradients of the whole batch."""
+    p, batch = case.params(gpt_tensors(case.model)), d * m * case.b
+    tokens, targets = case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s)
+    loss, grads = loss_and_gradients(tokens, targets, p, case.model)
+    found, replicas = data_parallel_gradients(tokens, targets, p, case.model, d, case.b)
+    close(np.array(found), np.array(loss))
+    assert len(replicas) == d
+    for replica in replicas:
+        trees_close(replica, grads)
+
+
 def padding_gets_nothing(shard_grads, tensors, t):
     """Whatever `join` drops from the ranks' gradients is zero: splitting the whole gives them back."""
     for again, grads in zip(split(join(shard_grads, tensors), tensors, t), shard_grads, strict=True):
@@ -182,4 +196,4 @@ def alike_on_all(arrays):
 def rotary_of(case: Case):
     """rope's angles where the case's model has rope."""
     c = case.model
-    return rotary_angles(case.s, c.rotary_size, np.empty(0)) if c.position_embedding_type == "rope" else None
+    return rotary_cos_sin(case.s, c.rotary_size, np.empty(0)) if c.position_embedding_type == "rope" else None

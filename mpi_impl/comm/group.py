@@ -1,7 +1,7 @@
 """A group of ranks and its collectives. The only file of the project that calls MPI.
 
 Arrays may live on the host (NumPy) or on a device (CuPy): a device array is staged through host memory, by copies
-that are asked for and not hidden. Every collective is written into the ledger, a group of one rank's too.
+that are asked for and not hidden. Every collective over arrays is written into the ledger, a group of one rank's too.
 """
 import time
 
@@ -64,6 +64,7 @@ class Group:
         """`make()` of the group's first rank, on every rank: any picklable object, or the UserError it raised.
 
         For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included.
+        Such objects are small, and are not in the ledger.
         """
         outcome = None
         if self.rank == 0:

@@ -1,7 +1,8 @@
 """The ledger: what moved between the ranks, in which group, in which phase of the step, and why.
 
-Every collective of a `Group` writes one line here. Wire bytes are what the caller handed over; ring-equivalent
-bytes are what each rank would send if the collective ran as a ring, which is how the papers count.
+Every collective over arrays writes one line here. Wire bytes are the size of the whole array: before an all_reduce,
+reduce_scatter or broadcast, after an all_gather. Ring-equivalent bytes are what each rank would send if the
+collective ran as a ring, which is how the papers count.
 """
 from collections import defaultdict
 from contextlib import contextmanager
@@ -9,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Elements that one rank sends in a ring of n, for a collective over N elements: the full array before an
-# all_reduce, a reduce_scatter or a broadcast, and the full array after an all_gather.
+# What one rank sends in a ring of n ranks, as a multiple of the whole array.
 RING_SHARE = {
     "all_reduce": lambda n: 2 * (n - 1) / n,      # a reduce-scatter, then an all-gather
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -73,7 +73,7 @@ def matches(entry: Entry, like: dict) -> bool:
 
 
 def wire_bytes(entry: Entry, total: Total) -> int:
-    """Bytes that one rank handed to the collective."""
+    """Bytes of the whole array."""
     return total.elements * np.dtype(entry.dtype).itemsize
 
 

@@ -32,7 +32,8 @@ def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
 
 def table(lines: list[Line]) -> str:
     """One line an entry. 'ring' is what this rank would send if each call ran as a ring."""
-    head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes", "predicted", "")
+    head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes",
+            "predicted elements", "formula")
     body = [(f"{e.group} x{e.group_size}", e.phase, e.reason, e.operation, f"{total.calls:,}", f"{total.elements:,}",
              f"{wire_bytes(e, total):,}", f"{ring_bytes(e, total):,.0f}",
              f"{p.elements:,}" if p else "", ("= " if line.as_predicted else "NOT ") + p.formula if p else "")

@@ -2,9 +2,11 @@
 import json
 import os
 import platform
+import stat
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from reference.errors import UserError
 
@@ -17,17 +19,24 @@ class Corpus:
     `data_path` is one of
       - a text file: one document;
       - a file ending in .jsonl or .json: JSON lines, each an object whose key "text" is a document;
-      - a folder: every file in it, sorted, hidden ones left out; a .jsonl file is read as JSON lines, a file that
-        is not UTF-8 text is passed over and listed in `skipped`;
+      - a folder: every file in it, sorted, without hidden files and folders and without the folder `leave_out` (the
+        cache, which is no text of ours); a .jsonl file is read as JSON lines, a file that is not UTF-8 text is passed
+        over and listed in `skipped`;
       - None: the source of the running Python's standard library, which every machine has.
 
-    Raises UserError if the path is missing or leads to no file.
+    Raises UserError if the path is missing, cannot be looked up or leads to no file, and if a folder below it cannot
+    be read.
     """
 
-    def __init__(self, data_path: str | None):
+    def __init__(self, data_path: str | None, leave_out: Path | None = None):
+        if data_path == "":
+            raise UserError(
+                "--data-path is empty, which names nothing. Give a path, or leave the option out to train on the "
+                "standard library of this Python."
+            )
         self.name = data_path or f"the standard library of Python {platform.python_version()}"
-        self.files = _text_files(Path(data_path)) if data_path else _standard_library()
-        self.is_folder = data_path is None or Path(data_path).is_dir()
+        self.files = _text_files(data_path, leave_out) if data_path else _standard_library()
+        self.is_folder = data_path is None or kind("--data-path", data_path) == "folder"
         self.skipped: list[Path] = []  # by the latest pass of documents()
 
     def __str__(self) -> str:
@@ -70,15 +79,33 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def _text_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+def kind(option: str, path: str) -> str:
+    """What the option's path leads to: 'file', 'folder', 'other' or 'nothing'. Raises UserError if nobody can tell."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte, which no path has
+        return "nothing"
+    except OSError as error:
+        raise UserError(
+            f"{option} {path} cannot be looked up ({error.strerror}). Check the path, and that you may enter each "
+            "folder on the way."
+        ) from error
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def _text_files(path: str, leave_out: Path | None) -> list[Path]:
+    found = kind("--data-path", path)
+    if found == "file":
+        return [Path(path)]
+    if found == "other":
+        raise UserError(f"--data-path {path} is neither a file nor a folder, but a device or a pipe, which can be read "
+                        "once at most. Copy its text into a file.")
+    if found == "nothing":
         raise UserError(
             f"--data-path {path} does not exist. Give a text file, a folder of text files, JSON lines, or the prefix "
             "of a Megatron .bin/.idx pair; or leave it out to train on the standard library of this Python."
         )
-    files = _files_under(path, lambda name: not name.startswith("."))  # hidden is what is no text of ours: .git
+    files = _files_under(Path(path), lambda name: not name.startswith("."), leave_out)  # no text of ours: .git
     if not files:
         raise UserError(f"The corpus is empty: there is no file in the folder {path}. Give another --data-path.")
     return files
@@ -93,13 +120,30 @@ def _standard_library() -> list[Path]:
     return files
 
 
-def _files_under(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """All files below a folder, sorted, without the files and whole folders whose name is not wanted."""
+def _files_under(root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
+    """All files below a folder, sorted, without the files and whole folders whose name is not wanted, and `leave_out`.
+
+    Raises UserError for a folder that cannot be read: to go on without it would quietly train on less.
+    """
     found = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = filter(wanted, subfolders)  # what is taken out here is not walked
-        found += [Path(folder, name) for name in filter(wanted, names)]
-    return sorted(file for file in found if file.is_file())
+    left_out = leave_out and os.path.realpath(leave_out)
+    try:
+        for folder, subfolders, names in os.walk(root, onerror=_refuse):
+            # what is taken out here is not walked
+            subfolders[:] = [
+                name for name in filter(wanted, subfolders) if os.path.realpath(Path(folder, name)) != left_out
+            ]
+            found += [Path(folder, name) for name in filter(wanted, names)]
+        return sorted(file for file in found if file.is_file())
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise UserError(
+        f"{error.filename} cannot be read ({error.strerror}). Check that you may read it and enter its folder, or give "
+        "a --data-path without it."
+    ) from error
 
 
 def _decode(data: bytes) -> str:
@@ -118,6 +162,8 @@ def _json_lines(file: Path) -> Iterator[str]:
             try:
                 text = json.loads(line)["text"]
                 text.encode("utf-8")  # JSON can spell half a surrogate pair, which is no text
+            except RecursionError as error:
+                raise UserError(f"{file}, line {number}, is nested too deeply to be read. Mend the line.") from error
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise UserError(
                     f'{file}, line {number}, is not a JSON object with a string under the key "text". '

@@ -1,4 +1,8 @@
-"""From texts to arrays of token ids, with a few megabytes of text in memory at a time, and a word now and then."""
+"""From texts to arrays of token ids, and a word now and then.
+
+One text is in memory at a time, with its ids: a whole file, or a line of JSON lines. So a corpus may be larger than
+memory when it lies in many files or in JSON lines.
+"""
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,5 @@
 """Samples for a GPT: windows of seq_length + 1 tokens, and which of them a step sees."""
+import re
 from fractions import Fraction
 from functools import lru_cache
 
@@ -8,14 +9,16 @@ from mpi_impl.data.indexed import IndexedDataset, blocks
 from reference.errors import UserError
 
 PARTS = ("train", "validation", "test")
+PROPORTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be a number too, of a billion digits
 
 
 class GPTDataset:
     """Samples of an indexed data set, in three parts.
 
     Sample j is the tokens from j * seq_length up to and including (j + 1) * seq_length of the flat token stream:
-    inputs and, one further on, targets. So every token but the first is a target once. Documents follow one another
-    with an end-of-document token between, and attention runs across it, as by Megatron's default.
+    inputs and, one further on, targets. So every token is a target once, but for the first and for the fewer than
+    seq_length at the end that fill no sample. Documents follow one another with an end-of-document token between, and
+    attention runs across it, as by Megatron's default.
 
     The parts are contiguous ranges of *samples* in the proportions of `split`. Megatron divides documents; but
     then a corpus that is one file would have no validation part.
@@ -83,16 +86,15 @@ class GPTDataset:
 def split_samples(split: str, n: int) -> dict[str, range]:
     """Divide n samples in the proportions of `split`, up to three numbers as in "969,30,1"; a missing one is 0.
 
-    Raises UserError for anything else, a negative number, and proportions that are all 0.
+    Raises UserError for anything else, and for proportions that are all 0.
     """
-    try:
-        weights = [Fraction(weight) for weight in split.split(",")]  # exact: "0.9,0.1" does not lose a sample
-    except (ValueError, ZeroDivisionError):
-        weights = []
-    if not 1 <= len(weights) <= 3 or min(weights) < 0 or not any(weights):
+    words = [word.strip() for word in split.split(",")]
+    plain = all(PROPORTION.fullmatch(word) for word in words)
+    weights = [Fraction(word) for word in words] if plain else []  # exact: "0.9,0.1" does not lose a sample
+    if not 1 <= len(weights) <= 3 or not any(weights):
         raise UserError(
             f"--split {split} is not a division into training, validation and test. Give up to three proportions that "
-            "are not negative nor all 0, such as 969,30,1."
+            "are not all 0, each a plain number below 1e9 such as 30 or 0.25: for example 969,30,1."
         )
     bounds = [round(n * sum(weights[:i]) / sum(weights)) for i in range(4)]
     return dict(zip(PARTS, map(range, bounds, bounds[1:]), strict=True))
@@ -102,6 +104,7 @@ def split_samples(split: str, n: int) -> dict[str, range]:
 def shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
     """The order of n samples in an epoch: int64 [n].
 
-    It sorts raw random bits, which NumPy promises never to change; its own permutations may differ by version.
+    It sorts raw random bits, which NumPy promises never to change; its own permutations may differ by version. Any
+    integer is a seed: the generator takes none below 0, and a negative one counts down from 2^64.
     """
-    return np.argsort(np.random.PCG64((seed, epoch)).random_raw(n), kind="stable")
+    return np.argsort(np.random.PCG64((seed % 2**64, epoch)).random_raw(n), kind="stable")

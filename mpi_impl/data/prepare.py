@@ -54,18 +54,24 @@ def prepare(
             )
         return _opened(prefix, tokenizer, report)
 
-    corpus = Corpus(data_path)
+    cache_folder = _cache_folder(cache)
+    if data_path and os.path.realpath(cache_folder) == os.path.realpath(data_path):
+        raise UserError(
+            f"--data-path {data_path} is the cache folder, whose files are no texts to learn from. Give another "
+            "--data-path or another --data-cache-path."
+        )
+    corpus = Corpus(data_path, leave_out=cache_folder)
     asked = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
     size = asked if tokenizer is None else tokenizer.vocab_size
     sources = [*corpus.files, *(Path(file) for file in (vocab_file, merge_file) if file)]
-    folder = _cache_folder(cache) / _key(sources, tokenizer_type, size)
+    folder = cache_folder / _key(sources, tokenizer_type, size)
     try:
         if not _is_complete(folder, trained=tokenizer is None):
             _build(folder, corpus, tokenizer, size, report)
     except OSError as error:
         raise UserError(
-            f"The cache folder {folder.parent} cannot be written ({error}). Make room there, or set "
-            "XDG_CACHE_HOME to a folder that you can write."
+            f"The cache folder {cache_folder} cannot be written ({error}). Make room there, or give --data-cache-path "
+            "a folder that you can write."
         ) from error
     tokenizer = tokenizer or ByteLevelBPETokenizer.load(folder / "tokenizer.json")
     if tokenizer.vocab_size < size:
@@ -79,10 +85,10 @@ def prepare(
 def _megatron_prefix(data_path: str) -> str | None:
     """PREFIX, if the path is PREFIX, PREFIX.bin or PREFIX.idx; if one of the two is missing, IndexedDataset says so."""
     for suffix in ".bin", ".idx":
-        if data_path.endswith(suffix) and Path(data_path).is_file():
+        if data_path.endswith(suffix) and os.path.isfile(data_path):
             return data_path.removesuffix(suffix)
-    found = [Path(data_path + suffix).is_file() for suffix in (".bin", ".idx")]
-    is_prefix = all(found) or (any(found) and not Path(data_path).exists())
+    found = [os.path.isfile(data_path + suffix) for suffix in (".bin", ".idx")]
+    is_prefix = all(found) or (any(found) and not os.path.exists(data_path))
     return data_path if is_prefix else None
 
 

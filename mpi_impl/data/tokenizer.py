@@ -11,10 +11,13 @@ from typing import Protocol
 from tokenizers import Tokenizer as BPE
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from mpi_impl.data.corpus import kind
 from reference.errors import UserError
 
 TOKENIZER_TYPES = ("ByteLevelBPETokenizer", "GPT2BPETokenizer", "NullTokenizer")
 DEFAULT_VOCAB_SIZE = 4096
+LARGEST_TRAINED = 1_000_000   # tokens; several times the largest vocabulary in use, and training still fits in memory
+LARGEST_ID = 2**31 - 1        # of a token as it is stored: Megatron's widest type for tokens is int32
 END_OF_DOCUMENT = "<|endoftext|>"
 BYTES = pre_tokenizers.ByteLevel.alphabet()  # one printable character for each of the 256 bytes
 
@@ -68,13 +71,18 @@ class ByteLevelBPETokenizer(BytePairTokenizer):
         """Train on texts; the same texts give the same tokenizer.
 
         A small corpus runs out of pairs to merge: the tokenizer's vocab_size is then smaller than asked for. Raises
-        UserError if the vocabulary has no room for the 256 bytes and the end-of-document token.
+        UserError if the vocabulary has no room for the 256 bytes and the end-of-document token, or too much of it.
         """
         smallest = len(BYTES) + 1
         if vocab_size < smallest:
             raise UserError(
                 f"--vocab-size {vocab_size} is too small: a byte-level vocabulary holds the {len(BYTES)} bytes and the "
                 f"end-of-document token. Give {smallest} or more."
+            )
+        if vocab_size > LARGEST_TRAINED:
+            raise UserError(
+                f"--vocab-size {vocab_size} is too large: a tokenizer of at most {LARGEST_TRAINED} tokens is trained "
+                "here. Give fewer."
             )
         bpe = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
@@ -92,8 +100,8 @@ class ByteLevelBPETokenizer(BytePairTokenizer):
             raise UserError(f"{path} is not a tokenizer saved by this program ({error}). Train it again.") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer as one JSON file."""
-        self.bpe.save(str(path))
+        """Write the tokenizer as one JSON file. Raises OSError if it cannot; the library's own save does not tell."""
+        Path(path).write_text(self.bpe.to_str(pretty=True), "utf-8", newline="\n")
 
 
 class GPT2BPETokenizer(BytePairTokenizer):
@@ -103,7 +111,7 @@ class GPT2BPETokenizer(BytePairTokenizer):
 
     def __init__(self, vocab_file: str, merge_file: str):
         for option, path in ("--vocab-file", vocab_file), ("--merge-file", merge_file):
-            if not Path(path).is_file():
+            if kind(option, path) != "file":
                 raise UserError(f"{option} {path} does not exist. Give the path of GPT-2's file.")
         try:
             bpe = _byte_level(models.BPE.from_file(vocab_file, merge_file))
@@ -132,6 +140,9 @@ class NullTokenizer:
     def __init__(self, n: int):
         if n < 1:
             raise UserError(f"--vocab-size {n} leaves no token. Give the number of token ids in the data.")
+        if n > LARGEST_ID:
+            raise UserError(f"--vocab-size {n} is too large: token ids are stored as 32-bit numbers. Give at most "
+                            f"{LARGEST_ID}.")
         self.vocab_size = n + 1
         self.eod = n
 

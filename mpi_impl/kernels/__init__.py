@@ -8,11 +8,10 @@ import numpy as np
 
 from mpi_impl.kernels import cpu
 from reference import ops
-from reference.ops import linear, lookup, lookup_backward, rotary_angles, rotate, rotate_backward, rows
+from reference.ops import linear, lookup, lookup_backward, rotate, rotate_backward, rows
 
 __all__ = ["ACTIVATIONS", "accumulate", "attention_core", "attention_core_backward", "layer_norm",
-           "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotary_angles", "rotate", "rotate_backward",
-           "rows"]
+           "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotate", "rotate_backward", "rows"]
 
 
 def fastest(plain):

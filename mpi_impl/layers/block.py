@@ -2,13 +2,13 @@
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
-from reference.layers.block import Block, BlockCache
+from reference.layers.block import CAUSAL, Block, BlockCache
 
 
-def block_forward(x, p: Block, c, rotary, region, causal=True):
+def block_forward(x, p: Block, c, rotary, region):
     """x [b, s, h], alike on all ranks -> [b, s, h], alike on all ranks. c is the ModelConfig."""
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, causal, rotary, region)
+    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, region)
     x = x + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
     y, mlp = mlp_forward(normed, p.mlp, c.activation, region)

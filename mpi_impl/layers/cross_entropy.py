@@ -11,9 +11,9 @@ def cross_entropy_forward(logits, targets, group):
     logits -= highest[..., None]
     ids, held = local_ids(targets, group.rank * logits.shape[-1], logits.shape[-1])
     picked = np.where(held, np.take_along_axis(logits, ids[..., None], -1)[..., 0], 0)
-    picked = group.all_reduce(picked, "loss: logit of the target")
     exp = np.exp(logits, out=logits)
     total = group.all_reduce(exp.sum(-1), "loss: sum of exp")
+    picked = group.all_reduce(picked, "loss: logit of the target")
     exp /= total[..., None]
     return np.log(total) - picked, (exp, ids, held)
 

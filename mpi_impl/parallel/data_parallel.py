@@ -1,4 +1,4 @@
-"""Data parallelism: d replicas of the model take different samples of one batch, and add up their gradients."""
+"""Data parallelism on ranks. Its textbook twin is reference/data_parallel.py, which deals out the samples, too."""
 from mpi_impl.comm.group import Group
 
 

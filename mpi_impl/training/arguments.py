@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
 from reference.config import (POSITION_EMBEDDINGS, ModelConfig, ParallelConfig, check_model_fits,
-                              number_of_microbatches, require_positive)
+                              number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
 
@@ -47,12 +47,14 @@ class Settings:
 def parse(argv: list[str] | None, world_size: int) -> Settings:
     """Options -> Settings. When an option is given twice, the last one counts. Raises UserError."""
     args = parser().parse_args(argv)
+    require_positive("micro_batch_size", args.micro_batch_size)
     parallel = ParallelConfig.for_world(world_size, args.tensor_model_parallel_size)
     if args.global_batch_size is None:
         args.global_batch_size = args.micro_batch_size * parallel.data_parallel_size
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
     check_iterations(args)
     check_sequence(args)
+    check_dropout(args)
     settings = Settings(args, parallel, optimizer_config(args), microbatches)
     settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
     return settings
@@ -64,8 +66,7 @@ def check_iterations(args) -> None:
     if args.exit_interval is not None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
-        if getattr(args, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but must not be negative.")
+        require_not_negative(name, getattr(args, name))
 
 
 def check_sequence(args) -> None:
@@ -76,10 +77,13 @@ def check_sequence(args) -> None:
     if args.max_position_embeddings < args.seq_length:
         raise UserError(f"--max-position-embeddings is {args.max_position_embeddings}, but must be at least "
                         f"--seq-length, which is {args.seq_length}.")
+
+
+def check_dropout(args) -> None:
     for name in ("hidden_dropout", "attention_dropout"):
         if getattr(args, name) != 0:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but only 0 is possible so far: "
-                            "dropout is not built yet.")
+            raise UserError(f"{option(name)} is {getattr(args, name)}, but only 0 is possible so far: dropout is not "
+                            "built yet.")
 
 
 def optimizer_config(args) -> OptimizerConfig:

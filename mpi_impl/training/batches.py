@@ -5,13 +5,14 @@ import numpy as np
 
 from mpi_impl.comm.topology import Topology
 from mpi_impl.data.gpt import GPTDataset
+from reference.data_parallel import samples_of
 
 
 class Batches:
     """Global batches of B sequences, dealt out to d replicas in microbatches of b.
 
-    Microbatch k of replica r is made of samples (k d + r) b to (k d + r + 1) b of the global batch: every replica
-    gets its share, and together they get the batch that one process would.
+    Together the replicas get the batch that one process would; `samples_of` in reference/data_parallel.py says how it
+    is dealt out.
     """
 
     def __init__(self, dataset: GPTDataset | None, topology: Topology, seq_length: int, micro_batch_size: int,
@@ -28,7 +29,8 @@ class Batches:
         for k in range(self.microbatches):
             window = np.zeros(self.shape, np.int64)
             if self.dataset is not None:
-                window[...] = self.dataset.batch(part, step * self.global_batch_size + (k * d + r) * b, b)
+                first = samples_of(r, k, d, b).start
+                window[...] = self.dataset.batch(part, step * self.global_batch_size + first, b)
             with self.topology.world.ledger.phase("data"):
                 self.topology.tensor.broadcast(window, "batch")
             yield window[:, :-1], window[:, 1:]

@@ -1,5 +1,7 @@
 """What a run tells while it works: a line now and then for a person, JSON lines for a program."""
 import json
+import os
+from contextlib import contextmanager
 from math import exp
 from typing import TextIO
 
@@ -47,15 +49,31 @@ class Metrics:
 
     def write(self, **values) -> None:
         if self.file:
-            print(json.dumps(values), file=self.file, flush=True)
+            with writing(self.file.name):
+                print(json.dumps(values), file=self.file, flush=True)
 
 
 def open_for_writing(path: str) -> TextIO:
-    """Raises UserError if the file cannot be written: better before the work than after."""
-    try:
+    """An emptied file. Raises UserError if it cannot be written."""
+    with writing(path):
         return open(path, "w")
+
+
+@contextmanager
+def writing(path: str):
+    """What goes wrong with the file inside the `with` block is a UserError that names it."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def check_writable(path: str, data_path: str | None) -> None:
+    """Raises UserError if the file cannot be written, or is the data. What is in it stays: better before the work."""
+    if data_path and os.path.exists(path) and os.path.exists(data_path) and os.path.samefile(path, data_path):
+        raise UserError(f"{path} is what --data-path reads: give what is written another name.")
+    with writing(path):
+        open(path, "a").close()
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from mpi_impl.training.optimizer import Adam
 from reference.config import ModelConfig
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
-from reference.params import HOST, Layout, initialize_shard, tree_map
+from reference.params import HOST, Layout, assign, initialize_shard, tree_map
 
 
 class StepResult(NamedTuple):
@@ -36,7 +36,7 @@ class Trainer:
         self.flat_params = np.zeros_like(like, shape=self.layout.size, dtype=dtype)
         self.flat_grads = np.zeros_like(self.flat_params)
         self.params, self.grads = self.layout.views(self.flat_params), self.layout.views(self.flat_grads)
-        tree_map(fill, self.params, initialize_shard(tensors, seed, dtype, t, topology.tensor.rank, like))
+        tree_map(assign, self.params, initialize_shard(tensors, seed, dtype, t, topology.tensor.rank, like))
         self.optimizer = Adam(self.flat_params, self.layout, optimizer)
         self.ledger = topology.world.ledger
 
@@ -68,7 +68,3 @@ class Trainer:
                 loss += losses.sum(dtype=np.float64).item() / (global_batch_size * tokens.shape[1])
             (loss,) = self.topology.data.all_reduce(np.array([loss]), "loss")
         return float(loss)
-
-
-def fill(view, values) -> None:
-    view[...] = values

@@ -1,12 +1,15 @@
 """--verify: the textbook trains beside the ranks, in one process on the same batches, and must agree at every step.
 
-How far apart they are, always relative. The loss: the difference / the loss. The gradient: the largest difference of
-an element / the largest element. The weights: of each tensor the root mean square of the differences, the worst of
-them / the learning rate, which is about how far Adam moves a weight (plus what a weight is rounded to).
+How far apart they are, relative to what they are made of. The loss: the difference / the loss (or 1, if the loss is
+below 1: logits are of order 1 however small it gets). The gradient: the largest difference of an element / the largest
+element (or 0.001, likewise), or that of the norms / the norm if it is larger. The weights: of each tensor the root mean
+square of the differences, the worst of them / the learning rate, which is about how far Adam moves a weight (plus
+what a weight is rounded to).
 
-Why the weights are not held to the gradient's standard: the gradient of the key bias is zero, for softmax does not
-feel a constant added to all scores, so what is computed for it is rounding alone. Adam divides rounding by the root
-of its square and takes whole steps in directions that mean nothing. Losses and other gradients do not feel them.
+The key bias is left out of the weights. Its gradient is zero, for softmax does not feel a constant added to all
+scores, so what is computed for it is rounding alone. Adam divides rounding by the root of its square and takes whole
+steps in directions that mean nothing, and that no loss feels. Elsewhere the same happens to single elements, so in
+float32 the weights are a coarse check: float64 is the strict one.
 
 Why the textbook then takes over the ranks' weights: every step is proven from the same weights, so the whole run is.
 Left alone the two would part, and nothing would be wrong: training at a high rate is chaotic, and has been seen to
@@ -21,7 +24,7 @@ import numpy as np
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference import training
 from reference.errors import UserError
-from reference.params import join, leaves, tree_map
+from reference.params import assign, join, leaves, tree_map
 
 
 class Difference(NamedTuple):
@@ -33,7 +36,7 @@ class Difference(NamedTuple):
 
 
 # What the formats explain, with room: rounding is 1e-16 and 6e-8, and sums run over thousands of terms.
-TOLERANCE = {"float64": Difference(1e-12, 1e-10, 1e-8), "float32": Difference(1e-5, 1e-3, 1e-1)}
+TOLERANCE = {"float64": Difference(1e-12, 1e-10, 1e-8), "float32": Difference(1e-5, 1e-4, 2e-3)}
 
 
 class Verifier:
@@ -46,8 +49,10 @@ class Verifier:
         if self.world.rank == 0:
             self.textbook = training.Trainer(trainer.model, optimizer, seed, self.dtype)
 
-    def check(self, tokens, targets, result: StepResult) -> Difference:
+    def check(self, tokens, targets, result: StepResult) -> str:
         """After a step of the ranks: the same step in the textbook, on the whole batch [B, s], given on rank 0.
+
+        -> the largest differences so far, for a person.
 
         Raises UserError, on all ranks alike, if they are further apart than the tolerance.
         """
@@ -61,18 +66,19 @@ class Verifier:
                 raise UserError(f"--verify: the {name} of iteration {self.trainer.optimizer.iteration} and that of one "
                                 f"process differ by {difference:.1e}, but {allowed:.0e} is allowed in "
                                 f"{self.dtype.name}. The ranks do not compute the same model.")
-        return found
+        return "off by at most " + " ".join(f"{name} {value:.0e}" for name, value in self.worst._asdict().items())
 
     def compare(self, tokens, targets, result: StepResult, grads, params) -> Difference:
         """On rank 0. grads and params are the flat buffers of all ranks, [ranks, size]; every replica must agree."""
-        loss, _, expected = self.textbook.step(tokens, targets)
+        loss, norm, expected = self.textbook.step(tokens, targets)
         replicas = list(self.whole(params))
         step = result.learning_rate + 16 * np.finfo(self.dtype).eps * largest(self.textbook.params)
-        found = Difference(
-            abs(result.loss - loss) / abs(loss),
-            max(largest(difference(grad, expected)) for grad in self.whole(grads)) / (largest(expected) or 1.0),
-            max(root_mean_square(difference(weights, self.textbook.params)) for weights in replicas) / step)
-        tree_map(take_over, self.textbook.params, replicas[0])
+        gradient = max(largest(difference(grad, expected)) for grad in self.whole(grads))
+        weights = max(root_mean_square(difference(replica, self.textbook.params)) for replica in replicas)
+        found = Difference(abs(result.loss - loss) / max(loss, 1.0),
+                           max(gradient / max(largest(expected), 1e-3), abs(result.grad_norm - norm) / max(norm, 1e-3)),
+                           weights / step)
+        tree_map(assign, self.textbook.params, replicas[0])
         return found
 
     def whole(self, flats) -> Iterator:
@@ -88,6 +94,7 @@ class Verifier:
 
 
 def difference(tree, expected):
+    """Tensor by tensor."""
     return tree_map(np.subtract, tree, expected)
 
 
@@ -97,13 +104,6 @@ def largest(tree) -> float:
 
 
 def root_mean_square(tree) -> float:
-    """Of the tensor where it is largest."""
-    return max(sqrt(float(np.vdot(x, x)) / x.size) for _, x in leaves(tree))
-
-
-def take_over(ours, theirs) -> None:
-    ours[...] = theirs
-
-
-def shown(found: Difference) -> str:
-    return "off by " + " ".join(f"{name} {value:.0e}" for name, value in found._asdict().items())
+    """Of the tensor where it is largest, the key bias left out."""
+    parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x for name, x in leaves(tree)]   # [3, a, d]: q, k, v
+    return max(sqrt(float(np.vdot(x, x)) / x.size) for x in parts)

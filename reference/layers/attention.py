@@ -17,17 +17,17 @@ from reference.params import bias, weight
 class Attention:
     """Tensors of self-attention, or their gradients. d is the size of one head; a rank of t holds a/t of the heads."""
 
-    w_qkv: Any   # [h, 3, a, d]
-    b_qkv: Any   # [3, a, d]
-    w_out: Any   # [h, h]: a head's d rows follow those of the head before it
-    b_out: Any   # [h]
+    w_qkv: Any   # [h, 3, a, d], split along axis 2
+    b_qkv: Any   # [3, a, d], split along axis 1
+    w_out: Any   # [h, h], split along axis 0: a head's d rows follow those of the head before it
+    b_out: Any   # [h], replicated
 
 
 class AttentionCache(NamedTuple):
     x: Any         # [b, s, h]
-    core: Any      # of the attention itself
+    core: Any      # an AttentionCore
     context: Any   # [b, s, h/t]
-    rotary: Any    # the angles that q and k were turned by, or None
+    rotary: Any    # cos and sin of the angles that q and k were turned by, or None
 
 
 def attention_tensors(c):
@@ -38,7 +38,7 @@ def attention_tensors(c):
 
 
 def attention_forward(x, p, causal, rotary):
-    """x [b, s, h] -> y [b, s, h]. `rotary` is None, or the angles of `ops.rotary_angles` for s positions."""
+    """x [b, s, h] -> y [b, s, h]. `rotary` is None, or `ops.rotary_cos_sin` for s positions."""
     partial, cache = heads_forward(x, p, causal, rotary)
     return partial + p.b_out, cache
 
@@ -71,14 +71,20 @@ def heads_forward(x, p, causal, rotary):
 
 
 def sharded_attention_forward(x, shards, causal, rotary):
-    """x [b, s, h], held by all -> y [b, s, h], held by all."""
-    partial, caches = zip(*(heads_forward(x_i, p, causal, rotary)
-                            for x_i, p in zip(f(x, len(shards)), shards, strict=True)), strict=True)
+    """x [b, s, h], alike on all ranks -> y [b, s, h], alike on all ranks."""
+    partial, caches = [], []
+    for x_i, p in zip(f(x, len(shards)), shards):
+        y, cache = heads_forward(x_i, p, causal, rotary)
+        partial.append(y)
+        caches.append(cache)
     return g(partial) + shards[0].b_out, caches                          # the bias once, after the sum
 
 
 def sharded_attention_backward(dy, shards, caches):
-    """dy [b, s, h], held by all -> dx [b, s, h], held by all, and each rank's gradients."""
-    partial, grads = zip(*(attention_backward(dy_i, p, cache) for dy_i, p, cache
-                           in zip(g_backward(dy, len(shards)), shards, caches, strict=True)), strict=True)
-    return f_backward(partial), list(grads)
+    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and each rank's gradients."""
+    partial, grads = [], []
+    for dy_i, p, cache in zip(g_backward(dy, len(shards)), shards, caches):
+        dx, grad = attention_backward(dy_i, p, cache)
+        partial.append(dx)
+        grads.append(grad)
+    return f_backward(partial), grads

@@ -13,6 +13,8 @@ from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_no
 from reference.layers.mlp import (MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward,
                                   sharded_mlp_forward)
 
+CAUSAL = True   # a GPT's block: a position sees itself and what is before it
+
 
 @dataclass(frozen=True)
 class Block:
@@ -36,10 +38,10 @@ def block_tensors(c):
     return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
 
 
-def block_forward(x, p, c, rotary, causal=True):
-    """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` rope's angles or None."""
+def block_forward(x, p, c, rotary):
+    """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None."""
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, causal, rotary)
+    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary)
     x = x + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
     y, mlp = mlp_forward(normed, p.mlp, c.activation)
@@ -56,11 +58,14 @@ def block_backward(dy, p, cache, c):
     return dy + dx, Block(norm_1, attention, norm_2, mlp)
 
 
-def sharded_block_forward(x, shards, c, rotary, causal=True):
-    """x [b, s, h], held by all -> [b, s, h], held by all. Norms and residuals once here stand for once on each rank."""
+def sharded_block_forward(x, shards, c, rotary):
+    """x [b, s, h], alike on all ranks -> [b, s, h], alike on all ranks.
+
+    Norms and residual sums stand here once, for every rank computes the same.
+    """
     p, attentions, mlps = shards[0], [shard.attention for shard in shards], [shard.mlp for shard in shards]
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = sharded_attention_forward(normed, attentions, causal, rotary)
+    y, attention = sharded_attention_forward(normed, attentions, CAUSAL, rotary)
     x = x + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
     y, mlp = sharded_mlp_forward(normed, mlps, c.activation)
@@ -68,11 +73,11 @@ def sharded_block_forward(x, shards, c, rotary, causal=True):
 
 
 def sharded_block_backward(dy, shards, cache, c):
-    """dy [b, s, h], held by all -> dx [b, s, h], held by all, and each rank's gradients."""
+    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and each rank's gradients."""
     p, attentions, mlps = shards[0], [shard.attention for shard in shards], [shard.mlp for shard in shards]
     dnormed, mlp = sharded_mlp_backward(dy, mlps, cache.mlp, c.activation)
     dx, norm_2 = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm)
     dy = dy + dx
     dnormed, attention = sharded_attention_backward(dy, attentions, cache.attention)
     dx, norm_1 = layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm)
-    return dy + dx, [Block(norm_1, a, norm_2, m) for a, m in zip(attention, mlp, strict=True)]
+    return dy + dx, [Block(norm_1, a, norm_2, m) for a, m in zip(attention, mlp)]

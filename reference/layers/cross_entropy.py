@@ -2,9 +2,9 @@
 
 loss = log(sum over words of exp(logit)) - logit of the target, for each of b s positions. What t ranks must send:
 
-1. gather the logits: b s V elements. Simple, and the largest message of the whole step.
+1. gather the logits: b s V elements. Simple, and the largest message of the forward pass.
 2. sum exp(logit) locally, then over ranks (b s), and let each rank add up the losses of the targets that it holds:
-   t numbers. b s + t elements, but exp overflows for logits above 88 (float32), and only the total is left.
+   t numbers. b s + t elements, but exp overflows for logits above 88 (float32), and only the losses' sum is known.
 3. share the maximum, the sum of exp, and the target's logit: 3 b s elements, safe, a loss for every position
    (Shoeybi et al. 2019, section 3, with the maximum that the paper leaves out). This is what the machine does.
 """
@@ -42,7 +42,7 @@ def unsafe_cross_entropy(logits, targets):
 
 
 def sharded_cross_entropy_forward(logits, targets):
-    """Way 3: each rank's logits [b, s, V/t] -> loss [b, s], held by all."""
+    """Way 3: each rank's logits [b, s, V/t] -> loss [b, s], alike on all ranks."""
     highest = all_reduce([part.max(-1) for part in logits], np.maximum)[0]        # b s elements
     sums, picked, exps, caches = [], [], [], []
     for rank, part in enumerate(logits):
@@ -54,11 +54,11 @@ def sharded_cross_entropy_forward(logits, targets):
         caches.append((ids, held))
     total = all_reduce(sums)[0]                                          # b s elements
     loss = np.log(total) - all_reduce(picked)[0]                         # b s elements
-    return loss, [(exp / total[..., None], *cache) for exp, cache in zip(exps, caches, strict=True)]
+    return loss, [(exp / total[..., None], *cache) for exp, cache in zip(exps, caches)]
 
 
 def sharded_cross_entropy_backward(dloss, caches):
-    """dloss [b, s], held by all -> each rank's dlogits [b, s, V/t]. Nothing to send: every rank has what it needs."""
+    """dloss [b, s], alike on all ranks -> each rank's dlogits [b, s, V/t]. Nothing to send: each has what it needs."""
     return [softmax_minus_target(dloss, *cache) for cache in caches]
 
 

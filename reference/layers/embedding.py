@@ -34,7 +34,7 @@ def embedding_tensors(c):
 
 def word_tensor(c):
     """A table of words, for the embedding or for an untied output layer."""
-    return weight((c.vocab_size, c.hidden_size), c.init_method_std, split=0, multiple=c.make_vocab_size_divisible_by)
+    return weight((c.vocab_size, c.hidden_size), c.init_method_std, split=0, pad_to=c.make_vocab_size_divisible_by)
 
 
 # ---- from words to vectors ------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def position_gradient(dx, position):
 
 
 def sharded_embedding_forward(tokens, shards):
-    """tokens [b, s], held by all -> x [b, s, h], held by all."""
+    """tokens [b, s], alike on all ranks -> x [b, s, h], alike on all ranks."""
     partial, caches = [], []
     for rank, p in enumerate(shards):
         ids, held = local_ids(tokens, rank * len(p.word), len(p.word))
@@ -72,9 +72,9 @@ def sharded_embedding_forward(tokens, shards):
 
 
 def sharded_embedding_backward(dx, shards, caches):
-    """dx [b, s, h], held by all -> each rank's gradients."""
+    """dx [b, s, h], alike on all ranks -> each rank's gradients."""
     grads = []
-    for dx_i, p, (ids, held) in zip(g_backward(dx, len(shards)), shards, caches, strict=True):
+    for dx_i, p, (ids, held) in zip(g_backward(dx, len(shards)), shards, caches):
         dword = lookup_backward(dx_i * held[..., None], ids, np.zeros_like(p.word))
         grads.append(Embedding(dword, position_gradient(dx_i, p.position)))
     return grads
@@ -105,15 +105,19 @@ def logits_backward(dlogits, word, x):
 
 
 def sharded_logits_forward(x, words, vocab_size):
-    """x [b, s, h], held by all -> each rank's logits [b, s, V/t]."""
+    """x [b, s, h], alike on all ranks -> each rank's logits [b, s, V/t]."""
     return [mask_padding(linear(x_i, word.T), rank * len(word), vocab_size)
-            for rank, (x_i, word) in enumerate(zip(f(x, len(words)), words, strict=True))], x
+            for rank, (x_i, word) in enumerate(zip(f(x, len(words)), words))], x
 
 
 def sharded_logits_backward(dlogits, words, x):
-    """Each rank's dlogits [b, s, V/t] -> dx [b, s, h], held by all, and each rank's dword [V/t, h]."""
-    dxs, dwords = zip(*(logits_backward(dl, word, x) for dl, word in zip(dlogits, words, strict=True)), strict=True)
-    return f_backward(dxs), list(dwords)
+    """Each rank's dlogits [b, s, V/t] -> dx [b, s, h], alike on all ranks, and each rank's dword [V/t, h]."""
+    partial, dwords = [], []
+    for dlogits_i, word in zip(dlogits, words):
+        dx, dword = logits_backward(dlogits_i, word, x)
+        partial.append(dx)
+        dwords.append(dword)
+    return f_backward(partial), dwords
 
 
 def mask_padding(logits, vocab_start_index, vocab_size):

@@ -17,8 +17,8 @@ from reference.params import bias, weight
 class Linear:
     """Tensors of a linear layer, or their gradients."""
 
-    w: Any   # A [n, m]
-    b: Any   # [m]
+    w: Any   # A [n, m], split along axis 1 by columns, along axis 0 by rows
+    b: Any   #   [m], split by columns, replicated by rows
 
 
 def column_parallel_tensors(n, m, std):
@@ -46,32 +46,38 @@ def linear_backward(dy, p, x):
 
 
 def sharded_column_parallel_forward(x, shards, gather_output):
-    """x [b, s, n], held by all -> each rank's y [b, s, m/t], or with gather_output the whole y, held by all."""
-    ys = [ops.linear(x_i, p.w, p.b) for x_i, p in zip(f(x, len(shards)), shards, strict=True)]
-    return all_gather(ys, -1)[0] if gather_output else ys, x
+    """x [b, s, n], alike on all ranks -> each rank's y [b, s, m/t], or with gather_output all of y."""
+    ys = [ops.linear(x_i, p.w, p.b) for x_i, p in zip(f(x, len(shards)), shards)]
+    return (all_gather(ys, -1)[0] if gather_output else ys), x
 
 
 def sharded_column_parallel_backward(dy, shards, x, gather_output):
-    """dy, as the forward gave y -> dx [b, s, n], held by all, and each rank's gradients."""
+    """dy, as the forward gave y -> dx [b, s, n], alike on all ranks, and each rank's gradients."""
     t = len(shards)
     # What follows a gathered y is computed alike by all, so each rank's own columns of dy are already complete.
     dys = np.split(dy, t, -1) if gather_output else dy
-    dxs, grads = zip(*(linear_backward(dy_i, p, x) for dy_i, p in zip(dys, shards, strict=True)), strict=True)
-    return f_backward(dxs), list(grads)
+    partial, grads = [], []
+    for dy_i, p in zip(dys, shards):
+        dx, grad = linear_backward(dy_i, p, x)
+        partial.append(dx)
+        grads.append(grad)
+    return f_backward(partial), grads
 
 
 # ---- by rows ------------------------------------------------------------------------------------------------------
 
 
 def sharded_row_parallel_forward(xs, shards):
-    """Each rank's x [b, s, n/t] -> y [b, s, m], held by all."""
-    partial = [ops.linear(x, p.w) for x, p in zip(xs, shards, strict=True)]   # [b, s, n/t] @ [n/t, m] -> [b, s, m]
+    """Each rank's x [b, s, n/t] -> y [b, s, m], alike on all ranks."""
+    partial = [ops.linear(x, p.w) for x, p in zip(xs, shards)]   # [b, s, n/t] @ [n/t, m] -> [b, s, m]
     return g(partial) + shards[0].b, xs                                   # the bias once, after the sum
 
 
 def sharded_row_parallel_backward(dy, shards, xs):
-    """dy [b, s, m], held by all -> each rank's dx [b, s, n/t] and gradients; the bias's gradient is alike on all."""
-    dys = g_backward(dy, len(shards))
-    dxs, grads = zip(*(linear_backward(dy_i, p, x) for dy_i, p, x in zip(dys, shards, xs, strict=True)),
-                     strict=True)
-    return list(dxs), list(grads)
+    """dy [b, s, m], alike on all ranks -> each rank's dx [b, s, n/t] and gradients, the bias's alike on all."""
+    dxs, grads = [], []
+    for dy_i, p, x in zip(g_backward(dy, len(shards)), shards, xs):
+        dx, grad = linear_backward(dy_i, p, x)
+        dxs.append(dx)
+        grads.append(grad)
+    return dxs, grads

@@ -17,10 +17,10 @@ from reference.params import bias, weight
 class MLP:
     """Tensors of the MLP, or their gradients. On each of t ranks: 4h/t columns of A, 4h/t rows of B, all of b_out."""
 
-    w_in: Any    # A [h, 4h]
-    b_in: Any    # [4h]
-    w_out: Any   # B [4h, h]
-    b_out: Any   # [h]
+    w_in: Any    # A [h, 4h], split along axis 1
+    b_in: Any    #   [4h], split along axis 0
+    w_out: Any   # B [4h, h], split along axis 0
+    b_out: Any   #   [h], replicated
 
 
 def mlp_tensors(c):
@@ -50,10 +50,10 @@ def mlp_backward(dy, p, cache, activation):
 
 
 def sharded_mlp_forward(x, shards, activation):
-    """x [b, s, h], held by all -> y [b, s, h], held by all."""
+    """x [b, s, h], alike on all ranks -> y [b, s, h], alike on all ranks."""
     act, _ = ACTIVATIONS[activation]
     partial, caches = [], []
-    for x_i, p in zip(f(x, len(shards)), shards, strict=True):
+    for x_i, p in zip(f(x, len(shards)), shards):
         a, act_cache = act(linear(x_i, p.w_in, p.b_in))  # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
         partial.append(linear(a, p.w_out))               # [b, s, 4h/t] @ [4h/t, h] -> [b, s, h], a partial sum
         caches.append((x_i, act_cache, a))
@@ -61,9 +61,9 @@ def sharded_mlp_forward(x, shards, activation):
 
 
 def sharded_mlp_backward(dy, shards, caches, activation):
-    """dy [b, s, h], held by all -> dx [b, s, h], held by all, and each rank's gradients."""
+    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and each rank's gradients."""
     partial, grads = [], []
-    for dy_i, p, cache in zip(g_backward(dy, len(shards)), shards, caches, strict=True):
+    for dy_i, p, cache in zip(g_backward(dy, len(shards)), shards, caches):
         dx, grad = mlp_backward(dy_i, p, cache, activation)
         partial.append(dx)
         grads.append(grad)
@@ -77,13 +77,14 @@ def rows_first_mlp_forward(x, p, t, activation, reduce_first):
     """What if A is split by *rows*, and X by columns to match? Then X A is a sum of t partial products.
 
     GeLU is not linear: GeLU(X1 A1 + X2 A2) is not GeLU(X1 A1) + GeLU(X2 A2). Without `reduce_first` every rank
-    applies it to its own partial product and the result is simply another function. With it the ranks first
-    all-reduce b s 4h elements in the middle of the layer: right again, at the price of a second synchronisation that
-    the split by columns does not need. Returns y [b, s, h].
+    applies it to its own partial product (and 1/t of the bias, so that the biases add up) and the result is simply
+    another function. With it the ranks first all-reduce b s 4h elements in the middle of the layer. That is right
+    again, but the message is four times that of the split by columns, and B is still whole on every rank: to split
+    it too costs a second one. Returns y [b, s, h].
     """
     act, _ = ACTIVATIONS[activation]
     xs, a_rows = np.split(x, t, -1), np.split(p.w_in, t, 0)
-    partial = [linear(x_i, a_i) for x_i, a_i in zip(xs, a_rows, strict=True)]     # [b, s, h/t] @ [h/t, 4h]
+    partial = [linear(x_i, a_i) for x_i, a_i in zip(xs, a_rows)]     # [b, s, h/t] @ [h/t, 4h]
     if reduce_first:
         a = act(all_reduce(partial)[0] + p.b_in)[0]
     else:

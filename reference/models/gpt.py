@@ -18,7 +18,7 @@ from reference.layers.embedding import (Embedding, embedding_backward, embedding
                                         sharded_embedding_forward, sharded_logits_backward, sharded_logits_forward,
                                         word_tensor)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.ops import rotary_angles
+from reference.ops import rotary_cos_sin
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ def output_table(p):
 
 
 def stage_rotary(x, c):
-    """rope's angles for the s positions of x [b, s, h], shared by all layers; None where positions are learned."""
-    return rotary_angles(x.shape[1], c.rotary_size, x) if c.position_embedding_type == "rope" else None
+    """rope's cos and sin for the s positions of x [b, s, h], shared by all layers; None where positions are learned."""
+    return rotary_cos_sin(x.shape[1], c.rotary_size, x) if c.position_embedding_type == "rope" else None
 
 
 # ---- the whole model on t ranks -----------------------------------------------------------------------------------
 
 
 def sharded_gpt_forward(tokens, shards, c, targets):
-    """tokens, targets [b, s] -> loss [b, s], all held by all ranks; `shards` are the whole model's."""
+    """tokens, targets [b, s] -> loss [b, s], all alike on all ranks; `shards` are the whole model's."""
     x, embedding = sharded_embedding_forward(tokens, [p.embedding for p in shards])
     rotary, blocks = stage_rotary(x, c), {}
     for layer in shards[0].blocks:
@@ -146,19 +146,17 @@ def sharded_gpt_forward(tokens, shards, c, targets):
 
 
 def sharded_gpt_backward(dloss, shards, cache, c):
-    """dloss [b, s], held by all -> each rank's gradients."""
+    """dloss [b, s], alike on all ranks -> each rank's gradients."""
     norm, logits_cache, loss_cache = cache.head
     dlogits = sharded_cross_entropy_backward(dloss, loss_cache)
     dnormed, dtables = sharded_logits_backward(dlogits, [output_table(p) for p in shards], logits_cache)
     dx, final_layernorm = layer_norm_backward(dnormed, shards[0].final_layernorm, norm)
-    blocks: list[dict[int, Block]] = [{} for _ in shards]
+    grads = {}
     for layer in reversed(shards[0].blocks):
-        dx, grads = sharded_block_backward(dx, [p.blocks[layer] for p in shards], cache.blocks[layer], c)
-        for of_rank, grad in zip(blocks, grads, strict=True):
-            of_rank[layer] = grad
-    blocks = [{layer: of_rank[layer] for layer in shards[0].blocks} for of_rank in blocks]   # first layer first again
+        dx, grads[layer] = sharded_block_backward(dx, [p.blocks[layer] for p in shards], cache.blocks[layer], c)
+    blocks = [{layer: grads[layer][rank] for layer in p.blocks} for rank, p in enumerate(shards)]
     embeddings = sharded_embedding_backward(dx, [p.embedding for p in shards], cache.embedding)
     if c.untie_embeddings_and_output_weights:
-        return [GPT(e, b, final_layernorm, dtable) for e, b, dtable in zip(embeddings, blocks, dtables, strict=True)]
+        return [GPT(e, b, final_layernorm, dtable) for e, b, dtable in zip(embeddings, blocks, dtables)]
     return [GPT(Embedding(e.word + dtable, e.position), b, final_layernorm, None)
-            for e, b, dtable in zip(embeddings, blocks, dtables, strict=True)]
+            for e, b, dtable in zip(embeddings, blocks, dtables)]

@@ -1,6 +1,8 @@
 """Where texts come from: files, folders, JSON lines, the standard library."""
 import json
+import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,62 @@ def test_a_path_without_text_is_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\x00")
     with pytest.raises(UserError, match="binary is not UTF-8 text"):
         texts(tmp_path / "binary")
+
+
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"text": "a", "more": ' + "[" * 200_000])
+def test_a_line_nested_too_deeply_is_named(tmp_path, line):
+    """Python's reader of JSON gives up on it."""
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{{"text": "good"}}\n{line}')
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2, is nested too deeply"):
+        texts(file)
+
+
+def test_a_path_that_cannot_be_looked_up_is_refused(tmp_path):
+    """A name that is too long, links that lead to one another."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, reason in (tmp_path / ("a" * 300), "File name too long"), (tmp_path / "loop", "symbolic links"):
+        with pytest.raises(UserError, match=rf"--data-path .* cannot be looked up \(.*{reason}"):
+            texts(path)
+
+
+def test_an_empty_path_and_a_device_are_refused():
+    """Neither is a text, and neither is the default."""
+    with pytest.raises(UserError, match="--data-path is empty"):
+        Corpus("")
+    with pytest.raises(UserError, match="--data-path /dev/null is neither a file nor a folder"):
+        Corpus("/dev/null")
+
+
+@contextmanager
+def without_privileges():
+    """As somebody whom permissions bind, though the tests may run as the superuser."""
+    superuser = os.geteuid() == 0
+    if superuser:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if superuser:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+def test_a_folder_that_cannot_be_read_is_refused(mode):
+    """On the way to a file, or below the folder that was given: never quietly left out."""
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o755)
+        closed = Path(root, "closed")
+        closed.mkdir()
+        (closed / "b.txt").write_text("2")
+        Path(root, "a.txt").write_text("1")
+        closed.chmod(mode)
+        with without_privileges():
+            with pytest.raises(UserError, match="closed.* cannot be read"):
+                Corpus(root)
+            if mode == 0o111:  # it may be entered, but not listed
+                assert texts(closed / "b.txt") == ["2"]
+            else:
+                with pytest.raises(UserError, match="--data-path .*closed/b.txt cannot be looked up"):
+                    Corpus(str(closed / "b.txt"))
+        closed.chmod(0o755)

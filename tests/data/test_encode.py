@@ -19,6 +19,18 @@ def test_tokens_do_not_depend_on_the_pieces(texts, piece):
     assert documents == [[*TOKENIZER.encode(text), TOKENIZER.eod] for text in texts]
 
 
+@pytest.mark.parametrize("piece", range(1, 8))
+def test_a_cut_comes_before_a_blank(monkeypatch, piece):
+    """A blank belongs to the word after it, as ' ab' is one token: cut off from it, it would be a token of its own."""
+    text = "ab ab\n\nab ab  ab " * 3
+    monkeypatch.setattr(encode, "PIECE", piece)
+    pieces = [piece for piece, _ in encode._pieces([text])]
+    assert len(pieces) > 2 and "".join(pieces) == text
+    assert all(piece[0].isspace() for piece in pieces[1:]) and not any(piece[-1].isspace() for piece in pieces[:-1])
+    (document,) = encode.encode_documents([text], TOKENIZER)
+    assert document.tolist() == [*TOKENIZER.encode(text), TOKENIZER.eod]
+
+
 def test_no_number_is_cut_in_two():
     """Ready-made ids on one long line stay what they are."""
     ids = list(range(1000)) * 500

@@ -82,9 +82,10 @@ def test_megatrons_default_split():
     assert split_samples("0.969,0.03,0.001", 1000) == split_samples("969,30,1", 1000)
 
 
-@pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0,0", "9,-1,1", "nan,1,1", "1/0,1", "1,,2"])
+@pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "0,0,0", "9,-1,1", "nan,1,1", "1/0,1", "1,,2",
+                                   "1e999999999,1", "1e3,1", "1234567890,1", "inf"])
 def test_a_split_that_is_none_is_refused(split):
-    """Not numbers, too many, negative, or nothing at all."""
+    """Not numbers, too many, negative, nothing at all, or numbers that only a computer writes."""
     with pytest.raises(UserError, match=f"--split {split} is not a division"):
         split_samples(split, 10)
 
@@ -94,6 +95,22 @@ def test_epochs_and_seeds_differ():
     orders = {tuple(shuffled(50, seed, epoch)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
     assert tuple(range(50)) not in orders
+
+
+@given(st.integers(), st.integers(0, 3))
+def test_any_integer_is_a_seed(seed, epoch):
+    """Negative ones and large ones too."""
+    assert sorted(shuffled(20, seed, epoch)) == list(range(20))
+
+
+def test_batches_come_in_the_order_of_their_epoch_and_their_seed():
+    """Each epoch is another permutation, another seed gives others, and the same seed the same."""
+    n = GPTDataset(stream(401), 4, 0, "1").samples("train")
+    epochs = [GPTDataset(stream(401), 4, seed, "1").batch("train", epoch * n, n)[:, 0] // 4
+              for seed in (0, 1, -1, 0) for epoch in range(3)]
+    for order, (seed, epoch) in zip(epochs, [(s, e) for s in (0, 1, -1, 0) for e in range(3)], strict=True):
+        assert order.tolist() == shuffled(n, seed, epoch).tolist()
+    assert len({tuple(order) for order in epochs}) == 9
 
 
 def test_the_order_is_the_same_everywhere():

@@ -1,4 +1,5 @@
 """Preparing data: made once, found afterwards, and never half-made."""
+import errno
 import os
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def test_the_cache_is_where_the_environment_says(corpus, tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_a_sentence(make, tmp_path):
     """Here a file stands where the folder should be: that stops even the superuser."""
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"The cache folder .*file/cache cannot be written.*XDG_CACHE_HOME"):
+    with pytest.raises(UserError, match=r"The cache folder .*file/cache cannot be written.*--data-cache-path"):
         make(cache=tmp_path / "file" / "cache")
 
 
@@ -195,3 +196,42 @@ def test_an_empty_corpus_leaves_no_trace(make, tmp_path):
     with pytest.raises(UserError, match="The corpus is empty"):
         make(str(tmp_path / "empty.txt"))
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_full_disk_is_a_sentence(make, monkeypatch):
+    """Whatever is being written: here the tokenizer."""
+
+    def no_room(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    with pytest.raises(UserError, match=r"cannot be written \(.*No space left.*--data-cache-path"):
+        make()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_tokenizer_that_cannot_be_saved_is_an_oserror():
+    """The library's own save raises a bare Exception, which nobody can catch with care."""
+    with pytest.raises(OSError, match="No space left"):
+        ByteLevelBPETokenizer.train(TEXTS.values(), 270).save("/dev/full")
+
+
+def test_a_cache_inside_the_corpus_is_no_part_of_it(make, corpus):
+    """Otherwise the tokenizer that one run writes is text to the next, which trains again."""
+    cache = Path(corpus, "sub", "cache")
+    first, _ = make(cache=cache)
+    second, said = make(cache=cache)
+    assert first.prefix == second.prefix and "training" not in said
+    assert text_of(second) == "".join(text + END_OF_DOCUMENT for text in TEXTS.values())
+
+
+def test_a_cache_that_is_the_corpus_is_refused(make, corpus):
+    """Its folders cannot be told from those of the texts."""
+    with pytest.raises(UserError, match="is the cache folder"):
+        make(cache=corpus)
+
+
+def test_an_empty_path_is_refused(make):
+    """It is not the standard library, which nobody asked for."""
+    with pytest.raises(UserError, match="--data-path is empty"):
+        make(data_path="")

@@ -64,6 +64,9 @@ def test_the_vocabulary_is_what_was_asked_for_or_what_the_corpus_supports(traine
     assert ByteLevelBPETokenizer.train(["ab"], 257).vocab_size == 257
     with pytest.raises(UserError, match="--vocab-size 256 is too small"):
         ByteLevelBPETokenizer.train(["ab"], 256)
+    for size in 1_000_001, 10**23:
+        with pytest.raises(UserError, match=f"--vocab-size {size} is too large"):
+            ByteLevelBPETokenizer.train(["ab"], size)
 
 
 @given(st.integers(1, 100), st.data())
@@ -89,6 +92,8 @@ def test_gpt2_files_are_checked(gpt2_files, tmp_path):
     for args, option in ((bad, merges), "--vocab-file"), ((vocab, bad), "--merge-file"):
         with pytest.raises(UserError, match=f"{option} .*bad does not exist"):
             GPT2BPETokenizer(*args)
+    with pytest.raises(UserError, match=r"--vocab-file .* cannot be looked up \(File name too long\)"):
+        GPT2BPETokenizer("v" * 300, merges)
     for content in "no JSON", '{"a": 0}':
         (tmp_path / "bad").write_text(content)
         with pytest.raises(UserError, match="bad"):
@@ -124,6 +129,7 @@ def test_options_choose_the_tokenizer(gpt2_files):
         (("WordPiece", None, None, None), "--tokenizer-type WordPiece is unknown"),
         (("NullTokenizer", None, None, None), "needs --vocab-size"),
         (("NullTokenizer", 0, None, None), "--vocab-size 0 leaves no token"),
+        (("NullTokenizer", 2**31, None, None), "--vocab-size 2147483648 is too large"),
         (("NullTokenizer", 5, "VOCAB", None), "--vocab-file is for"),
         (("ByteLevelBPETokenizer", None, None, "MERGES"), "--merge-file is for"),
         (("GPT2BPETokenizer", None, "VOCAB", None), "needs both"),

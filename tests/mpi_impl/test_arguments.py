@@ -51,7 +51,7 @@ def test_the_last_one_counts():
     ("--attention-dropout 0.1", "--attention-dropout is 0.1, but only 0 is possible so far"),
     ("--train-iters 0", "--train-iters is 0, but must be at least 1."),
     ("--exit-interval 0", "--exit-interval is 0, but must be at least 1."),
-    ("--eval-iters -1", "--eval-iters is -1, but must not be negative."),
+    ("--eval-iters -1", "--eval-iters is -1, but must be a number that is not negative."),
     ("--lr-warmup-iters 5 --lr-warmup-fraction 0.1", "say the same thing twice"),
     ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction is 1.5, but must be in [0, 1)"),
     ("--hidden-sise 64", "--hidden-size"),

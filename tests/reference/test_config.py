@@ -13,11 +13,13 @@ FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, 
     (dict(num_layers=0), "--num-layers is 0, but must be at least 1."),
     (dict(vocab_size=-3), "--vocab-size is -3, but must be at least 1."),
     (dict(num_attention_heads=5), "--num-attention-heads is 5, but must divide --hidden-size, which is 12."),
-    (dict(activation="swish"), "--activation is 'swish', but must be one of gelu, gelu_exact, relu."),
+    (dict(activation="swish"), "The activation is 'swish', but must be one of gelu, gelu_exact, relu."),
     (dict(position_embedding_type="alibi"), "must be one of learned_absolute, rope"),
     (dict(rotary_percent=0.0), "--rotary-percent is 0.0, but must be above 0 and at most 1"),
+    (dict(rotary_percent=1.5), "--rotary-percent is 1.5, but must be above 0 and at most 1"),
+    (dict(init_method_std=float("nan")), "--init-method-std is nan, but must be a number that is not negative."),
     (dict(position_embedding_type="rope", hidden_size=20), "gives an even number above 0"),
-    (dict(layernorm_epsilon=0.0), "layernorm_epsilon must be above 0"),
+    (dict(layernorm_epsilon=0.0), "layernorm_epsilon is 0.0, but must be above 0."),
 ])
 def test_a_model_that_does_not_fit_together(change, sentence):
     with pytest.raises(UserError) as error:

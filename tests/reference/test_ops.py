@@ -146,17 +146,26 @@ def test_scaling_by_the_models_size_would_be_another_function():
 def test_rope_scores_depend_on_the_distance_alone(s, half, seed):
     """q at position i and k at position j give the same score wherever the pair stands."""
     q, k = draw(seed, 1, 1, 1, 2 * half), draw(seed + 1, 1, 1, 1, 2 * half)
-    angles = ops.rotary_angles(s, 2 * half, q)
+    angles = ops.rotary_cos_sin(s, 2 * half, q)
     q, k = (ops.rotate(np.repeat(x, s, 1), angles)[0, :, 0] for x in (q, k))
     scores = q @ k.T
     close(scores[1:, 1:], scores[:-1, :-1])
+
+
+def test_rope_turns_by_the_angles_of_the_paper():
+    """Su et al. 2021, equation 15: pair i of a head of 4, which is i and i + 2, turns by n / 10000^(i/2) at n."""
+    x = np.zeros((1, 4, 1, 4))
+    x[..., 0], x[..., 1] = 1, 1
+    y = ops.rotate(x, ops.rotary_cos_sin(4, 4, x))
+    for n in range(4):
+        close(y[0, n, 0], np.array([math.cos(n), math.cos(n / 100), math.sin(n), math.sin(n / 100)]))
 
 
 @given(SMALL, st.integers(1, 2), st.integers(0, 2), SEEDS)
 def test_rope_is_a_rotation_of_the_first_dimensions(s, half, rest, seed):
     """Lengths stay, position 0 stays, the rest of the head stays, and the backward undoes the forward."""
     x = draw(seed, 2, s, 3, 2 * half + rest)
-    angles = ops.rotary_angles(s, 2 * half, x)
+    angles = ops.rotary_cos_sin(s, 2 * half, x)
     y = ops.rotate(x, angles)
     close((y**2).sum(-1), (x**2).sum(-1))
     close(y[:, 0], x[:, 0])

@@ -19,15 +19,16 @@ def test_adam_is_algorithm_2_of_the_paper(steps, decay, seed, beta1, beta2):
     first, second = np.zeros(5), np.zeros(5)
     for step in range(1, steps + 1):
         g = rng.normal(size=5)
-        adam_update(param, g.copy(), m, v, step, 1e-2, decay, c)
+        lr = 1e-2 / step                          # as the schedule has it, not the config
+        adam_update(param, g.copy(), m, v, step, lr, decay, c)
         first = beta1 * first + (1 - beta1) * g
         second = beta2 * second + (1 - beta2) * g**2
         m_hat, v_hat = first / (1 - beta1**step), second / (1 - beta2**step)
-        theta = theta - 1e-2 * (m_hat / (np.sqrt(v_hat) + 1e-8) + (0.1 * theta if decay else 0))
+        theta = theta - lr * (m_hat / (np.sqrt(v_hat) + 1e-8) + (0.1 * theta if decay else 0))
     close(param, theta, 1e-12)
 
 
-@given(st.floats(0, 1e3), st.floats(0, 10))
+@given(st.floats(0, 1e3), st.just(0.0) | st.floats(1e-3, 10))
 def test_clipping_bounds_the_norm_and_keeps_the_direction(norm, limit):
     coefficient = clip_coefficient(norm, limit)
     if limit == 0:
@@ -35,6 +36,7 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(norm, limit):
     else:
         assert 0 < coefficient <= 1 and coefficient * norm <= limit
         assert norm > limit or coefficient > 1 - 1e-5 / limit
+        assert norm < limit or coefficient == pytest.approx(limit / (norm + 1e-6), rel=1e-12)   # Megatron's 1e-6
 
 
 def test_sum_of_squares():
@@ -46,15 +48,18 @@ def test_sum_of_squares():
 def test_the_learning_rate_rises_falls_and_stays(style, halfway):
     c = OptimizerConfig(1.0, 20, min_lr=0.1, lr_decay_style=style, lr_warmup_iters=10)
     assert [learning_rate(c, i) for i in (1, 5, 10)] == [0.1, 0.5, 1.0]
-    assert abs(learning_rate(c, 15) - halfway) < 1e-12
-    assert learning_rate(c, 20) == learning_rate(c, 1000) == pytest.approx(1.0 if style == "constant" else 0.1)
+    assert learning_rate(c, 11) == 1.0 and abs(learning_rate(c, 16) - halfway) < 1e-12
+    assert learning_rate(c, 21) == learning_rate(c, 1000) == pytest.approx(1.0 if style == "constant" else 0.1)
+    assert learning_rate(c, 20) > learning_rate(c, 21) or style == "constant"
     if style == "cosine":
-        assert abs(learning_rate(c, 12) - (0.1 + 0.9 * 0.5 * (1 + np.cos(0.2 * np.pi)))) < 1e-12
+        assert abs(learning_rate(c, 13) - (0.1 + 0.9 * 0.5 * (1 + np.cos(0.2 * np.pi)))) < 1e-12
 
 
 @pytest.mark.parametrize("change, sentence", [
-    (dict(lr=-1.0), "--lr is -1.0, but must not be negative."),
+    (dict(lr=-1.0), "--lr is -1.0, but must be a number that is not negative."),
     (dict(lr=float("nan")), "--lr is nan"),
+    (dict(lr=float("inf")), "--lr is inf"),
+    (dict(adam_eps=0.0), "--adam-eps is 0.0, but must be above 0"),
     (dict(min_lr=2.0), "--min-lr is 2.0, but must not be above --lr, which is 1.0."),
     (dict(lr_warmup_iters=10), "The warm-up of 10 iterations must be shorter than --lr-decay-iters, which is 10"),
     (dict(lr_decay_style="step"), "must be one of constant, linear, cosine"),

@@ -2,13 +2,15 @@
 from math import prod
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.config import ModelConfig
+from reference.errors import UserError
 from reference.models.gpt import gpt_tensors
 from reference.params import Layout, initialize, initialize_shard, join, leaves, split, tree_map
-from tests.strategies import SIZES, cases, trees_close
+from tests.strategies import cases, trees_close
 
 
 @given(cases())
@@ -45,6 +47,16 @@ def test_initial_weights_do_not_depend_on_the_stage(case, seed):
             assert (x == whole[name]).all()
 
 
+def test_initial_weights_differ_by_name_and_by_seed():
+    """Two layers, or two seeds, have nothing in common; so do w_in of one block and w_in of the next."""
+    tensors = gpt_tensors(ModelConfig(2, 64, 4, 50, 8))
+    ours, other = (initialize(tensors, seed, np.float64) for seed in (1, 2))
+    pairs = [(ours.blocks[0].mlp.w_in, ours.blocks[1].mlp.w_in), (ours.blocks[0].mlp.w_in, other.blocks[0].mlp.w_in),
+             (ours.blocks[0].attention.w_out, ours.blocks[1].attention.w_out)]
+    for x, y in pairs:
+        assert abs((x * y).mean()) < 6 * x.std() * y.std() / np.sqrt(x.size)
+
+
 def test_initial_weights_have_the_declared_spread():
     """N(0, 0.02); what ends a residual branch N(0, 0.02 / sqrt(2 L)); norms 1; biases 0. Decay for matrices only."""
     model = ModelConfig(3, 96, 4, 500, 64)
@@ -58,10 +70,18 @@ def test_initial_weights_have_the_declared_spread():
             assert abs(x.mean()) < 6 * std / np.sqrt(x.size)
 
 
-@given(cases(), SIZES)
-def test_views_of_a_flat_buffer_cover_it_without_overlap(case, t):
+@given(cases())
+def test_what_cannot_be_cut_is_refused(case):
+    """Everything but the vocabulary must divide by t, and is not padded behind one's back."""
+    t = case.model.num_attention_heads + 1
+    with pytest.raises(UserError, match=f"does not divide by {t}"):
+        split(case.params(gpt_tensors(case.model)), gpt_tensors(case.model), t)
+
+
+@given(cases())
+def test_views_of_a_flat_buffer_cover_it_without_overlap(case):
     """Every element belongs to exactly one tensor, and the last layers come first."""
-    layout = Layout(gpt_tensors(case.model), t)
+    layout = Layout(gpt_tensors(case.model), case.t)
     flat = np.zeros(layout.size)
     tree_map(lambda view: np.add(view, 1, out=view), layout.views(flat))
     assert (flat == 1).all()

@@ -1,0 +1,44 @@
+"""Data parallelism: d replicas of one model take different samples of a batch, and add up their gradients.
+
+Each replica takes its share in m microbatches of b samples, one after another, and adds their gradients: B = m d b.
+Every loss is divided by the size of the *global* batch at once, so the replicas' gradients are summed, not averaged,
+and how the samples are dealt out changes nothing.
+"""
+import numpy as np
+
+from reference.collectives import all_reduce
+from reference.config import number_of_microbatches
+from reference.models.gpt import gpt_backward, gpt_forward
+from reference.params import leaves, tree_map, with_names
+
+
+def samples_of(replica: int, microbatch: int, d: int, b: int) -> slice:
+    """Which samples of the global batch one of d replicas takes as one of its microbatches: Megatron's order."""
+    first = (microbatch * d + replica) * b
+    return slice(first, first + b)
+
+
+def data_parallel_gradients(tokens, targets, p, c, d, b):
+    """All replicas in one process: tokens, targets [B, s] -> the loss, and each replica's gradients, all alike.
+
+    p is a whole GPT, of which every replica has a copy; c is its ModelConfig.
+    """
+    losses, grads = [], []
+    for replica in range(d):
+        loss, total = 0.0, tree_map(np.zeros_like, p)
+        for k in range(number_of_microbatches(len(tokens), b, d)):
+            mine = samples_of(replica, k, d, b)
+            microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine])
+            dloss = np.full_like(microbatch, 1 / tokens.size)       # 1 / (B s), not 1 / (b s)
+            _, grad = gpt_backward(dloss, p, cache, c)
+            loss, total = loss + microbatch.sum() / tokens.size, tree_map(np.add, total, grad)
+        losses.append(loss)
+        grads.append(total)
+    return all_reduce(losses)[0], all_reduce_trees(grads)
+
+
+def all_reduce_trees(trees):
+    """An all-reduce of every tensor. (The machine's gradients lie in one flat buffer, and take a single one.)"""
+    reduced = {name: all_reduce([dict(leaves(tree))[name] for tree in trees]) for name, _ in leaves(trees[0])}
+    return [tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))
+            for replica, tree in enumerate(trees)]

@@ -1,0 +1,76 @@
+"""What a run tells: progress for a person, JSON lines for a program, and the ledger beside its predictions."""
+import json
+
+import pytest
+
+from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.report import compare, report, summary, table
+from mpi_impl.training.metrics import Metrics, duration
+from mpi_impl.training.trainer import StepResult
+from reference.config import ModelConfig, ParallelConfig
+from reference.cost import Work, traffic
+
+
+def test_progress(capsys, tmp_path):
+    """Rates are over the steps since the last line, time left by the mean step so far; every step is in the file."""
+    metrics = Metrics(train_iters=100, tokens_per_step=1000, log_interval=2, path=str(tmp_path / "m"), speaks=True)
+    for iteration, seconds in enumerate((1.0, 1.0, 3.0, 2.0, 4.0), 1):
+        metrics.step(iteration, StepResult(3.5, 1.25, 1e-3), seconds)
+        lines = (tmp_path / "m").read_text().splitlines()        # flushed, though the run goes on
+        assert json.loads(lines[-1]) == {"iteration": iteration, "lm_loss": 3.5, "grad_norm": 1.25,
+                                         "learning_rate": 1e-3, "tokens_per_second": 1000 / seconds,
+                                         "consumed_tokens": 1000 * iteration}
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in printed] == ["1/100", "2/100", "4/100"]
+    assert "1,000 tokens/s | 1m 39s left" in printed[0] and "1,000 tokens/s | 1m 38s left" in printed[1]
+    assert "400 tokens/s | 2m 48s left" in printed[2]            # 2,000 tokens in 5 s; 7 s for 4 steps, 96 steps to go
+    metrics.evaluation(5, 0.0)
+    assert json.loads((tmp_path / "m").read_text().splitlines()[-1])["validation_perplexity"] == 1.0
+    assert metrics.losses == [(i, 3.5) for i in range(1, 6)] and metrics.validation == [(5, 0.0)]
+
+
+@pytest.mark.parametrize("seconds, text", [(0, "0m 00s"), (59.6, "1m 00s"), (3599, "59m 59s"), (7300, "2h 01m")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+MODEL, SPLIT, WORK = ModelConfig(3, 16, 4, 50, 8), ParallelConfig(4, 1, 2), Work(2, 6, 1, 3)
+SIZES = (MODEL, SPLIT, 5, 8, WORK)     # b = 5, s = 8
+
+
+def as_predicted():
+    """A ledger that holds just what the formulas say."""
+    ledger = Ledger()
+    for line in traffic(*SIZES):
+        with ledger.phase(line.phase):
+            for _ in range(line.calls):
+                ledger.record(line.operation, line.group, {"tensor": 4, "data": 2}[line.group], line.reason,
+                              line.elements // line.calls, "float64")
+    return ledger
+
+
+def test_a_ledger_as_predicted():
+    ledger = as_predicted()
+    assert all(line.as_predicted for line in compare(ledger, traffic(*SIZES)))
+    assert "NOT" not in table(compare(ledger, traffic(*SIZES)))
+    assert summary(ledger, *SIZES).splitlines() == [
+        "All-reduces a layer and microbatch: 2 forward, 2 backward. Predicted: 2 and 2.",
+        f"Ring elements a layer and microbatch: {8 * 5 * 8 * 16 * 3 // 4:,}. Predicted: 8 b s h (t-1)/t = "
+        f"{8 * 5 * 8 * 16 * 3 // 4:,}.",
+        "Elements for the loss of a microbatch: 120. Predicted: 3 b s = 120. Gathering the logits would take b s V = "
+        "2,000."]
+
+
+@pytest.mark.parametrize("elements, calls", [(1, 1), (0, 1)])
+def test_one_call_too_many_is_marked(elements, calls):
+    """In calls or in elements; and so is traffic that never came."""
+    ledger = as_predicted()
+    with ledger.phase("forward"):
+        ledger.record("all_reduce", "tensor", 4, "mlp output", elements, "float64")
+    assert [line.entry.reason for line in compare(ledger, traffic(*SIZES)) if not line.as_predicted] == ["mlp output"]
+    assert report(ledger, *SIZES).count("NOT") == 1
+
+
+def test_traffic_that_never_came_is_marked():
+    lines = compare(Ledger(), traffic(*SIZES))
+    assert len(lines) == len(traffic(*SIZES)) and not any(line.as_predicted for line in lines)

@@ -1,0 +1,44 @@
+"""Sampling: the tokens come from the model's distribution, alike on every topology, and by the seed."""
+import numpy as np
+
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.training.sample import TEMPERATURE, sample
+from mpi_impl.training.trainer import Trainer
+from reference import training
+from reference.config import ModelConfig, ParallelConfig
+from reference.models.gpt import gpt_logits
+from reference.ops import softmax
+from reference.optimizer import OptimizerConfig
+
+MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
+
+
+def sampled(group, count, seed):
+    topology = connect(group, ParallelConfig.for_world(group.size, group.size))
+    trainer = Trainer(MODEL, OptimizerConfig(1e-2, 5), topology, 1, np.float64)
+    tokens = sample(trainer, 2, count, seed)
+    disconnect(topology)
+    return tokens
+
+
+def test_the_ranks_agree_and_the_seed_decides(ranks):
+    one = ranks.run(1, sampled, 40, 7)[0]
+    for n in (2, 4):
+        assert ranks.run(n, sampled, 40, 7) == [one] * n
+    assert ranks.run(1, sampled, 40, 8)[0] != one
+    assert set(one) <= set(range(5)) and len(set(one)) > 1
+
+
+def test_tokens_come_from_the_models_distribution(ranks):
+    """Over 1,500 tokens, each given up to 6 before it: frequencies are as probable as 5 standard errors allow."""
+    tokens = ranks.run(1, sampled, 1500, 3)[0]
+    p = training.Trainer(MODEL, OptimizerConfig(1e-2, 5), 1, np.float64).params
+    history, expected, variance, seen = [2], np.zeros(5), np.zeros(5), np.zeros(5)
+    agreed = 0.0
+    for token in tokens:
+        probs = softmax(gpt_logits(np.array([history[-6:]]), p, MODEL)[0, -1] / TEMPERATURE)
+        expected, variance, seen[token] = expected + probs, variance + probs * (1 - probs), seen[token] + 1
+        agreed += probs[token] - (probs**2).sum()
+        history.append(token)
+    assert (np.abs(seen - expected) < 5 * np.sqrt(variance)).all()
+    assert abs(agreed) < 5 * np.sqrt(variance.sum())         # each drawn from its own distribution, not from the mean
