@@ -184,6 +184,8 @@ def described(number: int) -> str:
     hint = {
         "SIGKILL": "; out of memory is a common cause: choose smaller sizes",
         "SIGSEGV": "; a compiled library, such as MPI or NumPy, is where this happens",
+        # 6 and 7 become 15 when MPICH's launcher mixes in the 9 of the ranks that it then kills.
+        "SIGTERM": ", or by signal 6 (SIGABRT) or 7 (SIGBUS), which MPICH's launcher may report as this",
         "SIGBUS": "; a full disk or shared memory, or a file cut short, is a common cause",
     }.get(name, "")
     return f"signal {number} ({name}){hint}"
