@@ -24,6 +24,8 @@ class Attention:
 
 
 class AttentionCache(NamedTuple):
+    """What the backward needs of one rank's heads."""
+
     x: Any         # [b, s, h]
     core: Any      # an AttentionCore
     context: Any   # [b, s, h/t]

@@ -27,6 +27,8 @@ class Block:
 
 
 class BlockCache(NamedTuple):
+    """The caches of the four layers."""
+
     input_layernorm: Any
     attention: Any
     post_attention_layernorm: Any

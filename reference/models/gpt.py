@@ -32,9 +32,11 @@ class GPT:
 
 
 class GPTCache(NamedTuple):
+    """The caches of what a stage holds; the others are None."""
+
     embedding: Any
-    blocks: dict[int, Any]
-    head: Any
+    blocks: dict[int, Any]   # by layer number
+    head: Any                # final layer norm, logits, loss
 
 
 def gpt_tensors(c, layers=None):
