@@ -20,7 +20,7 @@ def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[in
         for i in range(count):
             context = np.array([tokens[-trainer.model.max_position_embeddings:]])
             logits = gpt_logits(context, trainer.params, trainer.model, trainer.region)[:, -1]     # [1, V/t]
-            logits = tensor.all_gather(logits, -1, "logits of the last position")[0, :trainer.model.vocab_size]
+            logits = tensor.all_gather(logits, -1, "logits of the last position")[0]               # padding: -inf
             cumulative = np.cumsum(softmax(logits.astype(np.float64) / TEMPERATURE))
             draw = counter_rng.uniform(key, np.array([i], np.uint64))
             tokens.append(int(np.searchsorted(cumulative, draw[0] * cumulative[-1])))

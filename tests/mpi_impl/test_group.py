@@ -94,4 +94,5 @@ def test_ring_bytes_are_those_of_the_papers():
     assert list(ledger.totals)[0] == Entry("all_reduce", "tensor", 8, "forward", "test", "float32")
     assert [ring_bytes(e, t) for e, t in ledger.totals.items()] == [7000, 3500, 3500, 3500]
     assert all(t == Total(1, 1000) and wire_bytes(e, t) == 4000 for e, t in ledger.totals.items())
+    assert wire_bytes(Entry("broadcast", "tensor", 8, "", "", "int64"), Total(2, 1000)) == 8000
     assert ring_bytes(Entry("all_reduce", "tensor", 1, "", "", "float32"), Total(1, 1000)) == 0
