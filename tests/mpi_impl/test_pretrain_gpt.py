@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from mpi_impl.comm.group import Group
 from mpi_impl.data.indexed import write_indexed
@@ -122,6 +123,25 @@ def test_an_evaluation_is_the_mean_over_its_batches(ranks, corpus, tmp_path):
     training, two = validation("--eval-iters", "2")
     _, larger = validation("--eval-iters", "1", "--global-batch-size", "16")
     assert two != one and two == pytest.approx(larger, rel=1e-12) and training not in (one, two)
+
+
+def test_gpt2s_tokenizer_from_its_two_files(ranks, corpus, tmp_path, capfd):
+    """All bytes and one merge: the vocabulary is that of the files."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate([*letters, "ti", "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(words))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt i\n")
+    options = [option for option in SMALL if option not in ("--vocab-size", "300")]
+    train(ranks, 2, 2, [*options, *corpus, "--tokenizer-type", "GPT2BPETokenizer", "--train-iters", "3",
+                        "--vocab-file", str(tmp_path / "vocab.json"), "--merge-file", str(tmp_path / "merges.txt")])
+    assert "vocabulary 258, padded to 512" in capfd.readouterr().out
+
+
+def test_a_gradient_without_end_stops_the_run(ranks, corpus):
+    """The loss may still be finite when the gradient's norm is not."""
+    bug = Bug("mpi_impl.training.trainer", STEP, STEP.replace("norm", "float('inf')"))
+    with pytest.raises(RankFailure, match="The gradient's norm of iteration 1 is inf: the run has diverged"):
+        ranks.run(2, planted_run, bug, pretrain, [*SMALL, *corpus])
 
 
 def test_it_stops_when_told(ranks, corpus, capfd):
