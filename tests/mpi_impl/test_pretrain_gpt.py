@@ -193,7 +193,8 @@ def test_what_is_there_is_not_lost(corpus, tmp_path):
 def test_a_vocabulary_too_small_for_the_data(corpus, tmp_path):
     """Tokens made with a larger vocabulary are refused with the first one that does not fit."""
     assert launch(1, *SMALL, *corpus).returncode == 0
-    (tokens,) = Path(corpus[-1]).rglob("tokens.bin")
+    (trained,) = Path(corpus[-1]).rglob("tokenizer.json")       # the cache of the tokenizer that was trained here
+    tokens = trained.with_name("tokens.bin")
     ended = launch(2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer", "--vocab-size", "50")
     assert ended.returncode == 2 and "outside the vocabulary of 51 tokens" in ended.stderr
 
