@@ -22,8 +22,9 @@ from mpi_impl.training.sample import sample
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import Work, parameters, parameters_per_rank
+from reference.cost import parameters, parameters_per_rank
 from reference.errors import UserError
+from reference.traffic import Work
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import Traffic, Work, traffic
+from reference.traffic import Traffic, Work, traffic
 
 
 class Line(NamedTuple):

@@ -8,7 +8,7 @@ from mpi_impl.comm.report import compare, report, summary, table
 from mpi_impl.training.metrics import Metrics, duration
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import Work, traffic
+from reference.traffic import Work, traffic
 
 
 def test_progress(capsys, tmp_path):
