@@ -108,7 +108,7 @@ class Rank:
     def group(self, n: int, era: int):
         """The first n ranks, with a ledger of their own for this job."""
         if (n, era) not in self.groups:
-            self.groups[n, era] = self.world.first(n)
+            self.groups[n, era] = self.world.only(range(n), "world")
         group = self.groups[n, era]
         group.ledger = Ledger()
         return group

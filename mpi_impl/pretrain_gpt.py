@@ -6,29 +6,47 @@ from math import isfinite
 import numpy as np
 
 from mpi_impl.comm import report
-from mpi_impl.comm.group import Group, library, world
+from mpi_impl.comm.clock import VirtualClock, WallClock
+from mpi_impl.comm.group import Group, Instruments, library, world
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
+from mpi_impl.comm.trace import Trace
+from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.gpt import GPTDataset
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare import prepare
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
-from mpi_impl.entry import run
+from mpi_impl.entry import end_all, run
 from mpi_impl.training.arguments import Settings, parse
-from mpi_impl.training.batches import Batches, whole_batch
+from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.metrics import Metrics, check_writable, writing
 from mpi_impl.training.sample import sample
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import parameters, parameters_per_rank
+from reference.cost import parameters
 from reference.errors import UserError
-from reference.traffic import Work
+from reference.stages import stages_of_ranks
+from reference.traffic import Work, layouts_of_ranks
 
 
 def main(argv: list[str] | None = None) -> None:
-    Pretraining(parse(argv, world().size), world(Ledger())).run()
+    settings = parse(argv, world().size)
+    Pretraining(settings, world(instruments(settings.args))).run()
+
+
+def instruments(args) -> Instruments:
+    """What watches the ranks in this run: the ledger, the trace, and the time limit of every wait."""
+    clock = VirtualClock() if args.trace_clock == "virtual" else WallClock()
+    return Instruments(trace=Trace(clock, recording=args.trace is not None),
+                       watchdog=Watchdog(60 * args.distributed_timeout_minutes, give_up))
+
+
+def give_up(waited: str) -> None:
+    """Ends the run, from the thread that watches over a rank's waits."""
+    end_all(f"error: rank {world().rank} {waited}. Another rank has stopped, or is too busy. "
+            "--distributed-timeout-minutes sets the limit.", 1)
 
 
 class Pretraining:
@@ -41,7 +59,8 @@ class Pretraining:
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         prefix, vocab_size, self.eod, self.unigram = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
-        self.dataset = self.open_dataset(prefix) if self.topology.place.tensor == 0 else None
+        reader = reads(self.topology) and self.topology.place.tensor == 0
+        self.dataset = self.open_dataset(prefix) if reader else None
         self.batches = Batches(self.dataset, self.topology, self.args.seq_length, self.args.micro_batch_size,
                                settings.microbatches)
         self.model = settings.model(vocab_size)
@@ -89,8 +108,9 @@ class Pretraining:
             self.evaluate(last)
         if self.args.sample_tokens and self.topology.place.data == 0:
             self.write_sample()
+        together = self.pipeline_ledger()
         if self.first:
-            self.report_ledger(last)
+            self.report_ledger(last, together)
             self.report_outcome()
 
     def train(self) -> int:
@@ -143,14 +163,32 @@ class Pretraining:
     def introduction(self) -> str:
         p, m = self.settings.parallel, self.model
         t, d = p.tensor_model_parallel_size, p.data_parallel_size
-        return (f"{p.world_size} ranks ({library()}): tensor parallel {t} x data parallel {d}; "
+        sizes = [layout.size for layout in layouts_of_ranks(m, p)]
+        held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
+        return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{self.pipelining()} x data parallel {d}; "
                 f"a step is {self.settings.microbatches} x {self.args.micro_batch_size} samples on each replica\n"
-                f"GPT of {parameters(m):,} parameters, {self.trainer.layout.size:,} on each rank; vocabulary "
+                f"GPT of {parameters(m):,} parameters, {held}; vocabulary "
                 f"{m.vocab_size:,}, padded to {m.padded_vocab_size(t):,}; {self.args.dtype}")
 
-    def report_ledger(self, last: int) -> None:
+    def pipelining(self) -> str:
+        """Of a pipeline: the schedule, and how many layers its stages have, in order."""
+        p = self.settings.parallel
+        if p.pipeline_model_parallel_size == 1:
+            return ""
+        layers = {stage: len(held) for stages in stages_of_ranks(self.model, p) for stage, held in stages.items()}
+        return (f" x pipeline parallel {p.pipeline_model_parallel_size} ({p.pipeline_schedule}; layers of the stages: "
+                f"{' '.join(str(layers[stage]) for stage in sorted(layers))})")
+
+    def pipeline_ledger(self) -> Ledger:
+        """What the ranks of this rank's pipeline have sent, added up."""
+        together = Ledger()
+        for ledger in self.topology.pipeline.from_all(self.world.ledger):
+            together.add(ledger)
+        return together
+
+    def report_ledger(self, last: int, ledger: Ledger) -> None:
         m = self.settings.microbatches
-        sizes = (self.world.ledger, self.model, self.settings.parallel, self.args.micro_batch_size,
+        sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size,
                  self.args.seq_length, Work(last, last * m, self.evaluations, self.evaluations * m))
         print(f"\n{report.report(*sizes)}\n", flush=True)
         if self.args.ledger:
@@ -177,12 +215,13 @@ class Pretraining:
 
 def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int) -> None:
     """Raises UserError if one rank's buffers alone are more than this machine has: before hours are spent on them."""
-    rank = parameters_per_rank(model, parallel.tensor_model_parallel_size)
+    rank = max(layout.size for layout in layouts_of_ranks(model, parallel))
     needed, there = 4 * rank * itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
         raise UserError(f"A rank would hold {rank:,} parameters, and as many gradients and twice as many moments: "
                         f"{needed / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a smaller "
-                        "--num-layers, --hidden-size or --vocab-size, or a larger --tensor-model-parallel-size.")
+                        "--num-layers, --hidden-size or --vocab-size, or a larger --tensor-model-parallel-size or "
+                        "--pipeline-model-parallel-size.")
 
 
 if __name__ == "__main__":

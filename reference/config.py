@@ -68,14 +68,19 @@ class ParallelConfig:
     tensor_model_parallel_size: int = 1    # t
     pipeline_model_parallel_size: int = 1  # p
     data_parallel_size: int = 1            # d
+    pipeline_schedule: str = "1f1b"        # a name in reference/schedules.py
+    chunks: int | None = None              # v, for a schedule with several stages on each rank
+    scatter_gather_tensors_in_pipeline: bool = True   # whether each of t ranks sends 1/t of an activation
+    ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together
 
     def __post_init__(self):
-        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"):
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
+                     "ddp_bucket_size"):
             require_positive(name, getattr(self, name))
 
     @classmethod
-    def for_world(cls, world_size: int, t: int, p: int = 1) -> "ParallelConfig":
-        """Data parallelism takes what tensor and pipeline parallelism leave of the world."""
+    def for_world(cls, world_size: int, t: int, p: int = 1, **choices) -> "ParallelConfig":
+        """Data parallelism takes what tensor and pipeline parallelism leave of the world. Other fields as `choices`."""
         require_positive("tensor_model_parallel_size", t)
         require_positive("pipeline_model_parallel_size", p)
         if world_size % (t * p):
@@ -83,7 +88,7 @@ class ParallelConfig:
             raise UserError(f"--tensor-model-parallel-size is {t}{needs}, so the number of ranks must be a multiple of "
                             f"{t * p}, but it is {world_size}. Start {-(-world_size // (t * p)) * t * p} ranks, or "
                             f"choose a size that divides {world_size}.")
-        return cls(t, p, world_size // (t * p))
+        return cls(t, p, world_size // (t * p), **choices)
 
     @property
     def world_size(self) -> int:

@@ -191,6 +191,13 @@ class Segment(NamedTuple):
         return slice(self.offset, self.offset + prod(self.shape))
 
 
+class Bucket(NamedTuple):
+    """A piece of a flat buffer that is reduced at once, and the tensors in it."""
+
+    slice: slice
+    names: tuple[str, ...]
+
+
 class Layout:
     """Where each tensor of a rank lies in one flat buffer: in backward order, last layer first.
 
@@ -205,6 +212,16 @@ class Layout:
         for name, tensor in reversed(list(leaves(tensors))):
             self.segments.append(Segment(name, self.size, tensor.local_shape(t), tensor))
             self.size += prod(self.segments[-1].shape)
+
+    def buckets(self, size: int) -> list["Bucket"]:
+        """The buffer in pieces of at least `size` elements (but for the last one), cut between tensors."""
+        found, names, first = [], [], 0
+        for segment in self.segments:
+            names.append(segment.name)
+            if segment.slice.stop - first >= size or segment is self.segments[-1]:
+                found.append(Bucket(slice(first, segment.slice.stop), tuple(names)))
+                names, first = [], segment.slice.stop
+        return found
 
     def views(self, flat):
         """The tree of tensors as views of the buffer flat [size]: what is written to one is written to the other."""

@@ -15,8 +15,10 @@ Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
 """
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from reference.config import require_positive
@@ -56,17 +58,21 @@ class Schedule:
         """Ranks of the pipeline."""
         return len(self.ranks)
 
-    @property
+    @cached_property
     def stages(self) -> int:
         return 1 + max((action.stage for rank in self.ranks for action in rank), default=-1)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         return 1 + max((action.microbatch for rank in self.ranks for action in rank), default=-1)
 
     def rank_of(self) -> dict[int, int]:
         """Stage -> the rank that holds it."""
         return {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
+
+    def placement(self) -> tuple[tuple[int, ...], ...]:
+        """For each rank the stages that it holds, ascending."""
+        return tuple(tuple(sorted({action.stage for action in actions})) for actions in self.ranks)
 
     def __str__(self):
         """A row for each rank, actions in columns."""
@@ -150,16 +156,71 @@ def zero_bubble_h2(p: int, m: int) -> Schedule:
     return per_rank(p, lambda r: alternate(forwards(r, m), split_backwards(r, m, delay=2 * r), warmup=2 * (p - 1 - r)))
 
 
+def zero_bubble_v(p: int, m: int) -> Schedule:
+    """Two stages on each rank, r on the way down and 2p - 1 - r on the way up: a V (ZB-V; Qi et al. 2023, section 6).
+
+    Each stage does 1F1B as in a pipeline of 2p ranks, backward cut in two, and a rank's two stages take turns. The
+    first forward comes up to rank r after 2(p - r) - 1 turns: it does as many forwards down until then. At the end,
+    what others wait for goes first, and W fills the time.
+
+    Memory as 1F1B's first rank, on every rank: 2p activations of a stage, which has half a rank's layers. Where
+    F = I = W and m >= 2p - 1, nothing idles but for the slant of the timeline.
+    """
+    require_sizes(p, m)
+
+    def rank(r):
+        down, up = r, 2 * p - 1 - r
+        actions = in_phases(m, (2 * (p - r) - 1, [(down, "F")]),
+                               (r, [(up, "F"), (down, "F")]),
+                               (p - r, [(up, "F"), (up, "IW")]),
+                               (m, [(down, "F"), (down, "IW"), (up, "F"), (up, "IW")]))
+        return put_off_weights(actions, last=p + r, turns=2 * r)
+
+    return per_rank(p, rank)
+
+
+def dualpipe_v(p: int, m: int) -> Schedule:
+    """The V again, one stage's forward beside the other's backward (DeepSeek's DualPipeV, Sea AI Lab's `cut-in-half`).
+
+    The two are of different microbatches, so on a GPU one computes while the other communicates; here they stand one
+    after the other. Backward is cut in two at both ends only. At most 2p + 1 activations of a stage; where F = I = W
+    and m >= p, half of ZB-H1's bubble.
+    """
+    require_sizes(p, m)
+
+    def rank(r):
+        down, up = r, 2 * p - 1 - r
+        actions = in_phases(m, (2 * (p - r) - 2, [(down, "F")]),
+                               (r + 1, [(down, "F"), (up, "F")]),
+                               (p - r - 1, [(up, "IW"), (up, "F")]),
+                               (m, [(down, "F"), (up, "B"), (up, "F"), (down, "B")]))
+        return put_off_weights(actions, last=p, turns=r)
+
+    return per_rank(p, rank)
+
+
 def forward_only(p: int, m: int, v: int = 1) -> Schedule:
-    """Evaluation: forwards alone, in the order of `interleaved`; m need not be a multiple of p."""
+    """Evaluation on the stages of `interleaved`; m need not be a multiple of p."""
     require_sizes(p, m, v)
-    return per_rank(p, lambda r: [Action(r + chunk * p, "F", i) for first in range(0, m, p) for chunk in range(v)
-                                  for i in range(first, min(first + p, m))])
+    return forward_pass([range(r, v * p, p) for r in range(p)], m)
+
+
+def forward_pass(placement: Sequence[Sequence[int]], m: int) -> Schedule:
+    """Evaluation: forwards alone, where rank r holds the stages placement[r], as in another schedule's placement().
+
+    Microbatches go through a rank's stages in groups of p. Whatever the placement, it ends: the order of all actions by
+    group, stage and microbatch has each after the one that it needs, and every rank follows it.
+    """
+    p = len(placement)
+    require_sizes(p, m)
+    groups = [range(first, min(first + p, m)) for first in range(0, m, p)]
+    return per_rank(p, lambda r: [Action(stage, "F", i) for group in groups for stage in sorted(placement[r])
+                                  for i in group])
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zero_bubble_h1, "zb-h2": zero_bubble_h2,
-    "forward-only": forward_only,
+    "zb-v": zero_bubble_v, "dualpipe-v": dualpipe_v, "forward-only": forward_only,
 }
 
 
@@ -185,6 +246,34 @@ def split_backwards(stage: int, m: int, delay: int) -> list[list[Action]]:
     turns = [[Action(stage, "I", i), *([Action(stage, "W", i - delay)] if i >= delay else [])] for i in range(m)]
     turns[-1] += [Action(stage, "W", i) for i in range(max(0, m - delay), m)]
     return turns
+
+
+Turn = list[tuple[int, str]]                          # stages, each with what it does: F, B or IW
+
+
+def in_phases(m: int, *phases: tuple[int, Turn]) -> list[Action]:
+    """Each phase is a turn, done so many times. A stage takes its next microbatch; after the last it does nothing.
+
+    So the schedule of few microbatches is the schedule of many without the others: if one ends, so do all.
+    """
+    actions: list[Action] = []
+    done: dict[tuple[int, bool], int] = defaultdict(int)         # (stage, forward or not) -> microbatches
+    for times, turn in phases:
+        for stage, kinds in turn * times:
+            i = done[stage, kinds == "F"]
+            if i < m:
+                actions += [Action(stage, kind, i) for kind in kinds]
+                done[stage, kinds == "F"] += 1
+    return actions
+
+
+def put_off_weights(actions: list[Action], last: int, turns: int) -> list[Action]:
+    """Cut the last backwards in two, those that no forward follows, and do each W so many turns after its I."""
+    end = 1 + max(i for i, action in enumerate(actions) if action.kind == "F")
+    cut = [i for i in range(end, len(actions)) if actions[i].kind in "BI"][-last:]
+    inputs = [actions[i]._replace(kind="I") for i in cut]
+    weights = [[actions[i]._replace(kind="W")] for i in cut]
+    return actions[:cut[0]] + alternate(inputs, weights, warmup=turns)
 
 
 def per_rank(p: int, actions: Callable[[int], list[Action]]) -> Schedule:
@@ -235,27 +324,34 @@ def needs(action: Action, stages: int) -> Action | None:
     return Action(stage + 1, "B", microbatch)
 
 
+def user_stage(action: Action, stages: int) -> int | None:
+    """The stage that needs an action's result, if there is one: the inverse of `needs`."""
+    stage, kind, _ = action
+    if kind == "F":
+        return stage + 1 if stage < stages - 1 else None
+    return None if kind == "W" or stage == 0 else stage - 1
+
+
 def lower(schedule: Schedule) -> list[list[Step]]:
     """Each rank's actions with their transfers: what it needs from another rank before, its result to another after."""
     rank_of, stages = schedule.rank_of(), schedule.stages
-    users = {needs(action, stages): action for actions in schedule.ranks for action in actions}
     lowered: list[list[Step]] = []
     for r, actions in enumerate(schedule.ranks):
         steps: list[Step] = []
         for action in actions:
-            need, user = needs(action, stages), users.get(result(action))
+            need, user = needs(action, stages), user_stage(action, stages)
             if need is not None and rank_of[need.stage] != r:
                 steps.append(Receive(need, rank_of[need.stage]))
             steps.append(action)
-            if user is not None and action.kind != "W" and rank_of[user.stage] != r:
-                steps.append(Send(result(action), rank_of[user.stage]))
+            if user is not None and rank_of[user] != r:
+                steps.append(Send(result(action), rank_of[user]))
         lowered.append(steps)
     return lowered
 
 
 def result(action: Action) -> Action:
     """What others know an action's result by: the gradient of a stage's input is its B, though I gives it."""
-    return action._replace(kind="B") if action.kind == "I" else action
+    return Action(action.stage, "B", action.microbatch) if action.kind == "I" else action
 
 
 # ---- on the command line --------------------------------------------------------------------------------------------
@@ -279,20 +375,24 @@ def main(argv: list[str] | None = None) -> None:
     if options.csv:
         print(to_csv(schedule), end="")
         return
-    timeline = simulate(schedule, Times(forward=1 / (options.v or 1), input_gradient=1 / (options.v or 1),
-                                        weight_gradient=1 / (options.v or 1)))
+    v = schedule.stages // schedule.p
+    timeline = simulate(schedule, Times(forward=1 / v, input_gradient=1 / v, weight_gradient=1 / v))
     print(schedule)
     print(f"\nWith F = I = W = 1 for a rank's layers, and communication for nothing: idle / ideal time "
           f"{timeline.bubble_fraction:.4g}, idle / longest span {timeline.bubble_rate:.4g}.")
-    print(f"Activations in flight on each rank: {' '.join(map(str, activations_in_flight(schedule)))}.")
+    print(f"Activations of one stage, which is {f'1/{v} of' if v > 1 else 'all of'} a rank's layers, in flight on each "
+          f"rank: {' '.join(map(str, activations_in_flight(schedule)))}.")
 
 
-def make(name: str, p: int, m: int, v: int | None) -> Schedule:
+def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
     """The schedule of that name. Raises UserError if it takes no v and is given one, or needs one and is given none."""
+    if name not in SCHEDULES:
+        raise UserError(f"{name!r} is no schedule. There are {', '.join(SCHEDULES)}.")
     if name == "interleaved" and v is None:
         raise UserError("The interleaved schedule needs -v, the number of stages on each rank.")
     if v is not None and name not in ("interleaved", "forward-only"):
-        raise UserError(f"-v is {v}, but {name} has one stage on each rank. Leave it out, or choose interleaved.")
+        has = "two stages" if name in ("zb-v", "dualpipe-v") else "one stage"
+        raise UserError(f"-v is {v}, but {name} has {has} on each rank. Leave it out, or choose interleaved.")
     return SCHEDULES[name](p, m) if v is None else SCHEDULES[name](p, m, v)
 
 

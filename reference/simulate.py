@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reference.schedules import Action, Schedule, needs, result
+from reference.schedules import KINDS, Action, Schedule, needs, result
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,29 @@ class Timeline:
 def simulate(schedule: Schedule, times: Times) -> Timeline:
     """Play the schedule. Raises ValueError if it stops for ever; `validate` in reference/validate.py says why."""
     rank_of, stages = schedule.rank_of(), schedule.stages
+    length = {(stage, kind): times.of(Action(stage, kind, 0)) for stage in range(stages) for kind in KINDS}
     ended: dict[Action, float] = {}                   # B and I of a stage give the same gradient: both stand here as B
     waiting: dict[Action, int] = {}                   # what has not ended, and the rank that waits for it
     spans: list[list[Span]] = [[] for _ in schedule.ranks]
     ready = list(range(schedule.p))
     while ready:
         r = ready.pop()
-        while len(spans[r]) < len(schedule.ranks[r]):
-            action = schedule.ranks[r][len(spans[r])]
-            start, need = spans[r][-1].end if spans[r] else 0.0, needs(action, stages)
+        actions, done = schedule.ranks[r], spans[r]
+        end = done[-1].end if done else 0.0
+        for i in range(len(done), len(actions)):
+            action = actions[i]
+            start, need, gives = end, needs(action, stages), result(action)
             if need is not None:
-                if need not in ended:
+                arrival = ended.get(need)
+                if arrival is None:
                     waiting[need] = r
                     break
-                start = max(start, ended[need] + (times.communication if rank_of[need.stage] != r else 0.0))
-            spans[r].append(Span(action, start, start + times.of(action)))
-            ended[result(action)] = spans[r][-1].end
-            if result(action) in waiting:
-                ready.append(waiting.pop(result(action)))
+                start = max(end, arrival + (times.communication if rank_of[need.stage] != r else 0.0))
+            end = start + length[action.stage, action.kind]
+            done.append(Span(action, start, end))
+            ended[gives] = end
+            if gives in waiting:
+                ready.append(waiting.pop(gives))
     if waiting:
         raise ValueError("The schedule never ends: " + ", ".join(
             f"rank {r} waits for {need}" for need, r in waiting.items()) + ".")
@@ -101,12 +106,19 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
 
 def activations_in_flight(schedule: Schedule) -> list[int]:
-    """For each rank, the most caches that it holds at once: from F until B, or until W, which needs them last."""
+    """For each rank, the most stage caches that it holds at once: from F until B, or until W, which needs them last.
+
+    A forward that no backward follows keeps nothing: evaluation drops its caches at once.
+    """
     peaks = []
     for actions in schedule.ranks:
+        kept = {(action.stage, action.microbatch) for action in actions if action.kind != "F"}
         held = peak = 0
-        for action in actions:
-            held += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
-            peak = max(peak, held)
+        for stage, kind, microbatch in actions:
+            if kind == "F" and (stage, microbatch) in kept:
+                held += 1
+                peak = max(peak, held)
+            elif kind in "BW":
+                held -= 1
         peaks.append(peak)
     return peaks

@@ -1,15 +1,17 @@
-"""What the ranks send, line by line, as formulas: the ledger's prediction. The papers' letters, see reference/config.py."""
+"""What the ranks send, line by line, as formulas: the ledger's prediction. For letters see reference/config.py."""
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import parameters_per_rank
+from reference.models.gpt import gpt_tensors
+from reference.params import Layout
+from reference.stages import layers_of_rank, stages_of_ranks
 
 
 class Traffic(NamedTuple):
-    """What one rank hands to one kind of collective in a whole run."""
+    """What the ranks of one pipeline hand to one kind of collective, or send, in a whole run, all of them together."""
 
     operation: str
-    group: str       # tensor or data
+    group: str       # tensor, data, pipeline, embedding or model
     phase: str
     reason: str
     calls: int
@@ -27,35 +29,93 @@ class Work(NamedTuple):
 
 
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> list[Traffic]:
-    """Every collective that a run with tensor and data parallelism makes, in the order of a step (1909.08053, sec. 3).
+    """Every message of a run with tensor, pipeline and data parallelism, in the order of a step.
 
     b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
-    backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch.
+    backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
+    section 3). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks where
+    the receivers gather them (2104.04473, section 4.1).
     """
-    m, e, layers, bsh, bs = work.microbatches, work.evaluation_microbatches, c.num_layers, b * s * c.hidden_size, b * s
-
-    def forward(phase, n):
-        return [all_reduced("tensor", phase, "embedding output", n, bsh, "b s h"),
-                all_reduced("tensor", phase, "attention output", n * layers, bsh, "L b s h"),
-                all_reduced("tensor", phase, "mlp output", n * layers, bsh, "L b s h"),
-                all_reduced("tensor", phase, "loss: maximum", n, bs, "b s"),
-                all_reduced("tensor", phase, "loss: sum of exp", n, bs, "b s"),
-                all_reduced("tensor", phase, "loss: logit of the target", n, bs, "b s")]
-
+    m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
+    layouts = layouts_of_ranks(c, p)
+    ranks, ends = len(layouts), min(2, len(layouts))     # the first and the last rank read the batch
+    buckets = sum(len(layout.buckets(p.ddp_bucket_size)) for layout in layouts)
     return [
-        Traffic("broadcast", "tensor", "data", "batch", m + e, (m + e) * b * (s + 1), "b (s + 1)"),
-        *forward("forward", m),
-        all_reduced("tensor", "backward", "logits input", m, bsh, "b s h"),
-        all_reduced("tensor", "backward", "mlp input", m * layers, bsh, "L b s h"),
-        all_reduced("tensor", "backward", "attention input", m * layers, bsh, "L b s h"),
-        all_reduced("data", "reduction", "gradients", work.steps, parameters_per_rank(c, p.tensor_model_parallel_size),
-               "parameters of the rank, a step"),
-        all_reduced("data", "reduction", "loss", work.steps, 1, "1, a step"),
-        all_reduced("tensor", "optimizer", "gradient norm", work.steps, 1, "1, a step"),
-        *forward("evaluation", e),
-        all_reduced("data", "evaluation", "loss", work.evaluations, 1, "1, an evaluation"),
+        Traffic("broadcast", "tensor", "data", "batch", ends * (m + e), ends * (m + e) * b * (s + 1),
+                "b (s + 1)" if ends == 1 else "2 b (s + 1)"),
+        *forward(c, p, b, s, "forward", m),
+        *backward(c, p, b, s, m),
+        Traffic("all_reduce", "data", "reduction", "gradients", steps * buckets,
+                steps * sum(layout.size for layout in layouts), "parameters of the ranks, a step"),
+        *tied_embedding(c, p, layouts, steps),
+        *loss("reduction", steps, ranks, "a step"),
+        Traffic("all_reduce", "model", "optimizer", "gradient norm", steps * ranks, steps * ranks, "1 a rank, a step"),
+        *forward(c, p, b, s, "evaluation", e),
+        *loss("evaluation", evaluations, ranks, "an evaluation"),
     ]
 
 
-def all_reduced(group, phase, reason, calls, elements_a_call, formula) -> Traffic:
-    return Traffic("all_reduce", group, phase, reason, calls, calls * elements_a_call, formula)
+def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
+    """Of m microbatches."""
+    layers, bsh, bs = c.num_layers, b * s * c.hidden_size, b * s
+    return [
+        all_reduced(phase, "embedding output", m, bsh, "b s h"),
+        all_reduced(phase, "attention output", m * layers, bsh, "L b s h"),
+        all_reduced(phase, "mlp output", m * layers, bsh, "L b s h"),
+        *between_stages(c, p, phase, "activation", m, bsh),
+        all_reduced(phase, "loss: maximum", m, bs, "b s"),
+        all_reduced(phase, "loss: sum of exp", m, bs, "b s"),
+        all_reduced(phase, "loss: logit of the target", m, bs, "b s"),
+    ]
+
+
+def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
+    """Of m microbatches."""
+    layers, bsh = c.num_layers, b * s * c.hidden_size
+    return [
+        all_reduced("backward", "logits input", m, bsh, "b s h"),
+        all_reduced("backward", "mlp input", m * layers, bsh, "L b s h"),
+        all_reduced("backward", "attention input", m * layers, bsh, "L b s h"),
+        *between_stages(c, p, "backward", "gradient", m, bsh),
+    ]
+
+
+def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, bsh: int) -> list[Traffic]:
+    """Each of m microbatches crosses every edge between two ranks once."""
+    t, n = p.tensor_model_parallel_size, m * edges(c, p)
+    if not p.scatter_gather_tensors_in_pipeline or t == 1:
+        return [Traffic("send", "pipeline", phase, content, n, n * bsh, "edges b s h")]
+    return [Traffic("send", "pipeline", phase, content, n, n * bsh // t, "edges b s h / t"),
+            Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")]
+
+
+def edges(c: ModelConfig, p: ParallelConfig) -> int:
+    """How often a stage's result is for another rank: p v - 1 if every stage stands on another rank than the last."""
+    rank_of = {stage: r for r, stages in enumerate(stages_of_ranks(c, p)) for stage in stages}
+    return sum(rank_of[stage] != rank_of[stage + 1] for stage in range(len(rank_of) - 1))
+
+
+def tied_embedding(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
+    """First and last stage add up their gradients of the word table, if they are on two ranks and share it."""
+    copies = [segment for layout in layouts for segment in layout.segments if segment.name == "embedding.word"]
+    if len(copies) < 2:
+        return []
+    words = c.padded_vocab_size(p.tensor_model_parallel_size) // p.tensor_model_parallel_size
+    return [Traffic("all_reduce", "embedding", "reduction", "tied embedding", 2 * steps,
+                    2 * steps * words * c.hidden_size, "2 h V/t, a step")]
+
+
+def loss(phase: str, times: int, ranks: int, each: str) -> list[Traffic]:
+    """Over the replicas, and then from the last stage to all others."""
+    return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}"),
+            Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}")]
+
+
+def layouts_of_ranks(c: ModelConfig, p: ParallelConfig) -> list[Layout]:
+    """The flat buffers of a pipeline's ranks."""
+    return [Layout(gpt_tensors(c, layers_of_rank(stages)), p.tensor_model_parallel_size)
+            for stages in stages_of_ranks(c, p)]
+
+
+def all_reduced(phase, reason, calls, elements_a_call, formula) -> Traffic:
+    return Traffic("all_reduce", "tensor", phase, reason, calls, calls * elements_a_call, formula)

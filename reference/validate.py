@@ -56,7 +56,7 @@ def check_order_on_ranks(schedule: Schedule, places) -> None:
     stages = schedule.stages
     for action, (r, place) in places.items():
         own = {"F": "", "B": "F", "I": "F", "W": "I"}[action.kind]
-        before = [action._replace(kind=own)] if own else []
+        before = [Action(action.stage, own, action.microbatch)] if own else []
         if (need := needs(action, stages)) is not None:
             before.append(need if need in places else need._replace(kind="I"))
         for earlier in before:

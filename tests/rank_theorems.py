@@ -3,6 +3,8 @@
 Each rank computes the whole layer with the textbook and its own share with the machine, and compares. With `wrap`
 arrays are of another library: the machine's are wrapped, the textbook's are not.
 """
+from dataclasses import dataclass
+
 import numpy as np
 
 from mpi_impl import kernels
@@ -10,6 +12,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, mlp
 from mpi_impl.models import gpt
+from mpi_impl.parallel.sinks import Now
 from mpi_impl.training.trainer import Trainer
 from reference import training
 from reference.config import ParallelConfig
@@ -20,8 +23,11 @@ from reference.layers import embedding as textbook_embedding
 from reference.layers import linear as textbook_linear
 from reference.layers import mlp as textbook_mlp
 from reference.models import gpt as textbook_gpt
+from reference.models.gpt import gpt_join
 from reference.optimizer import OptimizerConfig
 from reference.params import Layout, join, split, tree_map
+from reference.simulate import activations_in_flight
+from reference.stages import schedule_of
 from tests.strategies import Case, close, trees_close
 from tests.textbook_theorems import rotary_of
 
@@ -186,14 +192,34 @@ def gpt_equals_whole(group, case: Case, wrap=as_is):
 
     share = Share(group, tensors, p, wrap)
     loss_all, cache = gpt.gpt_forward(wrap(tokens), share.p, c, wrap(targets), share.region)
-    gpt.gpt_backward(wrap(dloss), share.p, cache, c, share.grads, kernels.accumulate, share.region)
+    gpt.gpt_backward(wrap(dloss), share.p, cache, c, share.grads, Now(), share.region)
     close(host(loss_all), loss)
     share.gradients_equal(grads, 1e-10)
 
 
-def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5):
-    """The main theorem for t and d: losses, norms, clipped gradients and weights, for several steps."""
-    topology = connect(group, ParallelConfig.for_world(group.size, case.t))
+@dataclass(frozen=True)
+class Pipelining:
+    """How the layers and microbatches of a case go through a pipeline, and how gradients are put together."""
+
+    p: int = 1
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    scatter_gather: bool = True
+    bucket_size: int = 1000
+
+    def parallel(self, world_size: int, t: int) -> ParallelConfig:
+        return ParallelConfig.for_world(world_size, t, self.p, pipeline_schedule=self.schedule, chunks=self.chunks,
+                                        scatter_gather_tensors_in_pipeline=self.scatter_gather,
+                                        ddp_bucket_size=self.bucket_size)
+
+
+def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
+                                pipelining: Pipelining = Pipelining()):
+    """The main theorem for t, p and d: losses, norms, clipped gradients and weights, for several steps.
+
+    Also, every rank holds as many caches at once as the simulator says.
+    """
+    topology = connect(group, pipelining.parallel(group.size, case.t))
     try:
         d, r = topology.data.size, topology.place.data
         batch = microbatches * d * case.b
@@ -201,23 +227,37 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
         ours = Trainer(case.model, optimizer, topology, case.seed, np.float64)
         textbook = training.Trainer(case.model, optimizer, case.seed, np.float64)
+        schedule = schedule_of(topology.config, microbatches)
         for step in range(steps):
             tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
             mine = [slice((k * d + r) * case.b, (k * d + r + 1) * case.b) for k in range(microbatches)]
-            result = ours.step([(tokens[i], targets[i]) for i in mine], batch)
+            result = ours.step([needed(topology, tokens[i], targets[i]) for i in mine], batch)
             loss, norm, grads = textbook.step(tokens, targets)
             close(np.array([result.loss, result.grad_norm]), np.array([loss, norm]))
-            everyone_has(topology, ours.flat_grads, ours.layout, grads, 1e-10)
-            everyone_has(topology, ours.flat_params, ours.layout, textbook.params, 1e-10)
-        evaluated = ours.evaluate([(tokens[i], targets[i]) for i in mine], batch)
+            assert ours.peak_caches == activations_in_flight(schedule)[topology.place.pipeline]
+            everyone_has(topology, ours.grads, ours.layout.tensors, grads, 1e-10)
+            everyone_has(topology, ours.params, ours.layout.tensors, textbook.params, 1e-10)
+        evaluated = ours.evaluate([needed(topology, tokens[i], targets[i]) for i in mine], batch)
         loss, _ = training.loss_and_gradients(tokens, targets, textbook.params, case.model)
         close(np.array(evaluated), np.array(loss))
     finally:
         disconnect(topology)
 
 
-def everyone_has(topology, flat, layout, expected, tolerance):
-    """In every replica the tensor-parallel ranks' buffers, joined, are the expected tree."""
-    flats, t = topology.world.comm.allgather(flat), topology.tensor.size
-    for first in range(0, len(flats), t):
-        trees_close(join([layout.views(f) for f in flats[first:first + t]], layout.tensors), expected, tolerance)
+def needed(topology, tokens, targets):
+    """What a rank must know of a microbatch. The rest is made nonsense, so that nobody can use it."""
+    first, last = topology.place.pipeline == 0, topology.place.pipeline == topology.pipeline.size - 1
+    return (tokens if first else np.full_like(tokens, -1)), (targets if last else np.full_like(targets, -1))
+
+
+def everyone_has(topology, tree, tensors, expected, tolerance):
+    """In every replica the ranks' shards, joined, are the expected tree; so are both copies of a tied word table."""
+    everyone = topology.world.comm.allgather((topology.place, tree, tensors))
+    for replica in range(topology.data.size):
+        stages = [[one for one in everyone if one[0][1:] == (replica, stage)] for stage in range(topology.pipeline.size)]
+        parts = [join([tree for _, tree, _ in stage], stage[0][2]) for stage in stages]
+        whole = gpt_join(parts)
+        trees_close(whole, expected, tolerance)
+        for part in parts:
+            if part.embedding.word is not None:
+                trees_close(part.embedding.word, whole.embedding.word, tolerance)

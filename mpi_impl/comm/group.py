@@ -1,70 +1,127 @@
-"""A group of ranks and its collectives. The only file of the project that calls MPI.
+"""A group of ranks and what they say to one another. The only file of the project that calls MPI.
 
 Arrays may live on the host (NumPy) or on a device (CuPy): a device array is staged through host memory, by copies
-that are asked for and not hidden. Every collective over arrays is written into the ledger, a group of one rank's too.
+that are asked for and not hidden. Every call over arrays is written into the ledger, a group of one rank's too; into
+the trace, if there is one; and it has a time limit, if the run has.
 """
 import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 from mpi4py import MPI
 
+from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.trace import Trace
+from mpi_impl.comm.watchdog import Watchdog
 from reference.errors import UserError
+
+OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
+
+
+@dataclass
+class Instruments:
+    """What watches a rank's communication. All groups of a rank share them."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    trace: Trace = field(default_factory=Trace)
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
 
 class Group:
     """Some ranks, in order, and what they can do together.
 
-    `reason` says in the ledger what needed the collective. Arrays must have the same shape and dtype on all ranks.
+    `reason` says in the ledger what needed the call. Arrays must have the same shape and dtype on all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, name: str, ledger: Ledger):
-        self.comm, self.name, self.ledger = comm, name, ledger
+    def __init__(self, comm: MPI.Intracomm, name: str, instruments: Instruments):
+        self.comm, self.name, self.instruments = comm, name, instruments
+        self.ledger, self.trace, self.watchdog = instruments.ledger, instruments.trace, instruments.watchdog
         self.size, self.rank = comm.size, comm.rank
+
+    # ---- collectives ----
 
     def all_reduce(self, x, reason: str, op: str = "sum"):
         """The elementwise sum (or maximum, with op="max") over all ranks. Overwrites x and returns it."""
-        self._record("all_reduce", x.size, x.dtype, reason)
-        if self.size > 1:
-            buffer = to_host(x)
-            self.comm.Allreduce(MPI.IN_PLACE, buffer, {"sum": MPI.SUM, "max": MPI.MAX}[op])
-            copy_back(buffer, x)
+        with self._call("all_reduce", x.size, x.dtype, reason):
+            if self.size > 1:
+                buffer = to_host(x)
+                self.comm.Allreduce(MPI.IN_PLACE, buffer, OPERATIONS[op])
+                copy_back(buffer, x)
         return x
 
     def all_gather(self, x, axis: int, reason: str):
         """Every rank's x, joined in rank order along `axis`."""
-        self._record("all_gather", x.size * self.size, x.dtype, reason)
-        if self.size == 1:
-            return x
-        send = to_host(x)
-        parts = np.empty((self.size, *send.shape), send.dtype)
-        self.comm.Allgather(send, parts)
-        return like(np.concatenate(list(parts), axis), x)
+        with self._call("all_gather", x.size * self.size, x.dtype, reason):
+            if self.size == 1:
+                return x
+            send = to_host(x)
+            parts = np.empty((self.size, *send.shape), send.dtype)
+            self.comm.Allgather(send, parts)
+            return like(np.concatenate(list(parts), axis), x)
 
     def reduce_scatter(self, x, axis: int, reason: str):
         """This rank's piece, along `axis`, of the sum over all ranks. The axis must divide by the group's size."""
-        self._record("reduce_scatter", x.size, x.dtype, reason)
-        if self.size == 1:
-            return x
-        pieces = np.ascontiguousarray(np.split(to_host(x), self.size, axis))
-        mine = np.empty_like(pieces[0])
-        self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
-        return like(mine, x)
+        with self._call("reduce_scatter", x.size, x.dtype, reason):
+            if self.size == 1:
+                return x
+            pieces = np.ascontiguousarray(np.split(to_host(x), self.size, axis))
+            mine = np.empty_like(pieces[0])
+            self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
+            return like(mine, x)
 
     def broadcast(self, x, reason: str, root: int = 0):
         """Rank `root`'s x, on every rank. Overwrites x and returns it."""
-        self._record("broadcast", x.size, x.dtype, reason)
-        if self.size > 1:
-            buffer = to_host(x)
-            self.comm.Bcast(buffer, root)
-            copy_back(buffer, x)
+        with self._call("broadcast", x.size, x.dtype, reason):
+            if self.size > 1:
+                buffer = to_host(x)
+                self.comm.Bcast(buffer, root)
+                copy_back(buffer, x)
         return x
+
+    # ---- what is posted now and waited for later ----
+
+    def post_send(self, x, to: int, tag: int, reason: str) -> "Pending":
+        """Send x to rank `to`, which posts a receive with the same tag. x must stay as it is until the wait is over."""
+        self._record("send", x.size, x.dtype, reason)
+        buffer = to_host(x)
+        pending = Pending(self, f"send {reason}", [self.comm.Isend(buffer, to, 2 * tag)], buffer, buffer)
+        if (clock := self._virtual_clock()) is not None:
+            pending.stamp[0] = clock.now()
+            pending.requests.append(self.comm.Isend(pending.stamp, to, 2 * tag + 1))
+        return pending
+
+    def post_receive(self, x, source: int, tag: int, reason: str) -> "Pending":
+        """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
+        buffer = to_host(x)
+        pending = Pending(self, f"receive {reason}", [self.comm.Irecv(buffer, source, 2 * tag)], buffer, x)
+        if (clock := self._virtual_clock()) is not None:
+            pending.takes = clock.link.seconds("send", 2, x.nbytes)
+            pending.requests.append(self.comm.Irecv(pending.stamp, source, 2 * tag + 1))
+        return pending
+
+    def post_all_reduce(self, x, reason: str) -> "Pending":
+        """Begin the elementwise sum over all ranks, which post in the same order. x has it once the wait is over."""
+        self._record("all_reduce", x.size, x.dtype, reason)
+        if self.size == 1:
+            return Pending(self, reason, [], x, x)
+        buffer = to_host(x)
+        pending = Pending(self, reason, [self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)], buffer, x)
+        if (clock := self._virtual_clock()) is not None:
+            pending.stamp[0] = clock.now()
+            pending.takes = clock.link.seconds("all_reduce", self.size, x.nbytes)
+            pending.requests.append(self.comm.Iallreduce(MPI.IN_PLACE, pending.stamp, MPI.MAX))
+        return pending
+
+    # ---- small objects, and the group itself ----
 
     def from_first(self, make):
         """`make()` of the group's first rank, on every rank: any picklable object, or the UserError it raised.
 
         For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included.
-        Such objects are small, and are not in the ledger.
+        It takes what time it takes: this wait has no limit. Such objects are small, and are not in the ledger.
         """
         outcome = None
         if self.rank == 0:
@@ -77,13 +134,18 @@ class Group:
             raise outcome
         return outcome
 
+    def from_all(self, value) -> list:
+        """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
+        with self.watchdog.waiting(self.name, "every rank's word"):
+            return self.comm.allgather(value)
+
     def part(self, color: int, name: str) -> "Group":
         """The ranks of this group that give the same color, in this group's order. Called by all of them."""
-        return Group(MPI.Intracomm(self.comm.Split(color, self.rank)), name, self.ledger)
+        return Group(MPI.Intracomm(self.comm.Split(color, self.rank)), name, self.instruments)
 
-    def first(self, n: int) -> "Group":
-        """The first n ranks. Called by those ranks alone."""
-        return Group(self.comm.Create_group(self.comm.group.Incl(range(n))), self.name, self.ledger)
+    def only(self, ranks: Sequence[int], name: str) -> "Group":
+        """These ranks of the group, in this order. Called by them alone."""
+        return Group(self.comm.Create_group(self.comm.group.Incl(ranks)), name, self.instruments)
 
     def free(self) -> None:
         """Give the communicator back to MPI, which has only a few thousand."""
@@ -98,13 +160,62 @@ class Group:
             time.sleep(0.01)
         return True
 
+    # ---- the instruments ----
+
+    @contextmanager
+    def _call(self, operation, elements, dtype, reason):
+        """A collective: begun by all, and over when the last of them has come."""
+        self._record(operation, elements, dtype, reason)
+        clock = self._virtual_clock()
+        with self.trace.slice("communication", reason, "communication"), self.watchdog.waiting(self.name, reason):
+            if clock is None:
+                yield
+                return
+            clock.pause()
+            latest = np.array([clock.seconds])
+            self.comm.Allreduce(MPI.IN_PLACE, latest, MPI.MAX)
+            yield
+            clock.reach(latest[0] + clock.link.seconds(operation, self.size, elements * np.dtype(dtype).itemsize))
+            clock.resume()
+
     def _record(self, operation, elements, dtype, reason):
         self.ledger.record(operation, self.name, self.size, reason, elements, dtype)
 
+    def _virtual_clock(self) -> VirtualClock | None:
+        """The clock, if ranks must tell one another what time it is; a rank alone need not."""
+        clock = self.trace.clock
+        return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
 
-def world(ledger: Ledger | None = None) -> Group:
+
+class Pending:
+    """Something that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
+
+    def __init__(self, group: Group, reason: str, requests: list, buffer, x):
+        self.group, self.reason, self.requests, self.buffer, self.x = group, reason, requests, buffer, x
+        self.stamp, self.takes = np.zeros(1), 0.0      # for a virtual clock: the latest start, and seconds from there
+
+    def poll(self) -> bool:
+        """Whether it is over. MPI makes little progress unless it is asked."""
+        return MPI.Request.Testall(self.requests)
+
+    def wait(self):
+        """Until what was posted may be used again (a send), or has what was sent (the others). -> that array."""
+        group, clock = self.group, self.group._virtual_clock()
+        with group.trace.slice("communication", self.reason, "communication"), \
+                group.watchdog.waiting(group.name, self.reason):
+            if clock is not None:
+                clock.pause()
+            MPI.Request.Waitall(self.requests)
+            copy_back(self.buffer, self.x)
+            if clock is not None:
+                clock.reach(self.stamp[0] + self.takes)
+                clock.resume()
+        return self.x
+
+
+def world(instruments: Instruments | None = None) -> Group:
     """All ranks that were started together."""
-    return Group(MPI.COMM_WORLD, "world", ledger or Ledger())
+    return Group(MPI.COMM_WORLD, "world", instruments or Instruments())
 
 
 def abort(status: int) -> None:

@@ -1,8 +1,8 @@
 """The ledger: what moved between the ranks, in which group, in which phase of the step, and why.
 
-Every collective over arrays writes one line here. Wire bytes are the size of the whole array: before an all_reduce,
-reduce_scatter or broadcast, after an all_gather. Ring-equivalent bytes are what each rank would send if the
-collective ran as a ring, which is how the papers count.
+Every collective over arrays and every send writes here. Wire bytes are the size of the whole array: before an
+all_reduce, reduce_scatter, broadcast or send, after an all_gather. Ring-equivalent bytes are what each rank would send
+if the collective ran as a ring, which is how the papers count.
 """
 from collections import defaultdict
 from contextlib import contextmanager
@@ -16,14 +16,15 @@ RING_SHARE = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "broadcast": lambda n: (n - 1) / n,           # the mean over ranks: all but the last one pass it on
+    "send": lambda n: 1,                          # no ring: to one other rank
 }
 
 
 class Entry(NamedTuple):
     """What is alike in the calls that one line of the ledger adds up."""
 
-    operation: str    # all_reduce, all_gather, reduce_scatter, broadcast
-    group: str        # world, tensor, data
+    operation: str    # all_reduce, all_gather, reduce_scatter, broadcast, send
+    group: str        # world, tensor, data, pipeline, embedding, model
     group_size: int   # ranks in the group
     phase: str        # forward, backward, optimizer, ...
     reason: str       # what needed it: 'attention output', 'loss: maximum', ...
@@ -58,6 +59,12 @@ class Ledger:
         entry = Entry(operation, group, group_size, self._phase, reason, np.dtype(dtype).name)
         calls, sent = self.totals[entry]
         self.totals[entry] = Total(calls + 1, sent + elements)
+
+    def add(self, other: "Ledger") -> None:
+        """Add another rank's totals."""
+        for entry, (calls, elements) in other.totals.items():
+            mine = self.totals[entry]
+            self.totals[entry] = Total(mine.calls + calls, mine.elements + elements)
 
     def elements(self, **like) -> int:
         """Elements of all entries whose named fields equal those given, as in `elements(phase="forward")`."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from reference.config import ModelConfig, ParallelConfig
-from reference.traffic import Traffic, Work, traffic
+from reference.traffic import Traffic, Work, edges, traffic
 
 
 class Line(NamedTuple):
@@ -21,13 +21,11 @@ class Line(NamedTuple):
 
 
 def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
-    """The ledger's entries in their order, then predicted traffic that never came, with a total of zero."""
-    expected = {p[:4]: p for p in predictions if p.calls}
-    lines = [Line(e, total, expected.pop((e.operation, e.group, e.phase, e.reason), None))
-             for e, total in ledger.totals.items()]
-    missing = [Line(Entry(p.operation, p.group, 1, p.phase, p.reason, "float32"), Total(), p)
-               for p in expected.values()]
-    return lines + missing
+    """What was predicted, in that order, with a total of zero where it never came; then the ledger's other entries."""
+    found = {(e.operation, e.group, e.phase, e.reason): (e, total) for e, total in ledger.totals.items()}
+    lines = [Line(*found.pop(p[:4], (Entry(p.operation, p.group, 1, p.phase, p.reason, "float32"), Total())), p)
+             for p in predictions if p.calls]
+    return lines + [Line(e, total, None) for e, total in found.values()]
 
 
 def table(lines: list[Line]) -> str:
@@ -47,7 +45,7 @@ def table(lines: list[Line]) -> str:
 
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
     """The papers' statements, each with the number that this run measured."""
-    t, units = p.tensor_model_parallel_size, c.num_layers * work.microbatches
+    t, units, n = p.tensor_model_parallel_size, c.num_layers * work.microbatches, edges(c, p)
     branches = {"forward": ("attention output", "mlp output"), "backward": ("attention input", "mlp input")}
 
     def layer(measure, phase):
@@ -56,20 +54,27 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     ring = 2 * (t - 1) / t * (layer(ledger.elements, "forward") + layer(ledger.elements, "backward")) / units
     loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
-    return "\n".join([
+    statements = [
         f"All-reduces a layer and microbatch: {layer(ledger.calls, 'forward') / units:g} forward, "
         f"{layer(ledger.calls, 'backward') / units:g} backward. Predicted: 2 and 2.",
         f"Ring elements a layer and microbatch: {ring:,.0f}. Predicted: 8 b s h (t-1)/t = "
         f"{8 * b * s * c.hidden_size * (t - 1) / t:,.0f}.",
         f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
         f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.",
-    ])
+    ]
+    if n:
+        shared = t > 1 and p.scatter_gather_tensors_in_pipeline
+        sent = ledger.elements(operation="send", phase="forward") / work.microbatches / n
+        statements.append(f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
+                          f"Predicted: b s h{' / t' * shared} = {b * s * c.hidden_size // (t if shared else 1):,}.")
+    return "\n".join(statements)
 
 
 def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
-    """Table and statements for the end of a run; what one rank did stands for all, which do alike."""
-    lines = compare(ledger, traffic(c, p, b, s, work))
-    return f"What rank 0 sent (ledger):\n{table(lines)}\n{summary(ledger, c, p, b, s, work)}"
+    """Table and statements for the end of a run, from the ledgers of a pipeline's ranks: all pipelines do alike."""
+    lines, ranks = compare(ledger, traffic(c, p, b, s, work)), p.pipeline_model_parallel_size
+    who = "rank 0" if ranks == 1 else f"the {ranks} ranks of rank 0's pipeline, added up,"
+    return f"What {who} sent (ledger):\n{table(lines)}\n{summary(ledger, c, p, b, s, work)}"
 
 
 def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> None:

@@ -1,11 +1,14 @@
-"""From a rank's number to its place: which ranks share its model's layers (tensor) and which hold copies (data).
+"""From a rank's number to its place: which ranks share its layers (tensor), which hold copies of them (data), and
+which hold the layers before and after (pipeline).
 
 Megatron's order: tensor-parallel ranks are neighbours, then come data-parallel ones, then pipeline stages. Neighbours
 sit in one server, where the links are fastest, and tensor parallelism is what sends most.
 
-With t = 2 and d = 2:    world       0 1 2 3
-                         tensor     [0 1][2 3]
-                         data       [0 2][1 3]
+With t = p = d = 2:    world       0 1 2 3 4 5 6 7
+                       tensor     [0 1][2 3][4 5][6 7]
+                       data       [0 2][1 3][4 6][5 7]
+                       pipeline   [0 4][1 5][2 6][3 7]
+                       model      [0 1 4 5][2 3 6 7]
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,18 +39,26 @@ class Topology:
     world: Group
     tensor: Group   # the t ranks that hold shards of the same layers
     data: Group     # the d ranks that hold the same shard and see different samples
+    pipeline: Group  # the p ranks that hold the layers of one model between them, in the order of the layers
+    model: Group    # the t x p ranks that hold one replica
+    embedding: Group | None   # of a pipeline's ranks the first and the last, if this is one of two
     place: Place
 
 
 def connect(world: Group, config: ParallelConfig) -> Topology:
     """Form the groups. Called by every rank of a world of config.world_size ranks."""
     at = place(world.rank, config)
-    t, d = config.tensor_model_parallel_size, config.data_parallel_size
+    t, d, p = config.tensor_model_parallel_size, config.data_parallel_size, config.pipeline_model_parallel_size
+    pipeline = world.part(at.tensor + t * at.data, "pipeline")
+    at_an_end = p > 1 and at.pipeline in (0, p - 1)
     return Topology(config, world, tensor=world.part(at.data + d * at.pipeline, "tensor"),
-                    data=world.part(at.tensor + t * at.pipeline, "data"), place=at)
+                    data=world.part(at.tensor + t * at.pipeline, "data"), pipeline=pipeline,
+                    model=world.part(at.data, "model"),
+                    embedding=pipeline.only([0, p - 1], "embedding") if at_an_end else None, place=at)
 
 
 def disconnect(topology: Topology) -> None:
     """Free the groups that `connect` formed."""
-    topology.tensor.free()
-    topology.data.free()
+    for group in (topology.tensor, topology.data, topology.pipeline, topology.model, topology.embedding):
+        if group is not None:
+            group.free()

@@ -1,5 +1,8 @@
 """What a rank did and when, written down while it does it."""
+from contextlib import contextmanager
 from typing import NamedTuple
+
+from mpi_impl.comm.clock import Clock, WallClock
 
 
 class Slice(NamedTuple):
@@ -10,3 +13,22 @@ class Slice(NamedTuple):
     kind: str       # F, B, I or W for a schedule's action; 'communication' or 'other'
     start: float    # seconds on the rank's clock, which starts at 0 with a run
     end: float
+
+
+class Trace:
+    """The slices of a rank, in the order in which they ended, if it is `recording`."""
+
+    def __init__(self, clock: Clock | None = None, recording: bool = False):
+        self.clock = clock or WallClock()
+        self.recording = recording
+        self.slices: list[Slice] = []
+
+    @contextmanager
+    def slice(self, stream: str, name: str, kind: str):
+        """What happens inside the `with` block is one slice."""
+        if not self.recording:
+            yield
+            return
+        start = self.clock.now()
+        yield
+        self.slices.append(Slice(stream, name, kind, start, self.clock.now()))

@@ -16,20 +16,28 @@ def gpt_forward(x, p: GPT, c, targets, region):
 
 
 def gpt_backward(dy, p: GPT, cache, c, grads: GPT, sink, region):
-    """dloss [b, s], or dx of the next stage [b, s, h] -> dx [b, s, h], or None for tokens."""
+    """dloss [b, s], or dx of the next stage [b, s, h] -> dx [b, s, h], or None for tokens.
+
+    `sink.done(...)` is told which tensors have all that this microbatch gives them.
+    """
     if has_head(p, c):
         dy = head_backward(dy, p, cache.head, grads, sink, region)
+        sink.done(grads.final_layernorm, output_table(grads))
     for layer in reversed(p.blocks):
         dy = block_backward(dy, p.blocks[layer], cache.blocks[layer], c, grads.blocks[layer], sink, region)
+        sink.done(grads.blocks[layer])
     if has_embedding(p):
         embedding_backward(dy, p.embedding, cache.embedding, grads.embedding, region)
+        sink.done(grads.embedding)
         return None
     return dy
 
 
-def gpt_logits(tokens, p: GPT, c, region):
-    """tokens [b, s] -> this rank's logits [b, s, V/t] of the whole model, for sampling."""
-    x, _, _ = hidden_forward(tokens, p, c, region)
+def gpt_logits(x, p: GPT, c, region):
+    """Tokens [b, s], or the x of the stage before -> this rank's logits [b, s, V/t], or the x for the next stage."""
+    x, _, _ = hidden_forward(x, p, c, region)
+    if not has_head(p, c):
+        return x
     normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
     return logits_forward(normed, output_table(p), c.vocab_size, region)[0]
 

@@ -8,11 +8,11 @@ from reference.config import (POSITION_EMBEDDINGS, ModelConfig, ParallelConfig, 
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
+from reference.schedules import SCHEDULES
+from reference.stages import schedule_of, stages_of_ranks
 
 # Megatron's options (and ours) for what is not built yet: refused, so that nobody believes they did something.
 NOT_YET = {
-    "pipeline parallelism": "pipeline-model-parallel-size num-layers-per-virtual-pipeline-stage pipeline-schedule "
-                            "no-scatter-gather-tensors-in-pipeline trace trace-clock distributed-timeout-minutes",
     "ZeRO": "zero-stage use-distributed-optimizer cpu-offload",
     "sequence parallelism": "sequence-parallel",
     "activation recompute": "recompute-granularity recompute-method recompute-num-layers recompute-activations",
@@ -41,6 +41,7 @@ class Settings:
             untie_embeddings_and_output_weights=a.untie_embeddings_and_output_weights,
             init_method_std=a.init_method_std, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by)
         check_model_fits(model, self.parallel)
+        stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         return model
 
 
@@ -48,16 +49,52 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     """Options -> Settings. When an option is given twice, the last one counts. Raises UserError."""
     args = parser().parse_args(argv)
     require_positive("micro_batch_size", args.micro_batch_size)
-    parallel = ParallelConfig.for_world(world_size, args.tensor_model_parallel_size)
+    parallel = parallel_config(args, world_size)
     if args.global_batch_size is None:
         args.global_batch_size = args.micro_batch_size * parallel.data_parallel_size
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
+    check_schedule(parallel, microbatches)
     check_iterations(args)
     check_sequence(args)
     check_dropout(args)
     settings = Settings(args, parallel, optimizer_config(args), microbatches)
     settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
     return settings
+
+
+def parallel_config(args, world_size: int) -> ParallelConfig:
+    """The schedule is 1F1B, or the interleaved one where it is said how many layers a stage has."""
+    each = args.num_layers_per_virtual_pipeline_stage
+    name = args.pipeline_schedule or ("1f1b" if each is None else "interleaved")
+    if (name == "interleaved") != (each is not None):
+        raise UserError(f"--pipeline-schedule is {name}, " + (
+            "which needs --num-layers-per-virtual-pipeline-stage: how many layers each of a rank's several stages has."
+            if each is None else "which has no use for --num-layers-per-virtual-pipeline-stage: interleaved has."))
+    return ParallelConfig.for_world(
+        world_size, args.tensor_model_parallel_size, args.pipeline_model_parallel_size, pipeline_schedule=name,
+        chunks=None if each is None else chunks(each, args.num_layers, args.pipeline_model_parallel_size),
+        scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
+        ddp_bucket_size=args.ddp_bucket_size)
+
+
+def chunks(each: int, num_layers: int, p: int) -> int:
+    """v, so that none of the p v stages has more than `each` layers."""
+    for name, value in (("num_layers_per_virtual_pipeline_stage", each), ("num_layers", num_layers),
+                        ("pipeline_model_parallel_size", p)):
+        require_positive(name, value)
+    if each > (most := -(-num_layers // p)):
+        raise UserError(f"--num-layers-per-virtual-pipeline-stage is {each}, but with --num-layers {num_layers} and "
+                        f"--pipeline-model-parallel-size {p} a rank holds no more than {most} in all.")
+    return -(-num_layers // (p * each))
+
+
+def check_schedule(parallel: ParallelConfig, microbatches: int) -> None:
+    """Raises UserError if the schedule does not take so many microbatches."""
+    try:
+        schedule_of(parallel, microbatches)
+    except UserError as error:
+        raise UserError(f"{error} (m = --global-batch-size / --micro-batch-size / data-parallel size "
+                        f"= {microbatches}.)") from None
 
 
 def check_iterations(args) -> None:
@@ -67,6 +104,11 @@ def check_iterations(args) -> None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
         require_not_negative(name, getattr(args, name))
+    if not 0 < args.distributed_timeout_minutes <= 60 * 24 * 7:
+        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be above 0 and "
+                        "at most a week, which is 10080.")
+    if args.trace_clock != "wall" and not args.trace:
+        raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
 
 
 def check_sequence(args) -> None:
@@ -101,7 +143,8 @@ def optimizer_config(args) -> OptimizerConfig:
 
 
 def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="pretrain_gpt", description="Train a GPT on text with tensor and data parallelism.")
+    p = ArgumentParser(prog="pretrain_gpt",
+                       description="Train a GPT on text with tensor, pipeline and data parallelism.")
 
     g = p.add_argument_group("model")
     g.add_argument("--num-layers", type=int, default=4, metavar="L")
@@ -121,6 +164,19 @@ def parser() -> ArgumentParser:
     g = p.add_argument_group("parallelism")
     g.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="T",
                    help="ranks that share each layer; data parallelism takes the rest of the world")
+    g.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="P",
+                   help="ranks (or groups of T) that hold the layers between them; what does not divide evenly goes to "
+                        "the first stages, a layer more for each")
+    g.add_argument("--pipeline-schedule", choices=[name for name in SCHEDULES if name != "forward-only"],
+                   help="default: 1f1b, or interleaved where the following option is given")
+    g.add_argument("--num-layers-per-virtual-pipeline-stage", type=int, metavar="N",
+                   help="cut a rank's layers into several stages of at most N, for the interleaved schedule")
+    g.add_argument("--no-scatter-gather-tensors-in-pipeline", action="store_true",
+                   help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
+    g.add_argument("--ddp-bucket-size", type=int, default=1 << 20, metavar="N",
+                   help="elements of gradients that are summed over the replicas in one go")
+    g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
+                   help="end the run when a rank has waited so long for another")
 
     g = p.add_argument_group("training")
     g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")
@@ -162,6 +218,9 @@ def parser() -> ArgumentParser:
     g.add_argument("--metrics-file", metavar="F", help="write JSON lines, one for each iteration and evaluation")
     g.add_argument("--ledger", metavar="F", help="write what was sent, and the predictions, as JSON")
     g.add_argument("--plot", metavar="F", help="draw the losses, as a PNG")
+    g.add_argument("--trace", metavar="DIR", help="write what each rank did when, for Perfetto, and draw it")
+    g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
+                   help="virtual: as if every rank had a device of its own, however many cores there are")
     g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")
 
     for feature, names in NOT_YET.items():

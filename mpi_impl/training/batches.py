@@ -1,6 +1,4 @@
 """Which samples a replica sees, and how they reach the ranks of its tensor group."""
-from collections.abc import Iterator
-
 import numpy as np
 
 from mpi_impl.comm.topology import Topology
@@ -17,23 +15,36 @@ class Batches:
 
     def __init__(self, dataset: GPTDataset | None, topology: Topology, seq_length: int, micro_batch_size: int,
                  microbatches: int):
-        """`dataset` is needed on tensor rank 0 of each replica only; it reads for the others."""
+        """`dataset` is needed on tensor rank 0 of a pipeline's first and last stage only; it reads for the others."""
         self.dataset, self.topology = dataset, topology
         self.shape = (micro_batch_size, seq_length + 1)
         self.microbatches = microbatches
         self.global_batch_size = micro_batch_size * microbatches * topology.data.size
 
-    def microbatches_of(self, part: str, step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """This replica's tokens and targets, int64 [b, s] each, of global batch `step`, counted from 0."""
-        b, d, r = self.shape[0], self.topology.data.size, self.topology.place.data
-        for k in range(self.microbatches):
-            window = np.zeros(self.shape, np.int64)
-            if self.dataset is not None:
-                first = samples_of(r, k, d, b).start
-                window[...] = self.dataset.batch(part, step * self.global_batch_size + first, b)
-            with self.topology.world.ledger.phase("data"):
-                self.topology.tensor.broadcast(window, "batch")
-            yield window[:, :-1], window[:, 1:]
+    def microbatches_of(self, part: str, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """This replica's tokens and targets, int64 [b, s] each, of global batch `step`, counted from 0.
+
+        A pipeline's first rank needs the tokens and its last one the targets. Those between get arrays of the same
+        shape, with nothing in them.
+        """
+        windows = [self.window(part, step, k) for k in range(self.microbatches)]
+        return [(window[:, :-1], window[:, 1:]) for window in windows]
+
+    def window(self, part: str, step: int, k: int) -> np.ndarray:
+        """int64 [b, s + 1]: tokens, and shifted by one the targets, of microbatch k."""
+        if not reads(self.topology):
+            return np.broadcast_to(np.int64(0), self.shape)
+        b, window = self.shape[0], np.zeros(self.shape, np.int64)
+        if self.dataset is not None:
+            first = samples_of(self.topology.place.data, k, self.topology.data.size, b).start
+            window[...] = self.dataset.batch(part, step * self.global_batch_size + first, b)
+        with self.topology.world.ledger.phase("data"):
+            return self.topology.tensor.broadcast(window, "batch")
+
+
+def reads(topology: Topology) -> bool:
+    """Whether a rank needs what is in the samples."""
+    return topology.place.pipeline in (0, topology.pipeline.size - 1)
 
 
 def whole_batch(dataset: GPTDataset, part: str, step: int, global_batch_size: int) -> tuple[np.ndarray, np.ndarray]:

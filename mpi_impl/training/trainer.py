@@ -1,19 +1,22 @@
-"""One rank's model, and its steps: forward and backward over microbatches, reduction over replicas, Adam."""
-from collections.abc import Iterable
+"""One rank's model, and its steps: a schedule's forwards and backwards, reduction over replicas, Adam."""
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.comm.topology import Topology
-from mpi_impl.kernels import accumulate
-from mpi_impl.models.gpt import gpt_backward, gpt_forward
-from mpi_impl.parallel.data_parallel import all_reduce_gradients
-from mpi_impl.training.optimizer import Adam
+from mpi_impl.parallel.data_parallel import GradientReduction
+from mpi_impl.parallel.passes import ForwardPass, TrainingPass
+from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.parallel.sinks import Now
+from mpi_impl.training.optimizer import Adam, counted_segments
 from reference.config import ModelConfig
-from reference.models.gpt import gpt_tensors
+from reference.models.gpt import gpt_stage, gpt_tensors, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import HOST, Layout, assign, initialize_shard, tree_map
+from reference.schedules import forward_pass
+from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
 
 
 class StepResult(NamedTuple):
@@ -28,43 +31,81 @@ class Trainer:
     """The parameters, gradients and moments of one rank, each a flat buffer with a tree of views."""
 
     def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, topology: Topology, seed: int, dtype, like=HOST):
-        """`like` is an array of the library that the buffers shall belong to."""
-        self.model, self.topology = model, topology
+        """`like` is an array of the library that the buffers shall belong to. Raises UserError for too few layers."""
+        self.model, self.topology, self.ledger = model, topology, topology.world.ledger
         self.region = TensorParallelRegion(topology.tensor)
-        tensors, t = gpt_tensors(model), topology.tensor.size
+        self.stages_of_ranks, t = stages_of_ranks(model, topology.config), topology.tensor.size
+        stages, last = self.stages_of_ranks[topology.place.pipeline], model.num_layers - 1
+        self.last_rank = next(r for r, held in enumerate(self.stages_of_ranks) if last in layers_of_rank(held))
+        tensors = gpt_tensors(model, layers_of_rank(stages))
         self.layout = Layout(tensors, t)
         self.flat_params = np.zeros_like(like, shape=self.layout.size, dtype=dtype)
         self.flat_grads = np.zeros_like(self.flat_params)
         self.params, self.grads = self.layout.views(self.flat_params), self.layout.views(self.flat_grads)
         tree_map(assign, self.params, initialize_shard(tensors, seed, dtype, t, topology.tensor.rank, like))
-        self.optimizer = Adam(self.flat_params, self.layout, optimizer)
-        self.ledger = topology.world.ledger
+        self.stage_params, self.stage_grads = ({stage: gpt_stage(tree, layers) for stage, layers in stages.items()}
+                                               for tree in (self.params, self.grads))
+        self.tie_word_table()
+        self.reduction = GradientReduction(self.flat_grads, self.grads, self.layout, topology.data,
+                                           topology.config.ddp_bucket_size, self.uses)
+        self.optimizer = Adam(self.flat_params, self.layout, optimizer,
+                              counted_segments(self.layout, topology.tensor.rank, self.copy))
+        self.pipelines: dict[tuple[str, int], Pipeline] = {}
+        self.peak_caches = 0        # the most that this rank held at once in the last step
 
-    def step(self, microbatches: Iterable, global_batch_size: int) -> StepResult:
+    def tie_word_table(self) -> None:
+        """Where logits read the embedding's table, the first and the last stage use it: on one rank, or on two."""
+        first, last = has_embedding(self.params), has_head(self.params, self.model)
+        tied = not self.model.untie_embeddings_and_output_weights
+        self.uses = {"embedding.word": 2} if tied and first and last else {}       # a microbatch contributes twice
+        self.sharers = self.topology.embedding if tied and first != last else None   # who have a copy each
+        self.copy = "embedding.word" if self.sharers and last else ""              # which the first stage counts
+
+    def step(self, microbatches: Sequence, global_batch_size: int) -> StepResult:
         """One step on this replica's microbatches, pairs of tokens and targets [b, s], of a batch of B sequences."""
         self.flat_grads[...] = 0
-        loss = 0.0
-        for tokens, targets in microbatches:
-            weight = 1 / (global_batch_size * tokens.shape[1])      # every position of the global batch weighs the same
-            with self.ledger.phase("forward"):
-                losses, cache = gpt_forward(tokens, self.params, self.model, targets, self.region)
-            with self.ledger.phase("backward"):
-                gpt_backward(np.full_like(losses, weight), self.params, cache, self.model, self.grads, accumulate,
-                             self.region)
-            loss += losses.sum(dtype=np.float64).item() * weight
+        self.reduction.expect(len(microbatches))
+        work = TrainingPass(self.model, self.region, self.stage_params, microbatches,
+                            weight_of(microbatches, global_batch_size),
+                            grads=self.stage_grads, sink=Now(self.reduction.contributed))
+        self.pipeline("training", len(microbatches)).play(work.compute, self.flat_params, self.shape(microbatches))
+        self.peak_caches = work.peak
         with self.ledger.phase("reduction"):
-            all_reduce_gradients(self.flat_grads, self.topology.data)
-            (loss,) = self.topology.data.all_reduce(np.array([loss]), "loss")
-        with self.ledger.phase("optimizer"):
-            norm, rate = self.optimizer.step(self.flat_grads, self.topology.tensor)
-        return StepResult(float(loss), norm, rate)
+            self.reduction.finish()
+            if self.sharers:
+                self.sharers.all_reduce(self.grads.embedding.word, "tied embedding")
+            loss = self.whole_loss(work.loss)
+        with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
+            norm, rate = self.optimizer.step(self.flat_grads, self.topology.model)
+        return StepResult(loss, norm, rate)
 
-    def evaluate(self, microbatches: Iterable, global_batch_size: int) -> float:
+    def evaluate(self, microbatches: Sequence, global_batch_size: int) -> float:
         """The mean loss over a global batch of which this replica has these microbatches; nothing is learned."""
-        loss = 0.0
         with self.ledger.phase("evaluation"):
-            for tokens, targets in microbatches:
-                losses, _ = gpt_forward(tokens, self.params, self.model, targets, self.region)
-                loss += losses.sum(dtype=np.float64).item() / (global_batch_size * tokens.shape[1])
-            (loss,) = self.topology.data.all_reduce(np.array([loss]), "loss")
-        return float(loss)
+            work = ForwardPass(self.model, self.region, self.stage_params, microbatches,
+                               weight_of(microbatches, global_batch_size))
+            self.pipeline("evaluation", len(microbatches)).play(
+                work.compute, self.flat_params, self.shape(microbatches), phases={"F": "evaluation"})
+            return self.whole_loss(work.loss)
+
+    def whole_loss(self, loss: float) -> float:
+        """The sum over replicas of what their last stages have found, on every rank."""
+        found = self.topology.data.all_reduce(np.array([loss]), "loss")
+        return float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])
+
+    def pipeline(self, purpose: str, m: int) -> Pipeline:
+        """For training, or for evaluation: forwards alone, on the same stages."""
+        if (purpose, m) not in self.pipelines:
+            schedule = (schedule_of(self.topology.config, m) if purpose == "training" else
+                        forward_pass([list(stages) for stages in self.stages_of_ranks], m))
+            self.pipelines[purpose, m] = Pipeline(schedule, self.topology)
+        return self.pipelines[purpose, m]
+
+    def shape(self, microbatches: Sequence) -> tuple[int, int, int]:
+        """[b, s, h] of what goes from stage to stage."""
+        return (*microbatches[0][0].shape, self.model.hidden_size)
+
+
+def weight_of(microbatches: Sequence, global_batch_size: int) -> float:
+    """Every position of the global batch weighs the same."""
+    return 1 / (global_batch_size * microbatches[0][0].shape[1])

@@ -21,10 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpi_impl.comm.topology import Place, place
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference import training
 from reference.errors import UserError
+from reference.models.gpt import gpt_join
 from reference.params import assign, join, leaves, tree_map
+from reference.traffic import layouts_of_ranks
 
 
 class Difference(NamedTuple):
@@ -47,6 +50,7 @@ class Verifier:
         self.dtype = trainer.flat_params.dtype
         self.worst = Difference(0.0, 0.0, 0.0)
         if self.world.rank == 0:
+            self.layouts = layouts_of_ranks(trainer.model, trainer.topology.config)
             self.textbook = training.Trainer(trainer.model, optimizer, seed, self.dtype)
 
     def check(self, tokens, targets, result: StepResult) -> str:
@@ -57,8 +61,8 @@ class Verifier:
         Raises UserError, on all ranks alike, if they are further apart than the tolerance.
         """
         with self.world.ledger.phase("verification"):
-            grads = self.world.all_gather(self.trainer.flat_grads[None], 0, "gradients of all ranks")
-            params = self.world.all_gather(self.trainer.flat_params[None], 0, "weights of all ranks")
+            grads = self.of_all_ranks(self.trainer.flat_grads, "gradients of all ranks")
+            params = self.of_all_ranks(self.trainer.flat_params, "weights of all ranks")
         found = self.world.from_first(lambda: self.compare(tokens, targets, result, grads, params))
         self.worst = Difference(*map(max, self.worst, found))
         for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.dtype.name], strict=True):
@@ -67,6 +71,13 @@ class Verifier:
                                 f"process differ by {difference:.1e}, but {allowed:.0e} is allowed in "
                                 f"{self.dtype.name}. The ranks do not compute the same model.")
         return "off by at most " + " ".join(f"{name} {value:.0e}" for name, value in self.worst._asdict().items())
+
+    def of_all_ranks(self, flat, reason: str):
+        """Every rank's flat buffer, [ranks, size]: ranks of other stages may have fewer elements, and zeros after."""
+        size = int(self.world.all_reduce(np.array([flat.size]), "size of the largest buffer", op="max")[0])
+        padded = np.zeros_like(flat, shape=(1, size))
+        padded[0, :flat.size] = flat
+        return self.world.all_gather(padded, 0, reason)
 
     def compare(self, tokens, targets, result: StepResult, grads, params) -> Difference:
         """On rank 0. grads and params are the flat buffers of all ranks, [ranks, size]; every replica must agree."""
@@ -83,9 +94,13 @@ class Verifier:
 
     def whole(self, flats) -> Iterator:
         """Of each replica the whole tree, from the flat buffers of all ranks [ranks, size]."""
-        layout, t = self.trainer.layout, self.trainer.topology.tensor.size
-        for first in range(0, len(flats), t):                      # tensor-parallel ranks are neighbours
-            yield join([layout.views(flat) for flat in flats[first:first + t]], layout.tensors)
+        parallel = self.trainer.topology.config
+        by_place = {place(rank, parallel): flat for rank, flat in enumerate(flats)}
+        for replica in range(parallel.data_parallel_size):
+            yield gpt_join([
+                join([layout.views(by_place[Place(tensor, replica, stage)])
+                      for tensor in range(parallel.tensor_model_parallel_size)], layout.tensors)
+                for stage, layout in enumerate(self.layouts)])
 
     def summary(self) -> str:
         found = ", ".join(f"{name} {worst:.1e} (allowed {allowed:.0e})" for name, worst, allowed

@@ -6,7 +6,7 @@ tells what it does. The stage with layer 0 embeds tokens; the one with layer L -
 Logits read the word table of the embedding unless the config unties them. A last stage that is not also the first
 holds a copy of that tied table, under the same name, `embedding.word`: its gradient is the sum over both copies.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from reference.layers.block import (Block, block_backward, block_forward, block_tensors, sharded_block_backward,
@@ -51,6 +51,19 @@ def gpt_tensors(c, layers=None):
                word_tensor(c) if last and not tied else None)
 
 
+def gpt_stage(p, layers):
+    """Of a rank's tensors, which may be several stages', those of the stage with these layers: the same arrays."""
+    return replace(p, blocks={layer: p.blocks[layer] for layer in layers})
+
+
+def gpt_join(parts):
+    """The whole model from ranks that hold different layers of it. A tied word table is that of the first stage."""
+    first, last = (next(p for p in parts if held(p) is not None)
+                   for held in (lambda p: p.blocks.get(0), lambda p: p.final_layernorm))
+    blocks = {layer: block for p in parts for layer, block in p.blocks.items()}
+    return GPT(first.embedding, dict(sorted(blocks.items())), last.final_layernorm, last.output)
+
+
 def gpt_forward(x, p, c, targets):
     """Tokens [b, s], or the x [b, s, h] of the stage before -> loss [b, s], or the x [b, s, h] for the next stage.
 
@@ -79,9 +92,11 @@ def gpt_backward(dy, p, cache, c):
     return dy, GPT(Embedding(dword, dposition), {layer: blocks[layer] for layer in p.blocks}, final_layernorm, doutput)
 
 
-def gpt_logits(tokens, p, c):
-    """tokens [b, s] -> logits [b, s, V] of the whole model, for sampling."""
-    x, _, _ = hidden_forward(tokens, p, c)
+def gpt_logits(x, p, c):
+    """Tokens [b, s], or the x of the stage before -> logits [b, s, V], or the x for the next stage: for sampling."""
+    x, _, _ = hidden_forward(x, p, c)
+    if not has_head(p, c):
+        return x
     normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
     return logits_forward(normed, output_table(p), c.vocab_size)[0]
 

@@ -1,29 +1,384 @@
-"""The formulas for parameters, against the tensors themselves and the published figures."""
-from math import prod
+"""The formulas for parameters, FLOPs, idle time and traffic, against the textbook itself and the published tables.
 
+Tables print rounded numbers. What follows from exact sizes must agree to the printed digit. What follows from measured
+numbers, which are themselves printed rounded, must agree with some numbers that would be printed so.
+"""
+from dataclasses import replace
+from math import prod
+from unittest import mock
+
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from reference.config import ModelConfig
-from reference.cost import parameters, parameters_per_rank
-from reference.models.gpt import gpt_tensors
-from reference.params import Layout, leaves
+from reference import collectives, ops
+from reference.config import ModelConfig, ParallelConfig
+from reference.cost import (bubble_fraction, bubbles, data_parallel_traffic, forward_flops, iteration_flops, parameters,
+                            parameters_of_stage, parameters_per_rank, pipeline_traffic, published_parameters,
+                            ring_all_gather, ring_all_reduce, tensor_parallel_traffic, training_seconds, utilization)
+from reference.errors import UserError
+from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
+from reference.models.gpt import (gpt_backward, gpt_forward, gpt_tensors, hidden_forward, sharded_gpt_backward,
+                                  sharded_gpt_forward, stage_rotary)
+from reference.params import Layout, leaves, split, tree_map
+from reference.schedules import Send, gpipe, interleaved, lower, one_f_one_b, zero_bubble_h1, zero_bubble_h2
+from reference.simulate import Times, simulate
 from tests.strategies import cases
 
+V, A100 = 51_200, 312e12
+DAY = 24 * 3600
+GPT3, MT_NLG = ModelConfig(96, 12_288, 96, V, 2048), ModelConfig(105, 20_480, 128, V, 2048)   # 175B, 530B
 
-@given(cases())
-def test_parameters_are_those_of_the_tensors(case):
-    tensors = gpt_tensors(case.model)
-    assert parameters(case.model) == sum(prod(tensor.shape) for _, tensor in leaves(tensors))
-    assert parameters_per_rank(case.model, case.t) == Layout(tensors, case.t).size
+
+def interval(printed: str) -> tuple[float, float]:
+    """The numbers that are printed so: 4.4 -> from 4.35 to 4.45."""
+    half = 0.5 * 10.0 ** -len(printed.partition(".")[2])
+    return float(printed) - half, float(printed) + half
+
+
+def overlap(one, other):
+    return max(one[0], other[0]) <= min(one[1], other[1])
+
+
+# ---- parameters -----------------------------------------------------------------------------------------------------
+
+
+@given(cases(), st.data())
+def test_parameters_are_those_of_the_tensors(case, data):
+    """Of the whole model without padding; of a rank's shard of it; of a rank's shard of any stage."""
+    c, t, tensors = case.model, case.t, gpt_tensors(case.model)
+    assert parameters(c) == sum(prod(tensor.shape) for _, tensor in leaves(tensors))
+    assert parameters_per_rank(c, t) == Layout(tensors, t).size
+    first = data.draw(st.integers(0, c.num_layers - 1))
+    layers = range(first, data.draw(st.integers(first + 1, c.num_layers)))
+    assert parameters_of_stage(c, t, layers) == Layout(gpt_tensors(c, layers), t).size
+
+
+@given(cases(position_embedding_type="learned_absolute", untie_embeddings_and_output_weights=False))
+def test_the_published_formula_lacks_the_final_layer_norm(case):
+    """And is exact otherwise."""
+    assert round(published_parameters(case.model)) == parameters(case.model) - 2 * case.model.hidden_size
 
 
 @pytest.mark.parametrize("h, a, layers, billions", [
-    (1536, 16, 40, 1.2), (1920, 20, 54, 2.5), (2304, 24, 64, 4.2), (3072, 32, 72, 8.3)])
-def test_table_1_of_the_paper(h, a, layers, billions):
-    """Shoeybi et al. 2019, table 1."""
-    assert round(parameters(ModelConfig(layers, h, a, 51_200, 1024)) / 1e9, 1) == billions
+    (1536, 16, 40, "1.2"), (1920, 20, 54, "2.5"), (2304, 24, 64, "4.2"), (3072, 32, 72, "8.3")])
+def test_table_1_of_megatron(h, a, layers, billions):
+    """Shoeybi et al. 2019, table 1: heads of 96."""
+    c = ModelConfig(layers, h, a, V, 1024)
+    assert f"{parameters(c) / 1e9:.1f}" == billions and c.head_size == 96
 
 
-def test_the_smallest_model_of_the_paper_to_the_last_parameter():
-    assert parameters(ModelConfig(40, 1536, 16, 51_200, 1024)) == 1_213_479_936
+def test_the_smallest_model_of_megatron_to_the_last_parameter():
+    assert parameters(ModelConfig(40, 1536, 16, V, 1024)) == 1_213_479_936
+
+
+def test_the_vocabulary_of_megatron():
+    """GPT-2's 50,257 words become 51,200 on 8 ranks (section 5.1): a multiple of 128 for each."""
+    assert ModelConfig(1, 8, 8, 50_257, 1).padded_vocab_size(8) == V
+
+
+# parameters in billions, a, h, L, t, p, GPUs, B, TFLOP/s a GPU, % of peak, PFLOP/s: the last three were measured
+PTD_P = [
+    ("1.7", 24, 2304, 24, 1, 1, 32, 512, "137", "44", "4.4"),
+    ("3.6", 32, 3072, 30, 2, 1, 64, 512, "138", "44", "8.8"),
+    ("7.5", 32, 4096, 36, 4, 1, 128, 512, "142", "46", "18.2"),
+    ("18.4", 48, 6144, 40, 8, 1, 256, 1024, "135", "43", "34.6"),
+    ("39.1", 64, 8192, 48, 8, 2, 512, 1536, "138", "44", "70.8"),
+    ("76.1", 80, 10_240, 60, 8, 4, 1024, 1792, "140", "45", "143.8"),
+    ("145.6", 96, 12_288, 80, 8, 8, 1536, 2304, "148", "47", "227.1"),
+    ("310.1", 128, 16_384, 96, 8, 16, 1920, 2160, "155", "50", "297.4"),
+    ("529.6", 128, 20_480, 105, 8, 35, 2520, 2520, "163", "52", "410.2"),
+    ("1008.0", 160, 25_600, 128, 8, 64, 3072, 3072, "163", "52", "502.0"),
+]
+
+
+@pytest.mark.parametrize("billions, a, h, layers, t, p, gpus, B", [row[:8] for row in PTD_P])
+def test_sizes_in_table_1_of_ptd_p(billions, a, h, layers, t, p, gpus, B):
+    """Narayanan et al. 2021, table 1. The missing 2h changes no printed digit, and every split comes out even."""
+    c = ModelConfig(layers, h, a, V, 2048)
+    assert f"{published_parameters(c) / 1e9:.1f}" == f"{parameters(c) / 1e9:.1f}" == billions
+    assert a % t == layers % p == B % ParallelConfig.for_world(gpus, t, p).data_parallel_size == 0
+
+
+# ---- FLOPs ----------------------------------------------------------------------------------------------------------
+
+
+def flops_of(run, *trees):
+    """Twice n k m for every matrix product [n, k] @ [k, m] in run(*trees)."""
+    products = []
+
+    class Counted(np.ndarray):
+        def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
+            if ufunc is np.matmul:
+                products.append(2 * inputs[0].shape[0] * inputs[0].shape[1] * inputs[1].shape[1])
+            inputs, out = ([x.view(np.ndarray) if isinstance(x, Counted) else x for x in xs] for xs in (inputs, out))
+            y = getattr(ufunc, method)(*inputs, **options | ({"out": tuple(out)} if out else {}))
+            return y.view(Counted) if isinstance(y, np.ndarray) else y
+
+        def __array_function__(self, *call):
+            y = super().__array_function__(*call)             # np.where, for one, makes plain arrays of ours
+            return y.view(Counted) if isinstance(y, np.ndarray) else y
+
+    run(*(tree_map(lambda x: x.view(Counted), tree) for tree in trees))
+    return sum(products)
+
+
+@given(cases(sizes=st.just(1)))
+def test_flops_are_those_of_the_matrix_products(case):
+    """Of the textbook's forward; of its backward, which is twice that; and of what a recompute does again."""
+    c, b, s, p = case.model, case.b, case.s, case.params(gpt_tensors(case.model))
+    tokens, targets = case.ids("tokens", b, s), case.ids("targets", b, s)
+    expected = forward_flops(c, b, s)
+
+    forward = flops_of(lambda p: gpt_forward(tokens, p, c, targets), p)
+    both = flops_of(lambda p, dloss: gpt_backward(dloss, p, gpt_forward(tokens, p, c, targets)[1], c),
+                    p, case.array("dloss", b, s))
+    assert (forward, both) == (sum(expected), 3 * sum(expected))
+    layers = flops_of(lambda p: hidden_forward(tokens, p, c), p)
+    assert layers == expected.linear + expected.attention
+    q = case.array("q", b, s, c.num_attention_heads, c.head_size)
+    core = flops_of(lambda q: ops.attention_core(q, q, q, causal=True), q)
+    assert core * c.num_layers == expected.attention
+
+    assert iteration_flops(c, b, s, "none") == both
+    assert iteration_flops(c, b, s, "selective") == both + core * c.num_layers
+    assert iteration_flops(c, b, s, "full") == both + layers
+
+
+@given(cases())
+def test_shards_compute_what_the_whole_does(case):
+    """All t ranks' FLOPs together: nothing is computed twice, and padded words cost what words do."""
+    c, t = case.model, case.t
+    tensors = gpt_tensors(c)
+    tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
+
+    def run(dloss, *shards):
+        return sharded_gpt_backward(dloss, shards, sharded_gpt_forward(tokens, shards, c, targets)[1], c)
+
+    flops = flops_of(run, case.array("dloss", case.b, case.s), *split(case.params(tensors), tensors, t))
+    assert flops == iteration_flops(replace(c, vocab_size=c.padded_vocab_size(t)), case.b, case.s)
+
+
+SIZE = st.integers(1, 10**5)
+
+
+@given(L=SIZE, h=SIZE, s=SIZE, B=SIZE, words=SIZE)
+def test_the_published_flops(L, h, s, B, words):
+    """Narayanan et al. 2021, equation 3, and Korthikanti et al. 2022, equation 7, as printed."""
+    c = ModelConfig(L, h, 1, words, s)
+    full = 96 * B * s * L * h**2 * (1 + s / (6 * h) + words / (16 * L * h))
+    model = 72 * B * L * s * h**2 * (1 + s / (6 * h) + words / (12 * h * L))
+    assert iteration_flops(c, B, s, "full") == pytest.approx(full, rel=1e-12)
+    assert iteration_flops(c, B, s) == pytest.approx(model, rel=1e-12)
+
+
+def test_an_unknown_recompute_is_a_sentence():
+    with pytest.raises(UserError, match="recompute.*'some'.*none, selective, full"):
+        iteration_flops(GPT3, 1, 1, "some")
+
+
+def as_printed_by_korthikanti(c, B, s):
+    """Equation 8, with s/(3h): model FLOPs, and attention's core three times more. The text above it adds it once."""
+    eight = 72 * B * c.num_layers * s * c.hidden_size**2 * (
+        1 + s / (3 * c.hidden_size) + c.vocab_size / (12 * c.hidden_size * c.num_layers))
+    assert eight == pytest.approx(iteration_flops(c, B, s) + 3 * forward_flops(c, B, s).attention)
+    return eight
+
+
+# model, B, GPUs, seconds an iteration (measured), MFU, HFU
+KORTHIKANTI = [(ModelConfig(48, 6144, 64, V, 2048), 4, 8, "1.10", "41.5", "43.7"),
+               (GPT3, 64, 64, "13.75", "51.4", "52.8"), (MT_NLG, 280, 280, "37.83", "56.0", "57.0"),
+               (ModelConfig(128, 25_600, 160, V, 2048), 512, 512, "71.49", "56.3", "57.0")]
+
+
+@pytest.mark.parametrize("c, B, gpus, seconds, mfu, hfu", KORTHIKANTI)
+def test_table_5_of_korthikanti(c, B, gpus, seconds, mfu, hfu):
+    """Seconds were measured and printed rounded; utilisations follow. HFU does from equation 8 as it is printed.
+
+    With the FLOPs that a selective recompute really adds, the HFU is lower in every row, by more than rounding.
+    """
+    def percent(flops):
+        return [100 * utilization(flops, second, gpus, A100) for second in reversed(interval(seconds))]
+
+    assert overlap(percent(iteration_flops(c, B, 2048)), interval(mfu))
+    assert overlap(percent(as_printed_by_korthikanti(c, B, 2048)), interval(hfu))
+    assert percent(iteration_flops(c, B, 2048, "selective"))[1] < interval(hfu)[0]
+
+
+@pytest.mark.parametrize("c, printed, counted", [(GPT3, "2.7", "0.9"), (MT_NLG, "1.6", "0.5")])
+def test_the_overhead_of_selective_recompute(c, printed, counted):
+    """Korthikanti et al. 2022, section 5: 2.7 and 1.6 %. Equation 8 gives them; the recompute itself is a third."""
+    model = iteration_flops(c, 1, 2048)
+    assert f"{100 * (as_printed_by_korthikanti(c, 1, 2048) / model - 1):.1f}" == printed
+    assert f"{100 * (iteration_flops(c, 1, 2048, 'selective') / model - 1):.1f}" == counted
+
+
+# ---- throughput and time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tflops, percent", [(row[8], row[9]) for row in PTD_P])
+def test_percent_of_peak_in_table_1_of_ptd_p(tflops, percent):
+    """From the printed TFLOP/s, to the printed digit."""
+    assert f"{100 * utilization(float(tflops) * 1e12, 1, 1, A100):.0f}" == percent
+
+
+def test_aggregate_throughput_in_table_1_of_ptd_p():
+    """TFLOP/s a GPU x GPUs = PFLOP/s, as far as both columns are printed: in no row do they disagree.
+
+    The product of the printed numbers gives the printed PFLOP/s in the four small rows alone; in the six large ones
+    PFLOP/s have the more digits, and their quotient gives the printed TFLOP/s.
+    """
+    by_product, by_quotient = set(), set()
+    for billions, *_, gpus, _, tflops, _, pflops in PTD_P:
+        assert overlap([gpus * x / 1e3 for x in interval(tflops)], interval(pflops)), billions
+        if f"{gpus * float(tflops) / 1e3:.1f}" == pflops:
+            by_product.add(billions)
+        elif f"{float(pflops) * 1e3 / gpus:.0f}" == tflops:
+            by_quotient.add(billions)
+    assert by_product == {"1.7", "3.6", "7.5", "18.4"}
+    assert by_quotient == {"39.1", "76.1", "145.6", "310.1", "529.6", "1008.0"}
+
+
+def test_throughput_of_megatron():
+    """Shoeybi et al. 2019: 39 TFLOP/s are 30 % of the peak of a DGX-2H's V100, 130 TFLOP/s (31 % of the usual 125).
+
+    15.1 PFLOP/s on 512 GPUs are 76 % of 39 each. The 74 % of figure 5 is another quotient of the same run: both are
+    true only for numbers at the edge of what is printed as 39, 15.1 and 74.
+    """
+    assert f"{utilization(39e12, 1, 1, 130e12):.0%}" == "30%" and f"{utilization(39e12, 1, 1, 125e12):.0%}" == "31%"
+    assert f"{utilization(15.1e15, 1, 512, 39e12):.0%}" == "76%"
+    assert f"{0.74 * 512 * 39e12 / 1e15:.1f}" == "14.8"
+    low, high = (512 * single * share / 1e5 for single, share in zip(interval("39"), interval("74")))
+    assert overlap((low, high), interval("15.1")) and high < 15.1
+
+
+@pytest.mark.parametrize("tokens, psi, gpus, tflops, days", [
+    (300e9, 175e9, 1024, 140, "34"), (450e9, published_parameters(ModelConfig(128, 25_600, 160, V, 2048)), 3072, 163,
+                                      "84")])
+def test_days_of_training(tokens, psi, gpus, tflops, days):
+    """Narayanan et al. 2021, section 5.1: GPT-3, and a trillion parameters."""
+    assert f"{training_seconds(tokens, psi, gpus, tflops * 1e12) / DAY:.0f}" == days
+
+
+@given(L=SIZE, h=SIZE, s=SIZE, words=SIZE)
+def test_the_training_time_leaves_out_small_terms(L, h, s, words):
+    """It differs from equation 3 by no more than the larger of the sums that equations 2 and 3 add to 1."""
+    c = ModelConfig(L, h, 1, words, s)
+    exact, estimate = iteration_flops(c, 1, s, "full"), training_seconds(s, published_parameters(c), 1, 1)
+    left_out = max(s / (6 * h) + words / (16 * L * h), 13 / (12 * h) + (words + s) / (12 * L * h))
+    assert abs(exact / estimate - 1) <= left_out + 1e-12
+
+
+@pytest.mark.parametrize("c, gpus, tflops, days", [
+    (GPT3, 384, "144", "90"), (GPT3, 768, "88", "74"), (GPT3, 1536, "44", "74"),
+    (GPT3, 384, "153", "84"), (GPT3, 768, "149", "43"), (GPT3, 1536, "141", "23"),
+    (MT_NLG, 640, "138", "169"), (MT_NLG, 1120, "98", "137"), (MT_NLG, 2240, "48", "140"),
+    (MT_NLG, 560, "171", "156"), (MT_NLG, 1120, "167", "80"), (MT_NLG, 2240, "159", "42")])
+def test_table_2_of_ptd_p(c, gpus, tflops, days):
+    """Days for 300 billion tokens, with ZeRO-3 and with PTD-P, by equation 3 from measured, rounded TFLOP/s.
+
+    By equation 4, which is some 3 % less, GPT-3 on 384 GPUs would take 88 days and not 90.
+    """
+    flops = iteration_flops(c, 1, 2048, "full") * 300e9 / 2048
+    assert overlap([flops / (gpus * x * 1e12) / DAY for x in reversed(interval(tflops))], interval(days))
+
+
+# ---- idle time of a pipeline ----------------------------------------------------------------------------------------
+
+TIME = st.floats(0.1, 10)
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), TIME, TIME, TIME)
+def test_the_bubble_fraction_is_what_schedules_leave_idle(p, groups, v, f, i, w):
+    m = p * groups
+    for schedule in (gpipe(p, m), one_f_one_b(p, m)):
+        assert simulate(schedule, Times(f, i, w)).bubble_fraction == pytest.approx(bubble_fraction(p, m))
+    assert simulate(interleaved(p, m, v), Times(f, i, w)).bubble_fraction == pytest.approx(bubble_fraction(p, m, v))
+
+
+@given(st.integers(1, 6), st.integers(0, 8), TIME, TIME, st.floats(0.1, 1))
+def test_bubbles_are_what_schedules_leave_idle(p, more, f, i, share):
+    """Qi et al. 2023, table 2: for any F and I, and any W up to both of them."""
+    m, w = 2 * p + more, share * min(f, i)
+    for schedule, bubble in zip((one_f_one_b, zero_bubble_h1, zero_bubble_h2), bubbles(p, f, i, w)):
+        timeline = simulate(schedule(p, m), Times(f, i, w))
+        assert timeline.cost - timeline.work == pytest.approx(bubble, abs=1e-9 * m)
+
+
+# ---- traffic --------------------------------------------------------------------------------------------------------
+
+
+def ring_pass(shares, first, combine):
+    """n - 1 steps in which rank r hands share (first + r - step) % n to rank r + 1. Returns what each rank sent."""
+    n, sent = len(shares), [0] * len(shares)
+    for step in range(n - 1):
+        moving = [(r, (first + r - step) % n) for r in range(n)]
+        messages = [shares[r][k].copy() for r, k in moving]
+        for (r, k), message in zip(moving, messages):
+            sent[r] += message.size
+            shares[(r + 1) % n][k] = combine(shares[(r + 1) % n][k], message)
+    return sent
+
+
+@given(n=st.integers(1, 8), share=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+def test_a_ring(n, share, seed):
+    """A reduce-scatter, then an all-gather, step by step: all get the sum, and each sends what the formula says."""
+    xs = np.random.default_rng(seed).integers(-9, 9, (n, n, share))
+    shares = [list(x) for x in xs]
+    halves = [ring_pass(shares, 0, np.add), ring_pass(shares, 1, lambda mine, theirs: theirs)]
+    for mine in shares:
+        np.testing.assert_array_equal(mine, xs.sum(0))
+    assert halves == [[ring_all_gather(n * share, n)] * n] * 2
+    assert np.sum(halves, 0).tolist() == [ring_all_reduce(n * share, n)] * n
+
+
+@given(cases())
+def test_traffic_of_a_layer(case):
+    """What the textbook's block all-reduces, forward and backward, each in a ring."""
+    c, t, x = case.model, case.t, case.x()
+    b, s, h = x.shape
+    tensors, sizes = block_tensors(c), []
+
+    def counted(xs, op=np.add, all_reduce=collectives.all_reduce):
+        sizes.append(xs[0].size)
+        return all_reduce(xs, op)
+
+    with mock.patch.object(collectives, "all_reduce", counted):
+        shards = split(case.params(tensors), tensors, t)
+        _, cache = sharded_block_forward(x, shards, c, stage_rotary(x, c))
+        sharded_block_backward(case.x("dy"), shards, cache, c)
+    traffic = tensor_parallel_traffic(b, s, h, t)
+    assert traffic == pytest.approx(sum(ring_all_reduce(size, t) for size in sizes))
+    assert traffic == pytest.approx(8 * b * s * h * (t - 1) / t)
+    assert tensor_parallel_traffic(b, s, h, t, gathers_again=True) == pytest.approx(10 * b * s * h * (t - 1) / t)
+
+
+@given(p=st.integers(3, 6), groups=st.integers(1, 3), v=st.integers(1, 3), b=SIZE, s=SIZE, h=SIZE, t=SIZE)
+def test_traffic_of_a_pipeline(p, groups, v, b, s, h, t):
+    """What a rank in the middle sends to the next and, as gradients, to the one before: b s h each time."""
+    m = p * groups
+    assert pipeline_traffic(b, s, h) == b * s * h
+    for schedule, stages in ((one_f_one_b(p, m), 1), (zero_bubble_h1(p, m), 1), (interleaved(p, m, v), v)):
+        one_way = m * pipeline_traffic(b, s, h, v=stages)
+        for r in range(1, p - 1):
+            sent = [(step.action.kind, step.to - r) for step in lower(schedule)[r] if isinstance(step, Send)]
+            assert sent.count(("F", 1)) * b * s * h == sent.count(("B", -1)) * b * s * h == one_way
+        assert t * pipeline_traffic(b, s, h, t, stages) * m == pytest.approx(one_way)
+
+
+@given(psi=SIZE, d=st.integers(1, 64))
+def test_traffic_of_data_parallelism(psi, d):
+    """Rajbhandari et al. 2020, section 7: 2 psi, 2 psi, 2 psi and 3 psi, less the share that a rank need not send."""
+    gather = reduce_scatter = ring_all_gather(psi, d)
+    for stage, expected in enumerate([ring_all_reduce(psi, d), reduce_scatter + gather, reduce_scatter + gather,
+                                      gather + gather + reduce_scatter]):
+        assert data_parallel_traffic(psi, d, stage) == pytest.approx(expected)
+    assert [round(data_parallel_traffic(psi, d, stage) * d) for stage in range(4)] == [
+        k * psi * (d - 1) for k in (2, 2, 2, 3)]
+
+
+@pytest.mark.parametrize("stage", [-1, 4])
+def test_an_unknown_zero_stage_is_a_sentence(stage):
+    with pytest.raises(UserError, match=f"ZeRO stage is {stage}, but must be 0"):
+        data_parallel_traffic(1, 1, stage)

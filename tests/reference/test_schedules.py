@@ -1,11 +1,14 @@
 """Schedules: complete, in order, ending, printable; and wrong ones are told apart, with the reason."""
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.errors import UserError
-from reference.schedules import (SCHEDULES, Action, Receive, Schedule, Send, forward_only, from_csv, gpipe, interleaved,
-                                 lower, main, one_f_one_b, parse_action, table, to_csv)
+from reference.schedules import (SCHEDULES, Action, Receive, Schedule, Send, dualpipe_v, forward_only, forward_pass,
+                                 from_csv, gpipe, interleaved, lower, main, make, one_f_one_b, parse_action, table,
+                                 to_csv, zero_bubble_v)
 from reference.validate import ScheduleError, validate
 
 SIZES = st.integers(1, 6)
@@ -45,6 +48,79 @@ def test_known_tables():
         "rank 1: 1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1")
 
 
+def test_known_tables_of_the_v():
+    """Rank 0 has the embedding and the loss: it goes back as soon as its first forward has come up to stage 2p - 1."""
+    assert str(zero_bubble_v(2, 3)) == (
+        "rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2\n"
+        "rank 1: 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2")
+    assert str(dualpipe_v(2, 4)) == (
+        "rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3\n"
+        "rank 1: 1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3")
+    assert str(zero_bubble_v(1, 2)) == "rank 0: 0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1"
+    assert str(forward_pass(zero_bubble_v(2, 3).placement(), 3)) == (
+        "rank 0: 0F0 0F1 3F0 3F1 0F2 3F2\n"
+        "rank 1: 1F0 1F1 2F0 2F1 1F2 2F2")
+
+
+@given(SIZES, SIZES)
+def test_the_two_ends_of_a_v_are_on_rank_0(p, m):
+    """Rank r holds r and 2p - 1 - r, so between stages p - 1 and p, on the last rank, nothing is sent."""
+    for schedule in (zero_bubble_v(p, m), dualpipe_v(p, m)):
+        assert schedule.placement() == tuple((r, 2 * p - 1 - r) for r in range(p))
+        assert {step.action.stage for step in lower(schedule)[-1] if isinstance(step, Send)} == (
+            {p - 1, p} if p > 1 else set())
+        assert all((step.action.stage, step.action.kind) not in ((p - 1, "F"), (p, "B"))
+                   for steps in lower(schedule) for step in steps if isinstance(step, Send))
+
+
+@given(SIZES, SIZES, SIZES)
+def test_fewer_microbatches_of_a_v_go_the_same_way(p, m, more):
+    """But for the weights, which may wait until the end: the order of F and I is that of more microbatches."""
+    for generator in (zero_bubble_v, dualpipe_v):
+        few, many = generator(p, m), generator(p, m + more)
+        for a, b in zip(few.ranks, many.ranks, strict=True):
+            assert path(a) == [action for action in path(b) if action.microbatch < m]
+
+
+def path(actions):
+    """The actions that others wait for; a whole backward stands as its I."""
+    return [action._replace(kind="F" if action.kind == "F" else "I") for action in actions if action.kind != "W"]
+
+
+@st.composite
+def placements(draw):
+    """Any stages on any ranks, some ranks with none."""
+    homes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+    return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
+
+
+@given(placements(), st.integers(1, 12))
+def test_a_forward_pass_ends_on_any_placement(placement, m):
+    """Whatever stands where, it is complete and ends, and its placement is the one that was asked for."""
+    schedule = forward_pass(placement, m)
+    validate(schedule)
+    assert schedule.placement() == placement and schedule.microbatches == m
+
+
+@given(schedules(), st.integers(1, 12))
+def test_a_forward_pass_fits_every_schedule(schedule, m):
+    """Evaluation finds each stage where training left it; in groups of p, as `interleaved` takes them."""
+    evaluation = forward_pass(schedule.placement(), m)
+    validate(evaluation)
+    assert evaluation.placement() == schedule.placement() and evaluation.stages == schedule.stages
+    for actions in evaluation.ranks:
+        keys = [(action.microbatch // schedule.p, action.stage, action.microbatch) for action in actions]
+        assert keys == sorted(keys)
+
+
+@given(SIZES, st.integers(1, 12), st.integers(1, 3))
+def test_forward_only_is_the_forwards_of_interleaved(p, m, v):
+    evaluation, training = forward_only(p, m, v), interleaved(p, p * m, v)
+    assert evaluation == forward_pass(training.placement(), m)
+    for a, b in zip(evaluation.ranks, training.ranks, strict=True):
+        assert list(a) == [action for action in b if action.kind == "F" and action.microbatch < m]
+
+
 @pytest.mark.parametrize("text", ["", "F0", "0F", "0X1", "-1F0", "0F0 1F0"])
 def test_what_is_no_action_is_refused(text):
     with pytest.raises(UserError, match="is not an action"):
@@ -56,6 +132,11 @@ def test_sizes_that_do_not_fit_are_refused():
         interleaved(4, 6, 2)
     with pytest.raises(UserError, match="microbatches m is 0, but must be at least 1"):
         gpipe(2, 0)
+    for generator in (zero_bubble_v, dualpipe_v, forward_only):
+        with pytest.raises(UserError, match="ranks p is 0, but must be at least 1"):
+            generator(0, 1)
+    with pytest.raises(UserError, match="ranks p is 0, but must be at least 1"):
+        forward_pass((), 1)
 
 
 @given(schedules())
@@ -149,6 +230,39 @@ def test_gpipe_needs_no_nonblocking_sends(p, m):
     validate(gpipe(p, m), blocking=True)
 
 
+@given(schedules(), st.integers(1, 6))
+def test_a_forward_pass_on_a_line_or_a_v_needs_no_nonblocking_sends(schedule, m):
+    """All go down, then all go up. On a ring the last rank sends to the first, which is sending too."""
+    ring = schedule.stages > schedule.p > 1 and schedule.placement()[0] != (0, schedule.stages - 1)
+    if not ring:
+        validate(forward_pass(schedule.placement(), m), blocking=True)
+    with pytest.raises(ScheduleError, match="rank 0 waits to send 0F1 to rank 1; rank 1 waits to send 1F0 to rank 0"):
+        validate(forward_only(2, 2, 2), blocking=True)
+
+
+@given(schedules())
+def test_with_blocking_sends_a_schedule_ends_or_says_which_ranks_wait(schedule):
+    """Each rank of the circle is stuck in a transfer with the next; their cells are marked."""
+    try:
+        validate(schedule, blocking=True)
+    except ScheduleError as error:
+        sentence, *rows = str(error).splitlines()
+        circle = re.findall(r"rank (\d+) waits (?:to send|for) \S+ (?:to|of) rank (\d+)", sentence)
+        assert len(circle) > 1 and [b for _, b in circle] == [a for a, _ in circle[1:] + circle[:1]]
+        assert {f"rank {a}" for a, _ in circle} == {row.split(":")[0] for row in rows if ">" in row}
+
+
+def test_blocking_sends_hang_in_a_v():
+    """Down and up at once: the ranks send to each other. With one microbatch nothing meets."""
+    for generator in (zero_bubble_v, dualpipe_v):
+        validate(generator(4, 1), blocking=True)
+        with pytest.raises(ScheduleError) as error:
+            validate(generator(2, 3), blocking=True)
+        assert ("with blocking sends: rank 0 waits to send 0F1 to rank 1; rank 1 waits to send 2F0 to rank 0."
+                in str(error.value))
+        assert str(error.value).endswith(table(generator(2, 3), [(0, 1), (1, 1)]))
+
+
 # ---- on the command line ------------------------------------------------------------------------------------------
 
 
@@ -156,7 +270,23 @@ def test_the_command_prints_table_bubble_and_memory(capsys):
     main("--schedule interleaved -p 4 -v 2 -m 8".split())
     printed = capsys.readouterr().out
     assert printed.startswith(str(interleaved(4, 8, 2)))
-    assert "idle / ideal time 0.1875" in printed and "on each rank: 11 9 7 5." in printed
+    assert "idle / ideal time 0.1875" in printed
+    assert "Activations of one stage, which is 1/2 of a rank's layers, in flight on each rank: 11 9 7 5." in printed
+
+
+@pytest.mark.parametrize("options, bubble, memory", [
+    ("1f1b", "idle / ideal time 0.375, idle / longest span 0.2727", "all of a rank's layers, in flight on each rank: "
+                                                                     "4 3 2 1."),
+    ("zb-v", "idle / ideal time 0.0625, idle / longest span 0.", "1/2 of a rank's layers, in flight on each rank: "
+                                                                "8 8 8 8."),
+    ("dualpipe-v", "idle / ideal time 0.0625, idle / longest span 0.05882.", "each rank: 9 9 9 9."),
+    ("forward-only -v 3", "idle / ideal time 0.125, ", "1/3 of a rank's layers, in flight on each rank: 0 0 0 0."),
+])
+def test_the_command_prints_a_stage_s_part_of_the_time_and_of_the_memory(capsys, options, bubble, memory):
+    """F = I = W = 1 is a rank's time: a rank of two stages takes half for each."""
+    main(f"--schedule {options} -p 4 -m 8".split())
+    printed = capsys.readouterr().out
+    assert bubble in printed and memory in printed
 
 
 def test_the_command_prints_csv_that_parses_back(capsys):
@@ -168,8 +298,20 @@ def test_the_command_prints_csv_that_parses_back(capsys):
     ("--schedule interleaved -p 4 -v 2 -m 6", "m = 6 is no multiple of 4"),
     ("--schedule interleaved", "needs -v"),
     ("--schedule 1f1b -v 2", "1f1b has one stage on each rank"),
+    ("--schedule zb-v -v 2", "zb-v has two stages on each rank"),
+    ("--schedule dualpipe-v -p 0", "pipeline ranks p is 0, but must be at least 1"),
+    ("--schedule zb-v -m -1", "microbatches m is -1, but must be at least 1"),
 ])
 def test_the_command_refuses_in_a_sentence(capsys, options, sentence):
     with pytest.raises(SystemExit) as ended:
         main(options.split())
     assert ended.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_a_schedule_is_made_by_its_name():
+    """As the command does, for whoever has a name and sizes."""
+    assert make("zb-v", 2, 3) == zero_bubble_v(2, 3) and make("forward-only", 2, 3, 2) == forward_only(2, 3, 2)
+    with pytest.raises(UserError, match="The interleaved schedule needs -v"):
+        make("interleaved", 2, 4)
+    with pytest.raises(UserError, match="'zbv' is no schedule. There are gpipe, 1f1b,"):
+        make("zbv", 2, 4)

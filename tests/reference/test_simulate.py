@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.schedules import (SCHEDULES, forward_only, from_csv, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
-                                 zero_bubble_h2)
+from reference.schedules import (SCHEDULES, Action, dualpipe_v, forward_only, from_csv, gpipe, interleaved,
+                                 one_f_one_b, zero_bubble_h1, zero_bubble_h2, zero_bubble_v)
 from reference.simulate import Times, activations_in_flight, simulate
 
 RANKS, MORE, TIME = st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)
@@ -34,6 +34,31 @@ def test_the_bubbles_of_zero_bubble_schedules(p, more, time):
         assert timeline.cost - timeline.work == pytest.approx((p - 1) * bubble * time, abs=1e-9 * time * m)
 
 
+@given(RANKS, MORE, TIME)
+def test_the_bubble_of_zero_bubble_v(p, more, time):
+    """None from m = 2p - 1 on, as the paper says; below, an action for each microbatch that lacks. The slant is p - 1.
+
+    Times are of a stage, half of a rank's.
+    """
+    times = Times(time, time, time)
+    timeline = simulate(zero_bubble_v(p, p + more), times)
+    assert timeline.cost - timeline.work == pytest.approx(max(0, p - 1 - more) * time, abs=1e-9 * time * p)
+    timeline = simulate(zero_bubble_v(p, 2 * p - 1 + more), times)
+    assert timeline.makespan - timeline.work == pytest.approx((p - 1) * time, abs=1e-9 * time * p)
+
+
+@given(RANKS, MORE, TIME)
+def test_the_bubble_of_dualpipe_v(p, more, time):
+    """(p - 1) actions of a stage, so half of ZB-H1's, for a stage is half as long; no slant is left over.
+
+    DeepSeek's table says (p - 1)(F&B + B - 3W), where F&B is the time of the two that overlap: with F&B = F + B, as
+    here, that would be twice as much as the schedule takes.
+    """
+    timeline = simulate(dualpipe_v(p, p + more), Times(time, time, time))
+    for idle in (timeline.cost - timeline.work, timeline.makespan - timeline.work):
+        assert idle == pytest.approx((p - 1) * time, abs=1e-9 * time * p)
+
+
 @pytest.mark.parametrize("schedule, rate", [(one_f_one_b, 0.2431), (zero_bubble_h1, 0.1585), (zero_bubble_h2, 0.1083)])
 def test_published_bubble_rates(schedule, rate):
     """Qi et al. 2023: p = 8, m = 24, measured times of F, I, W and of sending."""
@@ -43,12 +68,21 @@ def test_published_bubble_rates(schedule, rate):
 
 @given(RANKS, st.integers(1, 20))
 def test_activations_in_flight(p, m):
-    """GPipe holds m, 1F1B on rank r at most p - r, the zero-bubble schedules p and 2p - 1."""
+    """GPipe holds m, 1F1B on rank r at most p - r, the zero-bubble schedules p and 2p - 1; evaluation none."""
     assert activations_in_flight(gpipe(p, m)) == [m] * p
     assert activations_in_flight(one_f_one_b(p, m)) == [min(m, p - r) for r in range(p)]
     assert activations_in_flight(zero_bubble_h1(p, m)) == [min(m, p)] * p
     assert activations_in_flight(zero_bubble_h2(p, m)) == [min(m, 2 * p - 1)] * p
-    assert activations_in_flight(forward_only(p, m)) == [m] * p
+    assert activations_in_flight(forward_only(p, m)) == [0] * p
+
+
+@given(RANKS, st.integers(1, 20))
+def test_activations_in_flight_of_a_v(p, m):
+    """Of a stage, half a rank: ZB-V holds 2p, 1F1B's p of a whole rank, on every rank; DualPipe-V one more."""
+    zb, dual = activations_in_flight(zero_bubble_v(p, m)), activations_in_flight(dualpipe_v(p, m))
+    assert max(zb) == min(2 * m, 2 * p) and max(dual) == min(2 * m, 2 * p + 1)
+    if m >= 2 * p:
+        assert set(zb) == {2 * p} and set(dual) == {2 * p + 1}
 
 
 @given(RANKS, st.integers(1, 4), st.integers(2, 4))
@@ -59,22 +93,32 @@ def test_activations_in_flight_of_the_interleaved_schedule(p, groups, v):
         min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in range(p)]
 
 
-@given(st.sampled_from([gpipe, one_f_one_b, zero_bubble_h1, zero_bubble_h2]), RANKS, st.integers(1, 8), st.data())
+def test_what_no_backward_follows_keeps_nothing():
+    """Evaluation between training: only the forwards that go back count."""
+    assert activations_in_flight(from_csv("0F0,0F1,0F2,0B1")) == [1]
+    assert activations_in_flight(from_csv("0F0,0F1,0F2,0I1,0W1,0F3")) == [1]
+
+
+GENERATORS = [gpipe, one_f_one_b, zero_bubble_h1, zero_bubble_h2, zero_bubble_v, dualpipe_v]
+
+
+@given(st.sampled_from(GENERATORS), RANKS, st.integers(1, 8), st.data())
 def test_a_timeline_is_possible(schedule, p, m, data):
     """Nobody starts before what it needs has arrived, does two things at once, or idles without a reason."""
     schedule = schedule(p, m)
-    per_stage = st.lists(TIME, min_size=p, max_size=p)
+    per_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
     times = Times(data.draw(per_stage), data.draw(per_stage), data.draw(per_stage), data.draw(st.floats(0, 5)))
     timeline = simulate(schedule, times)
     end = {span.action: span.end for spans in timeline.ranks for span in spans}
+    rank_of = schedule.rank_of()
     for r, spans in enumerate(timeline.ranks):
         assert [span.action for span in spans] == list(schedule.ranks[r])
         free = 0.0
         for (stage, kind, i), start, stop in spans:
-            assert stop - start == pytest.approx(times.of(type(spans[0].action)(stage, kind, i)))
+            assert stop - start == pytest.approx(times.of(Action(stage, kind, i)))
             neighbour, kinds = {"F": (stage - 1, "F"), "W": (-1, "")}.get(kind, (stage + 1, "BI"))
-            arrival = [end[a] + times.communication for a in end
-                       if a.stage == neighbour and a.microbatch == i and a.kind in kinds]
+            sent = [Action(neighbour, kind, i) for kind in kinds if Action(neighbour, kind, i) in end]
+            arrival = [end[a] + (times.communication if rank_of[neighbour] != r else 0) for a in sent]
             assert start == pytest.approx(max([free, *arrival]))
             free = stop
 
@@ -85,4 +129,5 @@ def test_a_schedule_that_never_ends_is_said_to():
 
 
 def test_every_schedule_has_a_name():
-    assert set(SCHEDULES) == {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "forward-only"}
+    assert set(SCHEDULES) == {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
+                              "forward-only"}

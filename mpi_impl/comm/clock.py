@@ -1,0 +1,78 @@
+"""What time it is on a rank: the wall's, or the time that it would be if every rank had a device of its own."""
+import time
+from dataclasses import dataclass
+
+from mpi_impl.comm.ledger import RING_SHARE
+from reference.schedules import Action
+from reference.simulate import Times
+
+
+class WallClock:
+    """Seconds since the clock was made."""
+
+    virtual = False
+
+    def __init__(self):
+        self.origin = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.origin
+
+    def computed(self, action: Action) -> None:
+        """An action of a schedule has just been done."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """How long a message takes from one device to another."""
+
+    latency: float = 5e-6        # seconds
+    bandwidth: float = 25e9      # bytes a second
+
+    def seconds(self, operation: str, ranks: int, size: int) -> float:
+        """For `size` bytes in one message, or in a collective of so many ranks that runs as a ring."""
+        turns = {"send": 1, "all_reduce": 2 * (ranks - 1)}.get(operation, ranks - 1)
+        return turns * self.latency + RING_SHARE[operation](ranks) * size / self.bandwidth
+
+
+class VirtualClock:
+    """The time on a device of the rank's own, although ranks share cores (a logical clock: Lamport 1978).
+
+    It goes on by the CPU time that the rank itself computes; what the rank spends in communication and in waiting for
+    a core does not count. A message that arrives sets it to the sender's time plus what the link takes, if that is
+    later; a collective sets all its members to the latest of them, plus its own time. Group tells it of both.
+
+    With `times`, which fakes the devices too, every action of a schedule takes what they say, and nothing else does.
+    """
+
+    virtual = True
+
+    def __init__(self, link: Link = Link(), times: Times | None = None):
+        self.link, self.times = link, times
+        self.seconds, self.mark = 0.0, time.thread_time()
+
+    def now(self) -> float:
+        self.pause()
+        self.resume()
+        return self.seconds
+
+    def computed(self, action: Action) -> None:
+        """An action of a schedule has just been done."""
+        if self.times is not None:
+            self.seconds += self.times.of(action)
+
+    def pause(self) -> None:
+        """Communication begins: what was computed until now counts."""
+        if self.times is None:
+            self.seconds += time.thread_time() - self.mark
+
+    def resume(self) -> None:
+        """Communication is over: its own CPU time does not count."""
+        self.mark = time.thread_time()
+
+    def reach(self, seconds: float) -> None:
+        """What the rank has waited for comes at this time; if it is past, the rank did not wait."""
+        self.seconds = max(self.seconds, seconds)
+
+
+Clock = WallClock | VirtualClock

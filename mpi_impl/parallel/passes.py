@@ -1,0 +1,75 @@
+"""What a schedule's actions do on a rank: the F of an evaluation; the F, B, I and W of a training step."""
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.models.gpt import gpt_backward, gpt_forward
+from mpi_impl.parallel.sinks import Later, Now
+from reference.config import ModelConfig
+from reference.models.gpt import GPT, GPTCache, has_embedding, has_head
+from reference.schedules import Action
+
+
+class ForwardPass:
+    """Some microbatches on their way through this rank's stages, forward only."""
+
+    def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
+                 microbatches: Sequence, weight: float):
+        """`params` are this rank's, by stage; `microbatches` are pairs of tokens and targets [b, s].
+
+        `weight` is that of one position's loss in the whole.
+        """
+        self.model, self.region, self.params = model, region, params
+        self.microbatches, self.weight = microbatches, weight
+        self.loss = 0.0                                # the weighted sum, where the last stage is
+        self.compute: dict[str, Callable] = {"F": self.forward}
+
+    def forward(self, action: Action, x):
+        """x [b, s, h] of the stage before -> x for the next; None of the last stage, which adds to the loss."""
+        params, (tokens, targets) = self.params[action.stage], self.microbatches[action.microbatch]
+        y, cache = gpt_forward(tokens if has_embedding(params) else x, params, self.model, targets, self.region)
+        self.keep(action, cache)
+        if has_head(params, self.model):
+            self.loss += y.sum(dtype=np.float64).item() * self.weight
+            return None
+        return y
+
+    def keep(self, action: Action, cache: GPTCache) -> None:
+        """Nothing goes backward, so no cache is kept."""
+
+
+class TrainingPass(ForwardPass):
+    """Forward and backward, with gradients added to `grads`, by stage, through the sink."""
+
+    def __init__(self, *forward, grads: dict[int, GPT], sink: Now):
+        super().__init__(*forward)
+        self.grads, self.sink = grads, sink
+        self.caches: dict[tuple[int, int], GPTCache] = {}  # by stage and microbatch: from F until B, or until I
+        self.deferred: dict[tuple[int, int], Later] = {}   # from I until W
+        self.peak = 0                                      # the most of both that were ever held
+        self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
+
+    def keep(self, action: Action, cache: GPTCache) -> None:
+        self.caches[action.stage, action.microbatch] = cache
+        self.peak = max(self.peak, len(self.caches) + len(self.deferred))
+
+    def backward(self, action: Action, dy):
+        """dx of the stage after -> dx for the stage before, with all gradients."""
+        return self.differentiate(action, dy, self.sink)
+
+    def input_gradient(self, action: Action, dy):
+        """The same, but the weights' gradients are put off."""
+        later = self.deferred[action.stage, action.microbatch] = Later()
+        return self.differentiate(action, dy, later)
+
+    def weight_gradient(self, action: Action, _) -> None:
+        """What the input gradient put off."""
+        self.deferred.pop((action.stage, action.microbatch)).drain(self.sink)
+
+    def differentiate(self, action: Action, dy, sink):
+        params, cache = self.params[action.stage], self.caches.pop((action.stage, action.microbatch))
+        if has_head(params, self.model):
+            targets = self.microbatches[action.microbatch][1]
+            dy = np.full_like(params.final_layernorm.weight, self.weight, shape=targets.shape)
+        return gpt_backward(dy, params, cache, self.model, self.grads[action.stage], sink, self.region)

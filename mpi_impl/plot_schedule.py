@@ -1,0 +1,119 @@
+"""Draw pipeline schedules above one another, as the simulator plays them:
+
+    python -m mpi_impl.plot_schedule --schedule 1f1b --schedule zb-h1 -p 4 -m 8 --output schedules.png
+
+One process; it starts no ranks.
+"""
+import argparse
+import sys
+from collections.abc import Sequence
+from inspect import signature
+
+from mpi_impl.entry import ArgumentParser, say
+from reference.config import require_not_negative
+from reference.errors import UserError
+from reference.schedules import SCHEDULES, Schedule, from_csv, make
+from reference.simulate import Times, Timeline, activations_in_flight, simulate
+from reference.validate import validate
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse_options(argv)
+    schedules = [*named(options), *(read_csv(path) for path in options.csv)]
+    names = [*options.schedule, *options.csv]
+    timelines = [simulate(schedule, times(schedule, options)) for schedule in schedules]
+    draw(options.output, [sized(name, schedule) for name, schedule in zip(names, schedules)], timelines)
+    for name, schedule, timeline in zip(names, schedules, timelines):
+        print(summary(name, schedule, timeline))
+    print(f"schedules drawn in {options.output}")
+
+
+def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = ArgumentParser(prog="mpi_impl.plot_schedule", description="Draw pipeline schedules, say what they cost.")
+    parser.add_argument("--schedule", action="append", default=[], choices=SCHEDULES,
+                        help="may be given again, for another panel (default: 1f1b)")
+    parser.add_argument("-p", type=int, default=4, help="ranks, for every --schedule (default: 4)")
+    parser.add_argument("-m", type=int, default=8, help="microbatches, for every --schedule (default: 8)")
+    parser.add_argument("-v", type=int, help="stages on each rank, for every --schedule that lets you choose")
+    parser.add_argument("--csv", action="append", default=[], metavar="F",
+                        help="draw the schedule in this file, which reference.schedules --csv may have printed")
+    for part in ("forward", "input-gradient", "weight-gradient"):
+        parser.add_argument(f"--{part}", type=float, default=1.0, metavar="T",
+                            help="time of a microbatch on all layers of a rank (default: 1)")
+    parser.add_argument("--communication", type=float, default=0.0, metavar="T",
+                        help="time that what is sent is under way (default: 0)")
+    parser.add_argument("--output", default="schedule.png", metavar="F", help="the picture (default: schedule.png)")
+    options = parser.parse_args(argv)
+    for part in ("forward", "input_gradient", "weight_gradient"):
+        require_not_negative(part, getattr(options, part))
+        if not getattr(options, part):
+            raise UserError(f"--{part.replace('_', '-')} is 0, but takes some time: give a number above 0.")
+    require_not_negative("communication", options.communication)
+    if not options.schedule and not options.csv:
+        options.schedule = ["1f1b"]
+    return options
+
+
+def named(options: argparse.Namespace) -> list[Schedule]:
+    """The schedules asked for by name. Those that take -v get it; if none does, the first one says so."""
+    takes_v = [name for name in options.schedule if "v" in signature(SCHEDULES[name]).parameters]
+    return [make(name, options.p, options.m, options.v if name in takes_v or not takes_v else None)
+            for name in options.schedule]
+
+
+def read_csv(path: str) -> Schedule:
+    """The schedule in a file. Raises UserError if it cannot be read or cannot run."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            schedule = from_csv(file.read().rstrip())
+    except OSError as error:
+        raise UserError(f"--csv {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        reason = error if isinstance(error, UserError) else "It is no text in UTF-8."
+        raise UserError(f"--csv {path} holds no schedule. {reason}") from error
+    if not schedule.ranks or not all(schedule.ranks):
+        raise UserError(f"--csv {path} has an empty line or none, but each line is a rank, with at least one action.")
+    try:
+        validate(schedule)
+    except UserError as error:
+        raise UserError(f"--csv {path} holds a schedule that cannot run. {error}") from error
+    return schedule
+
+
+def times(schedule: Schedule, options: argparse.Namespace) -> Times:
+    """By stage: each takes an equal share of the time that its rank's layers take."""
+    rank_of, placement = schedule.rank_of(), schedule.placement()
+    shares = [1 / len(placement[rank_of[stage]]) for stage in range(schedule.stages)]
+    forward, i, w = ([share * time for share in shares]
+                     for time in (options.forward, options.input_gradient, options.weight_gradient))
+    return Times(forward, i, w, options.communication)
+
+
+def sized(name: str, schedule: Schedule) -> str:
+    """`1f1b, p = 4, m = 8`; with v where the ranks have that many stages, and it is more than one."""
+    stages = {len(stages) for stages in schedule.placement()}
+    v = f", v = {max(stages)}" if len(stages) == 1 and max(stages) > 1 else ""
+    return f"{name}, p = {schedule.p}, m = {schedule.microbatches}{v}"
+
+
+def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
+    """What a schedule costs, in a line."""
+    return (f"{sized(name, schedule)}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (idle / "
+            f"ideal time), stages' activations in flight {' '.join(map(str, activations_in_flight(schedule)))}")
+
+
+def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
+    from mpi_impl.training.gantt import Panel, draw_timelines, slices_of   # matplotlib takes a second to import
+
+    try:
+        draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be written: {error.strerror}.") from error
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        say(f"error: {error}")
+        sys.exit(2)

@@ -1,0 +1,198 @@
+"""The picture of timelines: a row for each rank, a cell for each thing that it did, hatched grey where it idled."""
+from collections.abc import Sequence
+from math import ceil, inf
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.comm.trace import Slice
+from reference.schedules import KINDS, parse_action
+from reference.simulate import Span, Timeline
+
+# Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.
+COLORS = {"F": "#0072B2", "B": "#008F6B", "I": "#EE7733", "W": "#F0E442", "communication": "#BB2200",
+          "other": "#404040"}
+WORDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient",
+         "communication": "communication", "other": "other"}
+PALEST = 0.5                                            # of white, in the colour of a rank's last stage
+IDLE: dict[str, Any] = {"facecolor": "#F5F5F5", "edgecolor": "#C8C8C8", "hatch": "////", "linewidth": 0}
+
+LEFT, RIGHT, TITLE, AXIS, LEGEND = 0.75, 0.25, 0.42, 0.55, 0.3        # inches around the cells
+NARROWEST, WIDEST, HIGHEST, TALLEST_ROW = 10, 24, 10, 0.4             # inches of a panel, of all panels, of a row
+SMALLEST, WANTED, LARGEST = 4.0, 7.0, 9.0                             # points, of the letters in cells
+DPI = 150
+DIGIT, MARGIN = 0.64, 0.35                                            # of a letter's height: its width, and around it
+
+
+class Panel(NamedTuple):
+    """One timeline of a picture."""
+
+    name: str                          # 'measured', '1f1b', ...
+    ranks: Sequence[Sequence[Slice]]
+
+
+class Cell(NamedTuple):
+    """A rectangle of a panel: time to the right, ranks downwards."""
+
+    start: float       # since the panel's first start
+    end: float
+    top: float         # rank r's row is from r to r + 1
+    bottom: float
+    color: str
+    label: str         # '' for none
+
+
+def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> None:
+    """Draw panels above one another with one time axis: in ms if times are `seconds`, else without a unit."""
+    scale = 1e3 if seconds else 1.0
+    cells = [cells_of(panel.ranks, scale) for panel in panels]
+    rows = [len(panel.ranks) for panel in panels]
+    span = max(cell.end for own in cells for cell in own)
+    letter = time_of_a_letter(cells)
+    width = float(np.clip(span / letter * WANTED / 72, NARROWEST, WIDEST))
+    row = min(TALLEST_ROW, HIGHEST / sum(rows))
+    across, down = 72 * width / span, 72 * row                           # points: of a unit of time, of a row
+    size = float(np.clip(letter * across, SMALLEST, LARGEST))
+    figure, all_axes = empty_panels(rows, row, width, span)
+    for axes, panel, own in zip(all_axes, panels, cells):
+        draw_cells(axes, own, across)
+        draw_labels(axes, own, size, across, down)
+        axes.set_title(title(panel, scale, "ms" if seconds else ""), loc="left", fontsize=11)
+    all_axes[-1].set_xlabel("time (ms)" if seconds else "time")
+    draw_legend(figure, panels)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+# ---- from timelines to slices to cells ------------------------------------------------------------------------------
+
+
+def slices_of(timeline: Timeline) -> list[list[Slice]]:
+    """A simulated timeline as what ranks would have written down."""
+    return [[Slice("compute", str(span.action), span.action.kind, span.start, span.end) for span in spans]
+            for spans in timeline.ranks]
+
+
+def timeline_of(ranks: Sequence[Sequence[Slice]]) -> Timeline:
+    """The inverse, of ranks that did actions: what is no action is left out, as are ranks without one."""
+    spans = (tuple(Span(parse_action(s.name), s.start, s.end) for s in slices if s.kind in KINDS) for slices in ranks)
+    return Timeline(tuple(filter(None, spans)))
+
+
+def cells_of(ranks: Sequence[Sequence[Slice]], scale: float = 1.0) -> list[Cell]:
+    """Where each slice is drawn. Streams other than 'compute' get a strip below it, in all rows if there are any."""
+    first = min(s.start for slices in ranks for s in slices)
+    bottom = 0.68 if any(s.stream != "compute" for slices in ranks for s in slices) else 0.94
+    cells = []
+    for r, slices in enumerate(ranks):
+        actions = {s.name: parse_action(s.name) for s in slices if s.kind in KINDS}
+        stages = sorted({action.stage for action in actions.values()})
+        shades = {(kind, stage): shade(COLORS[kind], i, len(stages)) for i, stage in enumerate(stages)
+                  for kind in KINDS}
+        for s in slices:
+            action = actions.get(s.name)
+            color = shades[s.kind, action.stage] if action else COLORS[s.kind]
+            lane, label = (0.06, bottom), str(action.microbatch) if action else s.name
+            if s.stream != "compute":
+                lane, label = (bottom + 0.04, 0.94), ""
+            cells.append(Cell((s.start - first) * scale, (s.end - first) * scale, r + lane[0], r + lane[1], color,
+                              label))
+    return cells
+
+
+def shade(color: str, i: int, n: int) -> str:
+    """The colour for stage i of a rank's n: the first is full, the last the palest."""
+    white = PALEST * i / max(1, n - 1)
+    red, green, blue = (white + (1 - white) * part for part in to_rgb(color))
+    return to_hex((red, green, blue))
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def time_of_a_letter(cells: list[list[Cell]]) -> float:
+    """The time as wide as a letter is high, where the numbers just fit into nearly all cells."""
+    times = [(cell.end - cell.start) / label_widths(cell.label) for own in cells for cell in own
+             if cell.label.isdigit()]
+    return float(np.quantile(times, 0.1)) if times else inf
+
+
+def label_widths(label: str) -> float:
+    """How wide a cell must be for its label, as a multiple of the letters' height."""
+    return DIGIT * len(label) + MARGIN
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+def empty_panels(rows: list[int], row: float, width: float, span: float):
+    """A figure, and axes for panels of so many rows, the first on top. Sizes are inches."""
+    height = sum(rows) * row + len(rows) * TITLE + AXIS + LEGEND
+    figure = Figure(figsize=(LEFT + width + RIGHT, height))
+    every, top, all_axes = ceil(0.18 / row), height, []
+    for n in rows:
+        top -= TITLE + n * row
+        axes = figure.add_axes((LEFT / (LEFT + width + RIGHT), top / height, width / (LEFT + width + RIGHT),
+                                n * row / height))
+        axes.set(xlim=(0, span), ylim=(n, 0), yticks=[r + 0.5 for r in range(0, n, every)],
+                 yticklabels=[f"rank {r}" for r in range(0, n, every)])
+        axes.tick_params(left=False, labelsize=9)
+        axes.spines[["left", "top", "right"]].set_visible(False)
+        all_axes.append(axes)
+    for axes in all_axes[:-1]:
+        axes.tick_params(labelbottom=False)
+    return figure, all_axes
+
+
+def draw_cells(axes, cells: list[Cell], across: float) -> None:
+    """The cells, over the idle time of all ranks from the panel's first start to its last end."""
+    n, end = round(axes.get_ylim()[0]), max(cell.end for cell in cells)
+    for r in range(n):
+        axes.add_patch(Rectangle((0, r + 0.06), end, 0.88, **IDLE))
+    corners = [[(c.start, c.top), (c.end, c.top), (c.end, c.bottom), (c.start, c.bottom)] for c in cells]
+    gap = min(0.8, 0.06 * across * float(np.median([cell.end - cell.start for cell in cells])))
+    axes.add_collection(PolyCollection(corners, facecolors=[cell.color for cell in cells], edgecolors="white",
+                                       linewidths=gap if gap > 0.1 else 0))
+
+
+def draw_labels(axes, cells: list[Cell], size: float, across: float, down: float) -> None:
+    """The labels that fit, in letters of so many points."""
+    for cell in cells:
+        wide, high = (cell.end - cell.start) * across, (cell.bottom - cell.top) * down
+        if cell.label and wide >= size * label_widths(cell.label) and high >= size:
+            axes.text((cell.start + cell.end) / 2, (cell.top + cell.bottom) / 2, cell.label, fontsize=size, ha="center",
+                      va="center_baseline", color="black" if is_light(cell.color) else "white")
+
+
+def is_light(color: str) -> bool:
+    red, green, blue = to_rgb(color)
+    return 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
+
+
+def title(panel: Panel, scale: float, unit: str) -> str:
+    """The panel's name, and what its pipeline cost, if it is one."""
+    timeline = timeline_of(panel.ranks)
+    if not timeline.ranks:
+        return panel.name
+    return (f"{panel.name}:  makespan {timeline.makespan * scale:.4g}{unit and ' ' + unit},  bubble fraction "
+            f"{timeline.bubble_fraction:.4g}")
+
+
+def draw_legend(figure, panels: Sequence[Panel]) -> None:
+    """What the colours mean that there are; a kind's shades side by side."""
+    shades: dict[str, int] = {}
+    for slices in (slices for panel in panels for slices in panel.ranks):
+        for kind in {s.kind for s in slices}:
+            stages = {parse_action(s.name).stage for s in slices if s.kind == kind} if kind in KINDS else {0}
+            shades[kind] = max(shades.get(kind, 1), len(stages))
+    entries = {WORDS[kind]: tuple(Patch(color=shade(color, i, shades[kind])) for i in range(shades[kind]))
+               for kind, color in COLORS.items() if kind in shades} | {"idle": (Patch(**IDLE),)}
+    if (most := max(shades.values())) > 1:
+        entries["first to last stage of a rank"] = tuple(Patch(color=shade("black", i, most)) for i in range(most))
+    figure.legend(entries.values(), entries.keys(), loc="lower left", bbox_to_anchor=(LEFT / figure.get_figwidth(), 0),
+                  ncols=len(entries), frameon=False, fontsize=9, borderaxespad=0.6, borderpad=0, handlelength=1.6,
+                  columnspacing=1.4, handletextpad=0.5, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)})

@@ -1,0 +1,126 @@
+"""The formulas for bytes, against schedules and the published tables."""
+from decimal import ROUND_HALF_UP, Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.memory import activations_outside_layers, layer_activations, model_states, most_in_flight
+from reference.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
+from reference.simulate import activations_in_flight
+
+GPT3, MT_NLG = ModelConfig(96, 12_288, 96, 51_200, 2048), ModelConfig(105, 20_480, 128, 51_200, 2048)   # 175B, 530B
+
+
+# ---- model states ---------------------------------------------------------------------------------------------------
+
+# N, then GB with the optimizer's states cut in N, gradients too, parameters too
+ZERO = [(1, "120", "120", "120"), (4, "52.5", "41.3", "30"), (16, "35.6", "21.6", "7.5"), (64, "31.4", "16.6", "1.88"),
+        (256, "30.4", "15.4", "0.47"), (1024, "30.1", "15.1", "0.12")]
+
+
+@pytest.mark.parametrize("n, printed", [(n, printed) for n, *printed in ZERO])
+def test_table_1_of_zero(n, printed):
+    """Rajbhandari et al. 2020, table 1: 7.5 billion parameters. Halves go up there: 41.25 is printed as 41.3."""
+    for stage, text in enumerate(printed, 1):
+        gigabytes = Decimal(sum(model_states(7_500_000_000, n, stage)) / 1e9)
+        assert gigabytes.quantize(Decimal(text), ROUND_HALF_UP) == Decimal(text)
+    assert sum(model_states(7_500_000_000, n)) == 120e9
+
+
+@given(psi=st.integers(1, 10**12), n=st.integers(1, 1024), g=st.sampled_from([2, 4]), k=st.integers(0, 16))
+def test_stages_cut_more_and_more(psi, n, g, k):
+    """(2 + g + K) psi, (2 + g) psi + K psi/N, 2 psi + (g + K) psi/N, (2 + g + K) psi/N."""
+    published = [(2 + g + k) * psi, (2 + g) * psi + k * psi / n, 2 * psi + (g + k) * psi / n, (2 + g + k) * psi / n]
+    assert [sum(model_states(psi, n, stage, g, k)) for stage in range(4)] == pytest.approx(published)
+
+
+def test_an_unknown_zero_stage_is_a_sentence():
+    with pytest.raises(UserError, match="ZeRO stage is 4, but must be 0"):
+        model_states(1, 1, 4)
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------
+
+
+@given(b=st.integers(1, 8), s=st.integers(1, 4096), head=st.integers(1, 128), a=st.integers(1, 64),
+       t=st.sampled_from([1, 2, 4, 8]))
+def test_table_2_of_korthikanti(b, s, head, a, t):
+    """Korthikanti et al. 2022: its six rows, in its order."""
+    h = a * head
+    c = ModelConfig(1, h, a, 1, s)
+    published = {
+        (1, False, "none"): s * b * h * (34 + 5 * a * s / h),
+        (t, False, "none"): s * b * h * (10 + 24 / t + 5 * a * s / (h * t)),
+        (t, True, "none"): s * b * h * (34 / t + 5 * a * s / (h * t)),
+        (t, False, "selective"): s * b * h * (10 + 24 / t),
+        (t, True, "selective"): s * b * h * (34 / t),
+        (t, False, "full"): s * b * h * 2,
+    }
+    for (ranks, sequence_parallel, recompute), expected in published.items():
+        assert sum(layer_activations(c, b, s, ranks, sequence_parallel, recompute)) == pytest.approx(expected)
+    assert sum(layer_activations(c, b, s, t, True, "full")) == pytest.approx(s * b * h * 2 / t)   # of section 5
+
+
+@pytest.mark.parametrize("c, core, saved", [(GPT3, 80, "70%"), (MT_NLG, 64, "65%")])
+def test_what_selective_recompute_saves(c, core, saved):
+    """Section 5: 5 a s/h is 80 and 64 beside 34, so that 70 and 65 % need not be kept."""
+    kept = layer_activations(c, 1, 2048)
+    assert kept.core == core * 2048 * c.hidden_size and kept.replicated + kept.split == 34 * 2048 * c.hidden_size
+    assert f"{kept.core / sum(kept):.0%}" == saved
+
+
+@pytest.mark.parametrize("c, both, full", [
+    (ModelConfig(48, 6144, 64, 51_200, 2048), "16%", "8%"), (GPT3, "18%", "9%"), (MT_NLG, "20%", "10%"),
+    (ModelConfig(128, 25_600, 160, 51_200, 2048), "20%", "10%")])
+def test_figure_7_of_korthikanti(c, both, full):
+    """Of what tensor parallelism keeps, t = 8: a fifth with both techniques, and full recompute half of that.
+
+    The text of section 6.1 says "under 20 %" and "10 %" for all four models. For the two large ones the formula gives
+    20.2 %: the text includes the freeing of outputs of appendix B, which no formula of the paper does.
+    """
+    baseline = sum(layer_activations(c, 1, 2048, 8))
+    assert f"{sum(layer_activations(c, 1, 2048, 8, True, 'selective')) / baseline:.0%}" == both
+    assert f"{sum(layer_activations(c, 1, 2048, 8, recompute='full')) / baseline:.0%}" == full
+
+
+def test_activations_outside_the_layers_are_few():
+    """Section 4.3 says "less than 0.01 %" for the 22B model. Its formula gives 0.6 %: less than 0.01 of the whole."""
+    c, b, t = ModelConfig(48, 6144, 64, 51_200, 2048), 4, 8
+    outside, layers = activations_outside_layers(c, b, 2048, t, p=1), 48 * sum(layer_activations(c, b, 2048, t, True))
+    published = 2048 * b * 6144 * 48 / t * (1 / 48 + 4 / 48 * (1 + 51_200 / 6144))
+    assert outside == pytest.approx(published) and f"{outside / (outside + layers):.1%}" == "0.6%"
+
+
+def test_embedding_activations_of_a_long_pipeline():
+    """Section 4.3: one dropout mask for each microbatch in flight. Only a pipeline of one stage keeps the head's."""
+    assert activations_outside_layers(MT_NLG, 1, 2048, 8, 35) == 2048 * 20_480 * 35 / 8
+
+
+def test_an_unknown_recompute_is_a_sentence():
+    with pytest.raises(UserError, match="recompute.*'some'.*none, selective, full"):
+        layer_activations(GPT3, 1, 1, recompute="some")
+
+
+@given(p=st.integers(1, 8), groups=st.integers(1, 4), v=st.integers(1, 4))
+def test_most_in_flight_is_what_schedules_hold(p, groups, v):
+    m = p * groups
+    for name, schedule in (("gpipe", gpipe(p, m)), ("1f1b", one_f_one_b(p, m)), ("zb-h1", zero_bubble_h1(p, m)),
+                           ("zb-h2", zero_bubble_h2(p, m))):
+        assert activations_in_flight(schedule) == [most_in_flight(name, p, m, r) for r in range(p)]
+    assert activations_in_flight(interleaved(p, m, v)) == [most_in_flight("interleaved", p, m, r, v) for r in range(p)]
+
+
+@given(p=st.integers(1, 64), v=st.integers(1, 8), layers=st.integers(1, 4))
+def test_the_first_stage_holds_all_layers_worth(p, v, layers):
+    """Korthikanti et al. 2022, section 4.2.3: L under 1F1B, whatever p; L (1 + (p - 1)/(p v)) interleaved."""
+    m, L = 2 * p, layers * p * v
+    assert most_in_flight("1f1b", p, m, 0) * L // p == L
+    assert most_in_flight("interleaved", p, m, 0, v) * layers == pytest.approx(L * (1 + (p - 1) / (p * v)))
+
+
+def test_an_unknown_schedule_is_a_sentence():
+    with pytest.raises(UserError, match="schedule.*'2f2b'.*gpipe, 1f1b"):
+        most_in_flight("2f2b", 1, 1, 0)
