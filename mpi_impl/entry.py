@@ -21,6 +21,7 @@ import difflib
 import errno
 import io
 import os
+import signal
 import sys
 import time
 import traceback
@@ -32,6 +33,7 @@ from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
 PATIENCE = 2.0                      # seconds: ranks that end for the same reason come to their end within this time
+LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
 
 # Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
 MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
@@ -101,6 +103,16 @@ def end_all(words: str, status: int) -> NoReturn:
         time.sleep(0.2)  # a launcher may lose what was written just before
         group.abort(status or 1)
     sys.exit(status or 1)
+
+
+def end_all_from_thread(words: str, status: int) -> None:
+    """The same, for a thread beside one that is stuck in MPI. Of ranks that do so almost at once, one speaks."""
+    from mpi_impl.comm import group
+
+    signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others
+    if group.world().speaks(0.5):
+        end_all(words, status)
+    time.sleep(2 * LAST_RESORT)
 
 
 def end_together(error: BaseException, world) -> None:
@@ -179,6 +191,15 @@ class ArgumentParser(argparse.ArgumentParser):
             advice = f"Did you mean {close[0]}?" if close else "Run it with --help to see every option."
             raise UserError(f"{self.prog} has no option {name}. {advice}")
         return options
+
+    def _check_value(self, action, value) -> None:
+        """As argparse does it, but the closest choice is named."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            if not (close := difflib.get_close_matches(str(value), map(str, action.choices), n=1)):
+                raise
+            raise UserError(f"{self.prog} cannot use its options: {error}. Did you mean {close[0]}?") from error
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{self.prog} cannot use its options: {message}. Run it with --help to see every option.")

@@ -18,7 +18,6 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from multiprocessing.connection import Connection
 
-from mpi_impl.comm.ledger import Ledger
 from mpi_impl.pool import Answer, Job
 
 
@@ -106,12 +105,12 @@ class Rank:
                               assertion=isinstance(error, AssertionError))
 
     def group(self, n: int, era: int):
-        """The first n ranks, with a ledger of their own for this job."""
+        """The first n ranks, with a ledger and a trace of their own for this job."""
+        from mpi_impl.comm.group import Group, Instruments
+
         if (n, era) not in self.groups:
             self.groups[n, era] = self.world.only(range(n), "world")
-        group = self.groups[n, era]
-        group.ledger = Ledger()
-        return group
+        return Group(self.groups[n, era].comm, "world", Instruments())
 
 
 def stack_of_main_thread() -> str:

@@ -1,6 +1,7 @@
 """Train a GPT: `mpirun -np 8 python -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 4 ...`."""
 import os
 import time
+from contextlib import nullcontext
 from math import isfinite
 
 import numpy as np
@@ -17,19 +18,19 @@ from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare import prepare
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
-from mpi_impl.entry import end_all, run
+from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
-from mpi_impl.training.metrics import Metrics, check_writable, writing
+from mpi_impl.training.metrics import Metrics, check_folder, check_writable, writing
 from mpi_impl.training.sample import sample
+from mpi_impl.training.tracing import TracedSteps
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters
 from reference.errors import UserError
-from reference.stages import stages_of_ranks
+from reference.stages import schedule_of, stages_of_ranks
 from reference.traffic import Work, layouts_of_ranks
-
 
 def main(argv: list[str] | None = None) -> None:
     settings = parse(argv, world().size)
@@ -45,8 +46,9 @@ def instruments(args) -> Instruments:
 
 def give_up(waited: str) -> None:
     """Ends the run, from the thread that watches over a rank's waits."""
-    end_all(f"error: rank {world().rank} {waited}. Another rank has stopped, or is too busy. "
-            "--distributed-timeout-minutes sets the limit.", 1)
+    end_all_from_thread(f"error: rank {world().rank} of {world().size} has waited for {waited}, which is as long as "
+                        "--distributed-timeout-minutes allows. A rank has stopped, or is too busy. Look at that one "
+                        "first (it may wait for another), or raise the limit.", 1)
 
 
 class Pretraining:
@@ -67,6 +69,7 @@ class Pretraining:
         ranks.from_first(lambda: check_memory(self.model, settings.parallel, np.dtype(self.args.dtype).itemsize))
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, self.args.dtype)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
+        self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first)
         self.evaluations = 0
@@ -74,10 +77,12 @@ class Pretraining:
     # ---- before the first step ----
 
     def check_outputs(self) -> None:
-        """On rank 0: every file that will be written can be."""
+        """On rank 0: every file that will be written can be, and so can the trace's folder."""
         for path in (self.args.metrics_file, self.args.ledger, self.args.plot):
             if path:
                 check_writable(path, self.args.data_path)
+        if self.args.trace:
+            check_folder(self.args.trace)
 
     def prepare_data(self) -> tuple[str, int, int, float | None]:
         """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now.
@@ -109,16 +114,20 @@ class Pretraining:
         if self.args.sample_tokens and self.topology.place.data == 0:
             self.write_sample()
         together = self.pipeline_ledger()
+        if self.traced:
+            self.write_trace(self.traced)
         if self.first:
             self.report_ledger(last, together)
             self.report_outcome()
+        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
 
     def train(self) -> int:
         """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
         a = self.args
         for iteration in range(1, a.train_iters + 1):
             began = time.perf_counter()
-            result = self.trainer.step(self.batches.microbatches_of("train", iteration - 1), a.global_batch_size)
+            with self.traced.step() if self.traced else nullcontext():
+                result = self.trainer.step(self.batches.microbatches_of("train", iteration - 1), a.global_batch_size)
             seconds = time.perf_counter() - began
             self.stop_if_diverged(iteration, "loss", result.loss)
             self.stop_if_diverged(iteration, "gradient's norm", result.grad_norm)
@@ -195,6 +204,16 @@ class Pretraining:
             with writing(self.args.ledger):
                 report.write_json(self.args.ledger, *sizes)
 
+    def write_trace(self, traced: TracedSteps) -> None:
+        folder, c = self.args.trace, self.settings.parallel
+        shared = c.tensor_model_parallel_size if c.scatter_gather_tensors_in_pipeline else 1
+        elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // shared
+        with writing(folder):
+            traced.write(folder, schedule_of(c, self.settings.microbatches),
+                         elements * np.dtype(self.args.dtype).itemsize)
+        self.say(f"\nthe last {len(traced.steps)} steps are in {folder}: trace.json opens in https://ui.perfetto.dev, "
+                 "and timeline.png shows the very last one beside its prediction")
+
     def report_outcome(self) -> None:
         if self.verifier:
             print(self.verifier.summary())
@@ -215,12 +234,15 @@ class Pretraining:
 
 def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int) -> None:
     """Raises UserError if one rank's buffers alone are more than this machine has: before hours are spent on them."""
-    rank = max(layout.size for layout in layouts_of_ranks(model, parallel))
-    needed, there = 4 * rank * itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > there:
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fits = there // (4 * itemsize)
+    rank = parameters(model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    if rank <= fits:      # on average; a model that is far too large is not laid out, tensor by tensor
+        rank = max(layout.size for layout in layouts_of_ranks(model, parallel))
+    if rank > fits:
         raise UserError(f"A rank would hold {rank:,} parameters, and as many gradients and twice as many moments: "
-                        f"{needed / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a smaller "
-                        "--num-layers, --hidden-size or --vocab-size, or a larger --tensor-model-parallel-size or "
+                        f"{4 * rank * itemsize / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a "
+                        "smaller --num-layers, --hidden-size or --vocab-size, or a larger --tensor-model-parallel-size or "
                         "--pipeline-model-parallel-size.")
 
 

@@ -2,20 +2,31 @@
 
 Each rank computes the whole layer with the textbook and its own share with the machine, and compares. With `wrap`
 arrays are of another library: the machine's are wrapped, the textbook's are not.
+
+At the end stand the theorems on training, on groups of t x p x d ranks. There rank 0 compares for all.
 """
+import gc
+import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.topology import Place, connect, disconnect
 from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, mlp
 from mpi_impl.models import gpt
+from mpi_impl.parallel import passes
 from mpi_impl.parallel.sinks import Now
-from mpi_impl.training.trainer import Trainer
+from mpi_impl.training.batches import Batches
+from mpi_impl.training.trainer import StepResult, Trainer
 from reference import training
 from reference.config import ParallelConfig
+from reference.data_parallel import samples_of
 from reference.layers import attention as textbook_attention
 from reference.layers import block as textbook_block
 from reference.layers import cross_entropy as textbook_cross_entropy
@@ -23,11 +34,12 @@ from reference.layers import embedding as textbook_embedding
 from reference.layers import linear as textbook_linear
 from reference.layers import mlp as textbook_mlp
 from reference.models import gpt as textbook_gpt
-from reference.models.gpt import gpt_join
+from reference.models.gpt import GPTCache, gpt_join, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import Layout, join, split, tree_map
 from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
+from reference.traffic import Work, traffic
 from tests.strategies import Case, close, trees_close
 from tests.textbook_theorems import rotary_of
 
@@ -197,6 +209,9 @@ def gpt_equals_whole(group, case: Case, wrap=as_is):
     share.gradients_equal(grads, 1e-10)
 
 
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Pipelining:
     """How the layers and microbatches of a case go through a pipeline, and how gradients are put together."""
@@ -213,51 +228,143 @@ class Pipelining:
                                         ddp_bucket_size=self.bucket_size)
 
 
-def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
-                                pipelining: Pipelining = Pipelining()):
-    """The main theorem for t, p and d: losses, norms, clipped gradients and weights, for several steps.
-
-    Also, every rank holds as many caches at once as the simulator says.
-    """
-    topology = connect(group, pipelining.parallel(group.size, case.t))
+@contextmanager
+def connected(group, parallel: ParallelConfig):
+    """The topology, for as long as the `with` block lasts."""
+    topology = connect(group, parallel)
     try:
-        d, r = topology.data.size, topology.place.data
-        batch = microbatches * d * case.b
-        # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
-        optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
-        ours = Trainer(case.model, optimizer, topology, case.seed, np.float64)
-        textbook = training.Trainer(case.model, optimizer, case.seed, np.float64)
-        schedule = schedule_of(topology.config, microbatches)
-        for step in range(steps):
-            tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
-            mine = [slice((k * d + r) * case.b, (k * d + r + 1) * case.b) for k in range(microbatches)]
-            result = ours.step([needed(topology, tokens[i], targets[i]) for i in mine], batch)
-            loss, norm, grads = textbook.step(tokens, targets)
-            close(np.array([result.loss, result.grad_norm]), np.array([loss, norm]))
-            assert ours.peak_caches == activations_in_flight(schedule)[topology.place.pipeline]
-            everyone_has(topology, ours.grads, ours.layout.tensors, grads, 1e-10)
-            everyone_has(topology, ours.params, ours.layout.tensors, textbook.params, 1e-10)
-        evaluated = ours.evaluate([needed(topology, tokens[i], targets[i]) for i in mine], batch)
-        loss, _ = training.loss_and_gradients(tokens, targets, textbook.params, case.model)
-        close(np.array(evaluated), np.array(loss))
+        yield topology
     finally:
         disconnect(topology)
 
 
-def needed(topology, tokens, targets):
-    """What a rank must know of a microbatch. The rest is made nonsense, so that nobody can use it."""
-    first, last = topology.place.pipeline == 0, topology.place.pipeline == topology.pipeline.size - 1
-    return (tokens if first else np.full_like(tokens, -1)), (targets if last else np.full_like(targets, -1))
+class Found(NamedTuple):
+    """What one rank says after a step."""
+
+    place: Place
+    result: StepResult
+    peak_caches: int
+    grads: Any
+    params: Any
+    tensors: Any
 
 
-def everyone_has(topology, tree, tensors, expected, tolerance):
-    """In every replica the ranks' shards, joined, are the expected tree; so are both copies of a tied word table."""
-    everyone = topology.world.comm.allgather((topology.place, tree, tensors))
-    for replica in range(topology.data.size):
-        stages = [[one for one in everyone if one[0][1:] == (replica, stage)] for stage in range(topology.pipeline.size)]
-        parts = [join([tree for _, tree, _ in stage], stage[0][2]) for stage in stages]
-        whole = gpt_join(parts)
-        trees_close(whole, expected, tolerance)
-        for part in parts:
-            if part.embedding.word is not None:
-                trees_close(part.embedding.word, whole.embedding.word, tolerance)
+def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
+                                pipelining: Pipelining = Pipelining(), wrap=as_is):
+    """The main theorem: losses, norms, clipped gradients and weights are one process's, step by step; evaluation too.
+
+    Also, every rank holds as many caches at once as the simulator says.
+    """
+    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+        # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
+        optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
+        ours = Trainer(case.model, optimizer, topology, case.seed, np.float64, wrap(np.empty(0)))
+        textbook = training.Trainer(case.model, optimizer, case.seed, np.float64) if group.rank == 0 else None
+        in_flight = activations_in_flight(schedule_of(topology.config, microbatches))
+        batch = microbatches * topology.data.size * case.b
+        for step in range(steps):
+            tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
+            result = ours.step(dealt(ours, case.b, tokens, targets, wrap), batch)
+            found = Found(topology.place, result, ours.peak_caches, tree_map(host, ours.grads),
+                          tree_map(host, ours.params), ours.layout.tensors)
+            first_checks(group, found, lambda everyone, tokens=tokens, targets=targets: step_equals(
+                textbook.step(tokens, targets), textbook.params, in_flight, everyone))
+        fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
+        tokens, targets = tokens[:fewer], targets[:fewer]
+        loss = ours.evaluate(dealt(ours, case.b, tokens, targets, wrap), fewer)
+        first_checks(group, loss, lambda everyone: close(np.array(everyone), np.full(len(everyone), (
+            training.loss_and_gradients(tokens, targets, textbook.params, case.model)[0]))))
+
+
+def dealt(trainer: Trainer, b: int, tokens, targets, wrap=as_is) -> list:
+    """This replica's microbatches. What the rank need not know of them is made nonsense, so that it cannot use it."""
+    d, r = trainer.topology.data.size, trainer.topology.place.data
+    if not has_embedding(trainer.params):
+        tokens = np.full_like(tokens, -1)
+    if not has_head(trainer.params, trainer.model):
+        targets = np.full_like(targets, -1)
+    mine = [samples_of(r, k, d, b) for k in range(len(tokens) // (d * b))]
+    return [(wrap(tokens[i]), wrap(targets[i])) for i in mine]
+
+
+def first_checks(group, value, check) -> None:
+    """`check` all ranks' values, on rank 0 alone, which is faster. What it finds wrong fails every rank."""
+    everyone, fault = group.comm.gather(value), ""
+    if group.rank == 0:
+        try:
+            check(everyone)
+        except AssertionError:
+            fault = traceback.format_exc()
+    fault = group.comm.bcast(fault)
+    assert not fault, fault
+
+
+def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -> None:
+    """Every rank reports one process's loss and norm; every replica has its gradients and weights."""
+    loss, norm, grads = expected
+    for found in everyone:
+        close(np.array(found.result[:2]), np.array([loss, norm]))
+        assert found.peak_caches == in_flight[found.place.pipeline], "another number of caches than was simulated"
+    for replica in {found.place.data for found in everyone}:
+        stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
+                  for stage in range(len(in_flight))]
+        for field, whole in (("grads", grads), ("params", params)):
+            parts = [join([getattr(found, field) for found in stage], stage[0].tensors) for stage in stages]
+            trees_close(gpt_join(parts), whole, 1e-10)
+            for part in parts:     # both copies of a tied word table
+                if part.embedding.word is not None:
+                    trees_close(part.embedding.word, whole.embedding.word, 1e-10)
+
+
+def ledger_equals_formulas(group, case: Case, work: Work, pipelining: Pipelining):
+    """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
+    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, np.float64)
+        together = Ledger()
+        batches = Batches(Words(case) if topology.place.tensor == 0 else None, topology, case.s, case.b,
+                          work.microbatches // work.steps)
+        for step in range(work.steps):
+            trainer.step(batches.microbatches_of("train", step), batches.global_batch_size)
+        for step in range(work.evaluations):
+            trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
+        for ledger in topology.pipeline.from_all(group.ledger):
+            together.add(ledger)
+        found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
+        lines = traffic(case.model, topology.config, case.b, case.s, work)
+        assert len({line[:4] for line in lines}) == len(lines)
+        expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
+        assert found == expected, f"{found.items() ^ expected.items()}"
+        return together
+
+
+class Words:
+    """A data set of random words."""
+
+    def __init__(self, case: Case):
+        self.case = case
+
+    def batch(self, part, first, count):
+        return self.case.ids(f"{part} {first}", count, self.case.s + 1)
+
+
+def no_cache_outlives_its_use(group, case: Case, microbatches: int, pipelining: Pipelining):
+    """While an evaluation runs, a rank has no cache from an earlier forward; after a step it has none at all."""
+    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, np.float64)
+        batch = microbatches * topology.data.size * case.b
+        mine = dealt(trainer, case.b, case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s))
+        assert live_caches() == 0
+        trainer.step(mine, batch)
+        assert live_caches() == 0, "the step is over, but caches are not gone"
+
+        def forward(*args):
+            assert live_caches() == 0, "an evaluation keeps caches"
+            return gpt.gpt_forward(*args)
+
+        with mock.patch.object(passes, "gpt_forward", forward):
+            trainer.evaluate(mine, batch)
+
+
+def live_caches() -> int:
+    """Of stages, on this rank."""
+    return sum(type(x) is GPTCache for x in gc.get_objects())

@@ -5,8 +5,11 @@ tell how the mistake comes about, or what it does.
 """
 import pytest
 
-from reference.config import ModelConfig
+from reference.config import ModelConfig, ParallelConfig
+from reference.schedules import from_csv, gpipe
+from reference.traffic import Work
 from tests import rank_theorems, textbook_theorems
+from tests.mpi_impl.test_pipeline import every_message_arrives
 from tests.planted import Bug, assert_caught, planted
 from tests.strategies import Case
 
@@ -68,8 +71,8 @@ ON_RANKS = {
             "np.take_along_axis(logits, ids[..., None], -1)[..., 0]"),
         rank_theorems.loss_equals_whole, CASE),
     "the loss over the local batch": (   # a sum of means: right only if d = m = 1
-        Bug("mpi_impl.training.trainer", "weight = 1 / (global_batch_size * tokens.shape[1])",
-            "weight = 1 / tokens.size"),
+        Bug("mpi_impl.training.trainer", "return 1 / (global_batch_size * microbatches[0][0].shape[1])",
+            "return 1 / microbatches[0][0].size"),
         rank_theorems.training_equals_one_process, *TRAINING),
     # attention
     "QKV cut across, not by heads": (    # [Q | K | V] in two: the first rank gets Q and half of K
@@ -85,13 +88,16 @@ ON_RANKS = {
         Bug("mpi_impl.kernels", "grad += rows(x).T @ rows(dy)", "grad[...] = rows(x).T @ rows(dy)"),
         rank_theorems.mlp_equals_whole, CASE),
     "replicas' gradients not summed": (
-        Bug("mpi_impl.parallel.data_parallel", 'group.all_reduce(flat, "gradients")', "pass"),
+        Bug("mpi_impl.parallel.data_parallel",
+            'self.begun.append(self.group.post_all_reduce(self.flat[self.buckets[bucket].slice], "gradients"))',
+            "pass"),
         rank_theorems.training_equals_one_process, *TRAINING),
     "replicated weights counted t times in the norm": (   # clipping then depends on t
-        Bug("mpi_impl.training.optimizer", "if segment.tensor.split is None:", "if False:"),
+        Bug("mpi_impl.training.optimizer", "(segment.tensor.split is not None or tensor_rank == 0)", "True"),
         rank_theorems.training_equals_one_process, *TRAINING),
     "the norm over one rank's shard": (                   # every rank clips by another factor, and replicas drift apart
-        Bug("mpi_impl.training.optimizer", '(split,) = tensor.all_reduce(np.array([split]), "gradient norm")', "pass"),
+        Bug("mpi_impl.training.optimizer",
+            'sqrt(model.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
         rank_theorems.training_equals_one_process, *TRAINING),
     "every rank draws the same shard": (                  # one seed for all ranks: heads are copies of one another
         Bug("reference.params", "first = rank * length if axis == tensor.split else 0", "first = 0"),
@@ -104,6 +110,151 @@ def test_on_ranks(ranks, name):
     bug, theorem, *args = ON_RANKS[name]
     replicas = 2 if theorem is rank_theorems.training_equals_one_process else 1
     assert_caught(ranks, CASE.t * replicas, bug, theorem, *args)
+
+
+def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4):
+    """Two steps of a model of nine layers, with clipping at work: the ranks that it takes, theorem and arguments."""
+    model = ModelConfig(9, 8, 2, 10, 6, make_vocab_size_divisible_by=3)
+    return (t * p * d, rank_theorems.training_equals_one_process, Case(t, model, 2, 5, seed=7), 2, m, 0.05,
+            rank_theorems.Pipelining(p, schedule, chunks, bucket_size=300))
+
+
+def run(theorem, *work, t=1, p=2, schedule="1f1b", chunks=None):
+    """Another theorem on that model, without replicas."""
+    _, _, case, _, m, _, pipelining = trained(schedule, chunks, t, p)
+    return t * p, theorem, case, *(work or [m]), pipelining
+
+
+def played(schedule, t=1, shape=(2, 3, 4)):
+    """A schedule without a model."""
+    return t * schedule.p, every_message_arrives, schedule, ParallelConfig(t, schedule.p), shape, "d"
+
+
+TURNED = from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0")      # ranks take the microbatches in different orders
+LARGE = (1, 1, 1 << 17)      # a megabyte: MPI does not buffer it
+TIED_SUM = 'self.sharers.all_reduce(self.grads.embedding.word, "tied embedding")'
+BROADCAST = 'float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])'
+TAG = 'return 2 * (action.microbatch * self.stages + action.stage) + (action.kind == "F")'
+
+IN_A_PIPELINE = {
+    # the word table that the first and the last stage share: each has half of its gradient
+    "the tied table's gradients not summed": (
+        Bug("mpi_impl.training.trainer", TIED_SUM, "pass"), *trained()),
+    "the tied table counted twice in the norm": (
+        Bug("mpi_impl.training.trainer", 'self.copy = "embedding.word" if self.sharers and last else ""',
+            'self.copy = ""'), *trained()),
+    "the tied table counted by no stage": (
+        Bug("mpi_impl.training.trainer", 'self.copy = "embedding.word" if self.sharers and last else ""',
+            'self.copy = "embedding.word" if self.sharers else ""'), *trained()),
+    "the tied table's two uses on one rank taken for one": (     # its bucket is on its way when the second one comes
+        Bug("mpi_impl.training.trainer", 'self.uses = {"embedding.word": 2}', 'self.uses = {"embedding.word": 1}'),
+        *trained("zb-v")),
+    "every stage draws from a seed of its own": (                # so the two copies of the table differ from the start
+        Bug("mpi_impl.training.trainer", "initialize_shard(tensors, seed, dtype,",
+            "initialize_shard(tensors, seed + topology.place.pipeline, dtype,"), *trained()),
+    # the norm and the loss
+    "the norm over the tensor group alone": (                    # every stage clips by another factor
+        Bug("mpi_impl.training.trainer", "self.optimizer.step(self.flat_grads, self.topology.model)",
+            "self.optimizer.step(self.flat_grads, self.topology.tensor)"), *trained(t=2)),
+    "the norm over the pipeline alone": (
+        Bug("mpi_impl.training.trainer", "self.optimizer.step(self.flat_grads, self.topology.model)",
+            "self.optimizer.step(self.flat_grads, self.topology.pipeline)"), *trained(t=2)),
+    "the loss broadcast from the first rank": (
+        Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", 0)'), *trained()),
+    "the loss broadcast from the last rank of a V": (            # whose first rank has the last stage
+        Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", self.topology.pipeline.size - 1)'),
+        *trained("zb-v")),
+    "the loss not broadcast": (
+        Bug("mpi_impl.training.trainer", BROADCAST, "float(found[0])"), *trained()),
+    "the loss of one replica": (
+        Bug("mpi_impl.training.trainer", 'self.topology.data.all_reduce(np.array([loss]), "loss")',
+            "np.array([loss])"), *trained(d=2)),
+    "the loss of the last microbatch alone": (
+        Bug("mpi_impl.parallel.passes", "self.loss += y.sum", "self.loss = y.sum"), *trained()),
+    "the gradient of a microbatch's mean, not of the batch's": (
+        Bug("mpi_impl.parallel.passes", "self.weight, shape=targets.shape",
+            "self.weight * len(self.microbatches), shape=targets.shape"), *trained()),
+    # microbatches
+    "the targets of the microbatch before": (
+        Bug("mpi_impl.parallel.passes", "params, self.model, targets, self.region)",
+            "params, self.model, self.microbatches[action.microbatch - 1][1], self.region)"), *trained()),
+    "the cache of the latest forward": (                         # GPipe's ranks would all agree on it
+        Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
+            "self.caches.pop(max(self.caches))"), *trained(p=3)),
+    "the last stage gets no targets": (
+        Bug("mpi_impl.training.batches", "topology.place.pipeline in (0, topology.pipeline.size - 1)",
+            "topology.place.pipeline == 0"), *run(rank_theorems.ledger_equals_formulas, Work(2, 8, 0, 0))),
+    # messages
+    "no tags": (                                                 # in a V a rank's neighbour sends both ways at once
+        Bug("mpi_impl.parallel.pipeline", TAG, "return 0"), *trained("zb-v")),
+    "tags without the microbatch": (                             # right as long as ranks keep them in one order
+        Bug("mpi_impl.parallel.pipeline", TAG, 'return 2 * action.stage + (action.kind == "F")'), *played(TURNED)),
+    "receives into one buffer": (
+        Bug("mpi_impl.parallel.pipeline", "piece = np.empty_like(self.like, shape=size)",
+            'piece = self.__dict__.setdefault("piece", np.empty_like(self.like, shape=size))'), *played(TURNED)),
+    "sends from one buffer": (                                   # small messages are buffered by MPI: they get through
+        Bug("mpi_impl.parallel.pipeline", "y = self.results.pop(step.action).reshape(-1)",
+            'y = self.__dict__.setdefault("buffer", np.empty(prod(self.shape)))\n'
+            "        y[...] = self.results.pop(step.action).reshape(-1)"), *played(gpipe(2, 8), shape=LARGE)),
+    "the first piece sent by every rank": (
+        Bug("mpi_impl.parallel.pipeline", "y = y[self.tensor.rank * n:(self.tensor.rank + 1) * n]", "y = y[:n]"),
+        *trained(t=2)),
+    "the pieces not gathered": (
+        Bug("mpi_impl.parallel.pipeline", """self.tensor.all_gather(x, 0, f"gathered {CONTENT[step.action.kind]}")""",
+            "np.tile(x, self.tensor.size)"), *trained(t=2)),
+    "the pieces gathered, but the whole sent": (                 # a right result, and no saving: the ledger tells
+        Bug("mpi_impl.parallel.pipeline",
+            "self.sent.append(self.group.post_send(y, step.to,",
+            "self.group.ledger.record('send', 'pipeline', 2, CONTENT[step.action.kind], y.size, y.dtype)\n"
+            "        self.sent.append(self.group.post_send(y, step.to,"),
+        *run(rank_theorems.ledger_equals_formulas, Work(1, 4, 0, 0), t=2)),
+    # weight gradients, put off by I
+    "W forgets the last of what I held": (
+        Bug("mpi_impl.parallel.sinks", "in self.held:", "in self.held[:-2]:"), *trained("zb-h1")),
+    "W does nothing": (
+        Bug("mpi_impl.parallel.passes", "self.deferred.pop((action.stage, action.microbatch)).drain(self.sink)",
+            "self.deferred.pop((action.stage, action.microbatch))"), *trained("zb-h1")),
+    "W adds twice": (
+        Bug("mpi_impl.parallel.sinks", "accumulate(grad, x, dy)",
+            "accumulate(grad, x, dy), accumulate(grad, x, dy)"), *trained("zb-h1")),
+    "I adds, and W again": (
+        Bug("mpi_impl.parallel.sinks", "self.held.append((Now.__call__, grad, x, dy))",
+            "accumulate(grad, x, dy), self.held.append((Now.__call__, grad, x, dy))"), *trained("zb-h2")),
+    # the sum over replicas
+    "gradients summed before the last microbatch": (
+        Bug("mpi_impl.parallel.data_parallel", "microbatches * expected for", "(microbatches - 1) * expected for"),
+        *trained(d=2)),
+    "gradients counted as complete by I": (
+        Bug("mpi_impl.parallel.passes", "later = self.deferred[action.stage, action.microbatch] = Later()",
+            "later = self.deferred[action.stage, action.microbatch] = Later()\n"
+            "        later.done = self.sink.done"), *trained("zb-h1", d=2)),
+    "gradients of the step before kept": (
+        Bug("mpi_impl.training.trainer", "self.flat_grads[...] = 0", "pass"), *trained()),
+    # layers
+    "interleaved stages given to ranks in a row": (              # rank 0 gets stages 0 and 1, not 0 and p
+        Bug("reference.stages",
+            "{stage: layers_of_stage(stage, count, c.num_layers) for stage in stages} for stages in placement",
+            "{stage: layers_of_stage(r * len(held) + i, count, c.num_layers) for i, stage in enumerate(held)}\n"
+            "            for r, held in enumerate(placement)"), *trained("interleaved", 2)),
+    "the layers that do not divide lost": (
+        Bug("reference.stages", "each, more = divmod(num_layers, stages)", "each, more = num_layers // stages, 0"),
+        *trained()),
+    "a layer on two stages": (
+        Bug("reference.stages", "first + each + (stage < more))", "first + each + (stage <= more))"), *trained(p=4)),
+    # memory
+    "caches kept until the end of the step": (                   # 1F1B then costs what GPipe does
+        Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
+            "self.caches[action.stage, action.microbatch]"), *trained()),
+    "an evaluation that keeps caches": (
+        Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',
+            'self.__dict__.setdefault("caches", []).append(cache)'), *run(rank_theorems.no_cache_outlives_its_use)),
+}
+
+
+@pytest.mark.parametrize("name", IN_A_PIPELINE)
+def test_in_a_pipeline(ranks, name):
+    bug, n, theorem, *args = IN_A_PIPELINE[name]
+    assert_caught(ranks, n, bug, theorem, *args)
 
 
 IN_THE_TEXTBOOK = {

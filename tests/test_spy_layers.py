@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.training.trainer import Trainer
 from reference import counter_rng
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ModelConfig
 from reference.layers.cross_entropy import cross_entropy_forward, gathered_cross_entropy, unsafe_cross_entropy
 from reference.layers.linear import (column_parallel_tensors, linear_forward, row_parallel_tensors,
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
@@ -15,11 +13,10 @@ from reference.layers.linear import (column_parallel_tensors, linear_forward, ro
 from reference.layers.mlp import mlp_forward, mlp_tensors, rows_first_mlp_forward
 from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_tensors, sharded_gpt_backward,
                                   sharded_gpt_forward)
-from reference.optimizer import OptimizerConfig
 from reference.params import initialize_shard, split, tree_map
 from tests import rank_theorems as theorems
 from tests.spy import Refused, SpyArray
-from tests.strategies import cases, close, trees_close
+from tests.strategies import Case, cases, close, trees_close
 
 FEWER = settings(max_examples=10)
 THEOREMS = [theorems.row_parallel_equals_whole, theorems.mlp_equals_whole, theorems.attention_equals_whole,
@@ -103,23 +100,21 @@ def test_initial_weights_are_made_on_the_device():
     trees_close(tree_map(SpyArray.get, ours), initialize_shard(tensors, 1, np.float32, 2, 1), 0.0)
 
 
-def test_training_on_a_device(ranks):
-    """Two steps of the trainer with all of its buffers on the device are those on the host."""
-    ranks.run(4, train_on_spies)
+@pytest.mark.parametrize("t, p, d, schedule, chunks, untied", [
+    (2, 1, 2, "1f1b", None, False), (2, 2, 2, "1f1b", None, False), (1, 2, 2, "zb-h1", None, True),
+    (2, 2, 1, "interleaved", 2, False), (2, 2, 1, "zb-v", None, False)])
+@pytest.mark.parametrize("position", ["learned_absolute", "rope"])
+def test_training_on_a_device(ranks, t, p, d, schedule, chunks, untied, position):
+    """The main theorem with parameters, gradients, moments, batches and all messages on the device."""
+    model = ModelConfig(5, 8, 2, 11, 5, make_vocab_size_divisible_by=4, position_embedding_type=position,
+                        untie_embeddings_and_output_weights=untied)
+    for scatter in (True, False):
+        ranks.run(t * p * d, train_on_spies, Case(t, model, 2, 5, seed=3),
+                  theorems.Pipelining(p, schedule, chunks, scatter, bucket_size=200))
 
 
-def train_on_spies(group):
-    model = ModelConfig(2, 8, 2, 11, 5, make_vocab_size_divisible_by=4)
-    topology, optimizer = connect(group, ParallelConfig.for_world(4, 2)), OptimizerConfig(1e-2, 5, clip_grad=0.1)
-    rng, host = np.random.default_rng(group.rank // 2), Trainer(model, optimizer, topology, 1, np.float64)
-    device = Trainer(model, optimizer, topology, 1, np.float64, like=SpyArray(np.empty(0)))
-    for _ in range(2):
-        tokens, targets = rng.integers(0, 11, (2, 3, 5))
-        expected = host.step([(tokens, targets)], 6)
-        found = device.step([(SpyArray(tokens), SpyArray(targets))], 6)
-        close(np.array(found), np.array(expected))
-    close(device.flat_params.get(), host.flat_params)
-    disconnect(topology)
+def train_on_spies(group, case, pipelining):
+    theorems.training_equals_one_process(group, case, 2, pipelining.p, 0.05, pipelining, wrap=SpyArray)
 
 
 def test_a_hidden_copy_is_seen():

@@ -1,4 +1,4 @@
-"""What time it is on a rank: the wall's, or the time that it would be if every rank had a device of its own."""
+"""What time it is on a rank: the wall's, or what it would be if every rank had a device of its own."""
 import time
 from dataclasses import dataclass
 
@@ -8,11 +8,15 @@ from reference.simulate import Times
 
 
 class WallClock:
-    """Seconds since the clock was made."""
+    """Seconds since the clock was started."""
 
     virtual = False
 
     def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        """It is 0 now."""
         self.origin = time.perf_counter()
 
     def now(self) -> float:
@@ -20,6 +24,12 @@ class WallClock:
 
     def computed(self, action: Action) -> None:
         """An action of a schedule has just been done."""
+
+    def pause(self) -> None:
+        """Communication begins."""
+
+    def resume(self) -> None:
+        """Communication is over."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,10 @@ class VirtualClock:
 
     def __init__(self, link: Link = Link(), times: Times | None = None):
         self.link, self.times = link, times
+        self.restart()
+
+    def restart(self) -> None:
+        """It is 0 now."""
         self.seconds, self.mark = 0.0, time.thread_time()
 
     def now(self) -> float:

@@ -5,8 +5,8 @@ that are asked for and not hidden. Every call over arrays is written into the le
 the trace, if there is one; and it has a time limit, if the run has.
 """
 import time
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from mpi_impl.comm.watchdog import Watchdog
 from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
+SPEAKS = 32_767     # a tag: every MPI allows it
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Group:
         self.comm, self.name, self.instruments = comm, name, instruments
         self.ledger, self.trace, self.watchdog = instruments.ledger, instruments.trace, instruments.watchdog
         self.size, self.rank = comm.size, comm.rank
+        self.ranks = comm.group.Translate_ranks(None, MPI.COMM_WORLD.group)     # of its members, in the world
+        self.others = [r for i, r in enumerate(self.ranks) if i != self.rank]
 
     # ---- collectives ----
 
@@ -86,42 +89,49 @@ class Group:
     def post_send(self, x, to: int, tag: int, reason: str) -> "Pending":
         """Send x to rank `to`, which posts a receive with the same tag. x must stay as it is until the wait is over."""
         self._record("send", x.size, x.dtype, reason)
-        buffer = to_host(x)
-        pending = Pending(self, f"send {reason}", [self.comm.Isend(buffer, to, 2 * tag)], buffer, buffer)
-        if (clock := self._virtual_clock()) is not None:
-            pending.stamp[0] = clock.now()
-            pending.requests.append(self.comm.Isend(pending.stamp, to, 2 * tag + 1))
+        with self._posting() as clock:
+            buffer = to_host(x)
+            request = self.comm.Isend(buffer, to, 2 * tag)
+            pending = Pending(self, f"send {reason}", [request], buffer, buffer, [self.ranks[to]])
+            if clock is not None:
+                pending.stamp[0] = clock.seconds
+                pending.requests.append(self.comm.Isend(pending.stamp, to, 2 * tag + 1))
         return pending
 
     def post_receive(self, x, source: int, tag: int, reason: str) -> "Pending":
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
-        buffer = to_host(x)
-        pending = Pending(self, f"receive {reason}", [self.comm.Irecv(buffer, source, 2 * tag)], buffer, x)
-        if (clock := self._virtual_clock()) is not None:
-            pending.takes = clock.link.seconds("send", 2, x.nbytes)
-            pending.requests.append(self.comm.Irecv(pending.stamp, source, 2 * tag + 1))
+        with self._posting() as clock:
+            buffer = to_host(x)
+            request = self.comm.Irecv(buffer, source, 2 * tag)
+            pending = Pending(self, f"receive {reason}", [request], buffer, x, [self.ranks[source]])
+            if clock is not None:
+                pending.takes = clock.link.seconds("send", 2, x.nbytes)
+                pending.requests.append(self.comm.Irecv(pending.stamp, source, 2 * tag + 1))
         return pending
 
     def post_all_reduce(self, x, reason: str) -> "Pending":
         """Begin the elementwise sum over all ranks, which post in the same order. x has it once the wait is over."""
         self._record("all_reduce", x.size, x.dtype, reason)
         if self.size == 1:
-            return Pending(self, reason, [], x, x)
-        buffer = to_host(x)
-        pending = Pending(self, reason, [self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)], buffer, x)
-        if (clock := self._virtual_clock()) is not None:
-            pending.stamp[0] = clock.now()
-            pending.takes = clock.link.seconds("all_reduce", self.size, x.nbytes)
-            pending.requests.append(self.comm.Iallreduce(MPI.IN_PLACE, pending.stamp, MPI.MAX))
+            return Pending(self, reason, [], x, x, [])
+        with self._posting() as clock:
+            buffer = to_host(x)
+            request = self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)
+            pending = Pending(self, reason, [request], buffer, x, self.others)
+            if clock is not None:
+                pending.stamp[0] = clock.seconds
+                pending.takes = clock.link.seconds("all_reduce", self.size, x.nbytes)
+                pending.requests.append(self.comm.Iallreduce(MPI.IN_PLACE, pending.stamp, MPI.MAX))
         return pending
 
     # ---- small objects, and the group itself ----
 
-    def from_first(self, make):
+    def from_first(self, make, reason: str = ""):
         """`make()` of the group's first rank, on every rank: any picklable object, or the UserError it raised.
 
         For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included.
-        It takes what time it takes: this wait has no limit. Such objects are small, and are not in the ledger.
+        It takes what time it takes: this wait has a limit only if it has a reason. Such objects are small, and are
+        not in the ledger.
         """
         outcome = None
         if self.rank == 0:
@@ -129,23 +139,26 @@ class Group:
                 outcome = make()
             except UserError as error:
                 outcome = error
-        outcome = self.comm.bcast(outcome)
+        with self.watchdog.waiting(self.name, reason, self.others[:1]) if reason else nullcontext():
+            outcome = self.comm.bcast(outcome)
         if isinstance(outcome, UserError):
             raise outcome
         return outcome
 
     def from_all(self, value) -> list:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
-        with self.watchdog.waiting(self.name, "every rank's word"):
+        with self.watchdog.waiting(self.name, "every rank's word", self.others):
             return self.comm.allgather(value)
 
     def part(self, color: int, name: str) -> "Group":
         """The ranks of this group that give the same color, in this group's order. Called by all of them."""
-        return Group(MPI.Intracomm(self.comm.Split(color, self.rank)), name, self.instruments)
+        with self.watchdog.waiting(self.name, f"the {name} groups", self.others):
+            return Group(MPI.Intracomm(self.comm.Split(color, self.rank)), name, self.instruments)
 
     def only(self, ranks: Sequence[int], name: str) -> "Group":
         """These ranks of the group, in this order. Called by them alone."""
-        return Group(self.comm.Create_group(self.comm.group.Incl(ranks)), name, self.instruments)
+        with self.watchdog.waiting(self.name, f"the {name} group", [self.ranks[rank] for rank in ranks]):
+            return Group(self.comm.Create_group(self.comm.group.Incl(ranks)), name, self.instruments)
 
     def free(self) -> None:
         """Give the communicator back to MPI, which has only a few thousand."""
@@ -160,6 +173,27 @@ class Group:
             time.sleep(0.01)
         return True
 
+    def speaks(self, seconds: float) -> bool:
+        """Whether this rank is the one to speak, of those that ask this: the first, or the lowest of several.
+
+        For threads of ranks that are stuck: nobody is waited for, but all hear of it within so many seconds.
+        """
+        if self._hears([MPI.ANY_SOURCE], seconds / 4):
+            return False
+        for rank in range(self.size):
+            if rank != self.rank:
+                self.comm.Isend([None, 0, MPI.BYTE], rank, SPEAKS)
+        return not self._hears(range(self.rank), seconds)
+
+    def _hears(self, sources: Iterable[int], seconds: float) -> bool:
+        """Whether one of these ranks has said that it speaks, or says so in time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:      # MPI makes little progress unless it is asked, again and again
+            if any(self.comm.Iprobe(source, SPEAKS) for source in sources):
+                return True
+            time.sleep(0.01)
+        return False
+
     # ---- the instruments ----
 
     @contextmanager
@@ -167,7 +201,8 @@ class Group:
         """A collective: begun by all, and over when the last of them has come."""
         self._record(operation, elements, dtype, reason)
         clock = self._virtual_clock()
-        with self.trace.slice("communication", reason, "communication"), self.watchdog.waiting(self.name, reason):
+        with self.trace.slice("communication", reason, "communication"), \
+                self.watchdog.waiting(self.name, reason, self.others):
             if clock is None:
                 yield
                 return
@@ -177,6 +212,13 @@ class Group:
             yield
             clock.reach(latest[0] + clock.link.seconds(operation, self.size, elements * np.dtype(dtype).itemsize))
             clock.resume()
+
+    @contextmanager
+    def _posting(self):
+        """What is posted takes no time of its own. -> the virtual clock, if there is one that others want to know."""
+        self.trace.clock.pause()
+        yield self._virtual_clock()
+        self.trace.clock.resume()
 
     def _record(self, operation, elements, dtype, reason):
         self.ledger.record(operation, self.name, self.size, reason, elements, dtype)
@@ -190,19 +232,22 @@ class Group:
 class Pending:
     """Something that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
 
-    def __init__(self, group: Group, reason: str, requests: list, buffer, x):
-        self.group, self.reason, self.requests, self.buffer, self.x = group, reason, requests, buffer, x
+    def __init__(self, group: Group, reason: str, requests: list, buffer, x, others: Sequence[int]):
+        """`others` are the ranks of the world that it takes."""
+        self.group, self.reason, self.requests, self.others = group, reason, requests, others
+        self.buffer, self.x = buffer, x
         self.stamp, self.takes = np.zeros(1), 0.0      # for a virtual clock: the latest start, and seconds from there
 
     def poll(self) -> bool:
         """Whether it is over. MPI makes little progress unless it is asked."""
-        return MPI.Request.Testall(self.requests)
+        with self.group._posting():
+            return MPI.Request.Testall(self.requests)
 
     def wait(self):
         """Until what was posted may be used again (a send), or has what was sent (the others). -> that array."""
         group, clock = self.group, self.group._virtual_clock()
         with group.trace.slice("communication", self.reason, "communication"), \
-                group.watchdog.waiting(group.name, self.reason):
+                group.watchdog.waiting(group.name, self.reason, self.others):
             if clock is not None:
                 clock.pause()
             MPI.Request.Waitall(self.requests)

@@ -73,17 +73,7 @@ class ByteLevelBPETokenizer(BytePairTokenizer):
         A small corpus runs out of pairs to merge: the tokenizer's vocab_size is then smaller than asked for. Raises
         UserError if the vocabulary has no room for the 256 bytes and the end-of-document token, or too much of it.
         """
-        smallest = len(BYTES) + 1
-        if vocab_size < smallest:
-            raise UserError(
-                f"--vocab-size {vocab_size} is too small: a byte-level vocabulary holds the {len(BYTES)} bytes and the "
-                f"end-of-document token. Give {smallest} or more."
-            )
-        if vocab_size > LARGEST_TRAINED:
-            raise UserError(
-                f"--vocab-size {vocab_size} is too large: a tokenizer of at most {LARGEST_TRAINED} tokens is trained "
-                "here. Give fewer."
-            )
+        check_trained_size(vocab_size)
         bpe = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=sorted(BYTES), show_progress=False
@@ -182,10 +172,26 @@ def given_tokenizer(
         option = "--vocab-file" if vocab_file else "--merge-file"
         raise UserError(f"{option} is for --tokenizer-type GPT2BPETokenizer; {tokenizer_type} reads no such file.")
     if tokenizer_type == "ByteLevelBPETokenizer":
+        check_trained_size(DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size)
         return None
     if vocab_size is None:
         raise UserError("--tokenizer-type NullTokenizer needs --vocab-size: the number of token ids in the data.")
     return NullTokenizer(vocab_size)
+
+
+def check_trained_size(vocab_size: int) -> None:
+    """Raises UserError if no byte-level tokenizer of this size can be trained."""
+    smallest = len(BYTES) + 1
+    if vocab_size < smallest:
+        raise UserError(
+            f"--vocab-size {vocab_size} is too small: a byte-level vocabulary holds the {len(BYTES)} bytes and the "
+            f"end-of-document token. Give {smallest} or more."
+        )
+    if vocab_size > LARGEST_TRAINED:
+        raise UserError(
+            f"--vocab-size {vocab_size} is too large: a tokenizer of at most {LARGEST_TRAINED} tokens is trained "
+            "here. Give fewer."
+        )
 
 
 def _gpt2_tokenizer(vocab_size: int | None, vocab_file: str | None, merge_file: str | None) -> GPT2BPETokenizer:

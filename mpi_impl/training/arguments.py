@@ -11,6 +11,8 @@ from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules import SCHEDULES
 from reference.stages import schedule_of, stages_of_ranks
 
+MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a list of them all
+
 # Megatron's options (and ours) for what is not built yet: refused, so that nobody believes they did something.
 NOT_YET = {
     "ZeRO": "zero-stage use-distributed-optimizer cpu-offload",
@@ -48,12 +50,13 @@ class Settings:
 def parse(argv: list[str] | None, world_size: int) -> Settings:
     """Options -> Settings. When an option is given twice, the last one counts. Raises UserError."""
     args = parser().parse_args(argv)
+    check_names(args)
     require_positive("micro_batch_size", args.micro_batch_size)
     parallel = parallel_config(args, world_size)
     if args.global_batch_size is None:
         args.global_batch_size = args.micro_batch_size * parallel.data_parallel_size
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
-    check_schedule(parallel, microbatches)
+    check_schedule(args, parallel, microbatches)
     check_iterations(args)
     check_sequence(args)
     check_dropout(args)
@@ -69,7 +72,8 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
     if (name == "interleaved") != (each is not None):
         raise UserError(f"--pipeline-schedule is {name}, " + (
             "which needs --num-layers-per-virtual-pipeline-stage: how many layers each of a rank's several stages has."
-            if each is None else "which has no use for --num-layers-per-virtual-pipeline-stage: interleaved has."))
+            if each is None else "which takes no --num-layers-per-virtual-pipeline-stage. Leave that out, or choose "
+            "interleaved."))
     return ParallelConfig.for_world(
         world_size, args.tensor_model_parallel_size, args.pipeline_model_parallel_size, pipeline_schedule=name,
         chunks=None if each is None else chunks(each, args.num_layers, args.pipeline_model_parallel_size),
@@ -88,13 +92,37 @@ def chunks(each: int, num_layers: int, p: int) -> int:
     return -(-num_layers // (p * each))
 
 
-def check_schedule(parallel: ParallelConfig, microbatches: int) -> None:
-    """Raises UserError if the schedule does not take so many microbatches."""
-    try:
-        schedule_of(parallel, microbatches)
-    except UserError as error:
-        raise UserError(f"{error} (m = --global-batch-size / --micro-batch-size / data-parallel size "
-                        f"= {microbatches}.)") from None
+def check_names(args) -> None:
+    """Raises UserError for a file's name that is given and empty, as an unset variable of a script gives it."""
+    for name in ("data_path", "vocab_file", "merge_file", "data_cache_path", "metrics_file", "ledger", "plot", "trace"):
+        if getattr(args, name) == "":
+            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
+
+
+def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
+    """Raises UserError if the schedule does not take m microbatches, or has more stages than there are layers."""
+    p, v, together = parallel.pipeline_model_parallel_size, parallel.chunks or 1, args.global_batch_size // m
+    if v * m > MOST_ACTIONS:
+        raise UserError(f"A step has {m:,} microbatches (--global-batch-size / --micro-batch-size / data-parallel "
+                        f"size) x {v:,} on each rank, but a schedule holds at most {MOST_ACTIONS:,}. Choose a smaller "
+                        "--global-batch-size, or a larger --micro-batch-size.")
+    if parallel.pipeline_schedule == "interleaved" and m % p:
+        raise UserError(f"--global-batch-size is {args.global_batch_size}, which makes {m} microbatches of "
+                        f"--micro-batch-size x data-parallel size = {together}, but the interleaved schedule takes "
+                        f"them in groups of --pipeline-model-parallel-size, which is {p}. The nearest that fits is "
+                        f"{max(1, round(m / p)) * p * together}.")
+    check_stages(args, parallel, schedule_of(parallel, m).stages)
+
+
+def check_stages(args, parallel: ParallelConfig, stages: int) -> None:
+    p = parallel.pipeline_model_parallel_size
+    if stages > args.num_layers >= 1:
+        fewer = ("" if stages == p else ", a schedule with one stage on each rank" if parallel.chunks is None else
+                 ", a larger --num-layers-per-virtual-pipeline-stage")
+        raise UserError(f"--num-layers is {args.num_layers}, but the {parallel.pipeline_schedule} schedule has "
+                        f"{stages} stages, {stages // p} on each of --pipeline-model-parallel-size {p} ranks, and "
+                        f"every stage needs a layer. Choose more layers{fewer}, or a smaller "
+                        "--pipeline-model-parallel-size.")
 
 
 def check_iterations(args) -> None:

@@ -65,7 +65,7 @@ def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> 
         axes.set_title(title(panel, scale, "ms" if seconds else ""), loc="left", fontsize=11)
     all_axes[-1].set_xlabel("time (ms)" if seconds else "time")
     draw_legend(figure, panels)
-    figure.savefig(path, dpi=DPI, format="png")
+    figure.savefig(path, format="png")
 
 
 # ---- from timelines to slices to cells ------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def label_widths(label: str) -> float:
 def empty_panels(rows: list[int], row: float, width: float, span: float):
     """A figure, and axes for panels of so many rows, the first on top. Sizes are inches."""
     height = sum(rows) * row + len(rows) * TITLE + AXIS + LEGEND
-    figure = Figure(figsize=(LEFT + width + RIGHT, height))
+    figure = Figure(figsize=(LEFT + width + RIGHT, height), dpi=DPI)
     every, top, all_axes = ceil(0.18 / row), height, []
     for n in rows:
         top -= TITLE + n * row

@@ -3,6 +3,7 @@ import json
 import os
 from contextlib import contextmanager
 from math import exp
+from tempfile import TemporaryFile
 from typing import TextIO
 
 from mpi_impl.training.trainer import StepResult
@@ -74,6 +75,15 @@ def check_writable(path: str, data_path: str | None) -> None:
         raise UserError(f"{path} is what --data-path reads: give what is written another name.")
     with writing(path):
         open(path, "a").close()
+
+
+def check_folder(path: str) -> None:
+    """The folder is made if it is not there. Raises UserError if it cannot be, or nothing can be written in it."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise UserError(f"{path} is a file, where a folder is needed: give another name.")
+    with writing(path):
+        os.makedirs(path, exist_ok=True)
+        TemporaryFile(dir=path).close()
 
 
 def duration(seconds: float) -> str:

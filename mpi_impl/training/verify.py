@@ -63,7 +63,8 @@ class Verifier:
         with self.world.ledger.phase("verification"):
             grads = self.of_all_ranks(self.trainer.flat_grads, "gradients of all ranks")
             params = self.of_all_ranks(self.trainer.flat_params, "weights of all ranks")
-        found = self.world.from_first(lambda: self.compare(tokens, targets, result, grads, params))
+        found = self.world.from_first(lambda: self.compare(tokens, targets, result, grads, params),
+                                      "the textbook's step")
         self.worst = Difference(*map(max, self.worst, found))
         for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.dtype.name], strict=True):
             if not difference <= allowed:

@@ -106,6 +106,9 @@ def test_rounding_is_no_overlap_and_makes_none(lengths, start):
         slices.append(Slice("compute", f"0F{i}", "F", start * (1 - 2**-53), start + length))
         start += length
     events = [(round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in complete_events(slices, 0)]
+    first, second = complete_events([Slice("compute", "0F0", "F", 0, 1e-6 + 6e-10), Slice("compute", "0B0", "B",
+                                     1e-6 + 4e-10, 2e-6)], 0)
+    assert (first["dur"], second["ts"], second["dur"]) == (1.001, 1.001, 0.999)
     assert len(events) == len(slices)
     assert all(ts + dur <= following for (ts, dur), (following, _) in zip(events, events[1:]))
 

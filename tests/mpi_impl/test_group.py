@@ -1,13 +1,18 @@
 """The collectives of real ranks are the textbook's; topology puts every rank in its place."""
+import re
+from random import Random
+
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
-from mpi_impl.comm.topology import Place, connect, disconnect, place
+from mpi_impl.comm.topology import Place, place
 from reference import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError
+from tests.rank_theorems import connected
 from tests.strategies import close
 
 RANKS, SEEDS = st.integers(1, 8), st.integers(0, 2**32 - 1)
@@ -72,17 +77,94 @@ def test_places_are_megatrons(t, d, p):
 
 def test_groups_of_eight_ranks(ranks):
     """t = 2, d = 4: pairs of neighbours hold one model, even and odd ranks hold the same shards."""
-    found = ranks.run(8, members, 2)
-    assert [tensor for tensor, _ in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5], [6, 7], [6, 7]]
-    assert [data for _, data in found] == [[0, 2, 4, 6], [1, 3, 5, 7]] * 4
+    found = ranks.run(8, members, 2, 1)
+    assert [each["tensor"] for each in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5], [6, 7], [6, 7]]
+    assert [each["data"] for each in found] == [[0, 2, 4, 6], [1, 3, 5, 7]] * 4
+    assert [each["model"] for each in found] == [each["tensor"] for each in found]
+    assert all(each["pipeline"] == [r] and "embedding" not in each for r, each in enumerate(found))
 
 
-def members(group, t):
-    topology = connect(group, ParallelConfig.for_world(group.size, t))
-    me = np.array([group.rank])
-    found = [part.all_gather(me, 0, "test").tolist() for part in (topology.tensor, topology.data)]
-    disconnect(topology)
-    return found
+def test_the_table_of_topology(ranks):
+    """t = p = d = 2, as the docstring of mpi_impl/comm/topology.py has it: the groups' names and members."""
+    found = ranks.run(8, members, 2, 2)
+    for line in topology_module.__doc__.splitlines():
+        if match := re.fullmatch(r" +(?:With .*: +)?(tensor|data|pipeline|model) +((?:\[[\d ]+\])+)", line):
+            groups = [list(map(int, part.split())) for part in re.findall(r"\[([\d ]+)\]", match[2])]
+            assert [each[match[1]] for each in found] == [
+                next(group for group in groups if rank in group) for rank in range(8)]
+            found = [{name: group for name, group in each.items() if name != match[1]} for each in found]
+    assert [each.keys() for each in found] == [{"embedding"}] * 8      # all others were in the table
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
+    """Each pipeline's own two, first before last; ranks between them have no such group. And a pipeline's order is that
+    of its stages."""
+    t = data.draw(st.integers(1, 8), "t")
+    p = data.draw(st.integers(1, 8 // t), "p")
+    d = data.draw(st.integers(1, 8 // (t * p)), "d")
+    for rank, found in enumerate(ranks.run(t * p * d, members, t, p)):
+        ends = [found["pipeline"][0], found["pipeline"][-1]]
+        assert found["pipeline"] == [rank % (t * d) + t * d * stage for stage in range(p)]
+        assert found.get("embedding") == (ends if p > 1 and rank in ends else None)
+        assert len(found["model"]) == t * p and set(found["pipeline"]) | set(found["tensor"]) <= set(found["model"])
+        assert set(found["data"]) & set(found["model"]) == {rank}
+
+
+def members(group, t, p):
+    """World ranks in this rank's groups, by the groups' names."""
+    with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
+        me, found = np.array([group.rank]), {}
+        for part in (topology.tensor, topology.data, topology.pipeline, topology.model, topology.embedding):
+            if part is not None:
+                found[part.name] = part.all_gather(me, 0, "test").tolist()
+                assert found[part.name][part.rank] == group.rank
+        return found
+
+
+@settings(max_examples=40)
+@given(st.integers(2, 8), st.integers(1, 6), st.sampled_from([1, 100, 20_000]), SEEDS)
+def test_messages_find_their_receives_by_tag(ranks, n, count, size, seed):
+    """Posted in one order, received in another; small and large; from every rank to every other at once."""
+    ranks.run(n, exchange, count, size, seed)
+
+
+def exchange(group, count, size, seed):
+    def message(source, to, tag):
+        return np.full(size, 100.0 * source + 10 * to + tag)
+
+    others, random = [r for r in range(group.size) if r != group.rank], Random(seed + group.rank)
+    sends, receives = ([(other, tag) for other in others for tag in range(count)] for _ in range(2))
+    random.shuffle(sends)
+    random.shuffle(receives)
+    waiting = [group.post_receive(np.empty(size), source, tag, "test") for source, tag in receives]
+    sent = [group.post_send(message(group.rank, to, tag), to, tag, "test") for to, tag in sends]
+    for pending, (source, tag) in zip(waiting, receives, strict=True):
+        assert (pending.wait() == message(source, group.rank, tag)).all()
+    for pending in sent:
+        pending.wait()
+        assert pending.poll()
+    assert group.ledger.calls(operation="send") == len(sends) and group.ledger.elements() == len(sends) * size
+
+
+@settings(max_examples=40)
+@given(RANKS, st.integers(1, 5), st.integers(1, 4), SEEDS)
+def test_posted_sums_are_the_blocking_ones(ranks, n, count, length, seed):
+    """Several under way at once, of views of one buffer; waited for in any order."""
+    ranks.run(n, posted_sums, count, length, seed)
+
+
+def posted_sums(group, count, length, seed):
+    flat = np.random.default_rng([seed, group.rank]).normal(size=(count, length))
+    expected = group.all_reduce(flat.copy(), "test")
+    pending = [group.post_all_reduce(row, "posted") for row in flat]
+    Random(seed).shuffle(pending)
+    for one in pending:
+        one.poll()
+        one.wait()
+    close(flat, expected, 1e-13)
+    assert group.ledger.calls(reason="posted") == count and group.ledger.elements(reason="posted") == flat.size
 
 
 def test_ring_bytes_are_those_of_the_papers():

@@ -38,14 +38,16 @@ MODEL, SPLIT, WORK = ModelConfig(3, 16, 4, 50, 8), ParallelConfig(4, 1, 2), Work
 SIZES = (MODEL, SPLIT, 5, 8, WORK)     # b = 5, s = 8
 
 
-def as_predicted():
+def as_predicted(sizes=SIZES):
     """A ledger that holds just what the formulas say."""
     ledger = Ledger()
-    for line in traffic(*SIZES):
+    t, p, d = (getattr(sizes[1], f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "data"))
+    members = {"tensor": t, "data": d, "pipeline": p, "embedding": 2, "model": t * p}
+    for line in traffic(*sizes):
         with ledger.phase(line.phase):
-            for _ in range(line.calls):
-                ledger.record(line.operation, line.group, {"tensor": 4, "data": 2}[line.group], line.reason,
-                              line.elements // line.calls, "float64")
+            for i in range(line.calls):
+                elements = line.elements * (i + 1) // line.calls - line.elements * i // line.calls
+                ledger.record(line.operation, line.group, members[line.group], line.reason, elements, "float64")
     return ledger
 
 
@@ -61,6 +63,20 @@ def test_a_ledger_as_predicted():
         "2,000."]
 
 
+@pytest.mark.parametrize("t, scatter, sent", [(4, True, "b s h / t = 160"), (4, False, "b s h = 640"),
+                                              (1, True, "b s h = 640")])
+def test_what_a_pipeline_sends_is_stated(t, scatter, sent):
+    """Between two stages, a microbatch: 1/t of b s h where it is scattered, and the report is of all its ranks."""
+    split = ParallelConfig(t, 2, 1, "interleaved", 2, scatter)
+    sizes = (ModelConfig(5, 16, 4, 50, 8), split, 5, 8, WORK)
+    ledger = as_predicted(sizes)
+    assert all(line.as_predicted for line in compare(ledger, traffic(*sizes)))
+    assert summary(ledger, *sizes).splitlines()[-1] == (
+        f"Elements that a rank sends on to the next stage, a microbatch: {sent.split()[-1]}. Predicted: {sent}.")
+    assert report(ledger, *sizes).startswith("What the 2 ranks of rank 0's pipeline, added up, sent (ledger):\n")
+    assert report(as_predicted(SIZES), *SIZES).startswith("What rank 0 sent (ledger):\n")
+
+
 @pytest.mark.parametrize("elements, calls", [(1, 1), (0, 1)])
 def test_one_call_too_many_is_marked(elements, calls):
     """In calls or in elements; and so is traffic that never came."""
@@ -73,4 +89,5 @@ def test_one_call_too_many_is_marked(elements, calls):
 
 def test_traffic_that_never_came_is_marked():
     lines = compare(Ledger(), traffic(*SIZES))
-    assert len(lines) == len(traffic(*SIZES)) and not any(line.as_predicted for line in lines)
+    assert len(lines) == sum(line.calls > 0 for line in traffic(*SIZES))
+    assert not any(line.as_predicted for line in lines)

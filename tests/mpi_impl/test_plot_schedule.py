@@ -31,8 +31,8 @@ def plot(monkeypatch, tmp_path, capsys):
 
 def test_what_is_printed_is_what_the_simulator_says(plot):
     """By hand: each of a rank's v stages takes 1/v of the rank's time; the panels show those timelines."""
-    lines, panels = plot("--schedule", "1f1b", "--schedule", "interleaved", "-p", "3", "-m", "6", "-v", "2", "--forward",
-                         "4", "--input-gradient", "5", "--weight-gradient", "3", "--communication", "0.25")
+    lines, panels = plot(*"--schedule 1f1b --schedule interleaved -p 3 -m 6 -v 2".split(),
+                         *"--forward 4 --input-gradient 5 --weight-gradient 3 --communication 0.25".split())
     for line, panel, name, schedule, t in zip(
             lines, panels, ("1f1b, p = 3, m = 6", "interleaved, p = 3, m = 6, v = 2"),
             (make("1f1b", 3, 6), make("interleaved", 3, 6, 2)), (Times(4, 5, 3, 0.25), Times(2, 2.5, 1.5, 0.25)),
@@ -119,8 +119,8 @@ def test_the_program(tmp_path):
     """A process of its own, without MPI: a PNG and status 0, or a sentence and status 2."""
     def run(*arguments):
         code = ("import runpy, sys; sys.modules['mpi4py'] = None\n"
-                f"sys.argv = ['plot_schedule', *{arguments!r}]; runpy.run_module('mpi_impl.plot_schedule', None, '__main__')")
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+                "runpy.run_module('mpi_impl.plot_schedule', None, '__main__')")
+        return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
     done = run("-p", "2", "-m", "2", "--output", str(tmp_path / "picture.png"))
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1f1b, p = 2, m = 2: makespan 9,")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -1,7 +1,9 @@
 """Sampling: the tokens come from the model's distribution, alike on every topology, and by the seed."""
-import numpy as np
+from dataclasses import replace
 
-from mpi_impl.comm.topology import connect, disconnect
+import numpy as np
+import pytest
+
 from mpi_impl.training.sample import TEMPERATURE, sample
 from mpi_impl.training.trainer import Trainer
 from reference import training
@@ -9,24 +11,37 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_logits
 from reference.ops import softmax
 from reference.optimizer import OptimizerConfig
+from tests.rank_theorems import connected
 
 MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
 
 
-def sampled(group, count, seed):
-    topology = connect(group, ParallelConfig.for_world(group.size, group.size))
-    trainer = Trainer(MODEL, OptimizerConfig(1e-2, 5), topology, 1, np.float64)
-    tokens = sample(trainer, 2, count, seed)
-    disconnect(topology)
-    return tokens
+def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL):
+    chunks = 2 if schedule == "interleaved" else None
+    config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, chunks=chunks)
+    with connected(group, config) as topology:
+        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, 1, np.float64)
+        return sample(trainer, 2, count, seed)
 
 
 def test_the_ranks_agree_and_the_seed_decides(ranks):
     one = ranks.run(1, sampled, 40, 7)[0]
     for n in (2, 4):
-        assert ranks.run(n, sampled, 40, 7) == [one] * n
+        assert ranks.run(n, sampled, 40, 7, n) == [one] * n
     assert ranks.run(1, sampled, 40, 8)[0] != one
     assert set(one) <= set(range(5)) and len(set(one)) > 1
+
+
+@pytest.mark.parametrize("t, p, schedule", [
+    (1, 3, "1f1b"), (2, 2, "gpipe"), (2, 4, "zb-h1"), (1, 2, "interleaved"), (2, 2, "interleaved"), (1, 3, "zb-v"),
+    (2, 2, "dualpipe-v")])
+@pytest.mark.parametrize("untied", [False, True])
+def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
+    """On two replicas or one; the context grows, and then slides."""
+    model = replace(MODEL, num_layers=7, untie_embeddings_and_output_weights=untied)
+    one = ranks.run(1, sampled, 15, 7, 1, 1, "1f1b", model)[0]
+    n = 2 * t * p if 2 * t * p <= 8 else t * p
+    assert ranks.run(n, sampled, 15, 7, t, p, schedule, model) == [one] * n and len(set(one)) > 1
 
 
 def test_tokens_come_from_the_models_distribution(ranks):

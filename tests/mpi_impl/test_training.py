@@ -1,28 +1,98 @@
-"""The main theorem: training on t x d ranks is training in one process."""
+"""The main theorem: training on t x p x d ranks, by any schedule, is training in one process."""
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.config import ModelConfig
-from tests.rank_theorems import training_equals_one_process
+from reference.schedules import SCHEDULES
+from reference.traffic import Work
+from tests.rank_theorems import (Pipelining, ledger_equals_formulas, no_cache_outlives_its_use,
+                                 training_equals_one_process)
 from tests.strategies import Case, cases
 
-PLACES = [(t, d) for t in range(1, 9) for d in range(1, 8 // t + 1)]
+V = ("zb-v", "dualpipe-v")                         # two stages on each rank
+ONE_STAGE = tuple(name for name in SCHEDULES if name not in ("interleaved", "forward-only", *V))
 
 
-@given(st.data())
-def test_any_model_on_any_t_and_d(ranks, data):
-    """Ragged models; worlds of 1 to 8 ranks; gradients accumulated over microbatches; clipped and not."""
-    t = data.draw(st.integers(1, 8), "t")
-    d = data.draw(st.integers(1, 8 // t), "d")
-    case = data.draw(cases(sizes=st.just(t)))
-    ranks.run(t * d, training_equals_one_process, case, data.draw(st.integers(1, 3), "steps"),
-              data.draw(st.integers(1, 3), "microbatches"), data.draw(st.sampled_from([0.0, 0.05, 1e6]), "clip"))
+@st.composite
+def runs(draw, ranks=8):
+    """A case on t, p and d that fit so many ranks, how it is pipelined, and the number of microbatches."""
+    t = draw(st.integers(1, ranks), "t")
+    p = draw(st.integers(1, ranks // t), "p")
+    d = draw(st.integers(1, ranks // (t * p)), "d")
+    schedule = draw(st.sampled_from([*ONE_STAGE, "interleaved", *V]), "schedule")
+    v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
+    m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
+    stages = p * (v or 1 + (schedule in V))
+    case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(stages, stages + 2), "L")))
+    bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
+    return t * p * d, case, m, Pipelining(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size)
 
 
-@pytest.mark.parametrize("t, d", PLACES)
-def test_every_t_and_d_on_up_to_eight_ranks(ranks, t, d):
-    """Five steps, two microbatches each, with clipping at work; as many heads as t needs."""
-    heads = 8 if 8 % t == 0 else t
-    model = ModelConfig(2, 4 * heads, heads, 37, 6, make_vocab_size_divisible_by=3)
-    ranks.run(t * d, training_equals_one_process, Case(t, model, 2, 5, seed=t * 10 + d), 5, 2)
+@settings(max_examples=settings().max_examples * 3 // 5)
+@given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
+def test_any_run(ranks, run, steps, clip):
+    """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
+    n, case, m, pipelining = run
+    ranks.run(n, training_equals_one_process, case, steps, m, clip, pipelining)
+
+
+def places(ranks=8):
+    """All t, p and d."""
+    return [(t, p, d) for t in range(1, ranks + 1) for p in range(1, ranks // t + 1)
+            for d in range(1, ranks // (t * p) + 1)]
+
+
+def schedules_of(p: int) -> list[tuple[str, int | None]]:
+    """All, with v: as many as make no more than eight stages, and two at least."""
+    several = [("interleaved", v) for v in range(2, max(2, 8 // p) + 1)]
+    return [(name, None) for name in (*ONE_STAGE, *V)] + several
+
+
+EVERY = [(t, p, d, schedule, v) for t, p, d in places() for schedule, v in schedules_of(p)]
+# Of each t, p and d one schedule, of each schedule and p one t and d: the others take long, and are marked deep.
+SOME = {(t, p, d, *schedules_of(p)[i % len(schedules_of(p))]) for i, (t, p, d) in enumerate(places())} | {
+    (*max((t, q, d) for t, q, d in places() if q == p and t * d <= 2), schedule, v)
+    for p in range(1, 9) for schedule, v in schedules_of(p)}
+
+
+@pytest.mark.parametrize("t, p, d, schedule, v", [
+    pytest.param(*one, marks=[] if one in SOME else pytest.mark.deep) for one in EVERY])
+def test_every_place_and_schedule_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
+    """With clipping at work, as many heads as t needs, and a layer that does not divide."""
+    layers = p * (v or 1 + (schedule in V)) + 1
+    model = ModelConfig(layers, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3,
+                        untie_embeddings_and_output_weights=bool(d % 2 and p % 2))
+    m = p if schedule == "interleaved" else p + 1 if p <= 4 else p // 2
+    ranks.run(t * p * d, training_equals_one_process, Case(t, model, 1, 3, seed=t * 10 + d), 1, m, 0.05,
+              Pipelining(p, schedule, v, bucket_size=500))
+
+
+@settings(max_examples=settings().max_examples * 2 // 5)
+@given(runs(), st.integers(1, 2), st.integers(0, 2))
+def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
+    """For any run. The lines of ranks without a counterpart are there too: they move nothing."""
+    n, case, m, pipelining = run
+    ranks.run(n, ledger_equals_formulas, case, Work(steps, steps * m, evaluations, evaluations * m), pipelining)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_scatter_and_gather_send_a_part_of_t(ranks, t):
+    """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
+    model = ModelConfig(2, 4 * t, t, 17, 4)
+    case, work = Case(t, model, 2, 3, seed=1), Work(1, 3, 1, 3)
+    parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Pipelining(2, scatter_gather=scatter))[0]
+                    for scatter in (True, False))
+    for phase in ("forward", "backward", "evaluation"):
+        sent = {"operation": "send", "phase": phase}
+        assert whole.elements(**sent) == t * parts.elements(**sent) == 3 * 2 * 3 * 4 * t   # m b s h
+        assert whole.calls(**sent) == parts.calls(**sent) == 3
+        gathered = {"operation": "all_gather", "group": "tensor", "phase": phase}
+        assert parts.elements(**gathered) == whole.elements(**sent) and whole.elements(**gathered) == 0
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(runs())
+def test_no_cache_outlives_its_use(ranks, run):
+    n, case, m, pipelining = run
+    ranks.run(n, no_cache_outlives_its_use, case, m, pipelining)

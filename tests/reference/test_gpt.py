@@ -5,10 +5,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.models.gpt import GPT, gpt_backward, gpt_forward, gpt_logits, gpt_tensors
+from reference.models.gpt import (GPT, gpt_backward, gpt_forward, gpt_join, gpt_logits, gpt_stage, gpt_tensors,
+                                  has_embedding, has_head)
 from reference.params import leaves, tree_map
 from tests import textbook_theorems as theorems
-from tests.strategies import cases, close
+from tests.strategies import cases, close, trees_close
 
 
 def batch(case):
@@ -76,6 +77,35 @@ def test_stages_in_a_row_are_the_whole(case, data):
 def pick(tensors, values) -> GPT:
     named = iter(name for name, _ in leaves(tensors))
     return tree_map(lambda _: values[next(named)], tensors)
+
+
+@given(cases(sizes=st.just(1), num_layers=5), st.data())
+def test_joined_parts_are_the_whole(case, data):
+    """However layers are dealt out to ranks, in whatever order the parts come: every tensor is back in its place.
+
+    Of the two copies of a tied word table the one beside layer 0 counts.
+    """
+    c, p = case.model, case.params(gpt_tensors(case.model))
+    home = data.draw(st.lists(st.integers(0, 4), min_size=c.num_layers, max_size=c.num_layers))
+    held = [[layer for layer in range(c.num_layers) if home[layer] == r] for r in set(home)]
+    parts = [tree_map(np.copy, pick(gpt_tensors(c, layers), dict(leaves(p))))
+             for layers in data.draw(st.permutations(held))]
+    for part in parts:
+        if not has_embedding(part) and part.embedding.word is not None:
+            part.embedding.word[...] = np.nan
+    joined = gpt_join(parts)
+    trees_close(joined, p, 0.0)
+    assert list(joined.blocks) == list(range(c.num_layers))
+
+
+@given(cases(sizes=st.just(1), num_layers=4), st.sets(st.integers(0, 3), min_size=1))
+def test_a_stage_is_a_view_of_its_rank(case, layers):
+    """The same arrays, with the blocks of its own layers alone; what it holds tells what it does."""
+    c, p = case.model, case.params(gpt_tensors(case.model))
+    stage = gpt_stage(p, sorted(layers))
+    assert list(stage.blocks) == sorted(layers)
+    assert all(stage.blocks[layer] is p.blocks[layer] for layer in layers)
+    assert has_embedding(stage) == (0 in layers) and has_head(stage, c) == (3 in layers)
 
 
 @given(cases(sizes=st.just(1)))

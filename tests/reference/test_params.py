@@ -87,3 +87,27 @@ def test_views_of_a_flat_buffer_cover_it_without_overlap(case):
     assert (flat == 1).all()
     assert sum(prod(s.shape) for s in layout.segments) == layout.size
     assert [s.name for s in layout.segments] == [name for name, _ in leaves(layout.tensors)][::-1]
+
+
+@given(cases(), st.one_of(st.integers(1, 50), st.integers(1, 10_000)))
+def test_buckets_are_the_buffer_cut_between_tensors(case, size):
+    """All of it, in its order, no tensor in two; each but the last has at least `size` elements, and not a tensor more
+    than it needs for them."""
+    layout = Layout(gpt_tensors(case.model), case.t)
+    buckets, of = layout.buckets(size), {segment.name: prod(segment.shape) for segment in layout.segments}
+    assert [name for bucket in buckets for name in bucket.names] == [segment.name for segment in layout.segments]
+    ends = [0] + [bucket.slice.stop for bucket in buckets]
+    assert [(b.slice.start, b.slice.stop) for b in buckets] == list(zip(ends[:-1], ends[1:], strict=True))
+    assert ends[-1] == layout.size
+    for bucket in buckets:
+        elements = bucket.slice.stop - bucket.slice.start
+        assert elements == sum(of[name] for name in bucket.names)
+        assert elements - of[bucket.names[-1]] < size and (elements >= size or bucket is buckets[-1])
+
+
+@given(cases(num_layers=4), st.lists(st.integers(0, 3), min_size=1, unique=True))
+def test_a_rank_of_a_pipeline_lays_out_what_it_holds(case, layers):
+    """Any layers, as interleaved stages give them: the last one first, whether they are neighbours or not."""
+    layout = Layout(gpt_tensors(case.model, sorted(layers)), case.t)
+    numbers = [int(segment.name.split(".")[1]) for segment in layout.segments if segment.name.startswith("blocks")]
+    assert numbers == sorted(numbers, reverse=True) and set(numbers) == set(layers)

@@ -1,0 +1,65 @@
+"""--trace: the last steps of a run as a file for a trace viewer, and the very last one drawn beside its prediction."""
+from collections import deque
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+from mpi_impl.comm.clock import VirtualClock
+from mpi_impl.comm.topology import Topology
+from mpi_impl.comm.trace import Slice
+from reference.schedules import KINDS, Schedule, parse_action
+from reference.simulate import Times, simulate
+
+KEPT = 10       # steps
+
+
+class TracedSteps:
+    """Keeps a rank's slices of the last steps. Its methods are called by all ranks together."""
+
+    def __init__(self, topology: Topology):
+        self.topology, self.trace = topology, topology.world.trace
+        self.steps: deque[list[Slice]] = deque(maxlen=KEPT)
+        topology.world.from_all(None)       # all clocks start together
+        self.trace.clock.restart()
+
+    @contextmanager
+    def step(self):
+        """What is traced inside the `with` block is a step's; what was before is forgotten."""
+        self.trace.slices.clear()
+        yield
+        self.steps.append(list(self.trace.slices))
+
+    def write(self, folder: str, schedule: Schedule, message_bytes: int) -> None:
+        """Write trace.json, of all ranks, and timeline.png, of rank 0's pipeline.
+
+        `message_bytes`: of what one rank sends from stage to stage.
+        """
+        everyone = self.topology.world.from_all(list(self.steps))
+        pipeline = self.topology.pipeline.from_all(list(self.steps))
+        if self.topology.world.rank == 0:
+            from mpi_impl.training.chrome_trace import write_chrome_trace
+            from mpi_impl.training.gantt import Panel, draw_timelines, slices_of   # matplotlib takes a second to import
+
+            write_chrome_trace(str(Path(folder, "trace.json")), [list(chain(*steps)) for steps in everyone])
+            clock = self.trace.clock
+            sending = clock.link.seconds("send", 2, message_bytes) if isinstance(clock, VirtualClock) else 0.0
+            predicted = simulate(schedule, measured_times(pipeline, schedule, sending))
+            draw_timelines(str(Path(folder, "timeline.png")), [
+                Panel("measured, last step", [steps[-1] for steps in pipeline]),
+                Panel("predicted from the medians of its actions", slices_of(predicted))])
+
+
+def measured_times(ranks: list[list[list[Slice]]], schedule: Schedule, sending: float) -> Times:
+    """How long each kind of action takes, by stage: the median over all steps of all ranks of a pipeline.
+
+    A whole backward is put down as two halves: only their sum counts.
+    """
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for s in chain(*(chain(*steps) for steps in ranks)):
+        if s.kind in KINDS:
+            seconds.setdefault((s.kind, parse_action(s.name).stage), []).append(s.end - s.start)
+    typical = {key: median(found) for key, found in seconds.items()}
+    halves = {(kind, stage): time / 2 for (whole, stage), time in typical.items() if whole == "B" for kind in "IW"}
+    forward, i, w = ([(halves | typical)[kind, stage] for stage in range(schedule.stages)] for kind in "FIW")
+    return Times(forward, i, w, sending)

@@ -1,0 +1,165 @@
+"""The executor: whatever the schedule, every message arrives where it is needed, unchanged, and none is left over."""
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.parallel.pipeline import Pipeline
+from reference.config import ParallelConfig
+from reference.schedules import (SCHEDULES, Action, Schedule, forward_pass, interleaved, make, needs, result,
+                                 user_stage, zero_bubble_v)
+from reference.validate import validate
+from tests.rank_theorems import connected
+from tests.spy import SpyArray
+
+ROUNDS = 2
+
+
+@st.composite
+def generated(draw, most_ranks):
+    """A schedule of any generator."""
+    name, p, m = draw(st.sampled_from(sorted(SCHEDULES))), draw(st.integers(1, most_ranks)), draw(st.integers(1, 6))
+    if name == "interleaved":
+        return interleaved(p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
+    return make(name, p, m, draw(st.integers(1, 3)) if name == "forward-only" else None)
+
+
+@st.composite
+def placements(draw, most_ranks):
+    """Any stages on any ranks; some ranks, but not the last, may have none."""
+    homes = draw(st.lists(st.integers(0, most_ranks - 1), min_size=1, max_size=9))
+    return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
+
+
+@st.composite
+def shuffled(draw, most_ranks):
+    """Any stages on any ranks, microbatches in any order, each backward whole or in two, W whenever.
+
+    All actions are drawn in an order of one process, each after what it needs; a rank keeps the order of its own. So it
+    ends.
+    """
+    placement, m, random = draw(placements(most_ranks)), draw(st.integers(1, 4)), Random(draw(st.integers(0, 2**32)))
+    stages = sum(map(len, placement))
+    left = [Action(stage, kind, i) for stage in range(stages) for i in range(m)
+            for kind in "F" + random.choice(["B", "IW"])]
+    done, order = set(), []
+    while left:
+        action = random.choice([a for a in left if all(before in done for before in earlier(a, stages))])
+        left.remove(action)
+        done |= {action, result(action)}
+        order.append(action)
+    return Schedule(tuple(tuple(a for a in order if a.stage in held) for held in placement))
+
+
+def earlier(action, stages):
+    """What an action needs, of its own stage and of a neighbour."""
+    own = {"F": [], "B": ["F"], "I": ["F"], "W": ["I"]}[action.kind]
+    need = needs(action, stages)
+    return [action._replace(kind=kind) for kind in own] + ([need] if need else [])
+
+
+@st.composite
+def plays(draw):
+    """Ranks, t, a schedule of p of them, whether to scatter, and what the messages are."""
+    t = draw(st.integers(1, 3), "t")
+    most = 8 // t
+    schedule = draw(st.one_of(generated(most), shuffled(most),
+                              st.builds(forward_pass, placements(most), st.integers(1, 5))))
+    d = draw(st.integers(1, most // schedule.p), "d")
+    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 3)), t * draw(st.integers(1, 3)))
+    config = ParallelConfig(t, schedule.p, d, scatter_gather_tensors_in_pipeline=draw(st.booleans(), "scatter/gather"))
+    return schedule, config, shape, draw(st.sampled_from(["f", "d"]), "dtype")
+
+
+@given(plays())
+def test_any_schedule_is_played(ranks, play):
+    """Of any generator, on any placement, in any order: each action gets what it needs, once, in its turn."""
+    schedule, config, shape, dtype = play
+    validate(schedule)
+    ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype)
+
+
+def said(action, shape, dtype, *run):
+    """What an action gives another stage: like no other's."""
+    return np.random.default_rng([action.stage, ord(action.kind), action.microbatch, *run]).normal(
+        size=shape).astype(dtype)
+
+
+def every_message_arrives(group, schedule, config, shape, dtype, wrap=lambda x: x, host=lambda x: x):
+    """Each compute checks its x, and then destroys it: nobody else may depend on it."""
+    with connected(group, config) as topology:
+        pipeline, rank, stages = Pipeline(schedule, topology), topology.place.pipeline, schedule.stages
+        for run in range(ROUNDS):
+            done, about = [], (topology.place.data, run)
+
+            def act(action, x, done=done, about=about):
+                done.append(action)
+                need = needs(action, stages)
+                if need is None:
+                    assert x is None, f"{action} needs nothing, but was given something"
+                else:
+                    assert x.shape == shape and (host(x) == said(need, shape, dtype, *about)).all(), (
+                        f"{action} was not given {need}")
+                    x[...] = np.nan
+                given = said(result(action), shape, dtype, *about)
+                return None if user_stage(action, stages) is None else wrap(given)
+
+            pipeline.play(dict.fromkeys("FBIW", act), wrap(np.empty(0, dtype)), shape)
+            assert tuple(done) == schedule.ranks[rank]
+            assert not pipeline.results, f"{list(pipeline.results)} were never used"
+            assert not pipeline.coming and all(pending.poll() for pending in pipeline.sent)
+        group.comm.Barrier()
+        assert not topology.pipeline.comm.Iprobe(), "a message was never received"
+
+
+@pytest.mark.parametrize("schedule", [interleaved(2, 4, 3), zero_bubble_v(3, 4)], ids=["ring", "V"])
+def test_messages_too_large_to_be_buffered(ranks, schedule):
+    """Of a megabyte each: MPI delivers them only when they are received. On a ring of two, all go between the same."""
+    config = ParallelConfig(2, schedule.p, 1, scatter_gather_tensors_in_pipeline=False)
+    ranks.run(2 * schedule.p, every_message_arrives, schedule, config, (1, 2, 1 << 16), "d")
+
+
+@settings(max_examples=10)
+@given(plays())
+def test_on_a_device(ranks, play):
+    schedule, config, shape, dtype = play
+    ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype, SpyArray, from_device)
+
+
+def from_device(x):
+    return x.get()
+
+
+@given(shuffled(8))
+def test_tags_are_the_results_own(schedule):
+    """No two results have the same tag, whoever gets them; and tags are small, for MPI has a largest one."""
+    pipeline = Pipeline.__new__(Pipeline)
+    pipeline.stages = schedule.stages
+    actions = {result(action) for actions in schedule.ranks for action in actions if action.kind != "W"}
+    tags = {pipeline.tag(action) for action in actions}
+    assert len(tags) == len(actions) and min(tags) >= 0
+    assert max(tags) < 2 * schedule.stages * schedule.microbatches
+
+
+def test_each_message_is_in_the_ledger_of_its_phase(ranks):
+    """Activations forward, gradients backward, from I as from B; `phases` renames them."""
+    for found in ranks.run(2, phases):
+        assert found == {("training", "forward"): 3, ("training", "backward"): 3, ("evaluation", "test"): 3}
+
+
+def phases(group):
+    found = {}
+    with connected(group, ParallelConfig(1, 2)) as topology:
+        for name, schedule, choices in (("training", make("zb-h1", 2, 3), {}),
+                                        ("evaluation", forward_pass([[0], [1]], 3), {"phases": {"F": "test"}})):
+            Pipeline(schedule, topology).play(dict.fromkeys("FBIW", lambda action, x: np.ones(4)), np.empty(0), (2, 2),
+                                              **choices)
+            for ledger in topology.pipeline.from_all(group.ledger):
+                for entry, total in ledger.totals.items():
+                    if entry.operation == "send":
+                        assert total.elements == 4 * total.calls
+                        key = ("evaluation" if entry.phase == "test" else "training", entry.phase)
+                        found[key] = found.get(key, 0) + total.calls * (name == key[0])
+    return found

@@ -1,0 +1,80 @@
+"""The virtual clock: with durations that are given, ranks read exactly the times that the simulator predicts."""
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.comm.clock import Link, VirtualClock
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.comm.trace import Trace
+from mpi_impl.parallel.pipeline import Pipeline
+from reference.config import ParallelConfig
+from reference.schedules import SCHEDULES, make
+from reference.simulate import Times, simulate
+
+TIME = st.floats(0.01, 10)
+
+
+def spans(group, schedule, times, steps):
+    """What this rank's clock reads around each action, when nothing is computed."""
+    clock = VirtualClock(Link(times.communication, np.inf), times)
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock, recording=True)))
+    topology = connect(watched, ParallelConfig(pipeline_model_parallel_size=group.size))
+    clock.seconds = 0.0
+    pipeline = Pipeline(schedule, topology)
+    for _ in range(steps):
+        pipeline.play(dict.fromkeys("FBI", lambda action, x: np.zeros(1)) | {"W": lambda action, x: None},
+                      np.zeros(1), (1,))
+    disconnect(topology)
+    return [(s.name, s.start, s.end) for s in watched.trace.slices if s.stream == "compute"]
+
+
+@given(st.data())
+def test_it_reads_what_the_simulator_says(ranks, data):
+    """Any schedule, any durations by stage, to the last bit."""
+    name, p = data.draw(st.sampled_from(sorted(SCHEDULES)), "schedule"), data.draw(st.integers(1, 8), "p")
+    v = data.draw(st.integers(1, 3), "v") if name in ("interleaved", "forward-only") else None
+    m = p * data.draw(st.integers(1, 3)) if name == "interleaved" else data.draw(st.integers(1, 9), "m")
+    schedule = make(name, p, m, v)
+    by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
+    times = Times(data.draw(by_stage), data.draw(by_stage), data.draw(by_stage), data.draw(st.floats(0, 5)))
+    measured = ranks.run(p, spans, schedule, times, 1)
+    predicted = [[(str(span.action), span.start, span.end) for span in rank] for rank in simulate(schedule, times).ranks]
+    assert measured == predicted
+
+
+def test_a_collective_sets_its_members_to_the_latest(ranks):
+    """Plus what a ring takes: of 4 ranks, 6 turns of 3/2 bytes' time an element for an all-reduce."""
+    for reading in ranks.run(4, after_an_all_reduce):
+        assert reading == (30 + 6 * 0.5 + 1.5 * 80 / 16, 100.0)
+
+
+def after_an_all_reduce(group):
+    """The time on this rank's clock; ranks come at 0, 10, 20 and 30 seconds. And after one that it was late for."""
+    clock = VirtualClock(Link(latency=0.5, bandwidth=16), Times())
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
+    clock.seconds = 10.0 * group.rank
+    watched.all_reduce(np.ones(10), "ten numbers")
+    reading = clock.seconds
+    pending = watched.post_all_reduce(np.ones(10), "ten numbers")
+    clock.seconds = 100.0
+    pending.wait()
+    return reading, clock.seconds
+
+
+def test_computing_counts_and_waiting_does_not(ranks):
+    """Rank 0 computes for a quarter of a second of CPU time while rank 1 waits for it; then both read rank 0's time."""
+    (busy, together), (idle, also) = ranks.run(2, work_and_meet)
+    assert busy > 0.2 > idle
+    assert together == also >= busy
+
+
+def work_and_meet(group):
+    """What the clock says before and after the ranks have met."""
+    clock = VirtualClock(Link(0.0, np.inf))
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
+    while group.rank == 0 and clock.now() < 0.25:
+        sum(range(1000))
+    before = clock.now()
+    watched.all_reduce(np.ones(1), "meeting")
+    return before, clock.seconds

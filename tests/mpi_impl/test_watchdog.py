@@ -1,0 +1,123 @@
+"""A wait has a time limit; what is no wait has none."""
+import math
+import threading
+import time
+
+import pytest
+
+from mpi_impl.comm import watchdog
+from mpi_impl.comm.group import SPEAKS
+from mpi_impl.comm.watchdog import Watchdog, listed
+
+SOON = 10   # seconds, on a busy machine
+
+
+class Story:
+    """What a watchdog says, and when."""
+
+    def __init__(self, limit):
+        self.said, self.heard = [], threading.Event()
+        self.watchdog = Watchdog(limit, self.hear)
+
+    def hear(self, words):
+        self.said.append(words)
+        self.heard.set()
+
+
+def test_a_wait_that_is_too_long_is_told_once():
+    story = Story(0.2)
+    began = time.monotonic()
+    with story.watchdog.waiting("pipeline", "receive activation", [3]):
+        assert story.heard.wait(SOON) and time.monotonic() - began >= 0.2
+        time.sleep(0.5)
+    assert story.said == ["rank 3 for 0.2 seconds (pipeline group: receive activation)"]
+
+
+def test_many_short_waits_are_no_long_one():
+    story = Story(0.3)
+    for _ in range(20):
+        with story.watchdog.waiting("tensor", "mlp output", [1]):
+            time.sleep(0.04)
+    assert not story.said
+
+
+def test_a_rank_that_computes_does_not_wait():
+    story = Story(0.2)
+    with story.watchdog.waiting("tensor", "mlp output", [1]):
+        pass
+    time.sleep(0.6)
+    assert not story.said
+
+
+def test_an_error_ends_a_wait_too():
+    story = Story(0.2)
+    with pytest.raises(ZeroDivisionError), story.watchdog.waiting("tensor", "mlp output", [1]):
+        raise ZeroDivisionError
+    time.sleep(0.5)
+    assert not story.said
+
+
+class Clock:
+    """Time that passes in sleep alone."""
+
+    def __init__(self, stopped_at=math.inf):
+        self.now, self.stopped_at = 0.0, stopped_at
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        stopped = self.now <= self.stopped_at < self.now + seconds
+        self.now += seconds + (1000 if stopped else 0)
+
+
+@pytest.mark.parametrize("since, stopped_at, end", [
+    (0, math.inf, 10), (0.25, math.inf, 10.25), (0.75, math.inf, 10.75), (0, 3, 1014), (0, 9.5, 1020),
+])
+def test_it_is_told_when_the_time_is_up(monkeypatch, since, stopped_at, end):
+    """Not at the next of some fixed moments: ranks give up in the order in which they began to wait. And the time in
+    which a rank itself was stopped does not count: when a whole job was suspended, nobody is to blame."""
+    clock, ended = Clock(stopped_at), []
+    monkeypatch.setattr(watchdog, "time", clock)
+    dog = Watchdog(give_up=lambda words: ended.append(clock.now))
+    dog.limit = 10.0
+    clock.now = since
+    with dog.waiting("pipeline", "receive gradient", [1]):
+        clock.now = 1.0
+        dog._watch()
+    assert ended == [end]
+
+
+def test_without_a_limit_no_thread_is_started():
+    before = threading.active_count()
+    Watchdog()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("ranks, words", [
+    ([4], "rank 4"), ([1, 3], "ranks 1 and 3"), ([1, 3, 5], "ranks 1, 3 and 5"),
+    (range(1, 512), "511 ranks from 1 to 511"),
+])
+def test_ranks_are_listed(ranks, words):
+    assert listed(ranks) == words
+
+
+def speak(group, delays):
+    """Each rank asks whether it speaks, so many seconds after the others -> its answer."""
+    apart = group.part(0, "apart")
+    apart.from_all(None)
+    time.sleep(delays[group.rank])
+    answer = apart.speaks(0.5)
+    apart.from_all(None)
+    while apart.comm.Iprobe(tag=SPEAKS):      # what nobody read would be read in a later group
+        apart.comm.Recv([None, 0, "B"], tag=SPEAKS)
+    apart.free()
+    return answer
+
+
+@pytest.mark.parametrize("delays, speaker", [
+    ([0, 0, 0, 0], 0), ([0.25, 0.25, 0, 0.25], 2), ([0.8, 0.8, 0.8, 0], 3), ([0.8, 0, 0, 0.8], 1),
+])
+def test_of_all_that_give_up_one_speaks(ranks, delays, speaker):
+    """The first, or the lowest of those that are first together; whoever comes later has heard of it."""
+    assert [i for i, speaks in enumerate(ranks.run(4, speak, delays)) if speaks] == [speaker]

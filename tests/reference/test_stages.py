@@ -1,0 +1,68 @@
+"""Which layers are whose: all of them somewhere, in order, and nobody with much more than others."""
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig, ParallelConfig
+from reference.errors import UserError
+from reference.schedules import SCHEDULES
+from reference.stages import layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
+
+TRAINING = [name for name in SCHEDULES if name != "forward-only"]
+
+
+def model(layers):
+    return ModelConfig(layers, 4, 1, 10, 4)
+
+
+@st.composite
+def pipelines(draw):
+    name = draw(st.sampled_from(TRAINING))
+    return ParallelConfig(pipeline_model_parallel_size=draw(st.integers(1, 8)), pipeline_schedule=name,
+                          chunks=draw(st.integers(1, 3)) if name == "interleaved" else None)
+
+
+@given(st.integers(1, 30), st.integers(0, 60))
+def test_stages_are_the_layers_cut_into_even_pieces(stages, more):
+    """In order, none lost, none twice; sizes differ by one at most, and the earlier ones are the larger."""
+    layers = stages + more
+    found = [layers_of_stage(stage, stages, layers) for stage in range(stages)]
+    assert [layer for held in found for layer in held] == list(range(layers))
+    sizes = [len(held) for held in found]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+
+
+@given(pipelines(), st.integers(1, 40))
+def test_a_rank_holds_the_stages_of_its_schedule(parallel, layers):
+    """Where the schedule places them, whatever m: so weights and actions meet."""
+    p = parallel.pipeline_model_parallel_size
+    schedule = schedule_of(parallel, 2 * p)
+    assume(layers >= schedule.stages)
+    found = stages_of_ranks(model(layers), parallel)
+    assert tuple(tuple(sorted(held)) for held in found) == schedule.placement()
+    assert sorted(layer for held in found for layer in layers_of_rank(held)) == list(range(layers))
+    for held in found:
+        assert layers_of_rank(held) == sorted(layers_of_rank(held))
+        assert all(layers_of_stage(stage, schedule.stages, layers) == held[stage] for stage in held)
+
+
+def test_known_placements():
+    """Ten layers: in a row; interleaved, rank r has stages r and r + p; in a V, r and 2p - 1 - r."""
+    def layers(name, chunks=None):
+        parallel = ParallelConfig(pipeline_model_parallel_size=2, pipeline_schedule=name, chunks=chunks)
+        return [layers_of_rank(held) for held in stages_of_ranks(model(10), parallel)]
+
+    assert layers("1f1b") == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert layers("interleaved", 2) == [[0, 1, 2, 6, 7], [3, 4, 5, 8, 9]]
+    assert layers("zb-v") == layers("dualpipe-v") == [[0, 1, 2, 8, 9], [3, 4, 5, 6, 7]]
+
+
+@given(pipelines(), st.data())
+def test_too_few_layers_are_refused(parallel, data):
+    """Every stage needs a layer; just as many as stages will do."""
+    stages = schedule_of(parallel, parallel.pipeline_model_parallel_size).stages
+    assert sum(map(len, stages_of_ranks(model(stages), parallel))) == stages
+    assume(stages > 1)
+    layers = data.draw(st.integers(1, stages - 1))
+    with pytest.raises(UserError, match=f"The pipeline has {stages} stages, but --num-layers is {layers}: every stage"):
+        stages_of_ranks(model(layers), parallel)
