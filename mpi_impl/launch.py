@@ -26,6 +26,7 @@ from pathlib import Path
 import mpi4py
 
 from mpi_impl.entry import ASKED_SIZE, ArgumentParser, say
+from mpi_impl.rank_environment import thread_settings
 from reference.errors import UserError
 
 # What each library's launcher calls itself when asked for its --version.
@@ -149,6 +150,7 @@ def launch_environment(vendor: str, ranks: int) -> dict[str, str]:
     }
     if vendor == "Open MPI":
         settings |= OPEN_MPI_SETTINGS
+    settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
     return settings | os.environ | {ASKED_SIZE: str(ranks)}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from inspect import signature
 
 from mpi_impl.entry import ArgumentParser, say
+from mpi_impl.files import writing
 from reference.config import require_not_negative
 from reference.errors import UserError
 from reference.schedules import SCHEDULES, Schedule, from_csv, make
@@ -105,10 +106,8 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
     from mpi_impl.training.gantt import Panel, draw_timelines, slices_of   # matplotlib takes a second to import
 
-    try:
+    with writing(path):
         draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
-    except OSError as error:
-        raise UserError(f"--output {path} cannot be written: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

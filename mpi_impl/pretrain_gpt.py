@@ -19,9 +19,10 @@ from mpi_impl.data.prepare import prepare
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import end_all_from_thread, run
+from mpi_impl.files import check_folder, check_writable, writing
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
-from mpi_impl.training.metrics import Metrics, check_folder, check_writable, writing
+from mpi_impl.training.metrics import Metrics
 from mpi_impl.training.sample import sample
 from mpi_impl.training.tracing import TracedSteps
 from mpi_impl.training.trainer import StepResult, Trainer
@@ -31,6 +32,7 @@ from reference.cost import parameters
 from reference.errors import UserError
 from reference.stages import schedule_of, stages_of_ranks
 from reference.traffic import Work, layouts_of_ranks
+
 
 def main(argv: list[str] | None = None) -> None:
     settings = parse(argv, world().size)
@@ -47,8 +49,8 @@ def instruments(args) -> Instruments:
 def give_up(waited: str) -> None:
     """Ends the run, from the thread that watches over a rank's waits."""
     end_all_from_thread(f"error: rank {world().rank} of {world().size} has waited for {waited}, which is as long as "
-                        "--distributed-timeout-minutes allows. A rank has stopped, or is too busy. Look at that one "
-                        "first (it may wait for another), or raise the limit.", 1)
+                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, or waits "
+                        "for such a rank in turn: look there, or raise the limit.", 1)
 
 
 class Pretraining:
@@ -242,8 +244,8 @@ def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int) ->
     if rank > fits:
         raise UserError(f"A rank would hold {rank:,} parameters, and as many gradients and twice as many moments: "
                         f"{4 * rank * itemsize / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a "
-                        "smaller --num-layers, --hidden-size or --vocab-size, or a larger --tensor-model-parallel-size or "
-                        "--pipeline-model-parallel-size.")
+                        "smaller --num-layers, --hidden-size or --vocab-size, or a larger "
+                        "--tensor-model-parallel-size or --pipeline-model-parallel-size.")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 
 # The rank and the size of the world, as each launcher tells them to the processes it starts. The Slurm pair is
 # last: ranks that mpiexec starts inside a Slurm step see it too, but there it describes the step.
@@ -40,13 +41,17 @@ def is_first_rank() -> bool:
     return launched is None or launched[0] == 0
 
 
+def thread_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that give a rank one BLAS thread; none if the user has set any of them."""
+    return {} if any(name in environment for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, "1")
+
+
 def prepare() -> None:
     """Give a rank one BLAS thread and let it yield its core; the user's own variables have the last word."""
     launched = launched_rank_and_size()
     if launched is None or "numpy" in sys.modules:  # not a rank, or too late for NumPy to see it
         return
-    if not any(name in os.environ for name in THREAD_VARIABLES):
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    os.environ.update(thread_settings(os.environ))
     ranks_here = int(os.environ.get("MPI_LOCALNRANKS", launched[1]))
     if ranks_here > cores():  # MPICH spins while it waits: good with a core to itself, ruinous without
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")

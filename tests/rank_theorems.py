@@ -21,6 +21,7 @@ from mpi_impl.comm.topology import Place, connect, disconnect
 from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, mlp
 from mpi_impl.models import gpt
 from mpi_impl.parallel import passes
+from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.sinks import Now
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
@@ -37,6 +38,7 @@ from reference.models import gpt as textbook_gpt
 from reference.models.gpt import GPTCache, gpt_join, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import Layout, join, split, tree_map
+from reference.schedules import Schedule
 from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
 from reference.traffic import Work, traffic
@@ -250,17 +252,20 @@ class Found(NamedTuple):
 
 
 def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
-                                pipelining: Pipelining = Pipelining(), wrap=as_is):
+                                pipelining: Pipelining = Pipelining(), wrap=as_is, order: Schedule | None = None):
     """The main theorem: losses, norms, clipped gradients and weights are one process's, step by step; evaluation too.
 
-    Also, every rank holds as many caches at once as the simulator says.
+    Also, every rank holds as many caches at once as the simulator says. With `order` the stages do their work in that
+    order, whatever the schedule's name.
     """
     with connected(group, pipelining.parallel(group.size, case.t)) as topology:
         # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
         ours = Trainer(case.model, optimizer, topology, case.seed, np.float64, wrap(np.empty(0)))
         textbook = training.Trainer(case.model, optimizer, case.seed, np.float64) if group.rank == 0 else None
-        in_flight = activations_in_flight(schedule_of(topology.config, microbatches))
+        if order is not None:
+            ours.pipelines["training", microbatches] = Pipeline(order, topology)
+        in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
         batch = microbatches * topology.data.size * case.b
         for step in range(steps):
             tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))

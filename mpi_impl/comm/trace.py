@@ -1,8 +1,9 @@
 """What a rank did and when, written down while it does it."""
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from mpi_impl.comm.clock import Clock, WallClock
+from reference.schedules import KINDS, Action, parse_action
 
 
 class Slice(NamedTuple):
@@ -14,6 +15,11 @@ class Slice(NamedTuple):
     start: float    # seconds on the rank's clock, which starts at 0 with a run
     end: float
 
+    @property
+    def action(self) -> Action | None:
+        """The schedule's action that this was, if it was one."""
+        return parse_action(self.name) if self.kind in KINDS else None
+
 
 class Trace:
     """The slices of a rank, in the order in which they ended, if it is `recording`."""
@@ -23,12 +29,12 @@ class Trace:
         self.recording = recording
         self.slices: list[Slice] = []
 
-    @contextmanager
     def slice(self, stream: str, name: str, kind: str):
         """What happens inside the `with` block is one slice."""
-        if not self.recording:
-            yield
-            return
+        return self._recorded(stream, name, kind) if self.recording else nullcontext()
+
+    @contextmanager
+    def _recorded(self, stream: str, name: str, kind: str):
         start = self.clock.now()
         yield
         self.slices.append(Slice(stream, name, kind, start, self.clock.now()))

@@ -1,8 +1,8 @@
 """Plays a schedule on one rank of a pipeline. There is one loop for all schedules: they differ as values.
 
 Sends are posted and waited for at the end; receives are posted a little before they are needed and waited for where
-they are. A message's tag says which result it is, so that two of them never cross, as they would with p = 2 and v > 1,
-where a rank's neighbour before is also the one after.
+they are. A message's tag says which result it is, so two of them never cross: not with p = 2 and v > 1, where a rank's
+neighbour before is also the one after, and not where a rank receives in another order than was sent.
 
 With t > 1, all t ranks of a stage hold the same activation. So each of them sends 1/t of it to its counterpart, and the
 receivers gather it from one another, on the faster links inside a server (Narayanan et al. 2021, section 4.1: the

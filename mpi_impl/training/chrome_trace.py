@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Sequence
 
 from mpi_impl.comm.trace import Slice
-from reference.schedules import KINDS, parse_action
 
 
 def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:
@@ -57,7 +56,4 @@ def nanoseconds(seconds: float) -> int:
 
 def arguments(s: Slice) -> dict:
     """What a viewer shows beside the name."""
-    if s.kind not in KINDS:
-        return {}
-    action = parse_action(s.name)
-    return {"stage": action.stage, "microbatch": action.microbatch}
+    return {"stage": s.action.stage, "microbatch": s.action.microbatch} if s.action else {}

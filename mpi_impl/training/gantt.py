@@ -11,7 +11,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
-from reference.schedules import KINDS, parse_action
+from reference.schedules import KINDS
 from reference.simulate import Span, Timeline
 
 # Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.
@@ -79,7 +79,7 @@ def slices_of(timeline: Timeline) -> list[list[Slice]]:
 
 def timeline_of(ranks: Sequence[Sequence[Slice]]) -> Timeline:
     """The inverse, of ranks that did actions: what is no action is left out, as are ranks without one."""
-    spans = (tuple(Span(parse_action(s.name), s.start, s.end) for s in slices if s.kind in KINDS) for slices in ranks)
+    spans = (tuple(Span(s.action, s.start, s.end) for s in slices if s.action) for slices in ranks)
     return Timeline(tuple(filter(None, spans)))
 
 
@@ -89,7 +89,7 @@ def cells_of(ranks: Sequence[Sequence[Slice]], scale: float = 1.0) -> list[Cell]
     bottom = 0.68 if any(s.stream != "compute" for slices in ranks for s in slices) else 0.94
     cells = []
     for r, slices in enumerate(ranks):
-        actions = {s.name: parse_action(s.name) for s in slices if s.kind in KINDS}
+        actions = {s.name: s.action for s in slices if s.action}
         stages = sorted({action.stage for action in actions.values()})
         shades = {(kind, stage): shade(COLORS[kind], i, len(stages)) for i, stage in enumerate(stages)
                   for kind in KINDS}
@@ -154,7 +154,7 @@ def draw_cells(axes, cells: list[Cell], across: float) -> None:
     for r in range(n):
         axes.add_patch(Rectangle((0, r + 0.06), end, 0.88, **IDLE))
     corners = [[(c.start, c.top), (c.end, c.top), (c.end, c.bottom), (c.start, c.bottom)] for c in cells]
-    gap = min(0.8, 0.06 * across * float(np.median([cell.end - cell.start for cell in cells])))
+    gap = min(0.8, 0.06 * across * float(np.median([cell.end - cell.start for cell in cells if cell.label])))
     axes.add_collection(PolyCollection(corners, facecolors=[cell.color for cell in cells], edgecolors="white",
                                        linewidths=gap if gap > 0.1 else 0))
 
@@ -187,7 +187,7 @@ def draw_legend(figure, panels: Sequence[Panel]) -> None:
     shades: dict[str, int] = {}
     for slices in (slices for panel in panels for slices in panel.ranks):
         for kind in {s.kind for s in slices}:
-            stages = {parse_action(s.name).stage for s in slices if s.kind == kind} if kind in KINDS else {0}
+            stages = {s.action.stage if s.action else 0 for s in slices if s.kind == kind}
             shades[kind] = max(shades.get(kind, 1), len(stages))
     entries = {WORDS[kind]: tuple(Patch(color=shade(color, i, shades[kind])) for i in range(shades[kind]))
                for kind, color in COLORS.items() if kind in shades} | {"idle": (Patch(**IDLE),)}

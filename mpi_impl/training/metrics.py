@@ -1,13 +1,9 @@
 """What a run tells while it works: a line now and then for a person, JSON lines for a program."""
 import json
-import os
-from contextlib import contextmanager
 from math import exp
-from tempfile import TemporaryFile
-from typing import TextIO
 
+from mpi_impl.files import open_for_writing, writing
 from mpi_impl.training.trainer import StepResult
-from reference.errors import UserError
 
 
 class Metrics:
@@ -52,38 +48,6 @@ class Metrics:
         if self.file:
             with writing(self.file.name):
                 print(json.dumps(values), file=self.file, flush=True)
-
-
-def open_for_writing(path: str) -> TextIO:
-    """An emptied file. Raises UserError if it cannot be written."""
-    with writing(path):
-        return open(path, "w")
-
-
-@contextmanager
-def writing(path: str):
-    """What goes wrong with the file inside the `with` block is a UserError that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def check_writable(path: str, data_path: str | None) -> None:
-    """Raises UserError if the file cannot be written, or is the data. What is in it stays: better before the work."""
-    if data_path and os.path.exists(path) and os.path.exists(data_path) and os.path.samefile(path, data_path):
-        raise UserError(f"{path} is what --data-path reads: give what is written another name.")
-    with writing(path):
-        open(path, "a").close()
-
-
-def check_folder(path: str) -> None:
-    """The folder is made if it is not there. Raises UserError if it cannot be, or nothing can be written in it."""
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise UserError(f"{path} is a file, where a folder is needed: give another name.")
-    with writing(path):
-        os.makedirs(path, exist_ok=True)
-        TemporaryFile(dir=path).close()
 
 
 def duration(seconds: float) -> str:

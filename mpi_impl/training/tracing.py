@@ -8,7 +8,7 @@ from statistics import median
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.topology import Topology
 from mpi_impl.comm.trace import Slice
-from reference.schedules import KINDS, Schedule, parse_action
+from reference.schedules import Schedule
 from reference.simulate import Times, simulate
 
 KEPT = 10       # steps
@@ -57,8 +57,8 @@ def measured_times(ranks: list[list[list[Slice]]], schedule: Schedule, sending: 
     """
     seconds: dict[tuple[str, int], list[float]] = {}
     for s in chain(*(chain(*steps) for steps in ranks)):
-        if s.kind in KINDS:
-            seconds.setdefault((s.kind, parse_action(s.name).stage), []).append(s.end - s.start)
+        if s.action:
+            seconds.setdefault((s.kind, s.action.stage), []).append(s.end - s.start)
     typical = {key: median(found) for key, found in seconds.items()}
     halves = {(kind, stage): time / 2 for (whole, stage), time in typical.items() if whole == "B" for kind in "IW"}
     forward, i, w = ([(halves | typical)[kind, stage] for stage in range(schedule.stages)] for kind in "FIW")

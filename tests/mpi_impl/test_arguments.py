@@ -3,21 +3,25 @@ import pytest
 
 from mpi_impl.training.arguments import NOT_YET, parse
 from reference.errors import UserError
+from reference.stages import stages_of_ranks
 
-EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 3 --hidden-size 48 --num-attention-heads 4 --seq-length 16
+EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001
     --lr-decay-style cosine --lr-decay-iters 40 --lr-warmup-fraction 0.25 --train-iters 50 --weight-decay 0.1
     --clip-grad 0.5 --adam-beta1 0.8 --adam-beta2 0.95 --adam-eps 1e-6 --init-method-std 0.01 --seed 7
     --log-interval 5 --eval-interval 20 --eval-iters 3 --split 90,10 --make-vocab-size-divisible-by 64
     --untie-embeddings-and-output-weights --data-path corpus.txt --tokenizer-type GPT2BPETokenizer
     --vocab-file vocab.json --merge-file merges.txt --exit-interval 30 --hidden-dropout 0 --attention-dropout 0.0
-    --position-embedding-type rope --rotary-percent 0.5 --dtype float64 --verify --metrics-file m --ledger l""".split()
+    --position-embedding-type rope --rotary-percent 0.5 --dtype float64 --verify --metrics-file m --ledger l
+    --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --ddp-bucket-size 77
+    --no-scatter-gather-tensors-in-pipeline --distributed-timeout-minutes 0.5 --trace t
+    --trace-clock virtual""".split()
 
 
 def test_every_option_arrives():
-    settings = parse(EVERY_OPTION, world_size=6)
+    settings = parse(EVERY_OPTION, world_size=12)
     model, optimizer = settings.model(50_257), settings.optimizer
-    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (3, 48, 4)
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (6, 48, 4)
     assert (model.max_position_embeddings, model.position_embedding_type, model.rotary_size) == (32, "rope", 6)
     assert model.untie_embeddings_and_output_weights and model.init_method_std == 0.01
     assert model.padded_vocab_size(2) == 50_304
@@ -26,6 +30,11 @@ def test_every_option_arrives():
     assert (optimizer.lr_decay_iters, optimizer.lr_warmup_iters) == (40, 10)
     assert (optimizer.weight_decay, optimizer.clip_grad, optimizer.adam_eps) == (0.1, 0.5, 1e-6)
     assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.8, 0.95)
+    parallel = settings.parallel
+    assert (parallel.pipeline_model_parallel_size, parallel.chunks, parallel.ddp_bucket_size) == (2, 3, 77)
+    assert parallel.pipeline_schedule == "interleaved" and not parallel.scatter_gather_tensors_in_pipeline
+    assert (settings.args.trace, settings.args.trace_clock) == ("t", "virtual")
+    assert settings.args.distributed_timeout_minutes == 0.5
     assert settings.args.dtype == "float64" and settings.args.exit_interval == 30 and settings.args.seed == 7
 
 
@@ -34,11 +43,27 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings.parallel.data_parallel_size == 4 and settings.args.global_batch_size == 12
     assert settings.microbatches == 1 and settings.optimizer.lr_decay_iters == 9
     assert settings.args.max_position_embeddings == 20
+    assert settings.parallel.pipeline_schedule == "1f1b" and settings.parallel.chunks is None
+    assert settings.parallel.scatter_gather_tensors_in_pipeline
+
+
+@pytest.mark.parametrize("layers, each, chunks", [(8, 1, 4), (8, 2, 2), (8, 3, 2), (8, 4, 1), (7, 2, 2), (5, 2, 2)])
+def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunks):
+    """Of at most so many layers each; what does not divide leaves some with fewer."""
+    settings = parse(["--num-layers", str(layers), "--num-layers-per-virtual-pipeline-stage", str(each),
+                      "--pipeline-model-parallel-size", "2", "--global-batch-size", "8"], 2)
+    held = [len(layers) for stages in stages_of_ranks(settings.model(50), settings.parallel)
+            for layers in stages.values()]
+    assert settings.parallel.chunks == chunks and max(held) <= each and sum(held) == layers
 
 
 def test_the_last_one_counts():
     """A launch script's options can be overridden by adding to them."""
     assert parse("--seed 1 --hidden-size 64 --seed 2".split(), 1).args.seed == 2
+
+
+T2, P4 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 4"
+EACH = "--num-layers-per-virtual-pipeline-stage"
 
 
 @pytest.mark.parametrize("options, sentence", [
@@ -58,6 +83,40 @@ def test_the_last_one_counts():
     ("--hidden-size big", "--hidden-size: invalid int value: 'big'"),
     ("--lr-decay-style step", "--lr-decay-style"),
     ("--hidden 64", "has no option --hidden"),
+    ("--pipeline-model-parallel-size 3", "--tensor-model-parallel-size is 1 and --pipeline-model-parallel-size is 3, "
+     "so the number of ranks must be a multiple of 3, but it is 8. Start 9 ranks, or choose a size that divides 8."),
+    (f"{T2} --pipeline-model-parallel-size 8", "must be a multiple of 16, but it is 8"),
+    ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1."),
+    ("--pipeline-model-parallel-size -2", "--pipeline-model-parallel-size is -2, but must be at least 1."),
+    ("--tensor-model-parallel-size -1", "--tensor-model-parallel-size is -1, but must be at least 1."),
+    ("--ddp-bucket-size 0", "--ddp-bucket-size is 0, but must be at least 1."),
+    (f"{P4} --pipeline-schedule interleaved", "--pipeline-schedule is interleaved, which needs "
+     "--num-layers-per-virtual-pipeline-stage: how many layers"),
+    (f"{P4} {EACH} 1 --pipeline-schedule zb-h1", "--pipeline-schedule is zb-h1, which takes no "
+     "--num-layers-per-virtual-pipeline-stage. Leave that out, or choose interleaved."),
+    (f"{EACH} 0", "--num-layers-per-virtual-pipeline-stage is 0, but must be at least 1."),
+    (f"{EACH} -1", "--num-layers-per-virtual-pipeline-stage is -1, but must be at least 1."),
+    (f"{EACH} 1 --pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1."),
+    (f"{EACH} 1 --num-layers 0", "--num-layers is 0, but must be at least 1."),
+    (f"{P4} {EACH} 3 --num-layers 8", "with --num-layers 8 and --pipeline-model-parallel-size 4 a rank holds no more "
+     "than 2 in all."),
+    (f"{P4} {EACH} 1 --num-layers 8 --global-batch-size 48", "--global-batch-size is 48, which makes 6 microbatches of "
+     "--micro-batch-size x data-parallel size = 8, but the interleaved schedule takes them in groups of "
+     "--pipeline-model-parallel-size, which is 4. The nearest that fits is 64."),
+    (f"{P4} --num-layers 3", "--num-layers is 3, but the 1f1b schedule has 4 stages, 1 on each of "
+     "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, or a smaller"),
+    (f"{P4} --num-layers 7 --pipeline-schedule zb-v", "the zb-v schedule has 8 stages, 2 on each of "
+     "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, a schedule with one"),
+    (f"{P4} --num-layers 5 {EACH} 1 --global-batch-size 32", "the interleaved schedule has 8 stages, 2 on each of "
+     "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, a larger "
+     "--num-layers-per-virtual-pipeline-stage, or a smaller --pipeline-model-parallel-size."),
+    ("--global-batch-size 1000000000", "A step has 31,250,000 microbatches"),
+    ("--pipeline-schedule zbh1", "'zbh1' (choose from 'gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'zb-v', "
+     "'dualpipe-v'). Did you mean zb-h1?"),
+    ("--pipeline-schedule forward-only", "'forward-only' (choose from 'gpipe', '1f1b'"),
+    ("--trace-clock virtual", "--trace-clock is virtual, but nothing is traced. Give a folder with --trace, too."),
+    *((f"--distributed-timeout-minutes {value}", f"--distributed-timeout-minutes is {float(value)}, but must be above "
+       "0 and at most a week, which is 10080.") for value in ("0", "-1", "nan", "inf", "1e5")),
 ])
 def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(UserError) as error:
@@ -70,3 +129,11 @@ def test_options_that_do_not_fit(options, sentence):
 def test_an_option_of_what_is_not_built_is_refused(option, value):
     with pytest.raises(UserError, match=f"--{option} is not possible yet"):
         parse([f"--{option}", *value], world_size=8)
+
+
+@pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "data-cache-path", "metrics-file", "ledger",
+                                  "plot", "trace"])
+def test_an_empty_name_of_a_file_is_refused(name):
+    """As a script's unset variable gives it."""
+    with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):
+        parse([f"--{name}", ""], world_size=1)

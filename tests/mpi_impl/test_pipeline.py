@@ -35,13 +35,18 @@ def placements(draw, most_ranks):
 
 @st.composite
 def shuffled(draw, most_ranks):
-    """Any stages on any ranks, microbatches in any order, each backward whole or in two, W whenever.
+    """Any stages on any ranks, in any order."""
+    return draw(orders(draw(placements(most_ranks)), draw(st.integers(1, 4))))
+
+
+@st.composite
+def orders(draw, placement, m):
+    """Microbatches in any order, each backward whole or in two, W whenever.
 
     All actions are drawn in an order of one process, each after what it needs; a rank keeps the order of its own. So it
     ends.
     """
-    placement, m, random = draw(placements(most_ranks)), draw(st.integers(1, 4)), Random(draw(st.integers(0, 2**32)))
-    stages = sum(map(len, placement))
+    random, stages = Random(draw(st.integers(0, 2**32))), sum(map(len, placement))
     left = [Action(stage, kind, i) for stage in range(stages) for i in range(m)
             for kind in "F" + random.choice(["B", "IW"])]
     done, order = set(), []

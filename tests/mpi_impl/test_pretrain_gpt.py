@@ -11,9 +11,12 @@ from tokenizers import pre_tokenizers
 
 from mpi_impl.comm.group import Group
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.data.prepare import prepare
 from mpi_impl.pool import RankFailure
 from mpi_impl.pretrain_gpt import Pretraining
 from mpi_impl.training.arguments import parse
+from mpi_impl.files import check_folder
+from reference.errors import UserError
 from tests.planted import Bug, planted_run
 
 SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2
@@ -42,13 +45,13 @@ def train(ranks, n, options):
     ranks.run(n, pretrain, options, timeout=120)
 
 
-INTERLEAVED = "--num-layers-per-virtual-pipeline-stage 1"
+INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
 @pytest.mark.parametrize("n, extra", [
     (1, split()),
     (8, split(4, 1, "--micro-batch-size 1")),
-    (8, split(2, 2, f"--num-layers 5 {INTERLEAVED} --global-batch-size 16 --ddp-bucket-size 5000")),
+    (8, split(2, 2, f"--num-layers 5 {INTERLEAVED} 2 --global-batch-size 16 --ddp-bucket-size 5000")),
     (8, split(2, 2, "--pipeline-schedule zb-h1 --no-scatter-gather-tensors-in-pipeline --num-layers 3")),
     (4, split(1, 4, "--pipeline-schedule zb-h2 --num-layers 5 --micro-batch-size 1 --position-embedding-type rope "
                     "--rotary-percent 0.5 --untie-embeddings-and-output-weights")),
@@ -88,7 +91,7 @@ def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd
 def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
     """Runs of their own on 1, 2, 4 and 8 ranks: the same losses, norms and validation, to rounding."""
     curves = []
-    for n, options in ((1, split()), (2, split(p=2)), (8, split(2, 2, INTERLEAVED)), (8, split(4)), (4, split()),
+    for n, options in ((1, split()), (2, split(p=2)), (8, split(2, 2, f"{INTERLEAVED} 1")), (8, split(4)), (4, split()),
                        (4, split(1, 4, "--pipeline-schedule zb-h1"))):
         path = tmp_path / f"{len(curves)}"
         train(ranks, n, [*SMALL, "--num-layers", "4", *corpus, *options, "--metrics-file", str(path)])
@@ -186,6 +189,7 @@ def launch(n, *options, program=("-m", "mpi_impl.pretrain_gpt")):
     (["--split", "1,0,0"], "--split"),
     (["--lr", "1e300"], "the run has diverged"),
     (["--num-layers", "1000000000"], "Choose a smaller --num-layers"),
+    (["--vocab-file", ""], "--vocab-file is empty. Give a path, or leave the option out."),
 ])
 def test_bad_input_ends_all_ranks_with_one_sentence(corpus, options, sentence):
     """Exit status 2, the sentence once, and no traceback."""
@@ -222,6 +226,18 @@ def test_a_vocabulary_too_small_for_the_data(corpus, tmp_path):
     tokens = trained.with_name("tokens.bin")
     ended = launch(2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer", "--vocab-size", "50")
     assert ended.returncode == 2 and "outside the vocabulary of 51 tokens" in ended.stderr
+
+
+@pytest.mark.parametrize("size, sentence", [(2_000_000, "too large"), (256, "too small")])
+def test_a_vocabulary_that_cannot_be_trained_is_refused_before_the_corpus_is_read(size, sentence):
+    with pytest.raises(UserError, match=f"--vocab-size {size} is {sentence}"):
+        prepare("no/such/corpus", vocab_size=size)
+
+
+def test_the_folder_of_a_trace_is_made(tmp_path):
+    check_folder(str(tmp_path / "a" / "b"))
+    check_folder(str(tmp_path / "a" / "b"))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", tmp_path / "a" / "b"]
 
 
 @pytest.mark.deep

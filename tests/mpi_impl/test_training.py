@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from reference.config import ModelConfig
 from reference.schedules import SCHEDULES
+from reference.stages import schedule_of
 from reference.traffic import Work
-from tests.rank_theorems import (Pipelining, ledger_equals_formulas, no_cache_outlives_its_use,
+from tests.mpi_impl.test_pipeline import orders
+from tests.rank_theorems import (Pipelining, as_is, ledger_equals_formulas, no_cache_outlives_its_use,
                                  training_equals_one_process)
 from tests.strategies import Case, cases
 
@@ -14,12 +16,16 @@ V = ("zb-v", "dualpipe-v")                         # two stages on each rank
 ONE_STAGE = tuple(name for name in SCHEDULES if name not in ("interleaved", "forward-only", *V))
 
 
+def places(ranks=8):
+    """All t, p and d that fit so many ranks."""
+    return [(t, p, d) for t in range(1, ranks + 1) for p in range(1, ranks // t + 1)
+            for d in range(1, ranks // (t * p) + 1)]
+
+
 @st.composite
-def runs(draw, ranks=8):
-    """A case on t, p and d that fit so many ranks, how it is pipelined, and the number of microbatches."""
-    t = draw(st.integers(1, ranks), "t")
-    p = draw(st.integers(1, ranks // t), "p")
-    d = draw(st.integers(1, ranks // (t * p)), "d")
+def runs(draw):
+    """A case on t, p and d, how it is pipelined, and the number of microbatches."""
+    t, p, d = draw(st.sampled_from(places()), "t, p, d")
     schedule = draw(st.sampled_from([*ONE_STAGE, "interleaved", *V]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
@@ -29,7 +35,6 @@ def runs(draw, ranks=8):
     return t * p * d, case, m, Pipelining(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size)
 
 
-@settings(max_examples=settings().max_examples * 3 // 5)
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
 def test_any_run(ranks, run, steps, clip):
     """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
@@ -37,10 +42,13 @@ def test_any_run(ranks, run, steps, clip):
     ranks.run(n, training_equals_one_process, case, steps, m, clip, pipelining)
 
 
-def places(ranks=8):
-    """All t, p and d."""
-    return [(t, p, d) for t in range(1, ranks + 1) for p in range(1, ranks // t + 1)
-            for d in range(1, ranks // (t * p) + 1)]
+@settings(max_examples=settings().max_examples // 5)
+@given(runs(), st.data())
+def test_any_order(ranks, run, data):
+    """A schedule is a value: any other order of the stages' work that ends gives the same."""
+    n, case, m, pipelining = run
+    order = data.draw(orders(schedule_of(pipelining.parallel(n, case.t), m).placement(), m), "order")
+    ranks.run(n, training_equals_one_process, case, 1, m, 0.05, pipelining, as_is, order)
 
 
 def schedules_of(p: int) -> list[tuple[str, int | None]]:

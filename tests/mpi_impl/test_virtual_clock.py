@@ -39,7 +39,7 @@ def test_it_reads_what_the_simulator_says(ranks, data):
     by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
     times = Times(data.draw(by_stage), data.draw(by_stage), data.draw(by_stage), data.draw(st.floats(0, 5)))
     measured = ranks.run(p, spans, schedule, times, 1)
-    predicted = [[(str(span.action), span.start, span.end) for span in rank] for rank in simulate(schedule, times).ranks]
+    predicted = [[(str(s.action), s.start, s.end) for s in rank] for rank in simulate(schedule, times).ranks]
     assert measured == predicted
 
 

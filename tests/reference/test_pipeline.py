@@ -1,0 +1,49 @@
+"""A pipeline computes what one process does, whatever the schedule."""
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.models.gpt import gpt_join, gpt_tensors
+from reference.pipeline import cut_into_stages, in_time, pipeline_gradients
+from reference.schedules import SCHEDULES, make, needs
+from reference.stages import layers_of_stage
+from reference.training import loss_and_gradients
+from tests.strategies import cases, close, trees_close
+
+
+@st.composite
+def training_schedules(draw):
+    """Any that goes backward, for up to 3 ranks and 6 microbatches."""
+    name, p = draw(st.sampled_from(sorted(set(SCHEDULES) - {"forward-only"}))), draw(st.integers(1, 3))
+    if name == "interleaved":
+        return make(name, p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
+    return make(name, p, draw(st.integers(1, 6)))
+
+
+@given(training_schedules(), st.data())
+def test_any_schedule_gives_the_gradients_of_one_process(schedule, data):
+    """Loss and gradients of the whole batch, from stages of ragged models; both copies of a tied table have them."""
+    case = data.draw(cases(num_layers=schedule.stages + data.draw(st.integers(0, 2))))
+    p = case.params(gpt_tensors(case.model))
+    batches = [(case.ids(f"tokens {i}", case.b, case.s), case.ids(f"targets {i}", case.b, case.s))
+               for i in range(schedule.microbatches)]
+    layers = [layers_of_stage(stage, schedule.stages, case.model.num_layers) for stage in range(schedule.stages)]
+    loss, grads = pipeline_gradients(batches, cut_into_stages(p, layers, case.model), schedule, case.model)
+    expected_loss, expected = loss_and_gradients(*map(np.concatenate, zip(*batches, strict=True)), p, case.model)
+    close(np.array(loss), np.array(expected_loss))
+    trees_close(gpt_join(grads), expected, 1e-10)
+    for stage in grads:
+        if stage.embedding.word is not None:
+            close(stage.embedding.word, expected.embedding.word, 1e-10)
+
+
+@given(training_schedules())
+def test_the_order_in_time_is_one_that_can_happen(schedule):
+    """Every action comes after what it needs, and once."""
+    order = in_time(schedule)
+    place = {action: i for i, action in enumerate(order)}
+    assert len(place) == len(order) == sum(map(len, schedule.ranks))
+    for action in order:
+        need = needs(action, schedule.stages)
+        if need is not None:
+            assert place[need if need in place else need._replace(kind="I")] < place[action]
