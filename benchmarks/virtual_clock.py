@@ -1,18 +1,18 @@
-"""Does a step take as long as the papers' formulas say? Measured on the virtual clock, p = 2, 4, 8, every schedule.
+"""Does a step take as long as the papers' formulas say? Measured on the virtual clock, for every schedule.
 
     for p in 2 4 8; do .venv/bin/python -m mpi_impl.launch -n $p benchmarks/virtual_clock.py; done
 
 Real ranks train a small GPT. Each rank's clock goes on by its own CPU time and by what messages take (mpi_impl/comm/
-clock.py), so 8 ranks on 2 cores read what 8 devices would. F, I and W are the medians of all actions of their kind.
-A step's time is the longest of the ranks' own spans, as the zero-bubble paper has it: there ranks that start later also
-end later, and this slant costs nothing (for 1F1B and its kin it is the whole step). The median over steps is printed
-beside the closed form and beside the simulator's time for the medians by stage, which knows that stages differ.
+clock.py), so 8 ranks on 2 cores read what 8 devices would. F, I and W are what a rank's actions took, the median, all
+its stages together. A step's time is the longest of the ranks' own spans, as the zero-bubble paper has it, where ranks
+that start later also end later, and this slant costs nothing; 1F1B and its kin have none. The median over steps is
+printed beside the closed form, and beside the simulator's time for the same medians.
 
-    m(F + I + W) + the bubble,  which is    (p-1)(F+I+W)     gpipe, 1f1b      Narayanan et al. 2021, section 2.2
-                                            (p-1)(F+I+W)/v   interleaved
-                                            (p-1)(F+I-W)     zb-h1            Qi et al. 2023, section 2
-                                            (p-1)(F+I-2W)    zb-h2            (0 if that is less)
-                                            0                zb-v             (where F = I = W)
+    m (F + I + W) of the slowest rank, plus for each of the other p - 1 ranks
+        F + I + W        gpipe, 1f1b         (Narayanan et al. 2021, section 2.2)
+        (F + I + W)/v    interleaved
+        F + I - W        zb-h1               (Qi et al. 2023, section 2)
+        F + I - 2W       zb-h2               (nothing if that is less than nothing)
 """
 from statistics import median
 
@@ -33,7 +33,7 @@ from reference.stages import schedule_of
 
 MODEL = ModelConfig(num_layers=16, hidden_size=128, num_attention_heads=4, vocab_size=64, max_position_embeddings=128)
 MICROBATCHES, MICRO_BATCH, STEPS, V = 16, 4, 7, 2
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def main() -> None:
@@ -60,14 +60,14 @@ def measure(ranks: Group, name: str) -> float:
     disconnect(topology)
     took = median(timeline_of([steps[i] for steps in everyone]).cost for i in range(STEPS))
     times = measured_times(everyone, schedule, clock.link.latency)
-    forward, i, w = (sum(by_stage) / p for by_stage in (times.forward, times.input_gradient, times.weight_gradient))
-    if not any(action.kind == "W" for action in schedule.ranks[0]):
-        i, w = i + w, 0.0
-    closed, simulated = closed_form(name, p, v or 1, forward, i, w), simulate(schedule, times).cost
+    by_rank = [[sum(by_stage[stage] for stage in stages) for by_stage in (times.forward, times.input_gradient,
+                                                                          times.weight_gradient)]
+               for stages in schedule.placement()]
+    closed, simulated = closed_form(name, by_rank, v or 1), simulate(schedule, times).cost
     if ranks.rank == 0:
-        print(f"{name:12} {1e3 * forward:>6.2f} {1e3 * i:>6.2f} {1e3 * w:>6.2f} {1e3 * took:>9.1f} "
-              f"{1e3 * closed:>12.1f} {took / closed - 1:>7.1%} {1e3 * simulated:>10.1f} {took / simulated - 1:>7.1%}",
-              flush=True)
+        forward, i, w = (1e3 * sum(column) / p for column in zip(*by_rank, strict=True))
+        print(f"{name:12} {forward:>6.2f} {i:>6.2f} {w:>6.2f} {1e3 * took:>9.1f} {1e3 * closed:>12.1f} "
+              f"{took / closed - 1:>7.1%} {1e3 * simulated:>10.1f} {took / simulated - 1:>7.1%}", flush=True)
     return abs(took / closed - 1)
 
 
@@ -82,10 +82,13 @@ def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
     return steps[1:]
 
 
-def closed_form(name: str, p: int, v: int, forward: float, i: float, w: float) -> float:
-    """A step's time from what F, I and W take for all of a rank's layers."""
-    bubble = {"zb-h1": forward + i - w, "zb-h2": max(0.0, forward + i - 2 * w), "zb-v": 0.0}
-    return MICROBATCHES * (forward + i + w) + (p - 1) * bubble.get(name, (forward + i + w) / v)
+def closed_form(name: str, by_rank: list[list[float]], v: int) -> float:
+    """A step's time from F, I and W of each rank, for all its stages."""
+    slowest = max(by_rank, key=sum)
+    others = [times for times in by_rank if times is not slowest]
+    bubble = {"interleaved": lambda f, i, w: (f + i + w) / v, "zb-h1": lambda f, i, w: f + i - w,
+              "zb-h2": lambda f, i, w: max(0.0, f + i - 2 * w)}.get(name, lambda f, i, w: f + i + w)
+    return MICROBATCHES * sum(slowest) + sum(bubble(*times) for times in others)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
 """What time it is on a rank: the wall's, or what it would be if every rank had a device of its own."""
 import time
+from collections import defaultdict, deque
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from statistics import median
 
 from mpi_impl.comm.ledger import RING_SHARE
 from reference.schedules import Action
 from reference.simulate import Times
+
+MEMORY = 51       # actions of a kind, of which the virtual clock takes the median
 
 
 class WallClock:
@@ -22,8 +27,9 @@ class WallClock:
     def now(self) -> float:
         return time.perf_counter() - self.origin
 
-    def computed(self, action: Action) -> None:
-        """An action of a schedule has just been done."""
+    def computing(self, action: Action):
+        """`with` it, an action of a schedule is done."""
+        return nullcontext()
 
     def pause(self) -> None:
         """Communication begins."""
@@ -52,33 +58,51 @@ class VirtualClock:
     a core does not count. A message that arrives sets it to the sender's time plus what the link takes, if that is
     later; a collective sets all its members to the latest of them, plus its own time. Group tells it of both.
 
-    With `times`, which fakes the devices too, every action of a schedule takes what they say, and nothing else does.
+    An action of a schedule takes what such actions usually take, the median so far: on a device of its own it would
+    take the same every time, and here now and then it takes twice as long, when a neighbour empties the cache.
+
+    With `times`, which fakes the devices too, every action takes what they say, and nothing else does.
     """
 
     virtual = True
 
     def __init__(self, link: Link = Link(), times: Times | None = None):
         self.link, self.times = link, times
+        self.recent: dict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
         self.restart()
 
     def restart(self) -> None:
         """It is 0 now."""
-        self.seconds, self.mark = 0.0, time.thread_time()
+        self.seconds = self.busy = self.met = 0.0       # now; computed so far; when another rank was last heard of
+        self.mark = time.thread_time()
 
     def now(self) -> float:
         self.pause()
         self.resume()
         return self.seconds
 
-    def computed(self, action: Action) -> None:
-        """An action of a schedule has just been done."""
+    @contextmanager
+    def computing(self, action: Action):
+        """`with` it, an action of a schedule is done."""
         if self.times is not None:
+            yield
             self.seconds += self.times.of(action)
+            return
+        self.now()
+        before = self.busy
+        yield
+        self.now()
+        took = self.busy - before
+        recent = self.recent[action.stage, action.kind]
+        recent.append(took)
+        self.seconds = max(self.met, self.seconds + median(recent) - took)
 
     def pause(self) -> None:
         """Communication begins: what was computed until now counts."""
         if self.times is None:
-            self.seconds += time.thread_time() - self.mark
+            computed = time.thread_time() - self.mark
+            self.seconds += computed
+            self.busy += computed
 
     def resume(self) -> None:
         """Communication is over: its own CPU time does not count."""
@@ -86,7 +110,7 @@ class VirtualClock:
 
     def reach(self, seconds: float) -> None:
         """What the rank has waited for comes at this time; if it is past, the rank did not wait."""
-        self.seconds = max(self.seconds, seconds)
+        self.seconds = self.met = max(self.seconds, seconds)
 
 
 Clock = WallClock | VirtualClock

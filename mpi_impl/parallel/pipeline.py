@@ -57,9 +57,8 @@ class Pipeline:
     def act(self, action: Action, function: Callable) -> None:
         trace = self.group.trace
         x = self.results.pop(needs(action, self.stages), None)
-        with trace.slice("compute", str(action), action.kind):
+        with trace.slice("compute", str(action), action.kind), trace.clock.computing(action):
             y = function(action, x)
-            trace.clock.computed(action)
         if y is not None:
             self.results[result(action)] = y
         for pending in self.sent:

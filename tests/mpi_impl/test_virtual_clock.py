@@ -9,7 +9,7 @@ from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.parallel.pipeline import Pipeline
 from reference.config import ParallelConfig
-from reference.schedules import SCHEDULES, make
+from reference.schedules import SCHEDULES, Action, make
 from reference.simulate import Times, simulate
 
 TIME = st.floats(0.01, 10)
@@ -67,6 +67,37 @@ def test_computing_counts_and_waiting_does_not(ranks):
     (busy, together), (idle, also) = ranks.run(2, work_and_meet)
     assert busy > 0.2 > idle
     assert together == also >= busy
+
+
+def test_an_action_takes_what_it_usually_takes(monkeypatch):
+    """One that takes five times as long, for a reason of the machine's, takes the median on the clock."""
+    cpu = [0.0]
+    monkeypatch.setattr("mpi_impl.comm.clock.time.thread_time", lambda: cpu[0])
+    clock, ends = VirtualClock(), []
+    for took in (1.0, 1.0, 5.0, 1.0):
+        with clock.computing(Action(0, "F", 0)):
+            cpu[0] += took
+        ends.append(clock.now())
+    cpu[0] += 0.5                         # no action: it counts as it is
+    assert [*ends, clock.now()] == [1.0, 2.0, 3.0, 4.0, 4.5]
+
+
+def test_it_does_not_go_back_behind_what_it_has_heard(monkeypatch):
+    """A message came at 6 seconds, in an action that took 7 instead of 2: it ends when the message was there."""
+    cpu = [0.0]
+    monkeypatch.setattr("mpi_impl.comm.clock.time.thread_time", lambda: cpu[0])
+    clock = VirtualClock()
+    for took in (2.0, 2.0):
+        with clock.computing(Action(0, "F", 0)):
+            cpu[0] += took
+    clock.restart()
+    with clock.computing(Action(0, "F", 0)):
+        cpu[0] += 5.0
+        clock.pause()
+        clock.reach(6.0)
+        clock.resume()
+        cpu[0] += 2.0
+    assert clock.now() == 6.0
 
 
 def work_and_meet(group):
