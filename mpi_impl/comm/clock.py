@@ -59,7 +59,8 @@ class VirtualClock:
     later; a collective sets all its members to the latest of them, plus its own time. Group tells it of both.
 
     An action of a schedule takes what such actions usually take, the median so far: on a device of its own it would
-    take the same every time, and here now and then it takes twice as long, when a neighbour empties the cache.
+    take the same every time, and here now and then it takes twice as long, when a neighbour empties the cache. (But the
+    clock never goes back behind a time that it has told: an action with collectives inside stays as long as it was.)
 
     With `times`, which fakes the devices too, every action takes what they say, and nothing else does.
     """
@@ -73,12 +74,13 @@ class VirtualClock:
 
     def restart(self) -> None:
         """It is 0 now."""
-        self.seconds = self.busy = self.met = 0.0       # now; computed so far; when another rank was last heard of
+        self.seconds = self.busy = self.told = 0.0      # now; computed so far; the last time that anyone was told
         self.mark = time.thread_time()
 
     def now(self) -> float:
         self.pause()
         self.resume()
+        self.told = self.seconds
         return self.seconds
 
     @contextmanager
@@ -88,14 +90,16 @@ class VirtualClock:
             yield
             self.seconds += self.times.of(action)
             return
-        self.now()
+        self.pause()
+        self.resume()
         before = self.busy
         yield
-        self.now()
+        self.pause()
+        self.resume()
         took = self.busy - before
         recent = self.recent[action.stage, action.kind]
         recent.append(took)
-        self.seconds = max(self.met, self.seconds + median(recent) - took)
+        self.seconds = max(self.told, self.seconds + median(recent) - took)
 
     def pause(self) -> None:
         """Communication begins: what was computed until now counts."""
@@ -110,7 +114,7 @@ class VirtualClock:
 
     def reach(self, seconds: float) -> None:
         """What the rank has waited for comes at this time; if it is past, the rank did not wait."""
-        self.seconds = self.met = max(self.seconds, seconds)
+        self.seconds = self.told = max(self.seconds, seconds)
 
 
 Clock = WallClock | VirtualClock

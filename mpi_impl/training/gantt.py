@@ -156,7 +156,7 @@ def draw_cells(axes, cells: list[Cell], across: float) -> None:
     corners = [[(c.start, c.top), (c.end, c.top), (c.end, c.bottom), (c.start, c.bottom)] for c in cells]
     gap = min(0.8, 0.06 * across * float(np.median([cell.end - cell.start for cell in cells if cell.label])))
     axes.add_collection(PolyCollection(corners, facecolors=[cell.color for cell in cells], edgecolors="white",
-                                       linewidths=gap if gap > 0.1 else 0))
+                                       linewidths=[gap if cell.label and gap > 0.1 else 0 for cell in cells]))
 
 
 def draw_labels(axes, cells: list[Cell], size: float, across: float, down: float) -> None:
