@@ -78,8 +78,8 @@ def to_its_end(line) -> subprocess.CompletedProcess:
 
 
 def alive(file: Path) -> bool:
-    """Whether the rank that left this file is there; it has a moment to go."""
-    deadline = time.monotonic() + 2
+    """Whether the rank that left this file is there; it has a moment to go, of which Open MPI takes some seconds."""
+    deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
             os.kill(int(file.stem), 0)
@@ -127,7 +127,7 @@ def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, tmp_path, n, optio
 def test_a_rank_that_dies_ends_the_job(job, n, options, rank, fate, status, message):
     """Within seconds, whatever it died of, and with one message."""
     ended = job(n, options, rank, fate)
-    assert ended.returncode == status
+    assert ended.returncode % 128 == status        # Open MPI adds 128 to a signal's number
     assert ended.stderr.count("error:") == 1 and message in ended.stderr
     assert ended.stderr.count("Traceback") == ("missing" in fate)
 
