@@ -1,4 +1,4 @@
-"""Does a step take as long as the papers' formulas say? Measured on the virtual clock, for every schedule.
+"""How far is a step from the papers' formulas? Measured on the virtual clock, for five schedules.
 
     for p in 2 4 8; do .venv/bin/python -m mpi_impl.launch -n $p benchmarks/virtual_clock.py; done
 
@@ -11,9 +11,10 @@ printed beside the closed form, and beside the simulator's time for the same med
     m (F + I + W) of the slowest rank, plus for each of the other p - 1 ranks
         F + I + W        gpipe, 1f1b         (Narayanan et al. 2021, section 2.2)
         (F + I + W)/v    interleaved
-        F + I - W        zb-h1               (Qi et al. 2023, section 2)
+        F + I - W        zb-h1               (Qi et al. 2023, section 2.3, table 2)
         F + I - 2W       zb-h2               (nothing if that is less than nothing)
 """
+from math import prod
 from statistics import median
 
 import numpy as np
@@ -23,10 +24,10 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.entry import run
-from mpi_impl.training.gantt import timeline_of
-from mpi_impl.training.tracing import measured_times
+from mpi_impl.training.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
+from reference.cost import bubbles
 from reference.optimizer import OptimizerConfig
 from reference.simulate import simulate
 from reference.stages import schedule_of
@@ -53,13 +54,14 @@ def measure(ranks: Group, name: str) -> float:
     clock = VirtualClock()
     trace = Trace(clock, recording=True)
     topology = connect(Group(ranks.comm, "world", Instruments(trace=trace)),
-                       ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, chunks=v))
+                       ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=v))
     schedule = schedule_of(topology.config, MICROBATCHES)
     steps = steps_of(Trainer(MODEL, OptimizerConfig(1e-3, STEPS), topology, 1, np.float32), trace)
     everyone = ranks.from_all(steps)
     disconnect(topology)
     took = median(timeline_of([steps[i] for steps in everyone]).cost for i in range(STEPS))
-    times = measured_times(everyone, schedule, clock.link.latency)
+    message = np.dtype(np.float32).itemsize * MICRO_BATCH * MODEL.max_position_embeddings * MODEL.hidden_size
+    times = measured_times(everyone, schedule, clock.link.seconds("send", 2, message))
     by_rank = [[sum(by_stage[stage] for stage in stages) for by_stage in (times.forward, times.input_gradient,
                                                                           times.weight_gradient)]
                for stages in schedule.placement()]
@@ -73,7 +75,8 @@ def measure(ranks: Group, name: str) -> float:
 
 def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
     """What this rank did in each step; one step before them is for warming up."""
-    tokens = np.arange(MICRO_BATCH * 128).reshape(MICRO_BATCH, 128) % MODEL.vocab_size
+    shape = MICRO_BATCH, MODEL.max_position_embeddings
+    tokens = np.arange(prod(shape)).reshape(shape) % MODEL.vocab_size
     steps = []
     for _ in range(STEPS + 1):
         trace.slices.clear()
@@ -85,10 +88,13 @@ def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
 def closed_form(name: str, by_rank: list[list[float]], v: int) -> float:
     """A step's time from F, I and W of each rank, for all its stages."""
     slowest = max(by_rank, key=sum)
-    others = [times for times in by_rank if times is not slowest]
-    bubble = {"interleaved": lambda f, i, w: (f + i + w) / v, "zb-h1": lambda f, i, w: f + i - w,
-              "zb-h2": lambda f, i, w: max(0.0, f + i - 2 * w)}.get(name, lambda f, i, w: f + i + w)
-    return MICROBATCHES * sum(slowest) + sum(bubble(*times) for times in others)
+    bubble = 0.0
+    for times in by_rank:
+        if times is not slowest:
+            one = bubbles(2, *times)               # of two ranks, which is what one more rank adds
+            bubble += {"interleaved": one.one_f_one_b / v, "zb-h1": one.zero_bubble_h1,
+                       "zb-h2": max(0.0, one.zero_bubble_h2)}.get(name, one.one_f_one_b)
+    return MICROBATCHES * sum(slowest) + bubble
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files that a run writes: found out before the work whether they can be, and an error is a sentence."""
+"""Files that a run writes: whether they can be written is found out before the work, and if not, in a sentence."""
 import os
 from contextlib import contextmanager
 from tempfile import TemporaryFile

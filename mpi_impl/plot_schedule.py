@@ -7,13 +7,14 @@ One process; it starts no ranks.
 import argparse
 import sys
 from collections.abc import Sequence
-from inspect import signature
 
 from mpi_impl.entry import ArgumentParser, say
 from mpi_impl.files import writing
+from mpi_impl.training.timelines import slices_of
+from reference.actions import Schedule, from_csv
 from reference.config import require_not_negative
 from reference.errors import UserError
-from reference.schedules import SCHEDULES, Schedule, from_csv, make
+from reference.schedules import SCHEDULES, make, takes_v
 from reference.simulate import Times, Timeline, activations_in_flight, simulate
 from reference.validate import validate
 
@@ -57,8 +58,8 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def named(options: argparse.Namespace) -> list[Schedule]:
     """The schedules asked for by name. Those that take -v get it; if none does, the first one says so."""
-    takes_v = [name for name in options.schedule if "v" in signature(SCHEDULES[name]).parameters]
-    return [make(name, options.p, options.m, options.v if name in takes_v or not takes_v else None)
+    choose = [name for name in options.schedule if takes_v(name)]
+    return [make(name, options.p, options.m, options.v if name in choose or not choose else None)
             for name in options.schedule]
 
 
@@ -104,7 +105,7 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 
 
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
-    from mpi_impl.training.gantt import Panel, draw_timelines, slices_of   # matplotlib takes a second to import
+    from mpi_impl.training.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
     with writing(path):
         draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)

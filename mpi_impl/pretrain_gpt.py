@@ -30,8 +30,8 @@ from mpi_impl.training.verify import Verifier
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters
 from reference.errors import UserError
-from reference.stages import schedule_of, stages_of_ranks
-from reference.traffic import Work, layouts_of_ranks
+from reference.stages import layouts_of_ranks, schedule_of, stages_of_ranks
+from reference.traffic import Work
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -207,11 +207,10 @@ class Pretraining:
                 report.write_json(self.args.ledger, *sizes)
 
     def write_trace(self, traced: TracedSteps) -> None:
-        folder, c = self.args.trace, self.settings.parallel
-        shared = c.tensor_model_parallel_size if c.scatter_gather_tensors_in_pipeline else 1
-        elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // shared
+        folder, parallel = self.args.trace, self.settings.parallel
+        elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // parallel.pieces
         with writing(folder):
-            traced.write(folder, schedule_of(c, self.settings.microbatches),
+            traced.write(folder, schedule_of(parallel, self.settings.microbatches),
                          elements * np.dtype(self.args.dtype).itemsize)
         self.say(f"\nthe last {len(traced.steps)} steps are in {folder}: trace.json opens in https://ui.perfetto.dev, "
                  "and timeline.png shows the very last one beside its prediction")

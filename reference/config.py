@@ -63,13 +63,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many ranks share one model (t, p), and how many models there are (d). Raises UserError for sizes below 1."""
+    """How ranks share the work: how many hold one model (t, p), how many models there are (d), how a pipeline is
+    scheduled and how gradients are summed. Raises UserError for sizes below 1.
+    """
 
     tensor_model_parallel_size: int = 1    # t
     pipeline_model_parallel_size: int = 1  # p
     data_parallel_size: int = 1            # d
     pipeline_schedule: str = "1f1b"        # a name in reference/schedules.py
-    chunks: int | None = None              # v, for a schedule with several stages on each rank
+    virtual_pipeline_size: int | None = None   # v, for a schedule with several stages on each rank
     scatter_gather_tensors_in_pipeline: bool = True   # whether each of t ranks sends 1/t of an activation
     ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together
 
@@ -93,6 +95,11 @@ class ParallelConfig:
     @property
     def world_size(self) -> int:
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.data_parallel_size
+
+    @property
+    def pieces(self) -> int:
+        """Into how many an activation is cut on its way to the next stage: one from each tensor-parallel rank."""
+        return self.tensor_model_parallel_size if self.scatter_gather_tensors_in_pipeline else 1
 
 
 def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:

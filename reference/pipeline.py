@@ -7,23 +7,17 @@ from itertools import chain
 
 import numpy as np
 
-from reference.layers.embedding import Embedding
-from reference.models.gpt import GPT, gpt_backward, gpt_forward, has_embedding, has_head
-from reference.params import tree_map
-from reference.schedules import Action, Schedule, needs, result
+from reference.actions import Action, Schedule, needs, result
+from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, has_embedding, has_head
+from reference.params import leaves, tree_map, with_names
 from reference.simulate import Times, simulate
 
 
 def cut_into_stages(p, layers_of_stages, c):
-    """A whole GPT -> each stage's part. The last stage has a copy of a tied word table, unless it is also the first."""
-    stages = []
-    for layers in layers_of_stages:
-        first, last = 0 in layers, c.num_layers - 1 in layers
-        word = p.embedding.word if first or (last and p.output is None) else None
-        stages.append(GPT(Embedding(word, p.embedding.position if first else None),
-                          {layer: p.blocks[layer] for layer in layers},
-                          p.final_layernorm if last else None, p.output if last else None))
-    return stages
+    """A whole GPT -> each stage's part, as gpt_tensors declares it: the same arrays, a tied word table twice."""
+    whole = dict(leaves(p))
+    return [tree_map(lambda named: whole[named.name], with_names(gpt_tensors(c, layers)))
+            for layers in layers_of_stages]
 
 
 def pipeline_gradients(microbatches, stages, schedule: Schedule, c):
@@ -50,7 +44,7 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c):
         else:
             dy = np.full(targets.shape, 1 / positions) if has_head(p, c) else x
             ready[result(action)], late[stage, i] = gpt_backward(dy, p, caches.pop((stage, i)), c)
-            if kind == "B":                     # I leaves the weights' gradients for W
+            if kind == "B":                     # else a W of its own adds what I has found
                 grads[stage] = tree_map(np.add, grads[stage], late.pop((stage, i)))
     return loss, tie(grads)
 

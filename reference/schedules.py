@@ -1,103 +1,20 @@
-"""Pipeline schedules as values: for each rank, the list of what it computes, in order. Pure data.
+"""Pipeline schedules: who computes what when. Each function lists the actions of reference/actions.py for every rank.
 
-A model is cut into stages, numbered from the embedding to the loss. An action is one stage's work for one microbatch,
-and prints as stage, kind, microbatch: `2F0` is stage 2's forward of microbatch 0. The kinds:
-
-    F   forward                                       needs the stage before
-    B   backward, all of it: I and W together         needs the stage after, and its own F
-    I   the gradient of the input alone               needs the stage after, and its own F
-    W   the gradients of the weights alone            needs its own I, and nobody waits for it
-
-Generators write compute only; which rank holds which stage follows from where its actions stand. `python -m
-reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs is told by reference/simulate.py.
+`python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs is told by
+reference/simulate.py. There ranks that start later often end later, too: this slant of the timeline is no idle time,
+unless something makes all ranks wait for one another between two steps.
 
 Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
 """
 import argparse
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from inspect import signature
 
+from reference.actions import Action, Schedule, to_csv
 from reference.config import require_positive
 from reference.errors import UserError
-
-KINDS = "FBIW"
-
-
-class Action(NamedTuple):
-    """One stage's work for one microbatch."""
-
-    stage: int
-    kind: str
-    microbatch: int
-
-    def __str__(self):
-        return f"{self.stage}{self.kind}{self.microbatch}"
-
-
-def parse_action(text: str) -> Action:
-    """`2F0` -> Action(2, "F", 0). Raises UserError for anything else."""
-    match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text.strip())
-    if not match:
-        raise UserError(f"{text.strip()!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and a "
-                        "microbatch, as in 2F0.")
-    return Action(int(match[1]), match[2], int(match[3]))
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What each rank computes, in order. Equal, hashable and printable, like any value."""
-
-    ranks: tuple[tuple[Action, ...], ...]
-
-    @property
-    def p(self) -> int:
-        """Ranks of the pipeline."""
-        return len(self.ranks)
-
-    @cached_property
-    def stages(self) -> int:
-        return 1 + max((action.stage for rank in self.ranks for action in rank), default=-1)
-
-    @cached_property
-    def microbatches(self) -> int:
-        return 1 + max((action.microbatch for rank in self.ranks for action in rank), default=-1)
-
-    def rank_of(self) -> dict[int, int]:
-        """Stage -> the rank that holds it."""
-        return {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
-
-    def placement(self) -> tuple[tuple[int, ...], ...]:
-        """For each rank the stages that it holds, ascending."""
-        return tuple(tuple(sorted({action.stage for action in actions})) for actions in self.ranks)
-
-    def __str__(self):
-        """A row for each rank, actions in columns."""
-        return table(self)
-
-
-def table(schedule: Schedule, marked: Iterable[tuple[int, int]] = ()) -> str:
-    """A row for each rank; the cells at (rank, place) that are `marked` stand in angle brackets."""
-    marked = set(marked)
-    cells = [[f">{action}<" if (r, i) in marked else str(action) for i, action in enumerate(actions)]
-             for r, actions in enumerate(schedule.ranks)]
-    width = max((len(cell) for row in cells for cell in row), default=0)
-    return "\n".join(f"rank {r}: " + " ".join(cell.rjust(width) for cell in row) for r, row in enumerate(cells))
-
-
-def to_csv(schedule: Schedule) -> str:
-    """A line for each rank, its actions with commas between."""
-    return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
-
-
-def from_csv(text: str) -> Schedule:
-    """The inverse of to_csv. Raises UserError for a cell that is no action."""
-    return Schedule(tuple(tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
-                          for line in text.splitlines()))
-
+from reference.simulate import Times, activations_in_flight, simulate
 
 # ---- generators -----------------------------------------------------------------------------------------------------
 
@@ -202,10 +119,10 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 def forward_only(p: int, m: int, v: int = 1) -> Schedule:
     """Evaluation on the stages of `interleaved`; m need not be a multiple of p."""
     require_sizes(p, m, v)
-    return forward_pass([range(r, v * p, p) for r in range(p)], m)
+    return evaluation_schedule([range(r, v * p, p) for r in range(p)], m)
 
 
-def forward_pass(placement: Sequence[Sequence[int]], m: int) -> Schedule:
+def evaluation_schedule(placement: Sequence[Sequence[int]], m: int) -> Schedule:
     """Evaluation: forwards alone, where rank r holds the stages placement[r], as in another schedule's placement().
 
     Microbatches go through a rank's stages in groups of p. Whatever the placement, it ends: the order of all actions by
@@ -222,6 +139,26 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zero_bubble_h1, "zb-h2": zero_bubble_h2,
     "zb-v": zero_bubble_v, "dualpipe-v": dualpipe_v, "forward-only": forward_only,
 }
+
+
+def takes_v(name: str) -> bool:
+    """Whether the number of stages on each rank is for the user to choose."""
+    return "v" in signature(SCHEDULES[name]).parameters
+
+
+def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
+    """The schedule of that name. Raises UserError if it takes no v and is given one, or needs one and is given none."""
+    if name not in SCHEDULES:
+        raise UserError(f"{name!r} is no schedule. There are {', '.join(SCHEDULES)}.")
+    if v is not None:
+        if not takes_v(name):
+            raise UserError(f"-v is {v}, but the number of stages on a rank is no choice with {name}. Leave it out, or "
+                            "choose interleaved.")
+        return SCHEDULES[name](p, m, v)
+    if name == "interleaved":
+        raise UserError("The interleaved schedule needs -v, the number of stages on each rank.")
+    return SCHEDULES[name](p, m)
+
 
 
 def alternate(forward: list[Action], backward: list[list[Action]], warmup: int) -> list[Action]:
@@ -285,82 +222,11 @@ def require_sizes(p: int, m: int, v: int = 1) -> None:
         require_positive(name, value)
 
 
-# ---- what moves between ranks ---------------------------------------------------------------------------------------
-
-
-class Send(NamedTuple):
-    """Hand an action's result to another rank."""
-
-    action: Action
-    to: int
-
-    def __str__(self):
-        return f"{self.action}>{self.to}"
-
-
-class Receive(NamedTuple):
-    """Wait for an action's result from another rank."""
-
-    action: Action
-    source: int
-
-    def __str__(self):
-        return f"{self.action}<{self.source}"
-
-
-Step = Action | Send | Receive
-
-
-def needs(action: Action, stages: int) -> Action | None:
-    """What an action needs of a neighbouring stage: an activation of the one before, a gradient of the one after.
-
-    Of its own stage it needs its F, and W its I: those come before it in the rank's own list.
-    """
-    stage, kind, microbatch = action
-    if kind == "F":
-        return Action(stage - 1, "F", microbatch) if stage > 0 else None
-    if kind == "W" or stage == stages - 1:
-        return None
-    return Action(stage + 1, "B", microbatch)
-
-
-def user_stage(action: Action, stages: int) -> int | None:
-    """The stage that needs an action's result, if there is one: the inverse of `needs`."""
-    stage, kind, _ = action
-    if kind == "F":
-        return stage + 1 if stage < stages - 1 else None
-    return None if kind == "W" or stage == 0 else stage - 1
-
-
-def lower(schedule: Schedule) -> list[list[Step]]:
-    """Each rank's actions with their transfers: what it needs from another rank before, its result to another after."""
-    rank_of, stages = schedule.rank_of(), schedule.stages
-    lowered: list[list[Step]] = []
-    for r, actions in enumerate(schedule.ranks):
-        steps: list[Step] = []
-        for action in actions:
-            need, user = needs(action, stages), user_stage(action, stages)
-            if need is not None and rank_of[need.stage] != r:
-                steps.append(Receive(need, rank_of[need.stage]))
-            steps.append(action)
-            if user is not None and rank_of[user] != r:
-                steps.append(Send(result(action), rank_of[user]))
-        lowered.append(steps)
-    return lowered
-
-
-def result(action: Action) -> Action:
-    """What others know an action's result by: the gradient of a stage's input is its B, though I gives it."""
-    return Action(action.stage, "B", action.microbatch) if action.kind == "I" else action
-
-
 # ---- on the command line --------------------------------------------------------------------------------------------
 
 
 def main(argv: list[str] | None = None) -> None:
     """Print a schedule, its bubble and its memory."""
-    from reference.simulate import Times, activations_in_flight, simulate   # it reads this file
-
     parser = argparse.ArgumentParser(prog="reference.schedules", description=main.__doc__)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("-p", type=int, default=4, help="ranks of the pipeline")
@@ -382,18 +248,6 @@ def main(argv: list[str] | None = None) -> None:
           f"{timeline.bubble_fraction:.4g}, idle / longest span {timeline.bubble_rate:.4g}.")
     print(f"Activations of one stage, which is {f'1/{v} of' if v > 1 else 'all of'} a rank's layers, in flight on each "
           f"rank: {' '.join(map(str, activations_in_flight(schedule)))}.")
-
-
-def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
-    """The schedule of that name. Raises UserError if it takes no v and is given one, or needs one and is given none."""
-    if name not in SCHEDULES:
-        raise UserError(f"{name!r} is no schedule. There are {', '.join(SCHEDULES)}.")
-    if name == "interleaved" and v is None:
-        raise UserError("The interleaved schedule needs -v, the number of stages on each rank.")
-    if v is not None and name not in ("interleaved", "forward-only"):
-        has = "two stages" if name in ("zb-v", "dualpipe-v") else "one stage"
-        raise UserError(f"-v is {v}, but {name} has {has} on each rank. Leave it out, or choose interleaved.")
-    return SCHEDULES[name](p, m) if v is None else SCHEDULES[name](p, m, v)
 
 
 if __name__ == "__main__":

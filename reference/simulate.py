@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reference.schedules import KINDS, Action, Schedule, needs, result
+from reference.actions import KINDS, Action, Schedule, needs, result
 
 
 @dataclass(frozen=True)

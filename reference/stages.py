@@ -1,31 +1,38 @@
 """Which layers each rank of a pipeline holds, and as which stages."""
+from reference.actions import Schedule
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.schedules import Schedule, make
+from reference.models.gpt import gpt_tensors
+from reference.params import Layout
+from reference.schedules import make
 
 
-def schedule_of(p: ParallelConfig, m: int) -> Schedule:
+def schedule_of(parallel: ParallelConfig, m: int) -> Schedule:
     """The schedule that the configuration asks for, for m microbatches. Raises UserError if it does not take them."""
-    return make(p.pipeline_schedule, p.pipeline_model_parallel_size, m, p.chunks)
+    return make(parallel.pipeline_schedule, parallel.pipeline_model_parallel_size, m,
+                parallel.virtual_pipeline_size)
 
 
-def stages_of_ranks(c: ModelConfig, p: ParallelConfig) -> list[dict[int, range]]:
+def stages_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[dict[int, range]]:
     """For each rank of a pipeline its stages, and the layers of each. Raises UserError if there are too few layers."""
-    placement = schedule_of(p, p.pipeline_model_parallel_size).placement()
-    count = sum(map(len, placement))
-    return [{stage: layers_of_stage(stage, count, c.num_layers) for stage in stages} for stages in placement]
+    p = parallel.pipeline_model_parallel_size
+    placement = schedule_of(parallel, m=p).placement()      # any m gives the same, and every schedule takes m = p
+    stages = sum(map(len, placement))
+    if stages > c.num_layers:
+        fewer = ("" if stages == p else ", a schedule with one stage on each rank"
+                 if parallel.virtual_pipeline_size is None else
+                 ", a larger --num-layers-per-virtual-pipeline-stage")
+        raise UserError(f"--num-layers is {c.num_layers}, but the {parallel.pipeline_schedule} schedule has {stages} "
+                        f"stages, {stages // p} on each of --pipeline-model-parallel-size {p} ranks, and every stage "
+                        f"needs a layer. Choose more layers{fewer}, or a smaller --pipeline-model-parallel-size.")
+    return [{stage: layers_of_stage(stage, stages, c.num_layers) for stage in held} for held in placement]
 
 
 def layers_of_stage(stage: int, stages: int, num_layers: int) -> range:
     """The contiguous layers of a stage. What does not divide goes to the first stages, one layer more for each.
 
-    (The last stage has the logits to compute as well, which is why it is not given more.) Raises UserError if there
-    are fewer layers than stages.
+    (The last stage has the logits to compute as well, which is why it is not given more.)
     """
-    if num_layers < stages:
-        raise UserError(f"The pipeline has {stages} stages, but --num-layers is {num_layers}: every stage needs a "
-                        "layer. Choose more layers, a smaller --pipeline-model-parallel-size, or fewer stages on each "
-                        "rank.")
     each, more = divmod(num_layers, stages)
     first = stage * each + min(stage, more)
     return range(first, first + each + (stage < more))
@@ -34,3 +41,9 @@ def layers_of_stage(stage: int, stages: int, num_layers: int) -> range:
 def layers_of_rank(stages: dict[int, range]) -> list[int]:
     """All layers of a rank's stages, ascending."""
     return [layer for stage in sorted(stages) for layer in stages[stage]]
+
+
+def layouts_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[Layout]:
+    """The flat buffers of a pipeline's ranks."""
+    return [Layout(gpt_tensors(c, layers_of_rank(stages)), parallel.tensor_model_parallel_size)
+            for stages in stages_of_ranks(c, parallel)]

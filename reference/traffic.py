@@ -2,9 +2,8 @@
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
-from reference.models.gpt import gpt_tensors
 from reference.params import Layout
-from reference.stages import layers_of_rank, stages_of_ranks
+from reference.stages import layouts_of_ranks, stages_of_ranks
 
 
 class Traffic(NamedTuple):
@@ -82,15 +81,15 @@ def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, bsh: int) -> list[Traffic]:
     """Each of m microbatches crosses every edge between two ranks once."""
-    t, n = p.tensor_model_parallel_size, m * edges(c, p)
-    if not p.scatter_gather_tensors_in_pipeline or t == 1:
+    n = m * edges(c, p)
+    if p.pieces == 1:
         return [Traffic("send", "pipeline", phase, content, n, n * bsh, "edges b s h")]
-    return [Traffic("send", "pipeline", phase, content, n, n * bsh // t, "edges b s h / t"),
+    return [Traffic("send", "pipeline", phase, content, n, n * bsh // p.pieces, "edges b s h / t"),
             Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")]
 
 
 def edges(c: ModelConfig, p: ParallelConfig) -> int:
-    """How often a stage's result is for another rank: p v - 1 if every stage stands on another rank than the last."""
+    """How often a stage's result is for another rank: p v - 1 if no two neighbouring stages are on the same rank."""
     rank_of = {stage: r for r, stages in enumerate(stages_of_ranks(c, p)) for stage in stages}
     return sum(rank_of[stage] != rank_of[stage + 1] for stage in range(len(rank_of) - 1))
 
@@ -109,12 +108,6 @@ def loss(phase: str, times: int, ranks: int, each: str) -> list[Traffic]:
     """Over the replicas, and then from the last stage to all others."""
     return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}"),
             Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}")]
-
-
-def layouts_of_ranks(c: ModelConfig, p: ParallelConfig) -> list[Layout]:
-    """The flat buffers of a pipeline's ranks."""
-    return [Layout(gpt_tensors(c, layers_of_rank(stages)), p.tensor_model_parallel_size)
-            for stages in stages_of_ranks(c, p)]
 
 
 def all_reduced(phase, reason, calls, elements_a_call, formula) -> Traffic:

@@ -22,9 +22,10 @@ from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, 
 from mpi_impl.models import gpt
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.parallel.sinks import Now
+from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
+from reference.actions import Schedule
 from reference import training
 from reference.config import ParallelConfig
 from reference.data_parallel import samples_of
@@ -38,7 +39,6 @@ from reference.models import gpt as textbook_gpt
 from reference.models.gpt import GPTCache, gpt_join, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import Layout, join, split, tree_map
-from reference.schedules import Schedule
 from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
 from reference.traffic import Work, traffic
@@ -206,7 +206,7 @@ def gpt_equals_whole(group, case: Case, wrap=as_is):
 
     share = Share(group, tensors, p, wrap)
     loss_all, cache = gpt.gpt_forward(wrap(tokens), share.p, c, wrap(targets), share.region)
-    gpt.gpt_backward(wrap(dloss), share.p, cache, c, share.grads, Now(), share.region)
+    gpt.gpt_backward(wrap(dloss), share.p, cache, c, share.grads, ImmediateSink(), share.region)
     close(host(loss_all), loss)
     share.gradients_equal(grads, 1e-10)
 
@@ -225,7 +225,8 @@ class Pipelining:
     bucket_size: int = 1000
 
     def parallel(self, world_size: int, t: int) -> ParallelConfig:
-        return ParallelConfig.for_world(world_size, t, self.p, pipeline_schedule=self.schedule, chunks=self.chunks,
+        return ParallelConfig.for_world(world_size, t, self.p, pipeline_schedule=self.schedule,
+                                        virtual_pipeline_size=self.chunks,
                                         scatter_gather_tensors_in_pipeline=self.scatter_gather,
                                         ddp_bucket_size=self.bucket_size)
 

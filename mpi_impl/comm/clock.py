@@ -5,8 +5,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
-from mpi_impl.comm.ledger import RING_SHARE
-from reference.schedules import Action
+from mpi_impl.comm.ledger import RING
+from reference.actions import Action
 from reference.simulate import Times
 
 MEMORY = 51       # actions of a kind, of which the virtual clock takes the median
@@ -14,8 +14,6 @@ MEMORY = 51       # actions of a kind, of which the virtual clock takes the medi
 
 class WallClock:
     """Seconds since the clock was started."""
-
-    virtual = False
 
     def __init__(self):
         self.restart()
@@ -40,7 +38,7 @@ class WallClock:
 
 @dataclass(frozen=True)
 class Link:
-    """How long a message takes from one device to another."""
+    """How long a message takes from one device to another: by default as over 200 Gb/s InfiniBand."""
 
     latency: float = 5e-6        # seconds
     bandwidth: float = 25e9      # bytes a second
@@ -48,7 +46,7 @@ class Link:
     def seconds(self, operation: str, ranks: int, size: int) -> float:
         """For `size` bytes in one message, or in a collective of so many ranks that runs as a ring."""
         turns = {"send": 1, "all_reduce": 2 * (ranks - 1)}.get(operation, ranks - 1)
-        return turns * self.latency + RING_SHARE[operation](ranks) * size / self.bandwidth
+        return turns * self.latency + RING[operation](size, ranks) / self.bandwidth
 
 
 class VirtualClock:
@@ -62,10 +60,8 @@ class VirtualClock:
     take the same every time, and here now and then it takes twice as long, when a neighbour empties the cache. (But the
     clock never goes back behind a time that it has told: an action with collectives inside stays as long as it was.)
 
-    With `times`, which fakes the devices too, every action takes what they say, and nothing else does.
+    With `times`, which fakes the devices too, every action takes what they say, and no other computation takes any.
     """
-
-    virtual = True
 
     def __init__(self, link: Link = Link(), times: Times | None = None):
         self.link, self.times = link, times
@@ -78,8 +74,7 @@ class VirtualClock:
         self.mark = time.thread_time()
 
     def now(self) -> float:
-        self.pause()
-        self.resume()
+        self.advance()
         self.told = self.seconds
         return self.seconds
 
@@ -90,16 +85,19 @@ class VirtualClock:
             yield
             self.seconds += self.times.of(action)
             return
-        self.pause()
-        self.resume()
+        self.advance()
         before = self.busy
         yield
-        self.pause()
-        self.resume()
+        self.advance()
         took = self.busy - before
         recent = self.recent[action.stage, action.kind]
         recent.append(took)
         self.seconds = max(self.told, self.seconds + median(recent) - took)
+
+    def advance(self) -> None:
+        """What was computed until now counts."""
+        self.pause()
+        self.resume()
 
     def pause(self) -> None:
         """Communication begins: what was computed until now counts."""

@@ -43,6 +43,7 @@ class Group:
         self.size, self.rank = comm.size, comm.rank
         self.ranks = comm.group.Translate_ranks(None, MPI.COMM_WORLD.group)     # of its members, in the world
         self.others = [r for i, r in enumerate(self.ranks) if i != self.rank]
+        self.largest_tag = (comm.Get_attr(MPI.TAG_UB) or 0) // 2 - 1    # MPI's even ones are for arrays, odd for stamps
 
     # ---- collectives ----
 

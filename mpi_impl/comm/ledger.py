@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What one rank sends in a ring of n ranks, as a multiple of the whole array.
-RING_SHARE = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,      # a reduce-scatter, then an all-gather
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "broadcast": lambda n: (n - 1) / n,           # the mean over ranks: all but the last one pass it on
-    "send": lambda n: 1,                          # no ring: to one other rank
+from reference.cost import ring_all_gather, ring_all_reduce
+
+# What one rank sends of a whole array if the ranks form a ring.
+RING = {
+    "all_reduce": ring_all_reduce,
+    "reduce_scatter": ring_all_gather,
+    "all_gather": ring_all_gather,
+    "broadcast": ring_all_gather,                # the mean over ranks: all but the last one pass it on
+    "send": lambda size, ranks: size,            # no ring: to one other rank
 }
 
 
@@ -86,4 +88,4 @@ def wire_bytes(entry: Entry, total: Total) -> int:
 
 def ring_bytes(entry: Entry, total: Total) -> float:
     """Bytes that one rank would send if each call ran as a ring."""
-    return wire_bytes(entry, total) * RING_SHARE[entry.operation](entry.group_size)
+    return RING[entry.operation](wire_bytes(entry, total), entry.group_size)

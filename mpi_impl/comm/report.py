@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from reference.config import ModelConfig, ParallelConfig
+from reference.cost import pipeline_traffic, ring_all_reduce, tensor_parallel_traffic
 from reference.traffic import Traffic, Work, edges, traffic
 
 
@@ -51,22 +52,22 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     def layer(measure, phase):
         return sum(measure(phase=phase, reason=reason) for reason in branches[phase])
 
-    ring = 2 * (t - 1) / t * (layer(ledger.elements, "forward") + layer(ledger.elements, "backward")) / units
+    ring = ring_all_reduce(layer(ledger.elements, "forward") + layer(ledger.elements, "backward"), t) / units
     loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
     statements = [
         f"All-reduces a layer and microbatch: {layer(ledger.calls, 'forward') / units:g} forward, "
         f"{layer(ledger.calls, 'backward') / units:g} backward. Predicted: 2 and 2.",
         f"Ring elements a layer and microbatch: {ring:,.0f}. Predicted: 8 b s h (t-1)/t = "
-        f"{8 * b * s * c.hidden_size * (t - 1) / t:,.0f}.",
+        f"{tensor_parallel_traffic(b, s, c.hidden_size, t):,.0f}.",
         f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
         f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.",
     ]
     if n:
-        shared = t > 1 and p.scatter_gather_tensors_in_pipeline
         sent = ledger.elements(operation="send", phase="forward") / work.microbatches / n
+        formula, predicted = "b s h / t" if p.pieces > 1 else "b s h", pipeline_traffic(b, s, c.hidden_size, p.pieces)
         statements.append(f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
-                          f"Predicted: b s h{' / t' * shared} = {b * s * c.hidden_size // (t if shared else 1):,}.")
+                          f"Predicted: {formula} = {predicted:,.0f}.")
     return "\n".join(statements)
 
 

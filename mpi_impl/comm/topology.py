@@ -1,8 +1,8 @@
 """From a rank's number to its place: which ranks share its layers (tensor), which hold copies of them (data), and
 which hold the layers before and after (pipeline).
 
-Megatron's order: tensor-parallel ranks are neighbours, then come data-parallel ones, then pipeline stages. Neighbours
-sit in one server, where the links are fastest, and tensor parallelism is what sends most.
+Megatron's order: tensor-parallel ranks are neighbours, then come data-parallel ones, then those of a pipeline.
+Neighbours sit in one server, where the links are fastest, and tensor parallelism is what sends most.
 
 With t = p = d = 2:    world       0 1 2 3 4 5 6 7
                        tensor     [0 1][2 3][4 5][6 7]

@@ -17,13 +17,14 @@ class GradientReduction:
     counted, and no schedule needs to be known.
     """
 
-    def __init__(self, flat, grads, layout: Layout, group: Group, bucket_size: int, uses: Mapping[str, int]):
-        """`grads` is the tree of views of `flat`. `uses`: by name, how often a microbatch contributes, if not once."""
+    def __init__(self, flat, grads, layout: Layout, group: Group, bucket_size: int,
+                 contributions: Mapping[str, int]):
+        """`grads` is the tree of views of `flat`. `contributions`: by name, how many a microbatch makes, if not one."""
         self.flat, self.group = flat, group
         self.buckets = layout.buckets(bucket_size)
         home = {name: i for i, bucket in enumerate(self.buckets) for name in bucket.names}
-        self.bucket_of = {id(view): home[name] for name, view in leaves(grads)}
-        self.expected = [sum(uses.get(name, 1) for name in bucket.names) for bucket in self.buckets]
+        self.bucket_of = {id(view): home[name] for name, view in leaves(grads)}     # arrays cannot be keys themselves
+        self.expected = [sum(contributions.get(name, 1) for name in bucket.names) for bucket in self.buckets]
         self.missing: list[int] = []         # contributions, by bucket
         self.begun: list[Pending] = []
 

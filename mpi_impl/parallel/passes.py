@@ -5,10 +5,10 @@ import numpy as np
 
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
-from mpi_impl.parallel.sinks import Later, Now
+from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
+from reference.actions import Action
 from reference.config import ModelConfig
 from reference.models.gpt import GPT, GPTCache, has_embedding, has_head
-from reference.schedules import Action
 
 
 class ForwardPass:
@@ -42,11 +42,12 @@ class ForwardPass:
 class TrainingPass(ForwardPass):
     """Forward and backward, with gradients added to `grads`, by stage, through the sink."""
 
-    def __init__(self, *forward, grads: dict[int, GPT], sink: Now):
-        super().__init__(*forward)
+    def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
+                 microbatches: Sequence, weight: float, grads: dict[int, GPT], sink: ImmediateSink):
+        super().__init__(model, region, params, microbatches, weight)
         self.grads, self.sink = grads, sink
         self.caches: dict[tuple[int, int], GPTCache] = {}  # by stage and microbatch: from F until B, or until I
-        self.deferred: dict[tuple[int, int], Later] = {}   # from I until W
+        self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
         self.peak = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
 
@@ -59,13 +60,13 @@ class TrainingPass(ForwardPass):
         return self.differentiate(action, dy, self.sink)
 
     def input_gradient(self, action: Action, dy):
-        """The same, but the weights' gradients are put off."""
-        later = self.deferred[action.stage, action.microbatch] = Later()
-        return self.differentiate(action, dy, later)
+        """The same, but the gradients of weight matrices wait for W. The others cost little, and are added now."""
+        sink = self.deferred[action.stage, action.microbatch] = DeferredSink(self.sink)
+        return self.differentiate(action, dy, sink)
 
     def weight_gradient(self, action: Action, _) -> None:
         """What the input gradient put off."""
-        self.deferred.pop((action.stage, action.microbatch)).drain(self.sink)
+        self.deferred.pop((action.stage, action.microbatch)).drain()
 
     def differentiate(self, action: Action, dy, sink):
         params, cache = self.params[action.stage], self.caches.pop((action.stage, action.microbatch))

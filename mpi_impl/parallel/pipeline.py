@@ -1,8 +1,8 @@
 """Plays a schedule on one rank of a pipeline. There is one loop for all schedules: they differ as values.
 
-Sends are posted and waited for at the end; receives are posted a little before they are needed and waited for where
-they are. A message's tag says which result it is, so two of them never cross: not with p = 2 and v > 1, where a rank's
-neighbour before is also the one after, and not where a rank receives in another order than was sent.
+Sends are posted, and let go of as soon as they are over; receives are posted a little before they are needed and waited
+for where they are. A message's tag says which result it is, so two of them never cross: not with p = 2 and v > 1, where
+a rank's neighbour before is also the one after, and not where a rank receives in another order than was sent.
 
 With t > 1, all t ranks of a stage hold the same activation. So each of them sends 1/t of it to its counterpart, and the
 receivers gather it from one another, on the faster links inside a server (Narayanan et al. 2021, section 4.1: the
@@ -17,7 +17,8 @@ import numpy as np
 
 from mpi_impl.comm.group import Pending
 from mpi_impl.comm.topology import Topology
-from reference.schedules import Action, Receive, Schedule, Send, lower, needs, result
+from reference.actions import Action, Receive, Schedule, Send, lower, needs, result
+from reference.errors import UserError
 
 AHEAD = 2       # receives that are posted before they are waited for
 PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}    # of the ledger
@@ -28,31 +29,39 @@ class Pipeline:
     """This rank's part of a schedule, to be played as often as one likes."""
 
     def __init__(self, schedule: Schedule, topology: Topology):
+        """Raises UserError if there are more messages than MPI has tags for."""
         self.group, self.tensor, self.stages = topology.pipeline, topology.tensor, schedule.stages
-        self.scatters = topology.config.scatter_gather_tensors_in_pipeline and topology.tensor.size > 1
+        self.pieces = topology.config.pieces
         self.steps = lower(schedule)[self.group.rank]
-        self.receives = [step for step in self.steps if isinstance(step, Receive)]
+        if tag(Action(self.stages, "F", schedule.microbatches), self.stages) > self.group.largest_tag:
+            raise UserError(f"{schedule.microbatches:,} microbatches through {self.stages} stages are more messages "
+                            "than this MPI can tell apart. Choose a smaller --global-batch-size, or a larger "
+                            "--micro-batch-size.")
 
     def play(self, compute: Mapping[str, Callable], like, shape, phases: Mapping[str, str] = PHASES) -> None:
         """`compute[kind](action, x)` does an action; x is what a neighbouring stage gave it, its result is for another.
 
-        What moves between ranks has this shape, which the tensor group's size divides, and is of the kind of `like`.
+        What moves between ranks has this shape, which the number of pieces divides, and is of the kind of `like`.
         `phases` are the ledger's, by kind.
         """
         self.like, self.shape = like, shape
         self.results: dict[Action | None, Any] = {}          # what has arrived, or waits to be sent or used
-        self.coming, self.later = deque[Pending](), iter(self.receives)
-        self.sent: list[Pending] = []
+        self.unposted = iter([step for step in self.steps if isinstance(step, Receive)])
+        self.posted, self.sent = deque[Pending](), list[Pending]()
         for _ in range(AHEAD):
             self.post_next()
-        handlers: dict[type, Callable] = {
-            Action: lambda action: self.act(action, compute[action.kind]), Send: self.send, Receive: self.receive}
         for step in self.steps:
-            kind = step.kind if isinstance(step, Action) else step.action.kind
-            with self.group.ledger.phase(phases[kind]):
-                handlers[type(step)](step)
-        for pending in self.sent:
-            pending.wait()
+            action = step if isinstance(step, Action) else step.action
+            with self.group.ledger.phase(phases[action.kind]):
+                match step:
+                    case Action():
+                        self.act(step, compute[step.kind])
+                    case Send():
+                        self.send(step)
+                    case Receive():
+                        self.receive(step)
+        while self.sent:
+            self.sent.pop().wait()
 
     def act(self, action: Action, function: Callable) -> None:
         trace = self.group.trace
@@ -61,31 +70,30 @@ class Pipeline:
             y = function(action, x)
         if y is not None:
             self.results[result(action)] = y
-        for pending in self.sent:
-            pending.poll()
+        self.sent = [pending for pending in self.sent if not pending.poll()]
 
     def send(self, step: Send) -> None:
         y = self.results.pop(step.action).reshape(-1)
-        if self.scatters:
-            n = y.size // self.tensor.size
+        if self.pieces > 1:
+            n = y.size // self.pieces
             y = y[self.tensor.rank * n:(self.tensor.rank + 1) * n]
-        self.sent.append(self.group.post_send(y, step.to, self.tag(step.action), CONTENT[step.action.kind]))
+        self.sent.append(self.group.post_send(y, step.to, tag(step.action, self.stages), CONTENT[step.action.kind]))
 
     def receive(self, step: Receive) -> None:
         self.post_next()
-        x = self.coming.popleft().wait()
-        if self.scatters:
+        x = self.posted.popleft().wait()
+        if self.pieces > 1:
             x = self.tensor.all_gather(x, 0, f"gathered {CONTENT[step.action.kind]}")
         self.results[step.action] = x.reshape(self.shape)
 
     def post_next(self) -> None:
         """Post the next receive, in the order in which they will be needed, if there is one left."""
-        if (step := next(self.later, None)) is not None:
-            size = prod(self.shape) // (self.tensor.size if self.scatters else 1)
-            piece = np.empty_like(self.like, shape=size)
-            self.coming.append(self.group.post_receive(piece, step.source, self.tag(step.action),
+        if (step := next(self.unposted, None)) is not None:
+            piece = np.empty_like(self.like, shape=prod(self.shape) // self.pieces)
+            self.posted.append(self.group.post_receive(piece, step.source, tag(step.action, self.stages),
                                                        CONTENT[step.action.kind]))
 
-    def tag(self, action: Action) -> int:
-        """A number of the result's own."""
-        return 2 * (action.microbatch * self.stages + action.stage) + (action.kind == "F")
+
+def tag(action: Action, stages: int) -> int:
+    """A number of a result's own."""
+    return 2 * (action.microbatch * stages + action.stage) + (action.kind == "F")

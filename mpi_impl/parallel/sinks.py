@@ -1,15 +1,17 @@
-"""Where a backward hands its weight gradients: to be added now, or later.
+"""Where a backward hands its weight gradients: to be added at once, or later.
 
 A sink is called with the two factors of a gradient, sink(grad, x, dy), and means grad += x^T dy. It is told with
-sink.done(...) which tensors have all that the microbatch gives them.
+sink.done(...) which tensors have all that the microbatch gives them. What costs little (the gradients of biases, norms
+and embeddings) does not pass through here: the backward adds it itself.
 """
 from collections.abc import Callable
+from functools import partial
 
 from mpi_impl.kernels import accumulate
 
 
-class Now:
-    """Adds at once. A schedule's B."""
+class ImmediateSink:
+    """Adds at once: a backward is then a schedule's B."""
 
     def __init__(self, contributed: Callable | None = None):
         """`contributed`, if given, is handed the trees that are done."""
@@ -23,20 +25,19 @@ class Now:
             self.contributed(*grads)
 
 
-class Later:
-    """Holds the factors, and so the activations: with it, a backward is a schedule's I, and `drain` is its W."""
+class DeferredSink:
+    """Holds the calls, and so the activations: a backward is then a schedule's I, and `drain` is its W."""
 
-    def __init__(self):
-        self.held: list[tuple] = []     # (sink's method, its arguments), in the order of the calls
+    def __init__(self, sink: ImmediateSink):
+        self.sink, self.calls = sink, list[Callable]()
 
     def __call__(self, grad, x, dy) -> None:
-        self.held.append((Now.__call__, grad, x, dy))
+        self.calls.append(partial(self.sink, grad, x, dy))
 
     def done(self, *grads) -> None:
-        self.held.append((Now.done, *grads))
+        self.calls.append(partial(self.sink.done, *grads))
 
-    def drain(self, sink: Now) -> None:
-        """Hand over all that is held, in order."""
-        for method, *arguments in self.held:
-            method(sink, *arguments)
-        self.held.clear()
+    def drain(self) -> None:
+        """Make the calls, in order."""
+        for call in self.calls:
+            call()

@@ -9,7 +9,7 @@ from reference.config import (POSITION_EMBEDDINGS, ModelConfig, ParallelConfig, 
 from reference.errors import UserError
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules import SCHEDULES
-from reference.stages import schedule_of, stages_of_ranks
+from reference.stages import stages_of_ranks
 
 MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a list of them all
 
@@ -74,14 +74,15 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
             "which needs --num-layers-per-virtual-pipeline-stage: how many layers each of a rank's several stages has."
             if each is None else "which takes no --num-layers-per-virtual-pipeline-stage. Leave that out, or choose "
             "interleaved."))
+    p = args.pipeline_model_parallel_size
     return ParallelConfig.for_world(
-        world_size, args.tensor_model_parallel_size, args.pipeline_model_parallel_size, pipeline_schedule=name,
-        chunks=None if each is None else chunks(each, args.num_layers, args.pipeline_model_parallel_size),
+        world_size, args.tensor_model_parallel_size, p, pipeline_schedule=name,
+        virtual_pipeline_size=None if each is None else virtual_size(each, args.num_layers, p),
         scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
         ddp_bucket_size=args.ddp_bucket_size)
 
 
-def chunks(each: int, num_layers: int, p: int) -> int:
+def virtual_size(each: int, num_layers: int, p: int) -> int:
     """v, so that none of the p v stages has more than `each` layers."""
     for name, value in (("num_layers_per_virtual_pipeline_stage", each), ("num_layers", num_layers),
                         ("pipeline_model_parallel_size", p)):
@@ -100,8 +101,9 @@ def check_names(args) -> None:
 
 
 def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
-    """Raises UserError if the schedule does not take m microbatches, or has more stages than there are layers."""
-    p, v, together = parallel.pipeline_model_parallel_size, parallel.chunks or 1, args.global_batch_size // m
+    """Raises UserError if the schedule does not take m microbatches."""
+    p, v = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_size or 1
+    together = args.global_batch_size // m
     if v * m > MOST_ACTIONS:
         raise UserError(f"A step has {m:,} microbatches (--global-batch-size / --micro-batch-size / data-parallel "
                         f"size) x {v:,} on each rank, but a schedule holds at most {MOST_ACTIONS:,}. Choose a smaller "
@@ -111,18 +113,6 @@ def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
                         f"--micro-batch-size x data-parallel size = {together}, but the interleaved schedule takes "
                         f"them in groups of --pipeline-model-parallel-size, which is {p}. The nearest that fits is "
                         f"{max(1, round(m / p)) * p * together}.")
-    check_stages(args, parallel, schedule_of(parallel, m).stages)
-
-
-def check_stages(args, parallel: ParallelConfig, stages: int) -> None:
-    p = parallel.pipeline_model_parallel_size
-    if stages > args.num_layers >= 1:
-        fewer = ("" if stages == p else ", a schedule with one stage on each rank" if parallel.chunks is None else
-                 ", a larger --num-layers-per-virtual-pipeline-stage")
-        raise UserError(f"--num-layers is {args.num_layers}, but the {parallel.pipeline_schedule} schedule has "
-                        f"{stages} stages, {stages // p} on each of --pipeline-model-parallel-size {p} ranks, and "
-                        f"every stage needs a layer. Choose more layers{fewer}, or a smaller "
-                        "--pipeline-model-parallel-size.")
 
 
 def check_iterations(args) -> None:

@@ -15,7 +15,7 @@ class Batches:
 
     def __init__(self, dataset: GPTDataset | None, topology: Topology, seq_length: int, micro_batch_size: int,
                  microbatches: int):
-        """`dataset` is needed on tensor rank 0 of a pipeline's first and last stage only; it reads for the others."""
+        """`dataset` is needed on tensor rank 0 of a pipeline's first and last ranks only; it reads for the others."""
         self.dataset, self.topology = dataset, topology
         self.shape = (micro_batch_size, seq_length + 1)
         self.microbatches = microbatches
@@ -24,8 +24,8 @@ class Batches:
     def microbatches_of(self, part: str, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """This replica's tokens and targets, int64 [b, s] each, of global batch `step`, counted from 0.
 
-        A pipeline's first rank needs the tokens and its last one the targets. Those between get arrays of the same
-        shape, with nothing in them.
+        A pipeline's first and last rank read: they have the embedding and the loss. (In a V the first has both, and the
+        last reads for nothing.) Those between get arrays of the same shape, with nothing in them.
         """
         windows = [self.window(part, step, k) for k in range(self.microbatches)]
         return [(window[:, :-1], window[:, 1:]) for window in windows]

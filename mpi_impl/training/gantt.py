@@ -11,8 +11,8 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
-from reference.schedules import KINDS
-from reference.simulate import Span, Timeline
+from mpi_impl.training.timelines import timeline_of
+from reference.actions import KINDS
 
 # Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.
 COLORS = {"F": "#0072B2", "B": "#008F6B", "I": "#EE7733", "W": "#F0E442", "communication": "#BB2200",
@@ -68,19 +68,7 @@ def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> 
     figure.savefig(path, format="png")
 
 
-# ---- from timelines to slices to cells ------------------------------------------------------------------------------
-
-
-def slices_of(timeline: Timeline) -> list[list[Slice]]:
-    """A simulated timeline as what ranks would have written down."""
-    return [[Slice("compute", str(span.action), span.action.kind, span.start, span.end) for span in spans]
-            for spans in timeline.ranks]
-
-
-def timeline_of(ranks: Sequence[Sequence[Slice]]) -> Timeline:
-    """The inverse, of ranks that did actions: what is no action is left out, as are ranks without one."""
-    spans = (tuple(Span(s.action, s.start, s.end) for s in slices if s.action) for slices in ranks)
-    return Timeline(tuple(filter(None, spans)))
+# ---- from slices to cells -------------------------------------------------------------------------------------------
 
 
 def cells_of(ranks: Sequence[Sequence[Slice]], scale: float = 1.0) -> list[Cell]:

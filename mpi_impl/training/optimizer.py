@@ -37,11 +37,11 @@ def global_norm(grads, counted: list[Segment], model: Group) -> float:
     return sqrt(model.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
 
 
-def counted_segments(layout: Layout, tensor_rank: int, copy: str) -> list[Segment]:
+def counted_segments(layout: Layout, tensor_rank: int, counted_elsewhere: str) -> list[Segment]:
     """What a rank adds to the norm, so that the sum over a replica's ranks counts every tensor once.
 
     Of a split tensor each of t ranks has a part; a replicated one is alike on all of them, and the first one counts it.
-    `copy` is the name of a tensor that another pipeline rank counts, or "".
+    `counted_elsewhere` is the name of a tensor of which another pipeline rank counts its copy, or "".
     """
     return [segment for segment in layout.segments
-            if segment.name != copy and (segment.tensor.split is not None or tensor_rank == 0)]
+            if segment.name != counted_elsewhere and (segment.tensor.split is not None or tensor_rank == 0)]

@@ -3,10 +3,10 @@ import numpy as np
 
 from mpi_impl.models.gpt import gpt_logits
 from mpi_impl.training.trainer import Trainer
+from reference.actions import Action
 from reference import counter_rng
 from reference.models.gpt import has_embedding, has_head
 from reference.ops import softmax
-from reference.schedules import Action
 
 TEMPERATURE = 0.8     # below 1, likely words become likelier: a small model rambles less
 

@@ -3,13 +3,13 @@ from collections import deque
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from statistics import median
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.topology import Topology
 from mpi_impl.comm.trace import Slice
-from reference.schedules import Schedule
-from reference.simulate import Times, simulate
+from mpi_impl.training.timelines import measured_times, slices_of
+from reference.actions import Schedule
+from reference.simulate import simulate
 
 KEPT = 10       # steps
 
@@ -39,7 +39,7 @@ class TracedSteps:
         pipeline = self.topology.pipeline.from_all(list(self.steps))
         if self.topology.world.rank == 0:
             from mpi_impl.training.chrome_trace import write_chrome_trace
-            from mpi_impl.training.gantt import Panel, draw_timelines, slices_of   # matplotlib takes a second to import
+            from mpi_impl.training.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
             write_chrome_trace(str(Path(folder, "trace.json")), [list(chain(*steps)) for steps in everyone])
             clock = self.trace.clock
@@ -48,18 +48,3 @@ class TracedSteps:
             draw_timelines(str(Path(folder, "timeline.png")), [
                 Panel("measured, last step", [steps[-1] for steps in pipeline]),
                 Panel("predicted from the medians of its actions", slices_of(predicted))])
-
-
-def measured_times(ranks: list[list[list[Slice]]], schedule: Schedule, sending: float) -> Times:
-    """How long each kind of action takes, by stage: the median over all steps of all ranks of a pipeline.
-
-    A whole backward is put down as two halves: only their sum counts.
-    """
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for s in chain(*(chain(*steps) for steps in ranks)):
-        if s.action:
-            seconds.setdefault((s.kind, s.action.stage), []).append(s.end - s.start)
-    typical = {key: median(found) for key, found in seconds.items()}
-    halves = {(kind, stage): time / 2 for (whole, stage), time in typical.items() if whole == "B" for kind in "IW"}
-    forward, i, w = ([(halves | typical)[kind, stage] for stage in range(schedule.stages)] for kind in "FIW")
-    return Times(forward, i, w, sending)

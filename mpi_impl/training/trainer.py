@@ -9,13 +9,13 @@ from mpi_impl.comm.topology import Topology
 from mpi_impl.parallel.data_parallel import GradientReduction
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.parallel.sinks import Now
+from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.training.optimizer import Adam, counted_segments
 from reference.config import ModelConfig
 from reference.models.gpt import gpt_stage, gpt_tensors, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import HOST, Layout, assign, initialize_shard, tree_map
-from reference.schedules import forward_pass
+from reference.schedules import evaluation_schedule
 from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
 
 
@@ -47,19 +47,23 @@ class Trainer:
                                                for tree in (self.params, self.grads))
         self.tie_word_table()
         self.reduction = GradientReduction(self.flat_grads, self.grads, self.layout, topology.data,
-                                           topology.config.ddp_bucket_size, self.uses)
+                                           topology.config.ddp_bucket_size, self.contributions)
         self.optimizer = Adam(self.flat_params, self.layout, optimizer,
-                              counted_segments(self.layout, topology.tensor.rank, self.copy))
+                              counted_segments(self.layout, topology.tensor.rank, self.counted_elsewhere))
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
         self.peak_caches = 0        # the most that this rank held at once in the last step
 
     def tie_word_table(self) -> None:
-        """Where logits read the embedding's table, the first and the last stage use it: on one rank, or on two."""
+        """Tied logits read the embedding's table, so the first stage uses it, and the last.
+
+        If both are on one rank, the table gets two contributions a microbatch. If they are on two, each has a copy: the
+        copies' gradients are summed over `embedding_group`, and only the first counts in the norm.
+        """
         first, last = has_embedding(self.params), has_head(self.params, self.model)
         tied = not self.model.untie_embeddings_and_output_weights
-        self.uses = {"embedding.word": 2} if tied and first and last else {}       # a microbatch contributes twice
-        self.sharers = self.topology.embedding if tied and first != last else None   # who have a copy each
-        self.copy = "embedding.word" if self.sharers and last else ""              # which the first stage counts
+        self.contributions = {"embedding.word": 2} if tied and first and last else {}
+        self.embedding_group = self.topology.embedding if tied and first != last else None
+        self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""
 
     def step(self, microbatches: Sequence, global_batch_size: int) -> StepResult:
         """One step on this replica's microbatches, pairs of tokens and targets [b, s], of a batch of B sequences."""
@@ -67,13 +71,13 @@ class Trainer:
         self.reduction.expect(len(microbatches))
         work = TrainingPass(self.model, self.region, self.stage_params, microbatches,
                             weight_of(microbatches, global_batch_size),
-                            grads=self.stage_grads, sink=Now(self.reduction.contributed))
+                            self.stage_grads, ImmediateSink(self.reduction.contributed))
         self.pipeline("training", len(microbatches)).play(work.compute, self.flat_params, self.shape(microbatches))
         self.peak_caches = work.peak
         with self.ledger.phase("reduction"):
             self.reduction.finish()
-            if self.sharers:
-                self.sharers.all_reduce(self.grads.embedding.word, "tied embedding")
+            if self.embedding_group:
+                self.embedding_group.all_reduce(self.grads.embedding.word, "tied embedding")
             loss = self.whole_loss(work.loss)
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
             norm, rate = self.optimizer.step(self.flat_grads, self.topology.model)
@@ -97,7 +101,7 @@ class Trainer:
         """For training, or for evaluation: forwards alone, on the same stages."""
         if (purpose, m) not in self.pipelines:
             schedule = (schedule_of(self.topology.config, m) if purpose == "training" else
-                        forward_pass([list(stages) for stages in self.stages_of_ranks], m))
+                        evaluation_schedule([list(stages) for stages in self.stages_of_ranks], m))
             self.pipelines[purpose, m] = Pipeline(schedule, self.topology)
         return self.pipelines[purpose, m]
 

@@ -27,7 +27,7 @@ from reference import training
 from reference.errors import UserError
 from reference.models.gpt import gpt_join
 from reference.params import assign, join, leaves, tree_map
-from reference.traffic import layouts_of_ranks
+from reference.stages import layouts_of_ranks
 
 
 class Difference(NamedTuple):

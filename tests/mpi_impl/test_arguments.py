@@ -31,7 +31,8 @@ def test_every_option_arrives():
     assert (optimizer.weight_decay, optimizer.clip_grad, optimizer.adam_eps) == (0.1, 0.5, 1e-6)
     assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.8, 0.95)
     parallel = settings.parallel
-    assert (parallel.pipeline_model_parallel_size, parallel.chunks, parallel.ddp_bucket_size) == (2, 3, 77)
+    assert (parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_size) == (2, 3)
+    assert parallel.ddp_bucket_size == 77
     assert parallel.pipeline_schedule == "interleaved" and not parallel.scatter_gather_tensors_in_pipeline
     assert (settings.args.trace, settings.args.trace_clock) == ("t", "virtual")
     assert settings.args.distributed_timeout_minutes == 0.5
@@ -43,7 +44,7 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings.parallel.data_parallel_size == 4 and settings.args.global_batch_size == 12
     assert settings.microbatches == 1 and settings.optimizer.lr_decay_iters == 9
     assert settings.args.max_position_embeddings == 20
-    assert settings.parallel.pipeline_schedule == "1f1b" and settings.parallel.chunks is None
+    assert settings.parallel.pipeline_schedule == "1f1b" and settings.parallel.virtual_pipeline_size is None
     assert settings.parallel.scatter_gather_tensors_in_pipeline
 
 
@@ -54,7 +55,7 @@ def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunk
                       "--pipeline-model-parallel-size", "2", "--global-batch-size", "8"], 2)
     held = [len(layers) for stages in stages_of_ranks(settings.model(50), settings.parallel)
             for layers in stages.values()]
-    assert settings.parallel.chunks == chunks and max(held) <= each and sum(held) == layers
+    assert settings.parallel.virtual_pipeline_size == chunks and max(held) <= each and sum(held) == layers
 
 
 def test_the_last_one_counts():

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.parallel.pipeline import Pipeline, tag
+from reference.actions import Action, Schedule, needs, result, user_stage
 from reference.config import ParallelConfig
-from reference.schedules import (SCHEDULES, Action, Schedule, forward_pass, interleaved, make, needs, result,
-                                 user_stage, zero_bubble_v)
+from reference.schedules import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.validate import validate
 from tests.rank_theorems import connected
 from tests.spy import SpyArray
@@ -71,7 +71,7 @@ def plays(draw):
     t = draw(st.integers(1, 3), "t")
     most = 8 // t
     schedule = draw(st.one_of(generated(most), shuffled(most),
-                              st.builds(forward_pass, placements(most), st.integers(1, 5))))
+                              st.builds(evaluation_schedule, placements(most), st.integers(1, 5))))
     d = draw(st.integers(1, most // schedule.p), "d")
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 3)), t * draw(st.integers(1, 3)))
     config = ParallelConfig(t, schedule.p, d, scatter_gather_tensors_in_pipeline=draw(st.booleans(), "scatter/gather"))
@@ -114,7 +114,7 @@ def every_message_arrives(group, schedule, config, shape, dtype, wrap=lambda x: 
             pipeline.play(dict.fromkeys("FBIW", act), wrap(np.empty(0, dtype)), shape)
             assert tuple(done) == schedule.ranks[rank]
             assert not pipeline.results, f"{list(pipeline.results)} were never used"
-            assert not pipeline.coming and all(pending.poll() for pending in pipeline.sent)
+            assert not pipeline.posted and not pipeline.sent
         group.comm.Barrier()
         assert not topology.pipeline.comm.Iprobe(), "a message was never received"
 
@@ -124,6 +124,25 @@ def test_messages_too_large_to_be_buffered(ranks, schedule):
     """Of a megabyte each: MPI delivers them only when they are received. On a ring of two, all go between the same."""
     config = ParallelConfig(2, schedule.p, 1, scatter_gather_tensors_in_pipeline=False)
     ranks.run(2 * schedule.p, every_message_arrives, schedule, config, (1, 2, 1 << 16), "d")
+
+
+def test_what_was_sent_is_let_go_of(ranks):
+    """1F1B: as a rank is at most p microbatches ahead, it holds no more messages than that, however many it sends."""
+    assert max(ranks.run(3, most_held, one_f_one_b(3, 60))) <= 6
+
+
+def most_held(group, schedule):
+    """The most messages that this rank held at once, on their way to others."""
+    held = [0]
+    with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
+        pipeline = Pipeline(schedule, topology)
+
+        def act(action, x):
+            held.append(len(pipeline.sent))
+            return np.zeros(10)
+
+        pipeline.play(dict.fromkeys("FB", act), np.empty(0), (10,))
+    return max(held)
 
 
 @settings(max_examples=10)
@@ -140,10 +159,8 @@ def from_device(x):
 @given(shuffled(8))
 def test_tags_are_the_results_own(schedule):
     """No two results have the same tag, whoever gets them; and tags are small, for MPI has a largest one."""
-    pipeline = Pipeline.__new__(Pipeline)
-    pipeline.stages = schedule.stages
     actions = {result(action) for actions in schedule.ranks for action in actions if action.kind != "W"}
-    tags = {pipeline.tag(action) for action in actions}
+    tags = {tag(action, schedule.stages) for action in actions}
     assert len(tags) == len(actions) and min(tags) >= 0
     assert max(tags) < 2 * schedule.stages * schedule.microbatches
 
@@ -158,7 +175,7 @@ def phases(group):
     found = {}
     with connected(group, ParallelConfig(1, 2)) as topology:
         for name, schedule, choices in (("training", make("zb-h1", 2, 3), {}),
-                                        ("evaluation", forward_pass([[0], [1]], 3), {"phases": {"F": "test"}})):
+                                        ("evaluation", evaluation_schedule([[0], [1]], 3), {"phases": {"F": "test"}})):
             Pipeline(schedule, topology).play(dict.fromkeys("FBIW", lambda action, x: np.ones(4)), np.empty(0), (2, 2),
                                               **choices)
             for ledger in topology.pipeline.from_all(group.ledger):

@@ -8,8 +8,10 @@ import pytest
 
 from mpi_impl.plot_schedule import main, times
 from mpi_impl.training import gantt
+from mpi_impl.training.timelines import slices_of
+from reference.actions import Action, to_csv
 from reference.errors import UserError
-from reference.schedules import SCHEDULES, Action, make, to_csv
+from reference.schedules import SCHEDULES, make
 from reference.simulate import Times, activations_in_flight, simulate
 
 LINE = re.compile(r"(.*): makespan (\S+), bubble (\S+) \(idle / ideal time\), stages' activations in flight (.*)")
@@ -40,7 +42,7 @@ def test_what_is_printed_is_what_the_simulator_says(plot):
         timeline = simulate(schedule, t)
         assert line == (name, f"{timeline.makespan:.4g}", f"{timeline.bubble_fraction:.4g}",
                         " ".join(map(str, activations_in_flight(schedule))))
-        assert panel == (name, gantt.slices_of(timeline))
+        assert panel == (name, slices_of(timeline))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -85,7 +87,7 @@ def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    ("--schedule 1f1b -v 2", r"-v is 2, but 1f1b"),
+    ("--schedule 1f1b -v 2", r"-v is 2, but the number of stages on a rank is no choice with 1f1b"),
     ("--schedule interleaved", r"needs -v"),
     ("--schedule interleaved -v 2 -m 7", r"m = 7 is no multiple of 4"),
     ("-p 0", r"ranks p is 0"),

@@ -18,7 +18,7 @@ MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisib
 
 def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL):
     chunks = 2 if schedule == "interleaved" else None
-    config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, chunks=chunks)
+    config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, virtual_pipeline_size=chunks)
     with connected(group, config) as topology:
         trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, 1, np.float64)
         return sample(trainer, 2, count, seed)

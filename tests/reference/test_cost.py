@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.actions import Send, lower
 from reference import collectives, ops
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import (bubble_fraction, bubbles, data_parallel_traffic, forward_flops, iteration_flops, parameters,
@@ -22,7 +23,7 @@ from reference.layers.block import block_tensors, sharded_block_backward, sharde
 from reference.models.gpt import (gpt_backward, gpt_forward, gpt_tensors, hidden_forward, sharded_gpt_backward,
                                   sharded_gpt_forward, stage_rotary)
 from reference.params import Layout, leaves, split, tree_map
-from reference.schedules import Send, gpipe, interleaved, lower, one_f_one_b, zero_bubble_h1, zero_bubble_h2
+from reference.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.simulate import Times, simulate
 from tests.strategies import cases
 

@@ -3,9 +3,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.actions import needs
 from reference.models.gpt import gpt_join, gpt_tensors
 from reference.pipeline import cut_into_stages, in_time, pipeline_gradients
-from reference.schedules import SCHEDULES, make, needs
+from reference.schedules import SCHEDULES, make
 from reference.stages import layers_of_stage
 from reference.training import loss_and_gradients
 from tests.strategies import cases, close, trees_close

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
 from reference.errors import UserError
-from reference.schedules import (SCHEDULES, Action, Receive, Schedule, Send, dualpipe_v, forward_only, forward_pass,
-                                 from_csv, gpipe, interleaved, lower, main, make, one_f_one_b, parse_action, table,
-                                 to_csv, zero_bubble_v)
+from reference.schedules import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe, interleaved, main,
+                                 make,
+                                 one_f_one_b, zero_bubble_v)
 from reference.validate import ScheduleError, validate
 
 SIZES = st.integers(1, 6)
@@ -57,7 +58,7 @@ def test_known_tables_of_the_v():
         "rank 0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3\n"
         "rank 1: 1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3")
     assert str(zero_bubble_v(1, 2)) == "rank 0: 0F0 1F0 1I0 1W0 0F1 0I0 0W0 1F1 1I1 1W1 0I1 0W1"
-    assert str(forward_pass(zero_bubble_v(2, 3).placement(), 3)) == (
+    assert str(evaluation_schedule(zero_bubble_v(2, 3).placement(), 3)) == (
         "rank 0: 0F0 0F1 3F0 3F1 0F2 3F2\n"
         "rank 1: 1F0 1F1 2F0 2F1 1F2 2F2")
 
@@ -95,17 +96,17 @@ def placements(draw):
 
 
 @given(placements(), st.integers(1, 12))
-def test_a_forward_pass_ends_on_any_placement(placement, m):
+def test_an_evaluation_schedule_ends_on_any_placement(placement, m):
     """Whatever stands where, it is complete and ends, and its placement is the one that was asked for."""
-    schedule = forward_pass(placement, m)
+    schedule = evaluation_schedule(placement, m)
     validate(schedule)
     assert schedule.placement() == placement and schedule.microbatches == m
 
 
 @given(schedules(), st.integers(1, 12))
-def test_a_forward_pass_fits_every_schedule(schedule, m):
+def test_an_evaluation_schedule_fits_every_schedule(schedule, m):
     """Evaluation finds each stage where training left it; in groups of p, as `interleaved` takes them."""
-    evaluation = forward_pass(schedule.placement(), m)
+    evaluation = evaluation_schedule(schedule.placement(), m)
     validate(evaluation)
     assert evaluation.placement() == schedule.placement() and evaluation.stages == schedule.stages
     for actions in evaluation.ranks:
@@ -116,7 +117,7 @@ def test_a_forward_pass_fits_every_schedule(schedule, m):
 @given(SIZES, st.integers(1, 12), st.integers(1, 3))
 def test_forward_only_is_the_forwards_of_interleaved(p, m, v):
     evaluation, training = forward_only(p, m, v), interleaved(p, p * m, v)
-    assert evaluation == forward_pass(training.placement(), m)
+    assert evaluation == evaluation_schedule(training.placement(), m)
     for a, b in zip(evaluation.ranks, training.ranks, strict=True):
         assert list(a) == [action for action in b if action.kind == "F" and action.microbatch < m]
 
@@ -136,7 +137,7 @@ def test_sizes_that_do_not_fit_are_refused():
         with pytest.raises(UserError, match="ranks p is 0, but must be at least 1"):
             generator(0, 1)
     with pytest.raises(UserError, match="ranks p is 0, but must be at least 1"):
-        forward_pass((), 1)
+        evaluation_schedule((), 1)
 
 
 @given(schedules())
@@ -231,11 +232,11 @@ def test_gpipe_needs_no_nonblocking_sends(p, m):
 
 
 @given(schedules(), st.integers(1, 6))
-def test_a_forward_pass_on_a_line_or_a_v_needs_no_nonblocking_sends(schedule, m):
+def test_an_evaluation_schedule_on_a_line_or_a_v_needs_no_nonblocking_sends(schedule, m):
     """All go down, then all go up. On a ring the last rank sends to the first, which is sending too."""
     ring = schedule.stages > schedule.p > 1 and schedule.placement()[0] != (0, schedule.stages - 1)
     if not ring:
-        validate(forward_pass(schedule.placement(), m), blocking=True)
+        validate(evaluation_schedule(schedule.placement(), m), blocking=True)
     with pytest.raises(ScheduleError, match="rank 0 waits to send 0F1 to rank 1; rank 1 waits to send 1F0 to rank 0"):
         validate(forward_only(2, 2, 2), blocking=True)
 
@@ -297,8 +298,8 @@ def test_the_command_prints_csv_that_parses_back(capsys):
 @pytest.mark.parametrize("options, sentence", [
     ("--schedule interleaved -p 4 -v 2 -m 6", "m = 6 is no multiple of 4"),
     ("--schedule interleaved", "needs -v"),
-    ("--schedule 1f1b -v 2", "1f1b has one stage on each rank"),
-    ("--schedule zb-v -v 2", "zb-v has two stages on each rank"),
+    ("--schedule 1f1b -v 2", "the number of stages on a rank is no choice with 1f1b"),
+    ("--schedule zb-v -v 2", "the number of stages on a rank is no choice with zb-v"),
     ("--schedule dualpipe-v -p 0", "pipeline ranks p is 0, but must be at least 1"),
     ("--schedule zb-v -m -1", "microbatches m is -1, but must be at least 1"),
 ])

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.schedules import (SCHEDULES, Action, dualpipe_v, forward_only, from_csv, gpipe, interleaved,
-                                 one_f_one_b, zero_bubble_h1, zero_bubble_h2, zero_bubble_v)
+from reference.actions import Action, from_csv
+from reference.schedules import (SCHEDULES, dualpipe_v, forward_only, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
+                                 zero_bubble_h2, zero_bubble_v)
 from reference.simulate import Times, activations_in_flight, simulate
 
 RANKS, MORE, TIME = st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)

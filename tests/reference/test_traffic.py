@@ -5,9 +5,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from reference.actions import Send, lower
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
-from reference.schedules import Send, lower
 from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.traffic import Work, edges, layouts_of_ranks, traffic
 from tests.reference.test_stages import pipelines
@@ -53,7 +53,7 @@ def test_edges(p, v):
     """p - 1 in a row; p v - 1 interleaved, v times as many for 1/v of the bubble; in a V, where the turn costs nothing,
     2 (p - 1). A rank alone sends to nobody."""
     def count(p, name, chunks=None):
-        parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, chunks=chunks)
+        parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=chunks)
         return edges(ModelConfig(64, 4, 1, 10, 4), parallel)
 
     assert [count(p, name) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")] == [p - 1] * 4

@@ -1,0 +1,163 @@
+"""The language of pipeline schedules: actions, schedules as values, and what moves between ranks. Pure data.
+
+A model is cut into stages, numbered from the embedding to the loss. An action is one stage's work for one microbatch,
+and prints as stage, kind, microbatch: `2F0` is stage 2's forward of microbatch 0. The kinds:
+
+    F   forward                                       needs the stage before
+    B   backward, all of it: I and W together         needs the stage after, and its own F
+    I   the gradient of the input alone               needs the stage after, and its own F
+    W   the gradients of the weights alone            needs its own I, and nobody waits for it
+
+A schedule lists each rank's actions in order; which rank holds which stage follows from where they stand. Transfers are
+not written down: `lower` adds them.
+"""
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from reference.errors import UserError
+
+KINDS = "FBIW"
+
+
+class Action(NamedTuple):
+    """One stage's work for one microbatch."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self):
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+def parse_action(text: str) -> Action:
+    """`2F0` -> Action(2, "F", 0). Raises UserError for anything else."""
+    match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text.strip())
+    if not match:
+        raise UserError(f"{text.strip()!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and a "
+                        "microbatch, as in 2F0.")
+    return Action(int(match[1]), match[2], int(match[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What each rank computes, in order. Equal, hashable and printable, like any value."""
+
+    ranks: tuple[tuple[Action, ...], ...]
+
+    @property
+    def p(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.ranks)
+
+    @cached_property
+    def stages(self) -> int:
+        return 1 + max((action.stage for rank in self.ranks for action in rank), default=-1)
+
+    @cached_property
+    def microbatches(self) -> int:
+        return 1 + max((action.microbatch for rank in self.ranks for action in rank), default=-1)
+
+    def rank_of(self) -> dict[int, int]:
+        """Stage -> the rank that holds it."""
+        return {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
+
+    def placement(self) -> tuple[tuple[int, ...], ...]:
+        """For each rank the stages that it holds, ascending."""
+        return tuple(tuple(sorted({action.stage for action in actions})) for actions in self.ranks)
+
+    def __str__(self):
+        """A row for each rank, actions in columns."""
+        return table(self)
+
+
+def table(schedule: Schedule, marked: Iterable[tuple[int, int]] = ()) -> str:
+    """A row for each rank; the cells at (rank, place) that are `marked` stand in angle brackets."""
+    marked = set(marked)
+    cells = [[f">{action}<" if (r, i) in marked else str(action) for i, action in enumerate(actions)]
+             for r, actions in enumerate(schedule.ranks)]
+    width = max((len(cell) for row in cells for cell in row), default=0)
+    return "\n".join(f"rank {r}: " + " ".join(cell.rjust(width) for cell in row) for r, row in enumerate(cells))
+
+
+def to_csv(schedule: Schedule) -> str:
+    """A line for each rank, its actions with commas between."""
+    return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
+
+
+def from_csv(text: str) -> Schedule:
+    """The inverse of to_csv. Raises UserError for a cell that is no action."""
+    return Schedule(tuple(tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
+                          for line in text.splitlines()))
+
+
+# ---- what moves between ranks ---------------------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """Hand an action's result to another rank."""
+
+    action: Action
+    to: int
+
+    def __str__(self):
+        return f"{self.action}>{self.to}"
+
+
+class Receive(NamedTuple):
+    """Wait for an action's result from another rank."""
+
+    action: Action
+    source: int
+
+    def __str__(self):
+        return f"{self.action}<{self.source}"
+
+
+Step = Action | Send | Receive
+
+
+def needs(action: Action, stages: int) -> Action | None:
+    """What an action needs of a neighbouring stage: an activation of the one before, a gradient of the one after.
+
+    Of its own stage it needs its F, and W its I: those come before it in the rank's own list.
+    """
+    stage, kind, microbatch = action
+    if kind == "F":
+        return Action(stage - 1, "F", microbatch) if stage > 0 else None
+    if kind == "W" or stage == stages - 1:
+        return None
+    return Action(stage + 1, "B", microbatch)
+
+
+def user_stage(action: Action, stages: int) -> int | None:
+    """The stage that needs an action's result, if there is one: the inverse of `needs`."""
+    stage, kind, _ = action
+    if kind == "F":
+        return stage + 1 if stage < stages - 1 else None
+    return None if kind == "W" or stage == 0 else stage - 1
+
+
+def lower(schedule: Schedule) -> list[list[Step]]:
+    """Each rank's actions with their transfers: what it needs from another rank before, its result to another after."""
+    rank_of, stages = schedule.rank_of(), schedule.stages
+    lowered: list[list[Step]] = []
+    for r, actions in enumerate(schedule.ranks):
+        steps: list[Step] = []
+        for action in actions:
+            need, user = needs(action, stages), user_stage(action, stages)
+            if need is not None and rank_of[need.stage] != r:
+                steps.append(Receive(need, rank_of[need.stage]))
+            steps.append(action)
+            if user is not None and rank_of[user] != r:
+                steps.append(Send(result(action), rank_of[user]))
+        lowered.append(steps)
+    return lowered
+
+
+def result(action: Action) -> Action:
+    """What others know an action's result by: the gradient of a stage's input is its B, though I gives it."""
+    return Action(action.stage, "B", action.microbatch) if action.kind == "I" else action

@@ -1,0 +1,66 @@
+"""--trace: what is written at the end of a run."""
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.comm.clock import VirtualClock, WallClock
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.comm.trace import Trace
+from mpi_impl.training.timelines import measured_times, slices_of
+from mpi_impl.training.tracing import KEPT, TracedSteps
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.optimizer import OptimizerConfig
+from reference.schedules import SCHEDULES, make
+from reference.simulate import Times, simulate
+from reference.stages import schedule_of
+
+TIME = st.floats(0.1, 10)
+MICROBATCHES = 4
+
+
+@given(st.data())
+def test_times_are_read_off_a_timeline(data):
+    """Of two steps the median, by stage; of a backward that is not cut in two, the sum of I and W."""
+    name, p = data.draw(st.sampled_from(sorted(set(SCHEDULES) - {"forward-only"}))), data.draw(st.integers(1, 4))
+    schedule = make(name, p, p * 2, 2 if name == "interleaved" else None)
+    by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)
+    times = Times(data.draw(by_stage), data.draw(by_stage), data.draw(by_stage), 0.5)
+    found = measured_times([[own, own] for own in slices_of(simulate(schedule, times))], schedule, 0.5)
+    for action in {action for actions in schedule.ranks for action in actions}:
+        assert found.of(action) == pytest.approx(times.of(action))
+    assert found.communication == 0.5
+
+
+@pytest.mark.parametrize("clock", [WallClock, VirtualClock])
+@pytest.mark.parametrize("t, p, d, steps", [(2, 2, 2, 2), (1, 4, 1, KEPT + 2), (1, 1, 1, 1)])
+def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d, steps):
+    """A process for each rank, and in it every action of the last steps, once a step; and a picture."""
+    ranks.run(t * p * d, traced, str(tmp_path), clock, t, p, steps)
+    events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    for rank in range(t * p * d):
+        names = [event["name"] for event in events if event["pid"] == rank + 1 and event["cat"] in "FB"]
+        stage = rank // (t * d)
+        assert sorted(names) == sorted(min(steps, KEPT) * [f"{stage}{kind}{i}" for kind in "FB"
+                                                           for i in range(MICROBATCHES)])
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def traced(group, folder, clock, t, p, steps):
+    """Some steps of a small GPT, with an evaluation after each, which is no part of them."""
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
+    topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
+    trainer = Trainer(ModelConfig(4, 8, 2, 16, 8), OptimizerConfig(1e-3, 10), topology, 1, np.float32)
+    tokens = np.arange(16).reshape(2, 8)
+    batch = [(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
+    traced_steps = TracedSteps(topology)
+    for _ in range(steps):
+        with traced_steps.step():
+            trainer.step(*batch)
+        trainer.evaluate(*batch)
+    traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
+    disconnect(topology)
