@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.config import ModelConfig
-from reference.schedules import SCHEDULES
+from reference.schedules import SCHEDULES, make, takes_v
 from reference.stages import schedule_of
 from reference.traffic import Work
 from tests.mpi_impl.test_pipeline import orders
@@ -12,8 +12,7 @@ from tests.rank_theorems import (Pipelining, as_is, ledger_equals_formulas, no_c
                                  training_equals_one_process)
 from tests.strategies import Case, cases
 
-V = ("zb-v", "dualpipe-v")                         # two stages on each rank
-ONE_STAGE = tuple(name for name in SCHEDULES if name not in ("interleaved", "forward-only", *V))
+WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 
 
 def places(ranks=8):
@@ -26,10 +25,10 @@ def places(ranks=8):
 def runs(draw):
     """A case on t, p and d, how it is pipelined, and the number of microbatches."""
     t, p, d = draw(st.sampled_from(places()), "t, p, d")
-    schedule = draw(st.sampled_from([*ONE_STAGE, "interleaved", *V]), "schedule")
+    schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
-    stages = p * (v or 1 + (schedule in V))
+    stages = make(schedule, p, p, v).stages
     case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(stages, stages + 2), "L")))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     return t * p * d, case, m, Pipelining(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size)
@@ -54,7 +53,7 @@ def test_any_order(ranks, run, data):
 def schedules_of(p: int) -> list[tuple[str, int | None]]:
     """All, with v: as many as make no more than eight stages, and two at least."""
     several = [("interleaved", v) for v in range(2, max(2, 8 // p) + 1)]
-    return [(name, None) for name in (*ONE_STAGE, *V)] + several
+    return [(name, None) for name in WITHOUT_V] + several
 
 
 EVERY = [(t, p, d, schedule, v) for t, p, d in places() for schedule, v in schedules_of(p)]
@@ -68,8 +67,7 @@ SOME = {(t, p, d, *schedules_of(p)[i % len(schedules_of(p))]) for i, (t, p, d) i
     pytest.param(*one, marks=[] if one in SOME else pytest.mark.deep) for one in EVERY])
 def test_every_place_and_schedule_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
     """With clipping at work, as many heads as t needs, and a layer that does not divide."""
-    layers = p * (v or 1 + (schedule in V)) + 1
-    model = ModelConfig(layers, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3,
+    model = ModelConfig(make(schedule, p, p, v).stages + 1, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3,
                         untie_embeddings_and_output_weights=bool(d % 2 and p % 2))
     m = p if schedule == "interleaved" else p + 1 if p <= 4 else p // 2
     ranks.run(t * p * d, training_equals_one_process, Case(t, model, 1, 3, seed=t * 10 + d), 1, m, 0.05,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.actions import Action, from_csv
-from reference.schedules import (SCHEDULES, dualpipe_v, forward_only, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
+from reference.schedules import (dualpipe_v, forward_only, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
                                  zero_bubble_h2, zero_bubble_v)
 from reference.simulate import Times, activations_in_flight, simulate
 
@@ -127,8 +127,3 @@ def test_a_timeline_is_possible(schedule, p, m, data):
 def test_a_schedule_that_never_ends_is_said_to():
     with pytest.raises(ValueError, match="never ends"):
         simulate(from_csv("1F0,0F0,0B0,1B0"), Times())
-
-
-def test_every_schedule_has_a_name():
-    assert set(SCHEDULES) == {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
-                              "forward-only"}
