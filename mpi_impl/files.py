@@ -22,10 +22,10 @@ def writing(path: str):
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def check_writable(path: str, data_path: str | None) -> None:
-    """Raises UserError if the file cannot be written, or is the data. What is in it stays: better before the work."""
-    if data_path and os.path.exists(path) and os.path.exists(data_path) and os.path.samefile(path, data_path):
-        raise UserError(f"{path} is what --data-path reads: give what is written another name.")
+def check_writable(path: str, read: str | None, option: str = "--data-path") -> None:
+    """Raises UserError if the file cannot be written, or is what an option reads. What is in it stays."""
+    if read and os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read):
+        raise UserError(f"{path} is what {option} reads: give what is written another name.")
     with writing(path):
         open(path, "a").close()
 

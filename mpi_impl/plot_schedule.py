@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, say
-from mpi_impl.files import writing
+from mpi_impl.files import check_writable, writing
 from mpi_impl.training.timelines import slices_of
 from reference.actions import Schedule, from_csv
 from reference.config import require_not_negative
@@ -22,6 +22,8 @@ from reference.validate import validate
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv)
     schedules = [*named(options), *(read_csv(path) for path in options.csv)]
+    for path in options.csv or [None]:
+        check_writable(options.output, path, "--csv")
     names = [*options.schedule, *options.csv]
     timelines = [simulate(schedule, times(schedule, options)) for schedule in schedules]
     draw(options.output, [sized(name, schedule) for name, schedule in zip(names, schedules)], timelines)
@@ -41,15 +43,15 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="draw the schedule in this file, which reference.schedules --csv may have printed")
     for part in ("forward", "input-gradient", "weight-gradient"):
         parser.add_argument(f"--{part}", type=float, default=1.0, metavar="T",
-                            help="time of a microbatch on all layers of a rank (default: 1)")
+                            help=f"time of the {part.replace('-', ' ')} on all layers of a rank (default: 1)")
     parser.add_argument("--communication", type=float, default=0.0, metavar="T",
                         help="time that what is sent is under way (default: 0)")
     parser.add_argument("--output", default="schedule.png", metavar="F", help="the picture (default: schedule.png)")
     options = parser.parse_args(argv)
     for part in ("forward", "input_gradient", "weight_gradient"):
-        require_not_negative(part, getattr(options, part))
-        if not getattr(options, part):
-            raise UserError(f"--{part.replace('_', '-')} is 0, but takes some time: give a number above 0.")
+        if not 1e-9 <= getattr(options, part) <= 1e9:
+            raise UserError(f"--{part.replace('_', '-')} is {getattr(options, part):g}, but must be a time from 1e-9 to "
+                            "1e9.")
     require_not_negative("communication", options.communication)
     if not options.schedule and not options.csv:
         options.schedule = ["1f1b"]
@@ -66,7 +68,7 @@ def named(options: argparse.Namespace) -> list[Schedule]:
 def read_csv(path: str) -> Schedule:
     """The schedule in a file. Raises UserError if it cannot be read or cannot run."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             schedule = from_csv(file.read().rstrip())
     except OSError as error:
         raise UserError(f"--csv {path} cannot be read: {error.strerror}.") from error

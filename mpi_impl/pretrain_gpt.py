@@ -24,7 +24,7 @@ from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.metrics import Metrics
 from mpi_impl.training.sample import sample
-from mpi_impl.training.tracing import TracedSteps
+from mpi_impl.training.tracing import TIMELINE, TRACE, TracedSteps
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.config import ModelConfig, ParallelConfig
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
 def instruments(args) -> Instruments:
     """What watches the ranks in this run: the ledger, the trace, and the time limit of every wait."""
     clock = VirtualClock() if args.trace_clock == "virtual" else WallClock()
-    return Instruments(trace=Trace(clock, recording=args.trace is not None),
+    return Instruments(trace=Trace(clock),
                        watchdog=Watchdog(60 * args.distributed_timeout_minutes, give_up))
 
 
@@ -79,12 +79,13 @@ class Pretraining:
     # ---- before the first step ----
 
     def check_outputs(self) -> None:
-        """On rank 0: every file that will be written can be, and so can the trace's folder."""
-        for path in (self.args.metrics_file, self.args.ledger, self.args.plot):
-            if path:
-                check_writable(path, self.args.data_path)
+        """On rank 0: every file that will be written can be."""
         if self.args.trace:
             check_folder(self.args.trace)
+        traces = [os.path.join(self.args.trace, name) for name in (TRACE, TIMELINE)] if self.args.trace else []
+        for path in (self.args.metrics_file, self.args.ledger, self.args.plot, *traces):
+            if path:
+                check_writable(path, self.args.data_path)
 
     def prepare_data(self) -> tuple[str, int, int, float | None]:
         """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now.
@@ -115,6 +116,7 @@ class Pretraining:
             self.evaluate(last)
         if self.args.sample_tokens and self.topology.place.data == 0:
             self.write_sample()
+        self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
         together = self.pipeline_ledger()
         if self.traced:
             self.write_trace(self.traced)

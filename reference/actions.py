@@ -35,7 +35,7 @@ class Action(NamedTuple):
 
 def parse_action(text: str) -> Action:
     """`2F0` -> Action(2, "F", 0). Raises UserError for anything else."""
-    match = re.fullmatch(rf"(\d+)([{KINDS}])(\d+)", text.strip())
+    match = re.fullmatch(rf"([0-9]+)([{KINDS}])([0-9]+)", text.strip())
     if not match:
         raise UserError(f"{text.strip()!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and a "
                         "microbatch, as in 2F0.")

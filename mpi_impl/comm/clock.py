@@ -9,8 +9,6 @@ from mpi_impl.comm.ledger import RING
 from reference.actions import Action
 from reference.simulate import Times
 
-MEMORY = 51       # actions of a kind, of which the virtual clock takes the median
-
 
 class WallClock:
     """Seconds since the clock was started."""
@@ -63,9 +61,10 @@ class VirtualClock:
     With `times`, which fakes the devices too, every action takes what they say, and no other computation takes any.
     """
 
-    def __init__(self, link: Link = Link(), times: Times | None = None):
+    def __init__(self, link: Link = Link(), times: Times | None = None, memory: int = 51):
+        """`memory`: how many actions of a kind the median is of. With 1, each takes just what it took."""
         self.link, self.times = link, times
-        self.recent: dict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
+        self.recent: dict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=memory))
         self.restart()
 
     def restart(self) -> None:
@@ -75,6 +74,10 @@ class VirtualClock:
 
     def now(self) -> float:
         self.advance()
+        return self.tell()
+
+    def tell(self) -> float:
+        """The time of the last pause, for others."""
         self.told = self.seconds
         return self.seconds
 

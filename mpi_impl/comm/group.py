@@ -43,7 +43,8 @@ class Group:
         self.size, self.rank = comm.size, comm.rank
         self.ranks = comm.group.Translate_ranks(None, MPI.COMM_WORLD.group)     # of its members, in the world
         self.others = [r for i, r in enumerate(self.ranks) if i != self.rank]
-        self.largest_tag = (comm.Get_attr(MPI.TAG_UB) or 0) // 2 - 1    # MPI's even ones are for arrays, odd for stamps
+        # MPI's even tags are for arrays, odd ones for stamps. It says on the world alone how many there are.
+        self.largest_tag = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1
 
     # ---- collectives ----
 
@@ -95,7 +96,7 @@ class Group:
             request = self.comm.Isend(buffer, to, 2 * tag)
             pending = Pending(self, f"send {reason}", [request], buffer, buffer, [self.ranks[to]])
             if clock is not None:
-                pending.stamp[0] = clock.seconds
+                pending.stamp[0] = clock.tell()
                 pending.requests.append(self.comm.Isend(pending.stamp, to, 2 * tag + 1))
         return pending
 
@@ -120,7 +121,7 @@ class Group:
             request = self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)
             pending = Pending(self, reason, [request], buffer, x, self.others)
             if clock is not None:
-                pending.stamp[0] = clock.seconds
+                pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds("all_reduce", self.size, x.nbytes)
                 pending.requests.append(self.comm.Iallreduce(MPI.IN_PLACE, pending.stamp, MPI.MAX))
         return pending
@@ -211,7 +212,7 @@ class Group:
                 yield
                 return
             clock.pause()
-            latest = np.array([clock.seconds])
+            latest = np.array([clock.tell()])
             self.comm.Allreduce(MPI.IN_PLACE, latest, MPI.MAX)
             yield
             clock.reach(latest[0] + clock.link.seconds(operation, self.size, elements * np.dtype(dtype).itemsize))

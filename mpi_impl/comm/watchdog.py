@@ -34,7 +34,7 @@ class Watchdog:
     def _watch(self) -> None:
         """Sleep until the present wait's end: the rank that has waited longest is then the first to give up.
 
-        That is one whose neighbour has stopped; the others wait for it in turn.
+        It waits for the one that has stopped, or for one that waits for that in turn.
         """
         awake = -math.inf               # since when: for time in which it was stopped itself, a rank blames nobody
         while True:

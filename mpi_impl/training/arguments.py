@@ -122,9 +122,9 @@ def check_iterations(args) -> None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
         require_not_negative(name, getattr(args, name))
-    if not 0 < args.distributed_timeout_minutes <= 60 * 24 * 7:
-        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be above 0 and "
-                        "at most a week, which is 10080.")
+    if not 0.01 <= args.distributed_timeout_minutes <= 60 * 24 * 7:
+        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be at least "
+                        "0.01, and at most a week, which is 10080.")
     if args.trace_clock != "wall" and not args.trace:
         raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
 
@@ -194,7 +194,7 @@ def parser() -> ArgumentParser:
     g.add_argument("--ddp-bucket-size", type=int, default=1 << 20, metavar="N",
                    help="elements of gradients that are summed over the replicas in one go")
     g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
-                   help="end the run when a rank has waited so long for another")
+                   help="end the run when a rank has waited so long for another (for --verify, too)")
 
     g = p.add_argument_group("training")
     g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")

@@ -12,6 +12,7 @@ from reference.actions import Schedule
 from reference.simulate import simulate
 
 KEPT = 10       # steps
+TRACE, TIMELINE = "trace.json", "timeline.png"
 
 
 class TracedSteps:
@@ -25,10 +26,12 @@ class TracedSteps:
 
     @contextmanager
     def step(self):
-        """What is traced inside the `with` block is a step's; what was before is forgotten."""
-        self.trace.slices.clear()
+        """What happens inside the `with` block is traced."""
+        self.trace.recording = True
         yield
+        self.trace.recording = False
         self.steps.append(list(self.trace.slices))
+        self.trace.slices.clear()
 
     def write(self, folder: str, schedule: Schedule, message_bytes: int) -> None:
         """Write trace.json, of all ranks, and timeline.png, of rank 0's pipeline.
@@ -41,10 +44,10 @@ class TracedSteps:
             from mpi_impl.training.chrome_trace import write_chrome_trace
             from mpi_impl.training.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
-            write_chrome_trace(str(Path(folder, "trace.json")), [list(chain(*steps)) for steps in everyone])
+            write_chrome_trace(str(Path(folder, TRACE)), [list(chain(*steps)) for steps in everyone])
             clock = self.trace.clock
             sending = clock.link.seconds("send", 2, message_bytes) if isinstance(clock, VirtualClock) else 0.0
             predicted = simulate(schedule, measured_times(pipeline, schedule, sending))
-            draw_timelines(str(Path(folder, "timeline.png")), [
+            draw_timelines(str(Path(folder, TIMELINE)), [
                 Panel("measured, last step", [steps[-1] for steps in pipeline]),
                 Panel("predicted from the medians of its actions", slices_of(predicted))])

@@ -116,8 +116,8 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
      "'dualpipe-v'). Did you mean zb-h1?"),
     ("--pipeline-schedule forward-only", "'forward-only' (choose from 'gpipe', '1f1b'"),
     ("--trace-clock virtual", "--trace-clock is virtual, but nothing is traced. Give a folder with --trace, too."),
-    *((f"--distributed-timeout-minutes {value}", f"--distributed-timeout-minutes is {float(value)}, but must be above "
-       "0 and at most a week, which is 10080.") for value in ("0", "-1", "nan", "inf", "1e5")),
+    *((f"--distributed-timeout-minutes {value}", f"--distributed-timeout-minutes is {float(value)}, but must be at "
+       "least 0.01, and at most a week, which is 10080.") for value in ("0", "-1", "nan", "inf", "1e5", "1e-9")),
 ])
 def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(UserError) as error:

@@ -109,7 +109,7 @@ STEP = "return StepResult(loss, norm, rate)"
     ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("loss", "loss * (1 + 1e-9)")),
     ("gradient", "mpi_impl.training.optimizer",
      'sqrt(model.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
-    ("gradient", "mpi_impl.training.trainer", "if self.sharers:", "if False:"),
+    ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
     ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
     ("weights", "mpi_impl.training.optimizer", "segment.tensor.decay, self.config", "False, self.config"),
     ("weights", "mpi_impl.training.trainer", STEP,

@@ -46,28 +46,35 @@ def test_it_reads_what_the_simulator_says(ranks, data):
 
 def test_a_collective_sets_its_members_to_the_latest(ranks):
     """Plus what a ring takes: of 4 ranks, 6 turns of 3/2 bytes' time an element for an all-reduce."""
+    takes = 6 * 0.5 + 1.5 * 80 / 16
     for reading in ranks.run(4, after_an_all_reduce):
-        assert reading == (30 + 6 * 0.5 + 1.5 * 80 / 16, 100.0)
+        assert reading == (30 + takes, 60 + takes, 200.0)
 
 
 def after_an_all_reduce(group):
-    """The time on this rank's clock; ranks come at 0, 10, 20 and 30 seconds. And after one that it was late for."""
+    """The time on this rank's clock after three: ranks come at 0, 10, 20 and 30 seconds; they post at 30, 40, 50 and 60
+    and wait at once; they post, and wait when it is long over.
+    """
     clock = VirtualClock(Link(latency=0.5, bandwidth=16), Times())
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
     clock.seconds = 10.0 * group.rank
     watched.all_reduce(np.ones(10), "ten numbers")
-    reading = clock.seconds
-    pending = watched.post_all_reduce(np.ones(10), "ten numbers")
-    clock.seconds = 100.0
-    pending.wait()
-    return reading, clock.seconds
+    readings = [clock.seconds]
+    for start, end in ((30.0 + 10 * group.rank, 0.0), (100.0, 200.0)):
+        clock.seconds = start
+        pending = watched.post_all_reduce(np.ones(10), "ten numbers")
+        clock.seconds = max(start, end)
+        pending.wait()
+        readings.append(clock.seconds)
+    return tuple(readings)
 
 
 def test_computing_counts_and_waiting_does_not(ranks):
     """Rank 0 computes for a quarter of a second of CPU time while rank 1 waits for it; then both read rank 0's time."""
-    (busy, together), (idle, also) = ranks.run(2, work_and_meet)
+    (busy, together, after), (idle, also, later) = ranks.run(2, work_and_meet)
     assert busy > 0.2 > idle
     assert together == also >= busy
+    assert max(after, later) < together + 0.1        # what MPI computed while it waited does not count
 
 
 def test_an_action_takes_what_it_usually_takes(monkeypatch):
@@ -102,11 +109,11 @@ def test_it_does_not_go_back_behind_what_it_has_heard(monkeypatch):
 
 
 def work_and_meet(group):
-    """What the clock says before and after the ranks have met."""
+    """What the clock says before the ranks have met, as they meet, and when it is next asked."""
     clock = VirtualClock(Link(0.0, np.inf))
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
     while group.rank == 0 and clock.now() < 0.25:
         sum(range(1000))
     before = clock.now()
     watched.all_reduce(np.ones(1), "meeting")
-    return before, clock.seconds
+    return before, clock.seconds, clock.now()
