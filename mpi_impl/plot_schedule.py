@@ -41,17 +41,17 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-v", type=int, help="stages on each rank, for every --schedule that lets you choose")
     parser.add_argument("--csv", action="append", default=[], metavar="F",
                         help="draw the schedule in this file, which reference.schedules --csv may have printed")
-    for part in ("forward", "input-gradient", "weight-gradient"):
-        parser.add_argument(f"--{part}", type=float, default=1.0, metavar="T",
-                            help=f"time of the {part.replace('-', ' ')} on all layers of a rank (default: 1)")
+    for part in ("forward", "input gradient", "weight gradient"):
+        parser.add_argument(f"--{part.replace(' ', '-')}", type=float, default=1.0, metavar="T",
+                            help=f"time of the {part} on all layers of a rank (default: 1)")
     parser.add_argument("--communication", type=float, default=0.0, metavar="T",
                         help="time that what is sent is under way (default: 0)")
     parser.add_argument("--output", default="schedule.png", metavar="F", help="the picture (default: schedule.png)")
     options = parser.parse_args(argv)
     for part in ("forward", "input_gradient", "weight_gradient"):
         if not 1e-9 <= getattr(options, part) <= 1e9:
-            raise UserError(f"--{part.replace('_', '-')} is {getattr(options, part):g}, but must be a time from 1e-9 to "
-                            "1e9.")
+            raise UserError(f"--{part.replace('_', '-')} is {getattr(options, part):g}, but must be a time from 1e-9 "
+                            "to 1e9.")
     require_not_negative("communication", options.communication)
     if not options.schedule and not options.csv:
         options.schedule = ["1f1b"]

@@ -67,7 +67,8 @@ def zero_bubble_h1(p: int, m: int) -> Schedule:
 def zero_bubble_h2(p: int, m: int) -> Schedule:
     """Twice as many forwards ahead, and W put off twice as long (Qi et al. 2023, figure 3): 2p - 1 activations.
 
-    With F = I = W nothing idles but for the slant of the timeline, as long as no optimizer step makes ranks wait.
+    With F = I = W and m >= 2p - 1 nothing idles but for the slant of the timeline, as long as no optimizer step makes
+    ranks wait.
     """
     require_sizes(p, m)
     return per_rank(p, lambda r: alternate(forwards(r, m), split_backwards(r, m, delay=2 * r), warmup=2 * (p - 1 - r)))

@@ -50,4 +50,4 @@ class TracedSteps:
             predicted = simulate(schedule, measured_times(pipeline, schedule, sending))
             draw_timelines(str(Path(folder, TIMELINE)), [
                 Panel("measured, last step", [steps[-1] for steps in pipeline]),
-                Panel("predicted from the medians of its actions", slices_of(predicted))])
+                Panel(f"predicted from the medians of the last {len(self.steps)} steps", slices_of(predicted))])

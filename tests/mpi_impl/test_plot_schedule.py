@@ -92,7 +92,7 @@ def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
     ("--schedule interleaved -v 2 -m 7", r"m = 7 is no multiple of 4"),
     ("-p 0", r"ranks p is 0"),
     ("--forward 0", r"--forward is 0, but must be a time from 1e-9"),
-    ("--weight-gradient -1", r"--weight-gradient is -1.0, but must be"),
+    ("--weight-gradient -1", r"--weight-gradient is -1, but must be"),
     ("--input-gradient nan", r"--input-gradient is nan, but must be"),
     ("--communication inf", r"--communication is inf, but must be"),
     ("--schedule 2f2b", r"invalid choice: '2f2b'"),
