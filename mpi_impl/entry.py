@@ -59,6 +59,15 @@ def run(main: Callable[[], object]) -> None:
         end_all(last_words(error, f"rank {world.rank} of {world.size}"), exit_status(error))
 
 
+def run_alone(main: Callable[[], object]) -> None:
+    """Run the `main` of a program of one process, without MPI: a UserError is its sentence and status 2 here, too."""
+    try:
+        main()
+    except UserError as error:
+        say(f"error: {error}")
+        sys.exit(2)
+
+
 def print_by_lines() -> None:
     """Let each printed line leave at once and in one piece, though stdout is a pipe to the launcher."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # and not what a test or a notebook put in its place

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import mpi4py
 
-from mpi_impl.entry import ASKED_SIZE, ArgumentParser, say
+from mpi_impl.entry import ASKED_SIZE, ArgumentParser, run_alone, say
 from mpi_impl.rank_environment import thread_settings
 from reference.errors import UserError
 
@@ -206,8 +206,4 @@ def stop(process: subprocess.Popen) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        say(f"error: {error}")
-        sys.exit(2)
+    run_alone(main)

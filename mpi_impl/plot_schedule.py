@@ -5,10 +5,9 @@
 One process; it starts no ranks.
 """
 import argparse
-import sys
 from collections.abc import Sequence
 
-from mpi_impl.entry import ArgumentParser, say
+from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.files import check_writable, writing
 from mpi_impl.training.timelines import slices_of
 from reference.actions import Schedule, from_csv
@@ -114,8 +113,4 @@ def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        say(f"error: {error}")
-        sys.exit(2)
+    run_alone(main)

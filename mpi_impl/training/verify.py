@@ -99,9 +99,9 @@ class Verifier:
         by_place = {place(rank, parallel): flat for rank, flat in enumerate(flats)}
         for replica in range(parallel.data_parallel_size):
             yield gpt_join([
-                join([layout.views(by_place[Place(tensor, replica, stage)])
+                join([layout.views(by_place[Place(tensor, replica, pipeline)])
                       for tensor in range(parallel.tensor_model_parallel_size)], layout.tensors)
-                for stage, layout in enumerate(self.layouts)])
+                for pipeline, layout in enumerate(self.layouts)])
 
     def summary(self) -> str:
         found = ", ".join(f"{name} {worst:.1e} (allowed {allowed:.0e})" for name, worst, allowed

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl.parallel.pipeline import Pipeline, tag
-from reference.actions import Action, Schedule, needs, result, user_stage
+from reference.actions import Action, Receive, Schedule, needs, result, user_stage
 from reference.config import ParallelConfig
 from reference.schedules import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.validate import validate
@@ -129,6 +129,28 @@ def test_messages_too_large_to_be_buffered(ranks, schedule):
 def test_what_was_sent_is_let_go_of(ranks):
     """1F1B: as a rank is at most p microbatches ahead, it holds no more messages than that, however many it sends."""
     assert max(ranks.run(3, most_held, one_f_one_b(3, 60))) <= 6
+
+
+def test_receives_are_posted_early(ranks):
+    """While a rank does an action, the next two receives are posted already, or as many as are left."""
+    for r, seen in enumerate(ranks.run(3, posted_at_each_action, one_f_one_b(3, 5))):
+        for posted, left in seen:
+            assert posted == min(2, left), f"rank {r} has posted {posted} of the {left} receives to come"
+
+
+def posted_at_each_action(group, schedule):
+    """At each action of this rank: how many receives are posted, and how many it has not waited for yet."""
+    seen = []
+    with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
+        pipeline = Pipeline(schedule, topology)
+
+        def act(action, x):
+            left = pipeline.steps[pipeline.steps.index(action) + 1:]
+            seen.append((len(pipeline.posted), sum(isinstance(step, Receive) for step in left)))
+            return np.zeros(10)
+
+        pipeline.play(dict.fromkeys("FB", act), np.empty(0), (10,))
+    return seen
 
 
 def most_held(group, schedule):

@@ -1,5 +1,6 @@
 """--trace: what is written at the end of a run."""
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
+from mpi_impl.training import gantt
+from mpi_impl.training.gantt import draw_timelines
 from mpi_impl.training.timelines import measured_times, slices_of
 from mpi_impl.training.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
@@ -40,7 +43,10 @@ def test_times_are_read_off_a_timeline(data):
 @pytest.mark.parametrize("t, p, d, steps", [(2, 2, 2, 2), (1, 4, 1, KEPT + 2), (1, 1, 1, 1)])
 def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d, steps):
     """A process for each rank, and in it every action of the last steps, once a step; and a picture."""
-    ranks.run(t * p * d, traced, str(tmp_path), clock, t, p, steps)
+    began, (measured, predicted) = ranks.run(t * p * d, traced, str(tmp_path), clock, t, p, steps)[0]
+    starts = [s.start for slices in measured.ranks for s in slices if s.action]
+    assert measured.name == "measured, last step" and measured.ranks[0][0].start >= began
+    assert len(starts) == 2 * p * MICROBATCHES == sum(map(len, predicted.ranks))
     events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
     for rank in range(t * p * d):
         names = [event["name"] for event in events if event["pid"] == rank + 1 and event["cat"] in "FB"]
@@ -51,7 +57,10 @@ def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d
 
 
 def traced(group, folder, clock, t, p, steps):
-    """Some steps of a small GPT, with an evaluation after each, which is no part of them."""
+    """Some steps of a small GPT, with an evaluation after each, which is no part of them.
+
+    -> when the last one began, and the panels of the picture.
+    """
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
     topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
     trainer = Trainer(ModelConfig(4, 8, 2, 16, 8), OptimizerConfig(1e-3, 10), topology, 1, np.float32)
@@ -59,8 +68,12 @@ def traced(group, folder, clock, t, p, steps):
     batch = [(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
     traced_steps = TracedSteps(topology)
     for _ in range(steps):
+        began = watched.trace.clock.now()
         with traced_steps.step():
             trainer.step(*batch)
         trainer.evaluate(*batch)
-    traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
+    panels = []
+    with patch.object(gantt, "draw_timelines", lambda path, found: (panels.extend(found), draw_timelines(path, found))):
+        traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
     disconnect(topology)
+    return began, panels

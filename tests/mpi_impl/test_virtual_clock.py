@@ -1,4 +1,6 @@
 """The virtual clock: with durations that are given, ranks read exactly the times that the simulator predicts."""
+import time
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,36 @@ def test_computing_counts_and_waiting_does_not(ranks):
     assert busy > 0.2 > idle
     assert together == also >= busy
     assert max(after, later) < together + 0.1        # what MPI computed while it waited does not count
+
+
+def test_what_was_computed_before_a_message_counts(ranks):
+    """Before a send it is in the stamp; before a wait it is on the clock, though the message came long ago."""
+    (stamped, _), (_, waited) = ranks.run(2, compute_then_communicate)
+    assert stamped >= 0.1
+    assert 0.2 <= waited < stamped + 0.25       # rank 1 computed twice; that it polled and waited does not count
+
+
+def compute_then_communicate(group):
+    """What is stamped on rank 0's message; what rank 1's clock says when it has waited for it."""
+    clock = VirtualClock(Link(0.0, np.inf))
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
+    burn(0.1)
+    if group.rank == 0:
+        pending = watched.post_send(np.ones(1), 1, 0, "a message")
+    else:
+        pending = watched.post_receive(np.ones(1), 0, 0, "a message")
+        for _ in range(20_000):
+            pending.poll()
+        burn(0.1)
+    pending.wait()
+    return pending.stamp[0], clock.seconds
+
+
+def burn(seconds):
+    """CPU time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 def test_an_action_takes_what_it_usually_takes(monkeypatch):

@@ -3,10 +3,11 @@ import math
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.group import SPEAKS
+from mpi_impl.comm.group import SPEAKS, Group, Instruments
 from mpi_impl.comm.watchdog import Watchdog, listed
 
 SOON = 10   # seconds, on a busy machine
@@ -121,3 +122,41 @@ def speak(group, delays):
 def test_of_all_that_give_up_one_speaks(ranks, delays, speaker):
     """The first, or the lowest of those that are first together; whoever comes later has heard of it."""
     assert [i for i, speaks in enumerate(ranks.run(4, speak, delays)) if speaks] == [speaker]
+
+
+class Listener(Watchdog):
+    """Writes down what the rank waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def waiting(self, group, reason, ranks):
+        self.heard.append((reason, list(ranks)))
+        return super().waiting(group, reason, ranks)
+
+
+def test_every_wait_is_watched(ranks):
+    """Each thing that a group of two does names its reason and the other rank; nothing waits unseen."""
+    for rank, heard in enumerate(ranks.run(2, everything)):
+        words = ["a sum", "a gathering", "pieces of a sum", "one's own", "a posted sum", "send a message"]
+        expected = words if rank == 0 else [*words[:-1], "receive a message"]
+        assert heard == [(word, [1 - rank]) for word in [*expected, "every rank's word", "the half groups"]] + [
+            ("the both group", [0, 1])]
+
+
+def everything(group):
+    """Every operation of a group, once."""
+    listener = Listener()
+    watched = Group(group.comm, "world", Instruments(watchdog=listener))
+    watched.all_reduce(np.ones(2), "a sum")
+    watched.all_gather(np.ones(2), 0, "a gathering")
+    watched.reduce_scatter(np.ones(2), 0, "pieces of a sum")
+    watched.broadcast(np.ones(2), "one's own")
+    watched.post_all_reduce(np.ones(2), "a posted sum").wait()
+    post = watched.post_send if group.rank == 0 else watched.post_receive
+    post(np.ones(2), 1 - group.rank, 0, "a message").wait()
+    watched.from_all(None)
+    watched.part(group.rank, "half").free()
+    watched.only([0, 1], "both").free()
+    return listener.heard
