@@ -20,6 +20,7 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.files import check_folder, check_writable, writing
+from mpi_impl.training import memory
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.metrics import Metrics
@@ -68,8 +69,10 @@ class Pretraining:
         self.batches = Batches(self.dataset, self.topology, self.args.seq_length, self.args.micro_batch_size,
                                settings.microbatches)
         self.model = settings.model(vocab_size)
-        ranks.from_first(lambda: check_memory(self.model, settings.parallel, np.dtype(self.args.dtype).itemsize))
-        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, self.args.dtype)
+        ranks.from_first(lambda: check_memory(self.model, settings.parallel, np.dtype(self.args.dtype).itemsize,
+                                               in_files=self.args.offload_folder is not None))
+        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, self.args.dtype,
+                               far_folder=self.args.offload_folder)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
@@ -80,8 +83,9 @@ class Pretraining:
 
     def check_outputs(self) -> None:
         """On rank 0: every file that will be written can be."""
-        if self.args.trace:
-            check_folder(self.args.trace)
+        for folder in (self.args.trace, self.args.offload_folder):
+            if folder:
+                check_folder(folder)
         traces = [os.path.join(self.args.trace, name) for name in (TRACE, TIMELINE)] if self.args.trace else []
         for path in (self.args.metrics_file, self.args.ledger, self.args.plot, *traces):
             if path:
@@ -114,14 +118,18 @@ class Pretraining:
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)
-        if self.args.sample_tokens and self.topology.place.data == 0:
+        gathers = self.settings.parallel.zero_stage == 3       # then every replica takes part, with its parameters
+        if self.args.sample_tokens and (self.topology.place.data == 0 or gathers):
             self.write_sample()
         self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
         together = self.pipeline_ledger()
+        held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
+                             self.settings.microbatches)
         if self.traced:
             self.write_trace(self.traced)
         if self.first:
             self.report_ledger(last, together)
+            print(f"{held}\n", flush=True)
             self.report_outcome()
         self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
 
@@ -130,6 +138,7 @@ class Pretraining:
         a = self.args
         for iteration in range(1, a.train_iters + 1):
             began = time.perf_counter()
+            self.trainer.measured = iteration == 1     # counting bytes takes time: the other steps hold as many
             with self.traced.step() if self.traced else nullcontext():
                 result = self.trainer.step(self.batches.microbatches_of("train", iteration - 1), a.global_batch_size)
             seconds = time.perf_counter() - began
@@ -180,6 +189,7 @@ class Pretraining:
         held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
         return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{self.pipelining()} x data parallel {d}; "
                 f"a step is {self.settings.microbatches} x {self.args.micro_batch_size} samples on each replica\n"
+                f"{self.saving()}"
                 f"GPT of {parameters(m):,} parameters, {held}; vocabulary "
                 f"{m.vocab_size:,}, padded to {m.padded_vocab_size(t):,}; {self.args.dtype}")
 
@@ -191,6 +201,24 @@ class Pretraining:
         layers = {stage: len(held) for stages in stages_of_ranks(self.model, p) for stage, held in stages.items()}
         return (f" x pipeline parallel {p.pipeline_model_parallel_size} ({p.pipeline_schedule}; layers of the stages: "
                 f"{' '.join(str(layers[stage]) for stage in sorted(layers))})")
+
+    def saving(self) -> str:
+        """What a rank does not keep, and what that costs."""
+        p = self.settings.parallel
+        found = []
+        if p.sequence_parallel:
+            found.append("sequence parallel (the gathered inputs are " + (
+                "kept: 8 b s h (t-1)/t elements a layer)" if p.keep_gathered_inputs else
+                "gathered again in the backward: 10 b s h (t-1)/t elements a layer)"))
+        if p.zero_stage:
+            cut = ("optimizer states", "gradients", "parameters")[:p.zero_stage]
+            far = f"; shards in {self.args.offload_folder or 'host memory'}" if p.cpu_offload else ""
+            found.append(f"ZeRO-{p.zero_stage} (the replicas share out {', '.join(cut)}{far})")
+        if p.recompute.selective:
+            found.append("attention's core recomputed")
+        if p.recompute.granularity == "full":
+            found.append(f"layers recomputed ({p.recompute.method}, {p.recompute.num_layers})")
+        return "; ".join(found) + "\n" if found else ""
 
     def pipeline_ledger(self) -> Ledger:
         """What the ranks of this rank's pipeline have sent, added up."""
@@ -235,18 +263,30 @@ class Pretraining:
             print(text, flush=True)
 
 
-def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int) -> None:
-    """Raises UserError if one rank's buffers alone are more than this machine has: before hours are spent on them."""
+def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int, in_files: bool) -> None:
+    """Raises UserError if one rank's buffers alone are more than this machine has: before hours are spent on them.
+
+    `in_files`: whether what is offloaded is not in memory at all.
+    """
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fits = there // (4 * itemsize)
     rank = parameters(model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
-    if rank <= fits:      # on average; a model that is far too large is not laid out, tensor by tensor
+    each = bytes_of_parameter(parallel, itemsize, in_files)
+    if rank * each <= there:      # on average; a model that is far too large is not laid out, tensor by tensor
         rank = max(layout.size for layout in layouts_of_ranks(model, parallel))
-    if rank > fits:
-        raise UserError(f"A rank would hold {rank:,} parameters, and as many gradients and twice as many moments: "
-                        f"{4 * rank * itemsize / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a "
-                        "smaller --num-layers, --hidden-size or --vocab-size, or a larger "
-                        "--tensor-model-parallel-size or --pipeline-model-parallel-size.")
+    if rank * each > there:
+        raise UserError(f"Of {rank:,} parameters a rank would hold {each:g} bytes each, of parameters, gradients and "
+                        f"moments: {rank * each / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a "
+                        "smaller --num-layers, --hidden-size or --vocab-size, a larger --tensor-model-parallel-size or "
+                        "--pipeline-model-parallel-size, or with several replicas a higher --zero-stage.")
+
+
+def bytes_of_parameter(parallel: ParallelConfig, itemsize: int, in_files: bool) -> float:
+    """On a rank, of each parameter of its shard of the model: itself, its gradient, and two moments."""
+    d, stage = parallel.data_parallel_size, parallel.zero_stage
+    parameter, gradient, moments = (n / (d if stage >= cut else 1) for n, cut in ((1, 3), (1, 2), (2, 1)))
+    if parallel.cpu_offload and in_files:
+        parameter, moments = parameter if stage < 3 else 0, 0
+    return itemsize * (parameter + gradient + moments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Collectives as functions of a list with one array per rank, and the conjugate operators f and g.
-
-In the textbook a list holds what differs from rank to rank; a bare array is what all ranks hold alike.
-"""
+"""Collectives as functions of a list with one array per rank."""
 import numpy as np
 
 
@@ -27,29 +24,3 @@ def reduce_scatter(xs, axis):
 def broadcast(xs, root=0):
     """Every rank gets what rank `root` holds."""
     return [xs[root] for _ in xs]
-
-
-# ---- f and g: at the edges of a tensor-parallel region (Shoeybi et al. 2019, section 3, figure 3) ---------------
-#
-# As linear maps they are adjoint: f copies and its backward sums, g sums and its backward copies. Backpropagation
-# through any linear map is its adjoint, so f's backward *is* g, and g's backward *is* f.
-
-
-def f(x, t):
-    """Into the region: x, alike on all ranks, becomes one x per rank. Costs nothing."""
-    return [x] * t
-
-
-def f_backward(dxs):
-    """Every rank used x, so its gradient is the sum of what they all say: an all-reduce."""
-    return all_reduce(dxs)[0]
-
-
-def g(partial):
-    """Out of the region: the ranks' partial sums become one sum, alike on all ranks: an all-reduce."""
-    return all_reduce(partial)[0]
-
-
-def g_backward(dy, t):
-    """Each partial sum entered the sum once, so each gets dy as it is. Costs nothing."""
-    return [dy] * t

@@ -3,12 +3,14 @@
 Letters of the papers: h hidden size, L layers, a attention heads, s sequence length, V vocabulary size;
 t tensor-parallel, p pipeline-parallel, d data-parallel ranks; b micro-batch size, B global batch size.
 """
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
+RECOMPUTE = ("none", "selective", "full")   # of activations: nothing, attention's core, all of each layer
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class ModelConfig:
     activation: str = "gelu"                           # GPT's tanh form; the exact one and ReLU on request
     init_method_std: float = 0.02
     layernorm_epsilon: float = 1e-5
+    hidden_dropout: float = 0.1                        # of the embedding, and of each branch before it is added
+    attention_dropout: float = 0.1                     # of attention's probabilities
     make_vocab_size_divisible_by: int = 128
 
     def __post_init__(self):
@@ -37,6 +41,10 @@ class ModelConfig:
         require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
         require_one_of("position_embedding_type", self.position_embedding_type, POSITION_EMBEDDINGS)
         require_not_negative("init_method_std", self.init_method_std)
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{option(name)} is {getattr(self, name)}, but must be in [0, 1): it is the share that "
+                                "is dropped in training.")
         if not self.layernorm_epsilon > 0:
             raise UserError(f"layernorm_epsilon is {self.layernorm_epsilon}, but must be above 0.")
         if not 0 < self.rotary_percent <= 1:
@@ -62,9 +70,42 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class Recompute:
+    """Which activations the forward does not keep, so that the backward computes them again (Korthikanti et al. 2022).
+
+    Names and meanings are Megatron's. `selective` does so with attention's core, in all layers; `full` with all of a
+    layer but its input. By the method `uniform` each stage's layers are cut into groups of num_layers, of which only
+    the input is kept; by `block` num_layers layers of each stage are recomputed, one by one, and the others kept.
+    """
+
+    granularity: str = "none"
+    method: str = "uniform"
+    num_layers: int = 1
+
+    def __post_init__(self):
+        require_one_of("recompute_granularity", self.granularity, RECOMPUTE)
+        require_one_of("recompute_method", self.method, ("uniform", "block"))
+        require_positive("recompute_num_layers", self.num_layers)
+
+    @property
+    def selective(self) -> bool:
+        return self.granularity == "selective"
+
+    def groups(self, layers: Iterable[int]) -> list[tuple[list[int], bool]]:
+        """A stage's layers, in order, cut into groups; and of each whether it keeps its input only."""
+        layers, n = list(layers), self.num_layers
+        if self.granularity == "full" and self.method == "uniform":
+            return [(layers[i:i + n], True) for i in range(0, len(layers), n)]
+        again = n if self.granularity == "full" else 0
+        return [([layer], i < again) for i, layer in enumerate(layers)]
+
+
+@dataclass(frozen=True)
 class ParallelConfig:
     """How ranks share the work: how many hold one model (t, p), how many models there are (d), how a pipeline is
-    scheduled and how gradients are summed. Raises UserError for sizes below 1.
+    scheduled, how gradients are summed, and what of the model's states and activations a rank keeps.
+
+    Raises UserError for sizes below 1, and for choices that do not go together.
     """
 
     tensor_model_parallel_size: int = 1    # t
@@ -73,12 +114,26 @@ class ParallelConfig:
     pipeline_schedule: str = "1f1b"        # a name in reference/schedules.py
     virtual_pipeline_size: int | None = None   # v, for a schedule with several stages on each rank
     scatter_gather_tensors_in_pipeline: bool = True   # whether each of t ranks sends 1/t of an activation
-    ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together
+    ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together, at least
+    zero_stage: int = 0                    # what the replicas cut: optimizer states (1), gradients (2), parameters (3)
+    cpu_offload: bool = False              # whether a rank's shards of parameters and moments are in far memory
+    sequence_parallel: bool = False        # whether what is outside tensor-parallel regions is cut by positions
+    keep_gathered_inputs: bool = False     # with that: whether the backward finds the regions' inputs, or gathers again
+    recompute: Recompute = field(default_factory=Recompute)
 
     def __post_init__(self):
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size",
                      "ddp_bucket_size"):
             require_positive(name, getattr(self, name))
+        check_zero_stage(self.zero_stage)
+        if self.cpu_offload and self.zero_stage == 0:
+            raise UserError("--cpu-offload puts a rank's shard of the model's states in far memory, but without ZeRO "
+                            "there are no shards. Choose --zero-stage 1, 2 or 3.")
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            raise UserError("--sequence-parallel cuts the sequence over the tensor-parallel ranks, but "
+                            "--tensor-model-parallel-size is 1. Choose at least 2, or leave the option out.")
+        if self.keep_gathered_inputs and not self.sequence_parallel:
+            raise UserError("--keep-gathered-inputs needs --sequence-parallel: without it nothing is gathered.")
 
     @classmethod
     def for_world(cls, world_size: int, t: int, p: int = 1, **choices) -> "ParallelConfig":
@@ -98,8 +153,22 @@ class ParallelConfig:
 
     @property
     def pieces(self) -> int:
-        """Into how many an activation is cut on its way to the next stage: one from each tensor-parallel rank."""
-        return self.tensor_model_parallel_size if self.scatter_gather_tensors_in_pipeline else 1
+        """Into how many an activation is cut on its way to the next stage: one from each tensor-parallel rank.
+
+        With sequence parallelism it is cut already, and the receivers need not gather.
+        """
+        whole = self.sequence_parallel or not self.scatter_gather_tensors_in_pipeline
+        return 1 if whole else self.tensor_model_parallel_size
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts the replicas cut the flat buffers."""
+        return self.data_parallel_size if self.zero_stage else 1
+
+    @property
+    def bucket_size(self) -> int:
+        """Elements of a bucket, at least. ZeRO-3 gathers unit by unit."""
+        return 1 if self.zero_stage == 3 else self.ddp_bucket_size
 
 
 def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
@@ -107,6 +176,19 @@ def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
     require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size,
                     "num_attention_heads", model.num_attention_heads,
                     "A rank holds whole attention heads, and 4h/t columns of the MLP.")
+
+
+def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:
+    """Sequence parallelism gives every rank as many positions. Raises UserError otherwise."""
+    if parallel.sequence_parallel:
+        require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size, "seq_length", seq_length,
+                        "With --sequence-parallel every rank has as many positions.")
+
+
+def check_zero_stage(stage: int) -> None:
+    if stage not in range(4):
+        raise UserError(f"--zero-stage is {stage}, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and "
+                        "gradients) or 3 (and parameters).")
 
 
 def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:

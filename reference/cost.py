@@ -3,12 +3,10 @@
 The papers' letters, see reference/config.py; m microbatches a step, v stages on each pipeline rank. Narayanan et al.
 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.
 """
+from collections.abc import Collection
 from typing import NamedTuple
 
-from reference.config import ModelConfig, require_one_of
-from reference.errors import UserError
-
-RECOMPUTE = ("none", "selective", "full")   # of activations: nothing, attention's core, all of each layer
+from reference.config import RECOMPUTE, ModelConfig, check_zero_stage, require_one_of
 
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
@@ -37,7 +35,7 @@ def parameters_per_rank(c: ModelConfig, t: int) -> int:
     return parameters_of_stage(c, t, range(c.num_layers))
 
 
-def parameters_of_stage(c: ModelConfig, t: int, layers: range) -> int:
+def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
     """Elements that one of t tensor-parallel ranks holds of the stage with these layers.
 
     It holds 1/t of what is split, padding included, and all of the rest. The first stage embeds; the last has the
@@ -181,18 +179,14 @@ def pipeline_traffic(b: int, s: int, h: int, t: int = 1, v: int = 1) -> float:
     return v * b * s * h / t
 
 
-def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0) -> float:
-    """A step of one microbatch on d replicas of psi parameters: 2 psi (d - 1)/d, with ZeRO-3 3 psi (d - 1)/d.
+def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1) -> float:
+    """A step of m microbatches on d replicas of psi parameters: 2 psi (d - 1)/d for one, with ZeRO-3 3 psi (d - 1)/d.
 
     Plain: an all-reduce of the gradients. ZeRO-1 and 2 cut it in two: a reduce-scatter of gradients, and after the
     optimizer's step an all-gather of parameters. ZeRO-3 gathers parameters twice, for forward and backward, as it does
-    not keep them (Rajbhandari et al. 2020, section 7). Raises UserError for a stage that is not 0 to 3.
+    not keep them (Rajbhandari et al. 2020, section 7). ZeRO-2 scatters gradients after every microbatch, and ZeRO-3
+    gathers for each, too: (m + 1) psi and 3 m psi. Raises UserError for a stage that is not 0 to 3.
     """
     check_zero_stage(zero_stage)
-    return (3 if zero_stage == 3 else 2) * ring_all_gather(psi, d)
+    return (2, 2, m + 1, 3 * m)[zero_stage] * ring_all_gather(psi, d)
 
-
-def check_zero_stage(stage: int) -> None:
-    if stage not in range(4):
-        raise UserError(f"The ZeRO stage is {stage}, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and "
-                        "gradients) or 3 (and parameters).")

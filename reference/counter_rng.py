@@ -15,6 +15,23 @@ def key(seed: int, *purpose) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def indices(shape, whole, first, like):
+    """uint64 [shape]: where each element of a part stands in the whole array, counted row by row.
+
+    The whole has the shape `whole` (of which whole[0] does not matter), and the part begins at the coordinates `first`.
+    """
+    index = np.zeros_like(like, shape=(1,) * len(shape), dtype=np.uint64)
+    for axis, size in enumerate(whole):
+        index = index * size + coordinates(shape, axis, first[axis], like)
+    return index
+
+
+def coordinates(shape, axis: int, first: int, like):
+    """uint64 [1, ..., shape[axis], ..., 1]: the coordinates along one axis, as far as a part of this shape goes."""
+    along = np.arange(first, first + shape[axis], dtype=np.uint64, like=like)
+    return along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+
 def bits(key: tuple[int, int], index):
     """uint32, evenly distributed, for every element of the uint64 array `index`."""
     x = (index & 0xFFFFFFFF).astype(np.uint32)

@@ -4,6 +4,8 @@ Each replica takes its share in m microbatches of b samples, one after another, 
 Every loss is divided by the size of the *global* batch at once, so the replicas' gradients are summed, not averaged,
 and how the samples are dealt out changes nothing.
 """
+from dataclasses import replace
+
 import numpy as np
 
 from reference.collectives import all_reduce
@@ -18,17 +20,18 @@ def samples_of(replica: int, microbatch: int, d: int, b: int) -> slice:
     return slice(first, first + b)
 
 
-def data_parallel_gradients(tokens, targets, p, c, d, b):
+def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
     """All replicas in one process: tokens, targets [B, s] -> the loss, and each replica's gradients, all alike.
 
-    p is a whole GPT, of which every replica has a copy; c is its ModelConfig.
+    p is a whole GPT, of which every replica has a copy; c is its ModelConfig, `dropout` the batch's Dropout, or None.
     """
     losses, grads = [], []
     for replica in range(d):
         loss, total = 0.0, tree_map(np.zeros_like, p)
         for k in range(number_of_microbatches(len(tokens), b, d)):
             mine = samples_of(replica, k, d, b)
-            microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine])
+            microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine],
+                                            dropout and replace(dropout, sample=mine.start))
             dloss = np.full_like(microbatch, 1 / tokens.size)       # 1 / (B s), not 1 / (b s)
             _, grad = gpt_backward(dloss, p, cache, c)
             loss, total = loss + microbatch.sum() / tokens.size, tree_map(np.add, total, grad)

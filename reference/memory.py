@@ -1,12 +1,15 @@
-"""What a rank must hold, in bytes, as the papers' formulas: model states, and activations.
+"""What a rank must hold, in bytes: model states and activations, as the papers' formulas, and then as an account of
+what this machine keeps, item by item, beside them.
 
-Rajbhandari et al. 2020 is 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198. Letters as in reference/cost.py.
-A GB is 10^9 bytes, as in the papers' tables.
+Rajbhandari et al. 2020 is 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241.
+Letters as in reference/cost.py. A GB is 10^9 bytes, as in the papers' tables.
 """
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from reference.config import ModelConfig, require_one_of
-from reference.cost import RECOMPUTE, check_zero_stage
+from reference.actions import Action
+from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_zero_stage, require_one_of
 
 # ---- model states ---------------------------------------------------------------------------------------------------
 
@@ -14,20 +17,23 @@ from reference.cost import RECOMPUTE, check_zero_stage
 class ModelStates(NamedTuple):
     """Bytes on each rank."""
 
-    parameters: float   # the 16-bit ones that compute
+    parameters: float   # those that compute: 16-bit ones in the papers
     gradients: float
     optimizer: float
 
 
-def model_states(psi: int, d: int, zero_stage: int = 0, gradient_bytes: int = 2, k: int = 12) -> ModelStates:
+def model_states(psi: int, d: int, zero_stage: int = 0, gradient_bytes: int = 2, k: int = 12,
+                 parameter_bytes: int = 2) -> ModelStates:
     """Of psi parameters, the rank's share of the model, with ZeRO over d replicas. Raises UserError for no stage 0-3.
 
     2 bytes a parameter, g a gradient (2 in the paper; 4 where float32 main gradients are kept), and K for Adam in mixed
     precision: a float32 copy and two moments are 12. Each stage cuts one more of them into d parts: K psi/d, then
     (g + K) psi/d, then (2 + g + K) psi/d (Rajbhandari et al. 2020, section 5).
+
+    Where all is of one dtype there is no copy: in float32 4 bytes a parameter, g = 4 and K = 8; in float64 8, 8 and 16.
     """
     check_zero_stage(zero_stage)
-    return ModelStates(parameters=2 * psi / (d if zero_stage >= 3 else 1),
+    return ModelStates(parameters=parameter_bytes * psi / (d if zero_stage >= 3 else 1),
                        gradients=gradient_bytes * psi / (d if zero_stage >= 2 else 1),
                        optimizer=k * psi / (d if zero_stage >= 1 else 1))
 
@@ -86,3 +92,211 @@ def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> int:
               "zb-h1": p, "zb-h2": 2 * p - 1}
     require_one_of("The schedule", schedule, tuple(bounds))
     return min(bounds[schedule], v * m)
+
+
+# ---- activations, item by item --------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """Arrays that wait for a microbatch's backward on one rank, and what the papers' formula has for them."""
+
+    what: str
+    elements: int
+    bytes: int       # ours
+    paper: float     # theirs: 2 for an element of an activation, 1 for one of a mask
+    why: str         # ours are more, or fewer; "" where they are as many
+
+
+class StageBytes(NamedTuple):
+    """Of one microbatch on one rank: the layers of a stage, and what stands before and after them."""
+
+    kept: int         # from F until B, or until I
+    deferred: int     # from I until W
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the machine's arrays are, to the byte: those that a microbatch of b sequences leaves on one rank.
+
+    The papers' items of `layer` add up to `layer_activations`; those of `embedding` and `head` to
+    `activations_outside_layers`, where the sequence is cut; those of `layer_deferred`, on one rank, to the 32 s b h of
+    Qi et al. 2023, table 1.
+    """
+
+    c: ModelConfig
+    b: int
+    s: int
+    itemsize: int              # bytes of an element: 4 in float32
+    parallel: ParallelConfig
+
+    # ---- elements ----
+
+    @property
+    def whole(self) -> int:
+        """[b, s, h]."""
+        return self.b * self.s * self.c.hidden_size
+
+    @property
+    def inside(self) -> int:
+        """[b, s, h/t], a rank's heads."""
+        return self.whole // self.parallel.tensor_model_parallel_size
+
+    @property
+    def outside(self) -> int:
+        """Outside tensor-parallel regions: all of [b, s, h], or this rank's positions."""
+        return self.inside if self.parallel.sequence_parallel else self.whole
+
+    # ---- a layer ----
+
+    def layer(self) -> list[Kept]:
+        """From a layer's forward until its backward."""
+        if self.parallel.recompute.granularity == "full":
+            return [self.array("the layer's input", self.outside, 2 * self.outside)]
+        return [*self.norm("first norm"), self.region_input("input of Q, K and V"), *self.core(),
+                self.array("input of attention's output layer", self.inside, 2 * self.inside),
+                self.mask("dropout mask after attention", self.outside, self.c.hidden_dropout),
+                *self.norm("second norm"), self.region_input("input of the MLP"), *self.activation(),
+                self.array("input of the MLP's second layer", 4 * self.inside, 8 * self.inside),
+                self.mask("dropout mask after the MLP", self.outside, self.c.hidden_dropout)]
+
+    def kept_layer(self) -> list[Kept]:
+        """The same of a layer that full recompute leaves alone."""
+        selective = Recompute("selective" if self.parallel.recompute.selective else "none")
+        return replace(self, parallel=replace(self.parallel, recompute=selective)).layer()
+
+    def norm(self, name: str) -> list[Kept]:
+        return [self.array(f"{name}: input, normalised", self.outside, 2 * self.outside),
+                self.array(f"{name}: 1 / std", self.outside // self.c.hidden_size, 0,
+                           "one a position: too small for the formula")]
+
+    def region_input(self, what: str) -> Kept:
+        gathered = self.parallel.keep_gathered_inputs
+        return self.array(what, self.whole if gathered else self.outside, 2 * self.outside,
+                          "all positions, for what was gathered is kept" if gathered else "")
+
+    def core(self) -> list[Kept]:
+        """Q, K and V, and what attention makes of them. Selective recompute makes it again."""
+        found = [self.array("Q, K and V", 3 * self.inside, 6 * self.inside)]
+        if self.c.position_embedding_type == "rope":
+            found.append(self.rotary())
+        if self.parallel.recompute.selective:
+            return found
+        n = self.b * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
+        after = ("computed again from the two above" if self.c.attention_dropout else
+                 "nothing is dropped: they are the probabilities")
+        return found + [self.array("attention's probabilities", n, 2 * n),
+                        self.mask("their dropout mask", n, self.c.attention_dropout),
+                        self.array("the same after dropout", 0, 2 * n, after)]
+
+    def activation(self) -> list[Kept]:
+        """Of the MLP's activation function: 4h/t columns."""
+        n = 4 * self.inside
+        if self.c.activation == "relu":
+            return [Kept("input of ReLU", n, n, 2 * n, "its backward needs the sign alone, a byte")]
+        again = "takes long to compute: kept, where the formula computes it again"
+        return [self.array("input of GeLU", n, 2 * n),
+                self.array("GeLU's Phi" if self.c.activation == "gelu_exact" else "GeLU's tanh", n, 0, again)]
+
+    def rotary(self) -> Kept:
+        return self.array("cos and sin of rope", self.s * self.c.rotary_size, 0,
+                          "one pair of tables for all layers of the stage")
+
+    def layer_deferred(self) -> list[Kept]:
+        """From I until W, where a schedule splits the backward: the two factors of each weight matrix's gradient.
+
+        Sequence parallelism saves nothing here: the products need all positions, so what I has gathered waits for W.
+        """
+        factors = [("input of Q, K and V", self.whole), ("its gradient: of Q, K and V", 3 * self.inside),
+                   ("input of attention's output layer", self.inside), ("gradient of its output", self.whole),
+                   ("input of the MLP", self.whole), ("gradient before the activation", 4 * self.inside),
+                   ("input of the MLP's second layer", 4 * self.inside), ("gradient of its output", self.whole)]
+        return [self.array(what, n, 2 * n) for what, n in factors]
+
+    # ---- before and after the layers ----
+
+    def embedding(self) -> list[Kept]:
+        return [self.words("tokens"),
+                self.mask("dropout mask after the embedding", self.outside, self.c.hidden_dropout)]
+
+    def head(self) -> list[Kept]:
+        """Final layer norm, logits and loss."""
+        logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
+        return [*self.norm("final norm"), self.region_input("input of the logits"),
+                self.array("probabilities of the words", self.logits, logits, "padded words have theirs, too"),
+                self.words("targets")]
+
+    def head_deferred(self) -> list[Kept]:
+        return [self.array("input of the logits", self.whole, 2 * self.whole),
+                self.array("gradient of the logits", self.logits, 2 * self.logits)]
+
+    @property
+    def logits(self) -> int:
+        """Elements: [b, s, V/t]."""
+        t = self.parallel.tensor_model_parallel_size
+        return self.b * self.s * self.c.padded_vocab_size(t) // t
+
+    def words(self, what: str) -> Kept:
+        n = self.b * self.s
+        return Kept(what, 2 * n, 9 * n, 0, "8 bytes where it is in this rank's part of the table, 1 whether it is")
+
+    # ---- a kind of item ----
+
+    def array(self, what: str, elements: int, paper: float, why: str = "") -> Kept:
+        """Of the run's dtype, which alone makes ours differ if nothing else is said."""
+        ours = elements * self.itemsize
+        return Kept(what, elements, ours, paper,
+                    "" if ours == paper else why or f"{self.itemsize} bytes an element, not 2")
+
+    def mask(self, what: str, elements: int, rate: float) -> Kept:
+        """A byte for each element that dropout may drop, here and in the papers."""
+        ours = elements if rate else 0
+        return Kept(what, ours, ours, elements, "" if rate else "nothing is dropped")
+
+    # ---- all together ----
+
+    def stage(self, layers: Sequence[int]) -> StageBytes:
+        """A stage with these layers."""
+        rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
+        kept, deferred = rope, len(layers) * total(self.layer_deferred())
+        for group, again in self.parallel.recompute.groups(layers):
+            kept += self.outside * self.itemsize if again else len(group) * (total(self.kept_layer()) - rope)
+        if 0 in layers:
+            kept += total(self.embedding())
+        if self.c.num_layers - 1 in layers:
+            kept, deferred = kept + total(self.head()), deferred + total(self.head_deferred())
+        return StageBytes(kept, deferred)
+
+
+def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
+    """The most bytes that a rank holds at once, if it does these actions on these stages, in this order."""
+    held = peak = 0
+    for action in actions:
+        kept, deferred = stages[action.stage]
+        held += {"F": kept, "B": -kept, "I": deferred - kept, "W": -deferred}[action.kind]
+        peak = max(peak, held)
+    return peak
+
+
+def total(items: Iterable[Kept]) -> int:
+    """Bytes of ours."""
+    return sum(item.bytes for item in items)
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def array_bytes(*trees) -> int:
+    """Bytes of the memory under all arrays in nested tuples, lists and dicts: once, however many views there are of it.
+    """
+    found, left = {}, list(trees)
+    while left:
+        tree = left.pop()
+        if isinstance(tree, dict):
+            left += tree.values()
+        elif isinstance(tree, (tuple, list)):
+            left += tree
+        elif hasattr(tree, "nbytes"):
+            while getattr(tree, "base", None) is not None and hasattr(tree.base, "nbytes"):
+                tree = tree.base             # a view keeps all that it is a view of
+            found[id(tree)] = tree.nbytes
+    return sum(found.values())

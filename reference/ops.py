@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reference import counter_rng
+
 
 def rows(x):
     """[..., n] -> [product of the rest, n]: a sum over batch and sequence becomes one matrix product."""
@@ -149,6 +151,43 @@ def softmax_backward(dy, y):
     return y * (dy - (dy * y).sum(-1, keepdims=True))
 
 
+# ---- dropout ------------------------------------------------------------------------------------------------------
+
+
+class Mask(NamedTuple):
+    """What dropout keeps of an array, and what that is multiplied by, so that its mean stays."""
+
+    keep: Any      # bool, in the shape of the array
+    scale: float   # 1 / (1 - rate)
+
+
+def draw_mask(site, shape, like):
+    """The Mask of an array of this shape, drawn at a Site of reference/dropout.py; None where site is None."""
+    if site is None:
+        return None
+    index = counter_rng.indices(shape, site.whole, site.first, like)
+    return Mask(counter_rng.bits(site.key, index) >= site.threshold, site.scale)
+
+
+def masked(x, mask):
+    """x of any shape -> x times the scale where the mask keeps it, else 0; x itself where the mask is None."""
+    return x if mask is None else np.where(mask.keep, x * mask.scale, 0)
+
+
+def dropout(x, site):
+    """x of any shape -> each element dropped by chance, the others scaled up (Srivastava et al. 2014, section 10).
+
+    So the expected value is x, and evaluation, which drops nothing, needs no other scale.
+    """
+    mask = draw_mask(site, x.shape, x)
+    return masked(x, mask), mask
+
+
+def dropout_backward(dy, mask):
+    """dy -> dx, of one shape: what multiplied x multiplies dy."""
+    return masked(dy, mask)
+
+
 # ---- attention ----------------------------------------------------------------------------------------------------
 
 
@@ -158,14 +197,15 @@ class AttentionCore(NamedTuple):
     q: Any       # [b, a, s, d]
     k: Any
     v: Any
-    probs: Any   # [b, a, s, s]
+    probs: Any   # [b, a, s, s], before dropout
+    mask: Any    # a Mask of probs, or None
 
 
-def attention_core(q, k, v, causal):
-    """softmax(q k^T / sqrt(d)) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
+def attention_core(q, k, v, causal, site=None):
+    """dropout(softmax(q k^T / sqrt(d))) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
 
     d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). With `causal`, a position sees
-    itself and what is before it.
+    itself and what is before it. `site` is where dropout draws, or None: no dropout.
     """
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))                   # [b, s, a, d] -> [b, a, s, d]
     scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, s, d] @ [b, a, d, s] -> [b, a, s, s]
@@ -173,16 +213,24 @@ def attention_core(q, k, v, causal):
         past = np.tril(np.ones_like(scores, shape=scores.shape[2:], dtype=bool))
         scores = np.where(past, scores, -np.inf)
     probs = softmax(scores)
-    context = batched_matmul(probs, v)                                # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
-    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs)
+    dropped, mask = dropout(probs, site)
+    context = batched_matmul(dropped, v)                              # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
+    return context.swapaxes(1, 2), AttentionCore(q, k, v, probs, mask)
 
 
 def attention_core_backward(dcontext, cache):
-    """dcontext [b, s, a, d] -> dq, dk, dv, each [b, s, a, d]. What the mask hid has probability 0 and gets nothing."""
-    q, k, v, probs = cache
+    """dcontext [b, s, a, d] -> dq, dk, dv, each [b, s, a, d]. What was hidden has probability 0 and gets nothing.
+
+    The dropped probabilities are computed again: of what is [b, a, s, s] only probs and the mask are kept. The paper's
+    5 a s^2 b bytes (Korthikanti et al. 2022, section 4.1) are 2 an element for probs, 1 for the mask, and 2 for these.
+    """
+    q, k, v, probs, mask = cache
     dcontext = dcontext.swapaxes(1, 2)
-    # forward: context = probs @ v
-    dprobs, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(probs.swapaxes(2, 3), dcontext)
+    dropped = masked(probs, mask)
+    # forward: context = dropped @ v
+    ddropped, dv = batched_matmul(dcontext, v.swapaxes(2, 3)), batched_matmul(dropped.swapaxes(2, 3), dcontext)
+    # forward: dropped = dropout(probs)
+    dprobs = dropout_backward(ddropped, mask)
     # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores)
     dscores = softmax_backward(dprobs, probs) / sqrt(q.shape[-1])
     dq, dk = batched_matmul(dscores, k), batched_matmul(dscores.swapaxes(2, 3), q)

@@ -1,4 +1,4 @@
-"""Trees of tensors: what is declared about each one, how it starts, how it is split, and the flat buffer under it.
+"""Trees of tensors: what is declared about each one, how it starts, and how it is split.
 
 A layer's tensors are one dataclass (`MLP`, `Attention`, ...), whatever stands at its leaves: declarations (`Tensor`),
 parameters, gradients, or an optimizer's moments. A model is a tree of those. Names are paths in the tree, as in
@@ -6,7 +6,6 @@ parameters, gradients, or an optimizer's moments. A model is a tree of those. Na
 """
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,9 +100,9 @@ def assign(view, values) -> None:
     view[...] = values
 
 
-def with_names(tree):
-    """A tree of (name, leaf) pairs, for a tree_map that needs the names."""
-    named = leaves(tree)
+def with_names(tree, prefix: str = ""):
+    """A tree of (name, leaf) pairs, for a tree_map that needs the names, which begin with that of the tree."""
+    named = leaves(tree, prefix)
     return tree_map(lambda leaf: Named(*next(named)), tree)
 
 
@@ -120,13 +119,13 @@ def initialize(tensors, seed: int, dtype):
     return tree_map(lambda named: draw(named, named.leaf.shape, 0, seed, HOST).astype(dtype), with_names(tensors))
 
 
-def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST):
+def initialize_shard(tensors, seed: int, dtype, t: int, rank: int, like=HOST, prefix: str = ""):
     """Rank `rank`'s shard of the same initial parameters: what `split` would give it, drawn without the rest.
 
-    `like` is an array of the library that the parameters shall belong to.
+    `like` is an array of the library that the parameters shall belong to; `prefix` is the name of a part of a model.
     """
     return tree_map(lambda named: draw(named, named.leaf.local_shape(t), rank, seed, like).astype(dtype),
-                    with_names(tensors))
+                    with_names(tensors, prefix))
 
 
 def draw(named: Named, shape, rank: int, seed: int, like):
@@ -134,15 +133,13 @@ def draw(named: Named, shape, rank: int, seed: int, like):
     name, tensor = named
     if tensor.std == 0:
         return np.full_like(like, tensor.fill, shape=shape, dtype=np.float64)
-    index, inside = np.zeros_like(like, shape=shape, dtype=np.uint64), np.ones_like(like, shape=shape, dtype=bool)
-    for axis, length in enumerate(shape):
-        first = rank * length if axis == tensor.split else 0
-        along = np.arange(first, first + length, dtype=np.uint64, like=like)
-        along = along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-        index = index * tensor.shape[axis] + along
-        inside = inside & (along < tensor.shape[axis])
-    normal = counter_rng.normal(counter_rng.key(seed, "weights", name), index)
-    return np.where(inside, tensor.fill + tensor.std * normal, 0.0)
+    first = [rank * length if axis == tensor.split else 0 for axis, length in enumerate(shape)]
+    index = counter_rng.indices(shape, tensor.shape, first, like)
+    x = tensor.fill + tensor.std * counter_rng.normal(counter_rng.key(seed, "weights", name), index)
+    if tensor.split is None:
+        return x
+    inside = counter_rng.coordinates(shape, tensor.split, first[tensor.split], like) < tensor.shape[tensor.split]
+    return np.where(inside, x, 0.0)
 
 
 # ---- split and joined -----------------------------------------------------------------------------------------
@@ -173,57 +170,3 @@ def whole(parts, tensor: Tensor):
         return parts[0]
     length = tensor.shape[tensor.split]
     return np.concatenate(parts, tensor.split)[(slice(None),) * tensor.split + (slice(length),)]
-
-
-# ---- flat buffers ---------------------------------------------------------------------------------------------
-
-
-class Segment(NamedTuple):
-    """One tensor's place in a rank's flat buffer."""
-
-    name: str
-    offset: int               # of its first element
-    shape: tuple[int, ...]    # of the rank's shard, padding included
-    tensor: Tensor
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.offset, self.offset + prod(self.shape))
-
-
-class Bucket(NamedTuple):
-    """A piece of a flat buffer that is reduced at once, and the tensors in it."""
-
-    slice: slice
-    names: tuple[str, ...]
-
-
-class Layout:
-    """Where each tensor of a rank lies in one flat buffer: in backward order, last layer first.
-
-    One layout serves the buffers of parameters, gradients and moments alike, so that a data-parallel reduction is
-    one collective over the buffer and an optimizer step one walk along it.
-    """
-
-    def __init__(self, tensors, t: int = 1):
-        self.tensors = tensors
-        self.segments: list[Segment] = []
-        self.size = 0             # elements
-        for name, tensor in reversed(list(leaves(tensors))):
-            self.segments.append(Segment(name, self.size, tensor.local_shape(t), tensor))
-            self.size += prod(self.segments[-1].shape)
-
-    def buckets(self, size: int) -> list["Bucket"]:
-        """The buffer in pieces of at least `size` elements (but for the last one), cut between tensors."""
-        found, names, first = [], [], 0
-        for segment in self.segments:
-            names.append(segment.name)
-            if segment.slice.stop - first >= size or segment is self.segments[-1]:
-                found.append(Bucket(slice(first, segment.slice.stop), tuple(names)))
-                names, first = [], segment.slice.stop
-        return found
-
-    def views(self, flat):
-        """The tree of tensors as views of the buffer flat [size]: what is written to one is written to the other."""
-        by_name = {segment.name: flat[segment.slice].reshape(segment.shape) for segment in self.segments}
-        return tree_map(lambda named: by_name[named.name], with_names(self.tensors))

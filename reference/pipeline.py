@@ -20,9 +20,10 @@ def cut_into_stages(p, layers_of_stages, c):
             for layers in layers_of_stages]
 
 
-def pipeline_gradients(microbatches, stages, schedule: Schedule, c):
+def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None):
     """Pairs of tokens and targets [b, s] -> the mean loss over all of them, and each stage's gradients.
 
+    `dropout` is the Dropout of the first microbatch, whose samples those of the others follow, or None.
     Stages that share the word table have the sum over both copies: an all-reduce between the first and the last.
     """
     caches: dict = {}
@@ -34,7 +35,8 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c):
         action, p, (tokens, targets) = Action(stage, kind, i), stages[stage], microbatches[i]
         x = ready.pop(needs(action, len(stages)), None)
         if kind == "F":
-            y, caches[stage, i] = gpt_forward(tokens if has_embedding(p) else x, p, c, targets)
+            y, caches[stage, i] = gpt_forward(tokens if has_embedding(p) else x, p, c, targets,
+                                              dropout and replace(dropout, sample=dropout.sample + i * len(tokens)))
             if has_head(p, c):
                 loss += y.sum() / positions
             else:

@@ -1,8 +1,10 @@
 """What the ranks send, line by line, as formulas: the ledger's prediction. For letters see reference/config.py."""
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
-from reference.params import Layout
+from reference.layout import Layout, Piece
+from reference.models.gpt import has_embedding, has_head
 from reference.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -27,64 +29,113 @@ class Work(NamedTuple):
     evaluation_microbatches: int    # over all evaluations, forward only
 
 
-def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> list[Traffic]:
-    """Every message of a run with tensor, pipeline and data parallelism, in the order of a step.
+def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, replica: int = 0) -> list[Traffic]:
+    """Every message of a run, in the order of a step; of what the replicas cut, the part that this one owns.
 
     b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
     backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
-    section 3). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks where
-    the receivers gather them (2104.04473, section 4.1).
+    section 3). With sequence parallelism each is an all-gather or a reduce-scatter, forward and backward (2205.05198,
+    section 4.2.2). Between stages on different ranks, b s h elements go each way, or b s h / t from each of t ranks
+    where the receivers gather them (2104.04473, section 4.1).
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
     layouts = layouts_of_ranks(c, p)
     ranks, ends = len(layouts), min(2, len(layouts))     # the first and the last rank read the batch
-    buckets = sum(len(layout.buckets(p.ddp_bucket_size)) for layout in layouts)
     return [
         Traffic("broadcast", "tensor", "data", "batch", ends * (m + e), ends * (m + e) * b * (s + 1),
                 "b (s + 1)" if ends == 1 else "2 b (s + 1)"),
         *forward(c, p, b, s, "forward", m),
         *backward(c, p, b, s, m),
-        Traffic("all_reduce", "data", "reduction", "gradients", steps * buckets,
-                steps * sum(layout.size for layout in layouts), "parameters of the ranks, a step"),
-        *tied_embedding(c, p, layouts, steps),
+        *layers(p, b * s * c.hidden_size, "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *gathered_parameters(c, p, layouts, m, e),
+        *reduction(p, layouts, m, steps),
+        *copies(c, p, layouts, steps, replica),
         *loss("reduction", steps, ranks, "a step"),
-        Traffic("all_reduce", "model", "optimizer", "gradient norm", steps * ranks, steps * ranks, "1 a rank, a step"),
+        Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
+                steps * ranks, "1 a rank, a step"),
+        *published_parameters(p, layouts, steps),
         *forward(c, p, b, s, "evaluation", e),
         *loss("evaluation", evaluations, ranks, "an evaluation"),
     ]
 
 
+# ---- inside a replica -----------------------------------------------------------------------------------------------
+
+
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
     """Of m microbatches."""
-    layers, bsh, bs = c.num_layers, b * s * c.hidden_size, b * s
+    bsh, bs = b * s * c.hidden_size, b * s
     return [
-        all_reduced(phase, "embedding output", m, bsh, "b s h"),
-        all_reduced(phase, "attention output", m * layers, bsh, "L b s h"),
-        all_reduced(phase, "mlp output", m * layers, bsh, "L b s h"),
+        leave(p, phase, "embedding output", m, bsh, "b s h"),
+        *layers(p, bsh, phase, m * c.num_layers, "L"),
         *between_stages(c, p, phase, "activation", m, bsh),
-        all_reduced(phase, "loss: maximum", m, bs, "b s"),
-        all_reduced(phase, "loss: sum of exp", m, bs, "b s"),
-        all_reduced(phase, "loss: logit of the target", m, bs, "b s"),
+        *enter(p, phase, "logits input", m, bsh, "b s h"),
+        *(Traffic("all_reduce", "tensor", phase, f"loss: {what}", m, m * bs, "b s")
+          for what in ("maximum", "sum of exp", "logit of the target")),
     ]
+
+
+def layers(p: ParallelConfig, bsh: int, phase: str, times: int, number: str) -> list[Traffic]:
+    """Forward through so many layers."""
+    return [one for branch in ("attention", "mlp")
+            for one in (*enter(p, phase, f"{branch} input", times, bsh, f"{number} b s h"),
+                        leave(p, phase, f"{branch} output", times, bsh, f"{number} b s h"))]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
-    """Of m microbatches."""
-    layers, bsh = c.num_layers, b * s * c.hidden_size
+    """Of m microbatches: the adjoint of every edge of a region."""
+    bsh, n = b * s * c.hidden_size, m * c.num_layers
     return [
-        all_reduced("backward", "logits input", m, bsh, "b s h"),
-        all_reduced("backward", "mlp input", m * layers, bsh, "L b s h"),
-        all_reduced("backward", "attention input", m * layers, bsh, "L b s h"),
+        *enter_backward(p, "logits input", m, bsh, "b s h"),
+        *(one for branch in ("mlp", "attention")
+          for one in (*leave_backward(p, f"{branch} output", n, bsh, "L b s h"),
+                      *enter_backward(p, f"{branch} input", n, bsh, "L b s h"))),
         *between_stages(c, p, "backward", "gradient", m, bsh),
+        *leave_backward(p, "embedding output", m, bsh, "b s h"),
     ]
+
+
+def enter(p, phase, reason, calls, bsh, formula) -> list[Traffic]:
+    """f, which moves nothing; or an all-gather."""
+    return [moved("all_gather", phase, reason, calls, bsh, formula)] if p.sequence_parallel else []
+
+
+def leave(p, phase, reason, calls, bsh, formula) -> Traffic:
+    """g; or a reduce-scatter."""
+    return moved("reduce_scatter" if p.sequence_parallel else "all_reduce", phase, reason, calls, bsh, formula)
+
+
+def leave_backward(p, reason, calls, bsh, formula) -> list[Traffic]:
+    return [moved("all_gather", "backward", reason, calls, bsh, formula)] if p.sequence_parallel else []
+
+
+def enter_backward(p, reason, calls, bsh, formula) -> list[Traffic]:
+    """f's adjoint; or a reduce-scatter, before which what had entered is gathered once more, unless it was kept."""
+    if not p.sequence_parallel:
+        return [moved("all_reduce", "backward", reason, calls, bsh, formula)]
+    again = [moved("all_gather", "backward", f"{reason}, again", calls, bsh, formula)]
+    return [*(again if not p.keep_gathered_inputs else []),
+            moved("reduce_scatter", "backward", reason, calls, bsh, formula)]
+
+
+def moved(operation, phase, reason, calls, elements_a_call, formula) -> Traffic:
+    return Traffic(operation, "tensor", phase, reason, calls, calls * elements_a_call, formula)
+
+
+def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
+    """Of the whole model, in each backward."""
+    return sum(len(group) for stages in stages_of_ranks(c, p) for held in stages.values()
+               for group, again in p.recompute.groups(held) if again)
 
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, bsh: int) -> list[Traffic]:
     """Each of m microbatches crosses every edge between two ranks once."""
-    n = m * edges(c, p)
+    n, t = m * edges(c, p), p.tensor_model_parallel_size
+    if p.sequence_parallel:
+        return [Traffic("send", "pipeline", phase, content, n, n * bsh // t, "edges b s h / t")]
     if p.pieces == 1:
         return [Traffic("send", "pipeline", phase, content, n, n * bsh, "edges b s h")]
-    return [Traffic("send", "pipeline", phase, content, n, n * bsh // p.pieces, "edges b s h / t"),
+    return [Traffic("send", "pipeline", phase, content, n, n * bsh // t, "edges b s h / t"),
             Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")]
 
 
@@ -94,21 +145,84 @@ def edges(c: ModelConfig, p: ParallelConfig) -> int:
     return sum(rank_of[stage] != rank_of[stage + 1] for stage in range(len(rank_of) - 1))
 
 
-def tied_embedding(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
-    """First and last stage add up their gradients of the word table, if they are on two ranks and share it."""
-    copies = [segment for layout in layouts for segment in layout.segments if segment.name == "embedding.word"]
-    if len(copies) < 2:
+# ---- between replicas -----------------------------------------------------------------------------------------------
+
+
+def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> list[Traffic]:
+    """Of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
+    operation = "reduce_scatter" if p.zero_stage else "all_reduce"
+    times, each = (m, "") if p.zero_stage >= 2 else (steps, ", a step")
+    return [Traffic(operation, "data", "reduction", "gradients", times * sum(len(layout.buckets) for layout in layouts),
+                    times * sum(layout.size for layout in layouts), f"parameters of the ranks{each}")]
+
+
+def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
+    """ZeRO-1 and 2: every replica gets what the others have moved."""
+    if p.zero_stage not in (1, 2):
         return []
-    words = c.padded_vocab_size(p.tensor_model_parallel_size) // p.tensor_model_parallel_size
-    return [Traffic("all_reduce", "embedding", "reduction", "tied embedding", 2 * steps,
-                    2 * steps * words * c.hidden_size, "2 h V/t, a step")]
+    return [Traffic("all_gather", "data", "optimizer", "parameters", steps * sum(len(one.buckets) for one in layouts),
+                    steps * sum(layout.size for layout in layouts), "parameters of the ranks, a step")]
+
+
+def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], m: int, e: int) -> list[Traffic]:
+    """ZeRO-3: every unit before its use. The embedding's backward needs no parameters.
+
+    What is recomputed costs no more, but for groups of several layers: in the backward all but the last come twice.
+    """
+    if p.zero_stage != 3:
+        return []
+    parts = [unit_sizes(c, p, layout, list(stages.values())) for layout, stages in zip(layouts, stages_of_ranks(c, p))]
+    sizes = {part: [size for one in parts for size in one[part]] for part in ("embedding", "blocks", "head", "twice")}
+    forward = sizes["embedding"] + sizes["blocks"] + sizes["head"]
+    backward = sizes["blocks"] + sizes["head"] + sizes["twice"]
+    return [Traffic("all_gather", "data", phase, "parameters", times * len(units), times * sum(units), formula)
+            for phase, times, units, formula in (
+                ("forward", m, forward, "parameters of the ranks"),
+                ("backward", m, backward, "without the embedding's, some layers twice" if sizes["twice"] else
+                 "the same without the embedding's"),
+                ("evaluation", e, forward, "parameters of the ranks"))]
+
+
+def unit_sizes(c: ModelConfig, p: ParallelConfig, layout: Layout, stages: list[range]) -> dict[str, list[int]]:
+    """Of a rank, by their use: the elements of each unit that is gathered."""
+    tensors, size = layout.tensors, {unit: bucket.size for unit, bucket in layout.home.items()}
+    groups = [group for held in stages for group, again in p.recompute.groups(held) if again]
+    embedding = ["embedding.word", "embedding.position"] if has_embedding(tensors) else []
+    head = ["final_layernorm", "output" if tensors.output else "embedding.word"] if has_head(tensors, c) else []
+    return {"embedding": [size[unit] for unit in embedding if unit in size],
+            "head": [size[unit] for unit in head],
+            "blocks": [size[f"blocks.{layer}"] for layer in tensors.blocks],
+            "twice": [size[f"blocks.{layer}"] for group in groups for layer in group[:-1]]}
+
+
+def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int, replica: int) -> list[Traffic]:
+    """The sum of gradients of which several ranks have a part, although each holds the tensor.
+
+    The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
+    are replicated over t have seen a part of the sequence. A replica sums what it owns.
+    """
+    owned = [layout.pieces(replica % p.shards) for layout in layouts]
+    tables = [elements(piece for piece in pieces if piece.segment.name == "embedding.word") for pieces in owned]
+    replicated = [elements(piece for piece in pieces if piece.segment.tensor.split is None) for pieces in owned]
+    part, found = " / d" if p.zero_stage else "", []
+    if sum("embedding.word" in layout.home for layout in layouts) > 1:
+        found.append(summed("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
+    if p.sequence_parallel:
+        found.append(summed("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
+    return found
+
+
+def elements(pieces: Iterable[Piece]) -> int:
+    return sum(piece.own.stop - piece.own.start for piece in pieces)
+
+
+def summed(group: str, reason: str, sizes: list[int], steps: int, formula: str) -> Traffic:
+    """All-reduces of so many elements on each rank of the pipeline: none where it owns nothing of it."""
+    return Traffic("all_reduce", group, "reduction", reason, steps * sum(size > 0 for size in sizes),
+                   steps * sum(sizes), formula)
 
 
 def loss(phase: str, times: int, ranks: int, each: str) -> list[Traffic]:
     """Over the replicas, and then from the last stage to all others."""
     return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}"),
             Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}")]
-
-
-def all_reduced(phase, reason, calls, elements_a_call, formula) -> Traffic:
-    return Traffic("all_reduce", "tensor", phase, reason, calls, calls * elements_a_call, formula)

@@ -3,14 +3,18 @@ from math import sqrt
 
 import numpy as np
 
+from reference.dropout import Dropout
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
 
 
-def loss_and_gradients(tokens, targets, p, c):
-    """The mean loss over all b s positions, a float, and its gradients, as a GPT. tokens, targets [b, s]."""
-    losses, cache = gpt_forward(tokens, p, c, targets)
+def loss_and_gradients(tokens, targets, p, c, dropout=None):
+    """The mean loss over all b s positions, a float, and its gradients, as a GPT. tokens, targets [b, s].
+
+    `dropout` is a Dropout, or None where nothing is dropped.
+    """
+    losses, cache = gpt_forward(tokens, p, c, targets, dropout)
     dloss = np.full_like(losses, 1 / losses.size)   # every position weighs the same
     _, grads = gpt_backward(dloss, p, cache, c)
     return float(losses.mean()), grads
@@ -21,7 +25,7 @@ class Trainer:
 
     def __init__(self, model, optimizer, seed, dtype):
         """`model` is a ModelConfig, `optimizer` an OptimizerConfig."""
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.seed = model, optimizer, seed
         self.tensors = gpt_tensors(model)
         self.params = initialize(self.tensors, seed, dtype)
         self.m = tree_map(np.zeros_like, self.params)
@@ -31,7 +35,8 @@ class Trainer:
     def step(self, tokens, targets):
         """One step on the global batch, tokens and targets [B, s] -> loss, norm before clipping, clipped gradients."""
         self.iteration += 1
-        loss, grads = loss_and_gradients(tokens, targets, self.params, self.model)
+        dropout = Dropout(self.model, self.seed, self.iteration)
+        loss, grads = loss_and_gradients(tokens, targets, self.params, self.model, dropout)
         norm = sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
         clip = clip_coefficient(norm, self.optimizer.clip_grad)
         grads = tree_map(lambda grad: grad * clip, grads)

@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 from mpi_impl import kernels
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Place, connect, disconnect
 from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, mlp
@@ -23,11 +23,12 @@ from mpi_impl.models import gpt
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.sinks import ImmediateSink
+from mpi_impl.parallel.units import Unit
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.actions import Schedule
 from reference import training
-from reference.config import ParallelConfig
+from reference.config import ParallelConfig, Recompute
 from reference.data_parallel import samples_of
 from reference.layers import attention as textbook_attention
 from reference.layers import block as textbook_block
@@ -36,14 +37,15 @@ from reference.layers import embedding as textbook_embedding
 from reference.layers import linear as textbook_linear
 from reference.layers import mlp as textbook_mlp
 from reference.models import gpt as textbook_gpt
-from reference.models.gpt import GPTCache, gpt_join, has_embedding, has_head
+from reference.models.gpt import KEEP_ALL, GPTCache, gpt_join, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
-from reference.params import Layout, join, split, tree_map
+from reference.layout import Layout, map_units
+from reference.params import join, split, tree_map
 from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
 from reference.traffic import Work, traffic
 from tests.strategies import Case, close, trees_close
-from tests.textbook_theorems import rotary_of
+from tests.textbook_theorems import rotary_of, spread
 
 
 def as_is(x):
@@ -58,17 +60,26 @@ def host(x):
 class Share:
     """This rank's parameters and gradients for a layer, and the check of what it computed."""
 
-    def __init__(self, group, tensors, p, wrap=as_is):
-        self.group, self.tensors, self.wrap = group, tensors, wrap
-        self.region = TensorParallelRegion(group)
+    def __init__(self, group, tensors, p, case: Case, wrap=as_is):
+        self.group, self.tensors, self.case, self.wrap = group, tensors, case, wrap
+        self.region = (SequenceParallelRegion(group, case.keep_gathered_inputs) if case.sequence_parallel else
+                       TensorParallelRegion(group))
         self.p = tree_map(wrap, split(p, tensors, group.size)[group.rank])
         self.layout = Layout(tensors, group.size)
         self.flat = wrap(np.ones(self.layout.size))        # gradients are *added* to what is there
         self.grads = self.layout.views(self.flat)
 
+    def outside(self, x):
+        """What this rank holds of x [b, s, h] outside the region."""
+        return self.wrap(spread(x, self.case)[self.group.rank].copy())
+
+    def outside_equals(self, mine, expected, tolerance=1e-11):
+        close(host(mine), spread(expected, self.case)[self.group.rank], tolerance)
+
     def gradients_equal(self, expected, tolerance):
         """The ranks' gradients, joined, are the whole ones; replicated ones are alike; padding got nothing."""
         shards = [self.layout.views(flat - 1) for flat in self.group.comm.allgather(host(self.flat))]
+        shards = self.case.region.complete(shards, self.tensors)
         trees_close(join(shards, self.tensors), expected, tolerance)
         for mine, again in zip(shards, split(expected, self.tensors, self.group.size), strict=True):
             trees_close(mine, again, tolerance)
@@ -81,13 +92,13 @@ def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as
     y, cache = textbook_linear.linear_forward(x, p)
     dx, grads = textbook_linear.linear_backward(dy, p, cache)
 
-    share = Share(group, tensors, p, wrap)
+    share = Share(group, tensors, p, case, wrap)
     mine = slice(None) if gather_output else slice(3 * group.rank, 3 * group.rank + 3)
-    y_mine, cache = linear.column_parallel_forward(wrap(x), share.p, gather_output, share.region)
+    y_mine, cache = linear.column_parallel_forward(share.outside(x), share.p, gather_output, share.region)
     dx_mine = linear.column_parallel_backward(wrap(dy[..., mine].copy()), share.p, cache, gather_output, share.grads,
                                               kernels.accumulate, share.region)
     close(host(y_mine), y[..., mine], tolerance)
-    close(host(dx_mine), dx, tolerance)
+    share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)
 
 
@@ -98,10 +109,11 @@ def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     y, cache = textbook_linear.linear_forward(x, p)
     dx, grads = textbook_linear.linear_backward(dy, p, cache)
 
-    share, mine = Share(group, tensors, p, wrap), slice(3 * group.rank, 3 * group.rank + 3)
-    y_all, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
-    dx_mine = linear.row_parallel_backward(wrap(dy), share.p, cache, share.grads, kernels.accumulate, share.region)
-    close(host(y_all), y, tolerance)
+    share, mine = Share(group, tensors, p, case, wrap), slice(3 * group.rank, 3 * group.rank + 3)
+    y_mine, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
+    dx_mine = linear.row_parallel_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
+                                           share.region)
+    share.outside_equals(y_mine, y, tolerance)
     close(host(dx_mine), dx[..., mine], tolerance)
     share.gradients_equal(grads, tolerance)
 
@@ -112,54 +124,56 @@ def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     y, cache = textbook_mlp.mlp_forward(x, p, act)
     dx, grads = textbook_mlp.mlp_backward(dy, p, cache, act)
 
-    share = Share(group, tensors, p, wrap)
-    y_all, cache = mlp.mlp_forward(wrap(x), share.p, act, share.region)
-    dx_all = mlp.mlp_backward(wrap(dy), share.p, cache, act, share.grads, kernels.accumulate, share.region)
-    close(host(y_all), y, tolerance)
-    close(host(dx_all), dx, tolerance)
+    share = Share(group, tensors, p, case, wrap)
+    y_mine, cache = mlp.mlp_forward(share.outside(x), share.p, act, share.region)
+    dx_mine = mlp.mlp_backward(share.outside(dy), share.p, cache, act, share.grads, kernels.accumulate, share.region)
+    share.outside_equals(y_mine, y, tolerance)
+    share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)
 
 
-def attention_equals_whole(group, case: Case, causal=True, wrap=as_is, tolerance=1e-11):
+def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap=as_is, tolerance=1e-11):
     tensors, rotary = textbook_attention.attention_tensors(case.model), rotary_of(case)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = textbook_attention.attention_forward(x, p, causal, rotary)
+    y, cache = textbook_attention.attention_forward(x, p, causal, rotary, case.dropout)
     dx, grads = textbook_attention.attention_backward(dy, p, cache)
 
-    share = Share(group, tensors, p, wrap)
+    share = Share(group, tensors, p, case, wrap)
     rotary = rotary and tuple(map(wrap, rotary))
-    y_all, cache = attention.attention_forward(wrap(x), share.p, causal, rotary, share.region)
-    dx_all = attention.attention_backward(wrap(dy), share.p, cache, share.grads, kernels.accumulate, share.region)
-    close(host(y_all), y, tolerance)
-    close(host(dx_all), dx, tolerance)
+    y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, rotary, share.region, case.dropout,
+                                                selective)
+    dx_mine = attention.attention_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
+                                           share.region)
+    share.outside_equals(y_mine, y, tolerance)
+    share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal(grads, tolerance)
 
 
-def block_equals_whole(group, case: Case, wrap=as_is):
+def block_equals_whole(group, case: Case, selective=False, wrap=as_is):
     c, tensors, rotary = case.model, textbook_block.block_tensors(case.model), rotary_of(case)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = textbook_block.block_forward(x, p, c, rotary)
+    y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout)
     dx, grads = textbook_block.block_backward(dy, p, cache, c)
 
-    share = Share(group, tensors, p, wrap)
+    share = Share(group, tensors, p, case, wrap)
     rotary = rotary and tuple(map(wrap, rotary))
-    y_all, cache = block.block_forward(wrap(x), share.p, c, rotary, share.region)
-    dx_all = block.block_backward(wrap(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
-    close(host(y_all), y)
-    close(host(dx_all), dx)
+    y_mine, cache = block.block_forward(share.outside(x), share.p, c, rotary, share.region, case.dropout, selective)
+    dx_mine = block.block_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
+    share.outside_equals(y_mine, y)
+    share.outside_equals(dx_mine, dx)
     share.gradients_equal(grads, 1e-11)
 
 
 def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     tensors = textbook_embedding.embedding_tensors(case.model)
     p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
-    x, cache = textbook_embedding.embedding_forward(tokens, p)
+    x, cache = textbook_embedding.embedding_forward(tokens, p, case.dropout)
     grads = textbook_embedding.embedding_backward(dx, p, cache)
 
-    share = Share(group, tensors, p, wrap)
-    x_all, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region)
-    embedding.embedding_backward(wrap(dx), share.p, cache, share.grads, share.region)
-    close(host(x_all), x, tolerance)
+    share = Share(group, tensors, p, case, wrap)
+    x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, case.dropout)
+    embedding.embedding_backward(share.outside(dx), cache, share.grads, share.region)
+    share.outside_equals(x_mine, x, tolerance)
     share.gradients_equal(grads, tolerance)
 
 
@@ -169,18 +183,18 @@ def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     logits, cache = textbook_embedding.logits_forward(x, p["word"], c.vocab_size)
     dx, dword = textbook_embedding.logits_backward(dlogits, p["word"], cache)
 
-    share = Share(group, tensors, p, wrap)
+    share = Share(group, tensors, p, case, wrap)
     n = tensors["word"].local_shape(group.size)[0]
     mine = slice(n * group.rank, n * group.rank + n)
     padding = [(0, 0), (0, 0), (0, n * group.size - c.vocab_size)]
     logits = np.pad(logits, padding, constant_values=-np.inf)[..., mine]
-    y, cache = embedding.logits_forward(wrap(x), share.p["word"], c.vocab_size, share.region)
-    dx_all = embedding.logits_backward(wrap(np.pad(dlogits, padding)[..., mine].copy()), share.p["word"], cache,
-                                       share.grads["word"], kernels.accumulate, share.region)
+    y, cache = embedding.logits_forward(share.outside(x), share.p["word"], c.vocab_size, share.region)
+    dx_mine = embedding.logits_backward(wrap(np.pad(dlogits, padding)[..., mine].copy()), share.p["word"], cache,
+                                        share.grads["word"], kernels.accumulate, share.region)
     real = np.isfinite(logits)
     assert (np.isfinite(host(y)) == real).all(), "a padded word has a chance, or a real one has none"
     close(host(y)[real], logits[real], tolerance)
-    close(host(dx_all), dx, tolerance)
+    share.outside_equals(dx_mine, dx, tolerance)
     share.gradients_equal({"word": dword}, tolerance)
 
 
@@ -197,16 +211,17 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is):
     close(host(cross_entropy.cross_entropy_backward(wrap(dloss), cache)), dlogits[..., mine])
 
 
-def gpt_equals_whole(group, case: Case, wrap=as_is):
+def gpt_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
     c, tensors = case.model, textbook_gpt.gpt_tensors(case.model)
     p, tokens, targets = case.params(tensors), case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
     dloss = case.array("dloss", case.b, case.s)
-    loss, cache = textbook_gpt.gpt_forward(tokens, p, c, targets)
+    loss, cache = textbook_gpt.gpt_forward(tokens, p, c, targets, case.dropout)
     _, grads = textbook_gpt.gpt_backward(dloss, p, cache, c)
 
-    share = Share(group, tensors, p, wrap)
-    loss_all, cache = gpt.gpt_forward(wrap(tokens), share.p, c, wrap(targets), share.region)
-    gpt.gpt_backward(wrap(dloss), share.p, cache, c, share.grads, ImmediateSink(), share.region)
+    share = Share(group, tensors, p, case, wrap)
+    units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
+    loss_all, cache = gpt.gpt_forward(wrap(tokens), units, c, wrap(targets), share.region, case.dropout, recompute)
+    gpt.gpt_backward(wrap(dloss), units, cache, c, grad_units, ImmediateSink(), share.region)
     close(host(loss_all), loss)
     share.gradients_equal(grads, 1e-10)
 
@@ -215,20 +230,25 @@ def gpt_equals_whole(group, case: Case, wrap=as_is):
 
 
 @dataclass(frozen=True)
-class Pipelining:
-    """How the layers and microbatches of a case go through a pipeline, and how gradients are put together."""
+class Plan:
+    """How a case's work is shared by ranks, beside t: the pipeline, the replicas, and what is kept where."""
 
     p: int = 1
     schedule: str = "1f1b"
     chunks: int | None = None
     scatter_gather: bool = True
     bucket_size: int = 1000
+    zero_stage: int = 0
+    cpu_offload: bool = False
+    recompute: Recompute = KEEP_ALL
 
-    def parallel(self, world_size: int, t: int) -> ParallelConfig:
-        return ParallelConfig.for_world(world_size, t, self.p, pipeline_schedule=self.schedule,
+    def parallel(self, world_size: int, case: Case) -> ParallelConfig:
+        return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
                                         virtual_pipeline_size=self.chunks,
                                         scatter_gather_tensors_in_pipeline=self.scatter_gather,
-                                        ddp_bucket_size=self.bucket_size)
+                                        ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
+                                        cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
+                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute)
 
 
 @contextmanager
@@ -253,13 +273,13 @@ class Found(NamedTuple):
 
 
 def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
-                                pipelining: Pipelining = Pipelining(), wrap=as_is, order: Schedule | None = None):
+                                plan: Plan = Plan(), wrap=as_is, order: Schedule | None = None):
     """The main theorem: losses, norms, clipped gradients and weights are one process's, step by step; evaluation too.
 
     Also, every rank holds as many caches at once as the simulator says. With `order` the stages do their work in that
     order, whatever the schedule's name.
     """
-    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+    with connected(group, plan.parallel(group.size, case)) as topology:
         # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
         ours = Trainer(case.model, optimizer, topology, case.seed, np.float64, wrap(np.empty(0)))
@@ -271,8 +291,9 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         for step in range(steps):
             tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
             result = ours.step(dealt(ours, case.b, tokens, targets, wrap), batch)
-            found = Found(topology.place, result, ours.peak_caches, tree_map(host, ours.grads),
-                          tree_map(host, ours.params), ours.layout.tensors)
+            grads, params = (ours.layout.views(host(ours.whole(states.own)))
+                             for states in (ours.gradients, ours.parameters))
+            found = Found(topology.place, result, ours.peak_caches, grads, params, ours.layout.tensors)
             first_checks(group, found, lambda everyone, tokens=tokens, targets=targets: step_equals(
                 textbook.step(tokens, targets), textbook.params, in_flight, everyone))
         fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
@@ -285,9 +306,9 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
 def dealt(trainer: Trainer, b: int, tokens, targets, wrap=as_is) -> list:
     """This replica's microbatches. What the rank need not know of them is made nonsense, so that it cannot use it."""
     d, r = trainer.topology.data.size, trainer.topology.place.data
-    if not has_embedding(trainer.params):
+    if not has_embedding(trainer.layout.tensors):
         tokens = np.full_like(tokens, -1)
-    if not has_head(trainer.params, trainer.model):
+    if not has_head(trainer.layout.tensors, trainer.model):
         targets = np.full_like(targets, -1)
     mine = [samples_of(r, k, d, b) for k in range(len(tokens) // (d * b))]
     return [(wrap(tokens[i]), wrap(targets[i])) for i in mine]
@@ -322,9 +343,9 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
                     trees_close(part.embedding.word, whole.embedding.word, 1e-10)
 
 
-def ledger_equals_formulas(group, case: Case, work: Work, pipelining: Pipelining):
+def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
     """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
-    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+    with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, np.float64)
         together = Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, topology, case.s, case.b,
@@ -336,7 +357,7 @@ def ledger_equals_formulas(group, case: Case, work: Work, pipelining: Pipelining
         for ledger in topology.pipeline.from_all(group.ledger):
             together.add(ledger)
         found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
-        lines = traffic(case.model, topology.config, case.b, case.s, work)
+        lines = traffic(case.model, topology.config, case.b, case.s, work, topology.place.data)
         assert len({line[:4] for line in lines}) == len(lines)
         expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
         assert found == expected, f"{found.items() ^ expected.items()}"
@@ -353,19 +374,22 @@ class Words:
         return self.case.ids(f"{part} {first}", count, self.case.s + 1)
 
 
-def no_cache_outlives_its_use(group, case: Case, microbatches: int, pipelining: Pipelining):
+def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
     """While an evaluation runs, a rank has no cache from an earlier forward; after a step it has none at all."""
-    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+    with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, np.float64)
         batch = microbatches * topology.data.size * case.b
         mine = dealt(trainer, case.b, case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s))
+        gc.collect()        # what another run has left, if it has failed on this rank
         assert live_caches() == 0
         trainer.step(mine, batch)
         assert live_caches() == 0, "the step is over, but caches are not gone"
 
         def forward(*args):
             assert live_caches() == 0, "an evaluation keeps caches"
-            return gpt.gpt_forward(*args)
+            y, cache = gpt.gpt_forward(*args)
+            assert all(kept.caches is None for kept in cache.layers), "an evaluation keeps what a backward needs"
+            return y, cache
 
         with mock.patch.object(passes, "gpt_forward", forward):
             trainer.evaluate(mine, batch)

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.config import ModelConfig
+from reference.config import ModelConfig, Recompute
+from reference.dropout import Dropout
+from reference.mappings import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.ops import ACTIVATIONS
 from reference.params import leaves, tree_map, with_names
 
@@ -21,6 +23,18 @@ class Case:
     s: int
     seed: int
     integers: bool = False   # whole numbers: their sums and products are exact, in any order
+    sequence_parallel: bool = False
+    keep_gathered_inputs: bool = False
+
+    @property
+    def region(self):
+        """Of the textbook."""
+        return SequenceParallelRegion(self.keep_gathered_inputs) if self.sequence_parallel else TENSOR_PARALLEL
+
+    @property
+    def dropout(self) -> Dropout:
+        """Of a microbatch that is not the first, in some step and layer."""
+        return Dropout(self.model, self.seed, step=3, sample=2, layer=1)
 
     def array(self, what: str, *shape):
         """float64, of order 1; an independent draw for each name."""
@@ -46,7 +60,8 @@ def cases(draw, sizes=SIZES, integers=False, **model_choices):
     """Ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one position, one head."""
     t = draw(sizes)
     heads = t * draw(st.integers(1, 2))
-    s = draw(st.integers(1, 6))
+    cut = t > 1 and draw(st.booleans(), "sequence parallel")
+    s = t * draw(st.integers(1, 2)) if cut else draw(st.integers(1, 6))
     pairs, turned = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]))   # of dimensions of a head
     choices = dict(
         num_layers=draw(st.integers(1, 3)), hidden_size=heads * 2 * pairs, rotary_percent=turned / pairs,
@@ -55,8 +70,16 @@ def cases(draw, sizes=SIZES, integers=False, **model_choices):
         position_embedding_type=draw(st.sampled_from(["learned_absolute", "rope"])),
         untie_embeddings_and_output_weights=draw(st.booleans()), activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
         make_vocab_size_divisible_by=draw(st.integers(1, 5)),
+        hidden_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])), attention_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])),
     ) | model_choices
-    return Case(t, ModelConfig(**choices), draw(st.integers(1, 3)), s, draw(st.integers(0, 2**32 - 1)), integers)
+    return Case(t, ModelConfig(**choices), draw(st.integers(1, 3)), s, draw(st.integers(0, 2**32 - 1)), integers,
+                cut, cut and draw(st.booleans(), "keep gathered inputs"))
+
+
+def recomputes():
+    """Every way to keep less of the activations, and none."""
+    return st.one_of(st.sampled_from([Recompute(), Recompute("selective")]),
+                     st.builds(Recompute, st.just("full"), st.sampled_from(["uniform", "block"]), st.integers(1, 3)))
 
 
 def close(actual, expected, tolerance=1e-11):

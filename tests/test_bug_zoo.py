@@ -6,20 +6,24 @@ tell how the mistake comes about, or what it does.
 import pytest
 
 from reference.actions import from_csv
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.schedules import gpipe
 from reference.traffic import Work
 from tests import rank_theorems, textbook_theorems
+from tests.mpi_impl.test_layers import only_inputs_are_kept
 from tests.mpi_impl.test_pipeline import every_message_arrives
+from tests.mpi_impl.test_zero import no_gradient_outlives_its_use, units_come_and_go
 from tests.planted import Bug, assert_caught, planted
 from tests.strategies import Case
 
 # Four heads on two ranks; 10 words, so that the second rank's table ends in padding.
 MODEL = ModelConfig(2, 16, 4, 10, 6, make_vocab_size_divisible_by=3)
 CASE = Case(2, MODEL, 2, 5, seed=7)
+CUT = Case(2, MODEL, 2, 6, seed=7, sequence_parallel=True)      # each of two ranks has three positions
 TRAINING = (CASE, 2, 2)   # steps, microbatches
+FULL, IN_PAIRS = Recompute("full"), Recompute("full", "uniform", 2)
 
-ON_RANKS = {
+ON_RANKS: dict[str, tuple] = {
     # f and g
     "f without its all-reduce": (    # each rank's dx is a partial sum: layers below get a wrong gradient, silently
         Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(dx, reason)", "return dx"),
@@ -28,8 +32,8 @@ ON_RANKS = {
         Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)", "return partial"),
         rank_theorems.attention_equals_whole, CASE),
     "g all-reduces backward too": (  # what a framework's own all-reduce does when it is differentiated naively
-        Bug("mpi_impl.comm.mappings", "return dy\n\n    def gather",
-            "return self.group.all_reduce(dy, reason)\n\n    def gather"),
+        Bug("mpi_impl.comm.mappings", "return dy\n\n    def keep",
+            "return self.group.all_reduce(dy, reason)\n\n    def keep"),
         rank_theorems.mlp_equals_whole, CASE),
     "a gathered output scattered by the wrong rank": (
         Bug("mpi_impl.comm.mappings", "dy[..., self.rank * n:(self.rank + 1) * n]", "dy[..., :n]"),
@@ -84,24 +88,82 @@ ON_RANKS = {
     "scores divided by the root of the model's size": (
         Bug("mpi_impl.kernels.cpu", "p *= 1 / sqrt(d)\n        if", "p *= 1 / sqrt(a * d)\n        if"),
         rank_theorems.attention_equals_whole, CASE),
+    # sequence parallelism: outside the regions a rank has some positions of every sequence
+    "an all-gather without its reduce-scatter": (    # each rank's own positions, of its own partial sum alone
+        Bug("mpi_impl.comm.mappings", "return self.group.reduce_scatter(dx, SEQUENCE, reason)",
+            "n = dx.shape[1] // self.size\n        return dx[:, self.rank * n:(self.rank + 1) * n]"),
+        rank_theorems.mlp_equals_whole, CUT),
+    "a reduce-scatter of what is alike already": (   # it is summed once more: t times too large
+        Bug("mpi_impl.layers.embedding", 'region.leave(partial, "embedding output")',
+            'region.leave(region.group.all_reduce(partial, "words"), "embedding output")'),
+        rank_theorems.embedding_equals_whole, CUT),
+    "a reduce-scatter backward, too": (              # of dy, which holds the rank's own positions only
+        Bug("mpi_impl.comm.mappings", "return self.group.all_gather(dy, SEQUENCE, reason)",
+            "return self.group.reduce_scatter(self.group.all_gather(dy, SEQUENCE, reason).repeat(self.size, 1), "
+            "SEQUENCE, reason)"),
+        rank_theorems.attention_equals_whole, CUT),
+    "every rank's positions begin at 0": (
+        Bug("mpi_impl.layers.embedding", "x = x + p.position[positions]", "x = x + p.position[:x.shape[1]]"),
+        rank_theorems.embedding_equals_whole, CUT),
+    "the gradient of positions that other ranks have": (
+        Bug("mpi_impl.layers.embedding", "grads.position[region.positions(dx)] +=", "grads.position[:dx.shape[1]] +="),
+        rank_theorems.embedding_equals_whole, CUT),
+    # dropout
+    "one mask for the heads of all ranks": (         # Megatron's common state, used inside: draws that repeat t times
+        Bug("mpi_impl.layers.attention", "first_head=region.rank * q.shape[2]", "first_head=0"),
+        rank_theorems.attention_equals_whole, CASE),
+    "another mask on each rank, outside": (          # the rank's own state: what should be alike drifts apart
+        Bug("mpi_impl.layers.block", "dropout.hidden(site,", "dropout.at(dropout.layer + region.rank).hidden(site,"),
+        rank_theorems.block_equals_whole, CASE),
+    "one mask for the positions of all ranks": (
+        Bug("mpi_impl.layers.block", "dropout.hidden(site, region.positions(x).start)", "dropout.hidden(site)"),
+        rank_theorems.block_equals_whole, CUT),
+    "one mask for all layers": (
+        Bug("mpi_impl.models.gpt", "dropout.at(layer), selective)", "dropout.at(0), selective)"),
+        rank_theorems.gpt_equals_whole, CASE),
+    "no mask backward": (
+        Bug("mpi_impl.layers.block", "mlp_backward(dropout_backward(dy, cache.mlp_mask),", "mlp_backward(dy,"),
+        rank_theorems.block_equals_whole, CASE),
+    # recompute
+    "the output kept, where the input is needed": (
+        Bug("mpi_impl.models.gpt", "LayersCache(layers, None, x) if again", "LayersCache(layers, None, y) if again"),
+        rank_theorems.gpt_equals_whole, CASE, FULL),
+    "a group's layers backward in the order of the forward": (
+        Bug("mpi_impl.models.gpt", "for layer in reversed(layers):", "for layer in layers:"),
+        rank_theorems.gpt_equals_whole, CASE, IN_PAIRS),
+    "nothing dropped when it is computed again": (
+        Bug("mpi_impl.models.gpt", "cache.dropout and cache.dropout.at(layer))", "None)"),
+        rank_theorems.gpt_equals_whole, CASE, FULL),
+    "something else dropped when it is computed again": (    # a state that has moved on
+        Bug("mpi_impl.models.gpt", "cache.dropout and cache.dropout.at(layer))",
+            "cache.dropout and cache.dropout.__class__(c, 1, 1).at(layer))"),
+        rank_theorems.gpt_equals_whole, CASE, IN_PAIRS),
+    "caches kept, though they are computed again": (         # right, and nothing is saved
+        Bug("mpi_impl.models.gpt", "LayersCache(layers, None, x) if again", "LayersCache(layers, caches, x) if again"),
+        only_inputs_are_kept, CASE, FULL),
+    "caches there while the next ones are made": (
+        Bug("mpi_impl.models.gpt", "x, caches = y, None ", "x = y "), only_inputs_are_kept, CASE, FULL),
+    "the core kept, though it is computed again": (
+        Bug("mpi_impl.layers.attention", "inputs if selective else core", "core"),
+        only_inputs_are_kept, CASE, Recompute("selective")),
     # gradients and optimizer
     "gradients overwritten, not accumulated": (
         Bug("mpi_impl.kernels", "grad += rows(x).T @ rows(dy)", "grad[...] = rows(x).T @ rows(dy)"),
         rank_theorems.mlp_equals_whole, CASE),
     "replicas' gradients not summed": (
         Bug("mpi_impl.parallel.data_parallel",
-            'self.begun.append(self.group.post_all_reduce(self.flat[self.buckets[bucket].slice], "gradients"))',
-            "pass"),
+            'self.group.post_all_reduce(self.own.flat[bucket.slice], "gradients")',
+            'Pending(self.group, "gradients", [], None, None, [])'),
         rank_theorems.training_equals_one_process, *TRAINING),
     "replicated weights counted t times in the norm": (   # clipping then depends on t
-        Bug("mpi_impl.training.optimizer", "(segment.tensor.split is not None or tensor_rank == 0)", "True"),
+        Bug("mpi_impl.training.optimizer", "(piece.segment.tensor.split is not None or tensor_rank == 0)", "True"),
         rank_theorems.training_equals_one_process, *TRAINING),
     "the norm over one rank's shard": (                   # every rank clips by another factor, and replicas drift apart
         Bug("mpi_impl.training.optimizer",
-            'sqrt(model.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
+            'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
         rank_theorems.training_equals_one_process, *TRAINING),
     "every rank draws the same shard": (                  # one seed for all ranks: heads are copies of one another
-        Bug("reference.params", "first = rank * length if axis == tensor.split else 0", "first = 0"),
+        Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
         rank_theorems.training_equals_one_process, *TRAINING),
 }
 
@@ -113,17 +175,34 @@ def test_on_ranks(ranks, name):
     assert_caught(ranks, CASE.t * replicas, bug, theorem, *args)
 
 
-def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4):
+def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4, cut=False, layers=9, **plan):
     """Two steps of a model of nine layers, with clipping at work: the ranks that it takes, theorem and arguments."""
-    model = ModelConfig(9, 8, 2, 10, 6, make_vocab_size_divisible_by=3)
-    return (t * p * d, rank_theorems.training_equals_one_process, Case(t, model, 2, 5, seed=7), 2, m, 0.05,
-            rank_theorems.Pipelining(p, schedule, chunks, bucket_size=300))
+    model = ModelConfig(layers, 8, 2, 10, 6, make_vocab_size_divisible_by=3)
+    case = Case(t, model, 2, 6 if cut else 5, seed=7, sequence_parallel=cut)
+    return (t * p * d, rank_theorems.training_equals_one_process, case, 2, m, 0.05,
+            rank_theorems.Plan(p, schedule, chunks, bucket_size=300, **plan))
+
+
+def small(d=1, p=1, m=2, **choices):
+    """The same of a model of three layers, without a pipeline."""
+    return trained(d=d, p=p, m=m, layers=3, **choices)
+
+
+def zero(stage, **choices):
+    """The same on two replicas that divide the work."""
+    return small(d=2, zero_stage=stage, **choices)
+
+
+def observed(theorem, stage, **choices):
+    """A theorem on what two replicas hold, of that model."""
+    _, _, case, *_, plan = zero(stage, **choices)
+    return 2, theorem, case, 2, plan
 
 
 def run(theorem, *work, t=1, p=2, schedule="1f1b", chunks=None):
     """Another theorem on that model, without replicas."""
-    _, _, case, _, m, _, pipelining = trained(schedule, chunks, t, p)
-    return t * p, theorem, case, *(work or [m]), pipelining
+    _, _, case, _, m, _, plan = trained(schedule, chunks, t, p)
+    return t * p, theorem, case, *(work or [m]), plan
 
 
 def played(schedule, t=1, shape=(2, 3, 4)):
@@ -133,14 +212,15 @@ def played(schedule, t=1, shape=(2, 3, 4)):
 
 TURNED = from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0")      # ranks take the microbatches in different orders
 LARGE = (1, 1, 1 << 17)      # a megabyte: MPI does not buffer it
-TIED_SUM = 'self.embedding_group.all_reduce(self.grads.embedding.word, "tied embedding")'
+REPLICATED = "piece.segment.tensor.split is None"
+OWNERS = "topology.world if topology.config.zero_stage else topology.model"
 BROADCAST = 'float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])'
 TAG = 'return 2 * (action.microbatch * stages + action.stage) + (action.kind == "F")'
 
-IN_A_PIPELINE = {
+IN_A_PIPELINE: dict[str, tuple] = {
     # the word table that the first and the last stage share: each has half of its gradient
     "the tied table's gradients not summed": (
-        Bug("mpi_impl.training.trainer", TIED_SUM, "pass"), *trained()),
+        Bug("mpi_impl.training.trainer", "if self.embedding_group:", "if False:"), *trained()),
     "the tied table counted twice in the norm": (
         Bug("mpi_impl.training.trainer",
             'self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""',
@@ -153,15 +233,13 @@ IN_A_PIPELINE = {
         Bug("mpi_impl.training.trainer", 'self.contributions = {"embedding.word": 2}',
             'self.contributions = {"embedding.word": 1}'), *trained("zb-v")),
     "every stage draws from a seed of its own": (                # so the two copies of the table differ from the start
-        Bug("mpi_impl.training.trainer", "initialize_shard(tensors, seed, dtype,",
-            "initialize_shard(tensors, seed + topology.place.pipeline, dtype,"), *trained()),
+        Bug("mpi_impl.training.trainer", "self.parameters.initialize(tensors, seed,",
+            "self.parameters.initialize(tensors, seed + topology.place.pipeline,"), *trained()),
     # the norm and the loss
     "the norm over the tensor group alone": (                    # every stage clips by another factor
-        Bug("mpi_impl.training.trainer", "self.optimizer.step(self.flat_grads, self.topology.model)",
-            "self.optimizer.step(self.flat_grads, self.topology.tensor)"), *trained(t=2)),
+        Bug("mpi_impl.training.trainer", OWNERS, "topology.tensor"), *trained(t=2)),
     "the norm over the pipeline alone": (
-        Bug("mpi_impl.training.trainer", "self.optimizer.step(self.flat_grads, self.topology.model)",
-            "self.optimizer.step(self.flat_grads, self.topology.pipeline)"), *trained(t=2)),
+        Bug("mpi_impl.training.trainer", OWNERS, "topology.pipeline"), *trained(t=2)),
     "the loss broadcast from the first rank": (
         Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", 0)'), *trained()),
     "the loss broadcast from the last rank of a V": (            # whose first rank has the last stage
@@ -179,8 +257,8 @@ IN_A_PIPELINE = {
             "self.weight * len(self.microbatches), shape=targets.shape"), *trained()),
     # microbatches
     "the targets of the microbatch before": (
-        Bug("mpi_impl.parallel.passes", "params, self.model, targets, self.region)",
-            "params, self.model, self.microbatches[action.microbatch - 1][1], self.region)"), *trained()),
+        Bug("mpi_impl.parallel.passes", "params, self.model, targets, self.region,",
+            "params, self.model, self.microbatches[action.microbatch - 1][1], self.region,"), *trained()),
     "the cache of the latest forward": (                         # GPipe's ranks would all agree on it
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches.pop(max(self.caches))"), *trained(p=3)),
@@ -231,7 +309,73 @@ IN_A_PIPELINE = {
         Bug("mpi_impl.parallel.passes", "= DeferredSink(self.sink)",
             "= DeferredSink(self.sink)\n        sink.done = self.sink.done"), *trained("zb-h1", d=2)),
     "gradients of the step before kept": (
-        Bug("mpi_impl.training.trainer", "self.flat_grads[...] = 0", "pass"), *trained()),
+        Bug("mpi_impl.parallel.data_parallel", "self.own.flat[...] = 0", "pass"), *trained()),
+    # sequence parallelism: what is on every rank was applied to its own positions, so gradients are partial sums
+    "gradients of replicated tensors not summed": (              # and each rank's norms go another way
+        Bug("mpi_impl.training.trainer", "if self.topology.config.sequence_parallel:", "if False:"),
+        *small(t=2, cut=True)),
+    "those of the biases forgotten": (
+        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and not piece.segment.name.endswith("b_out")'),
+        *small(t=2, cut=True)),
+    "those of the norms forgotten": (
+        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "layernorm" not in piece.segment.name'),
+        *small(t=2, cut=True)),
+    "those of the positions forgotten": (
+        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "position" not in piece.segment.name'),
+        *small(t=2, cut=True)),
+    "split tensors' gradients summed, too": (                    # columns of one rank to columns of another
+        Bug("mpi_impl.training.trainer", REPLICATED, "True"), *small(t=2, cut=True)),
+    "what is cut already cut once more on its way": (            # a receiver gets parts of other positions
+        Bug("reference.config", "whole = self.sequence_parallel or not self", "whole = not self"),
+        *trained(t=2, cut=True)),
+    # dropout
+    "every microbatch drops alike": (
+        Bug("mpi_impl.training.trainer", "samples_of(replica, k, d, b).start", "samples_of(replica, 0, d, b).start"),
+        *small()),
+    "every replica drops alike": (
+        Bug("mpi_impl.training.trainer", "samples_of(replica, k, d, b).start", "samples_of(0, k, d, b).start"),
+        *small(d=2)),
+    "every step drops alike": (
+        Bug("mpi_impl.training.trainer", "self.optimizer.iteration + 1, samples", "1, samples"), *small()),
+    "an evaluation drops": (
+        Bug("mpi_impl.parallel.passes", 'return None, Recompute("full")',
+            'return Dropout(self.model, 1, 1), Recompute("full")'), *small()),
+    # ZeRO: replicas that divide the work
+    "parameters not gathered after the step": (                  # every replica has moved its own part only
+        Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets]\n        for pending",
+            "for bucket in ()]\n        for pending"), *zero(1)),
+    "another replica's part moved": (                            # with gradients that have not been summed
+        Bug("mpi_impl.training.trainer", "self.layout.pieces(topology.data.rank %",
+            "self.layout.pieces((topology.data.rank + 1) %"), *zero(1)),
+    "the first part on every replica": (
+        Bug("mpi_impl.parallel.zero", "flat[self.group.rank * n:(self.group.rank + 1) * n]", "flat[:n]"), *zero(3)),
+    "only the last microbatch's gradients": (                    # overwritten, where they should be added
+        Bug("mpi_impl.parallel.zero", "+= self.group.post_reduce_scatter(", "= self.group.post_reduce_scatter("),
+        *zero(2)),
+    "the norm over one replica": (                               # which owns a part of the model only
+        Bug("mpi_impl.training.trainer", OWNERS, "topology.model"), *zero(1)),
+    "all pieces with the moments of the first": (
+        Bug("mpi_impl.parallel.buffers", "return self.flat[piece.own][at]",
+            "return self.flat[:piece.own.stop - piece.own.start][at]"), *zero(1)),
+    "a unit gathered once and for all": (                        # the second step computes with old parameters
+        Bug("mpi_impl.parallel.zero", "self.pending = None\n        self.parameters.whole.remove(self.name)", "pass"),
+        *zero(3)),
+    "gradients sent twice": (    # where backward is split, a bucket may stay when it has been sent: it must be empty
+        Bug("mpi_impl.parallel.zero", "            flat[...] = 0\n", ""), *zero(2, p=2, schedule="zb-h2", m=4)),
+    "the tied table in a bucket with others": (                  # one stage sums its first half, the other its second
+        Bug("reference.layout", " or ALONE in (unit, following)", ""), *zero(1, p=2)),
+    "far shards not stored": (                                   # the copy that was loaded has changed, and is gone
+        Bug("mpi_impl.training.optimizer", "buffer.store(piece, values, at)", "pass"), *zero(1, cpu_offload=True)),
+    # what was whole for a while, and stays: right results, and no memory saved
+    "a name that keeps a block": (
+        Bug("mpi_impl.models.gpt", "del block, dblock", "del dblock"),
+        *observed(units_come_and_go, 3, recompute=Recompute("full", "uniform", 3))),
+    "a name that keeps the tables": (
+        Bug("mpi_impl.models.gpt", "del tables ", "pass "), *observed(units_come_and_go, 3)),
+    "nothing on its way": (                                      # right, and every block waits for its parameters
+        Bug("mpi_impl.parallel.units", "units[following].fetch()", "pass"), *observed(units_come_and_go, 3)),
+    "whole gradients kept": (
+        Bug("mpi_impl.parallel.zero", "del self.whole[bucket]", "pass"), *observed(no_gradient_outlives_its_use, 2)),
     # layers
     "interleaved stages given to ranks in a row": (              # rank 0 gets stages 0 and 1, not 0 and p
         Bug("reference.stages",
@@ -247,6 +391,9 @@ IN_A_PIPELINE = {
     "caches kept until the end of the step": (                   # 1F1B then costs what GPipe does
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches[action.stage, action.microbatch]"), *trained()),
+    "an evaluation that keeps its layers' caches": (            # where a step with recompute would not
+        Bug("mpi_impl.parallel.passes", 'return None, Recompute("full")', "return None, Recompute()"),
+        *run(rank_theorems.no_cache_outlives_its_use)),
     "an evaluation that keeps caches": (
         Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',
             'self.__dict__.setdefault("caches", []).append(cache)'), *run(rank_theorems.no_cache_outlives_its_use)),
@@ -259,12 +406,12 @@ def test_in_a_pipeline(ranks, name):
     assert_caught(ranks, n, bug, theorem, *args)
 
 
-IN_THE_TEXTBOOK = {
+IN_THE_TEXTBOOK: dict[str, tuple] = {
     "f without its all-reduce": (
-        Bug("reference.collectives", "return all_reduce(dxs)[0]", "return dxs[0]"),
+        Bug("reference.mappings", "return all_reduce(dxs)", "return dxs"),
         textbook_theorems.mlp_equals_whole, CASE),
     "g without its all-reduce": (
-        Bug("reference.collectives", "return all_reduce(partial)[0]", "return partial[0]"),
+        Bug("reference.mappings", "return all_reduce(partial)", "return partial"),
         textbook_theorems.attention_equals_whole, CASE),
     "the output bias added t times": (
         Bug("reference.layers.mlp", "partial.append(linear(a, p.w_out)) ",
@@ -295,9 +442,27 @@ IN_THE_TEXTBOOK = {
             "tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))\n",
             "tree\n"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
+    "gradients of replicated tensors not summed": (      # though each rank has seen its own positions only
+        Bug("reference.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),
+        textbook_theorems.mlp_equals_whole, CUT),
+    "every rank's positions begin at 0": (
+        Bug("reference.layers.embedding", "xs[rank] + p.position[positions]",
+            "xs[rank] + p.position[:positions.stop - positions.start]"),
+        textbook_theorems.embedding_equals_whole, CUT),
+    "one mask for the positions of all ranks": (
+        Bug("reference.layers.block", "dropout.hidden(site, positions.start)", "dropout.hidden(site)"),
+        textbook_theorems.block_equals_whole, CUT),
+    "one mask for the heads of all ranks": (
+        Bug("reference.layers.attention", "first_head=rank * p.b_qkv.shape[1]", "first_head=0"),
+        textbook_theorems.attention_equals_whole, CASE),
+    "the output kept, where the input is needed": (
+        Bug("reference.models.gpt", "LayersCache(layers, None, xs) if again", "LayersCache(layers, None, ys) if again"),
+        textbook_theorems.gpt_equals_whole, CASE, FULL),
+    "nothing dropped when it is computed again": (
+        Bug("reference.models.gpt", "c, cache.rotary, region, cache.dropout)", "c, cache.rotary, region, None)"),
+        textbook_theorems.gpt_equals_whole, CASE, FULL),
     "a residual forgotten backward": (
-        Bug("reference.layers.block", "dy = dy + dx\n    dnormed, attention = sharded",
-            "dy = dx\n    dnormed, attention = sharded"),
+        Bug("reference.layers.block", "dys = [dy + dx for dy, dx in zip(dys, dxs)]", "dys = list(dxs)"),
         textbook_theorems.block_equals_whole, CASE),
 }
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference import counter_rng
-from reference.config import ModelConfig
+from reference.config import ModelConfig, Recompute
 from reference.layers.cross_entropy import cross_entropy_forward, gathered_cross_entropy, unsafe_cross_entropy
 from reference.layers.linear import (column_parallel_tensors, linear_forward, row_parallel_tensors,
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
@@ -13,15 +13,16 @@ from reference.layers.linear import (column_parallel_tensors, linear_forward, ro
 from reference.layers.mlp import mlp_forward, mlp_tensors, rows_first_mlp_forward
 from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_tensors, sharded_gpt_backward,
                                   sharded_gpt_forward)
-from reference.params import initialize_shard, split, tree_map
+from reference.params import initialize_shard, join, split, tree_map
 from tests import rank_theorems as theorems
 from tests.spy import Refused, SpyArray
-from tests.strategies import Case, cases, close, trees_close
+from tests.strategies import Case, cases, close, recomputes, trees_close
+from tests.textbook_theorems import collect, spread
 
 FEWER = settings(max_examples=10)
 THEOREMS = [theorems.row_parallel_equals_whole, theorems.mlp_equals_whole, theorems.attention_equals_whole,
             theorems.block_equals_whole, theorems.embedding_equals_whole, theorems.logits_equal_whole,
-            theorems.loss_equals_whole, theorems.gpt_equals_whole]
+            theorems.loss_equals_whole]
 
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=lambda f: f.__name__)
@@ -43,40 +44,50 @@ def on_spies(group, theorem, case):
 
 
 @FEWER
-@given(cases(sizes=st.integers(1, 4)))
-def test_textbook(case):
-    """The whole model, and all of its shards, forward and backward."""
+@given(cases(sizes=st.integers(1, 4)), recomputes())
+def test_model(ranks, case, recompute):
+    """With recompute, dropout on: masks are drawn on the device."""
+    ranks.run(case.t, theorems.gpt_equals_whole, case, recompute, SpyArray)
+
+
+@FEWER
+@given(cases(sizes=st.integers(1, 4)), recomputes())
+def test_textbook(case, recompute):
+    """The whole model, and all of its shards, forward and backward, dropout on."""
     c, tensors = case.model, gpt_tensors(case.model)
     p, dloss = case.params(tensors), case.array("dloss", case.b, case.s)
     tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
-    loss, cache = gpt_forward(tokens, p, c, targets)
+    loss, cache = gpt_forward(tokens, p, c, targets, case.dropout)
     _, grads = gpt_backward(dloss, p, cache, c)
     spies = tree_map(SpyArray, p)
-    spy_loss, cache = gpt_forward(SpyArray(tokens), spies, c, SpyArray(targets))
+    spy_loss, cache = gpt_forward(SpyArray(tokens), spies, c, SpyArray(targets), case.dropout, recompute)
     _, spy_grads = gpt_backward(SpyArray(dloss), spies, cache, c)
     close(spy_loss.get(), loss)
     trees_close(tree_map(SpyArray.get, spy_grads), grads, 1e-10)
     close(gpt_logits(SpyArray(tokens), spies, c).get(), gpt_logits(tokens, p, c))
     shards = split(spies, tensors, case.t)
-    spy_loss, cache = sharded_gpt_forward(SpyArray(tokens), shards, c, SpyArray(targets))
-    sharded_gpt_backward(SpyArray(dloss), shards, cache, c)
+    spy_loss, cache = sharded_gpt_forward(SpyArray(tokens), shards, c, SpyArray(targets), case.region, case.dropout,
+                                          recompute)
+    spy_grads = sharded_gpt_backward(SpyArray(dloss), shards, cache, c, case.region)
     close(spy_loss.get(), loss)
+    trees_close(tree_map(SpyArray.get, join(spy_grads, tensors)), grads, 1e-10)
 
 
 @FEWER
 @given(cases(sizes=st.integers(1, 4)))
 def test_the_rest_of_the_textbook(case):
     """What the model does not use: parallel linear layers, the other losses, the wrong split of the MLP."""
-    t, h, x = case.t, case.model.hidden_size, case.x()
-    for tensors, forward, backward in (
-            (column_parallel_tensors(h, 3 * t, 1.0), lambda x, p: sharded_column_parallel_forward(x, p, True),
-             lambda y, p, cache: sharded_column_parallel_backward(y, p, cache, True)),
-            (row_parallel_tensors(h, 3, 1.0), lambda x, p: sharded_row_parallel_forward(np.split(x, t, -1), p),
-             sharded_row_parallel_backward)):
-        p = case.params(tensors)
-        y, cache = forward(SpyArray(x), split(tree_map(SpyArray, p), tensors, t))
-        close(y.get(), linear_forward(x, p)[0])
-        backward(y, split(tree_map(SpyArray, p), tensors, t), cache)
+    t, h, x, region = case.t, case.model.hidden_size, case.x(), case.region
+    tensors = column_parallel_tensors(h, 3 * t, 1.0)
+    p, shards = on_the_device(case, tensors)
+    ys, cache = sharded_column_parallel_forward(spread(SpyArray(x), case), shards, True, region)
+    close(ys[0].get(), linear_forward(x, p)[0])
+    sharded_column_parallel_backward(ys, shards, cache, True, region)
+    tensors = row_parallel_tensors(h, 3, 1.0)
+    p, shards = on_the_device(case, tensors)
+    ys, cache = sharded_row_parallel_forward(np.split(SpyArray(x), t, -1), shards, region)
+    close(collect([y.get() for y in ys], case), linear_forward(x, p)[0])
+    sharded_row_parallel_backward(ys, shards, cache, region)
     logits, targets = case.array("logits", case.b, case.s, 3 * t), case.ids("targets", case.b, case.s) % (3 * t)
     parts = np.split(SpyArray(logits), t, -1)
     loss = cross_entropy_forward(logits, targets)[0]
@@ -85,6 +96,12 @@ def test_the_rest_of_the_textbook(case):
     p = case.params(mlp_tensors(case.model))
     right = mlp_forward(x, p, case.model.activation)[0]
     close(rows_first_mlp_forward(SpyArray(x), tree_map(SpyArray, p), t, case.model.activation, True).get(), right)
+
+
+def on_the_device(case, tensors):
+    """Parameters, whole; and the shards of them on the device."""
+    p = case.params(tensors)
+    return p, split(tree_map(SpyArray, p), tensors, case.t)
 
 
 def test_random_numbers_are_the_same_bits_on_a_device():
@@ -100,21 +117,26 @@ def test_initial_weights_are_made_on_the_device():
     trees_close(tree_map(SpyArray.get, ours), initialize_shard(tensors, 1, np.float32, 2, 1), 0.0)
 
 
-@pytest.mark.parametrize("t, p, d, schedule, chunks, untied", [
-    (2, 1, 2, "1f1b", None, False), (2, 2, 2, "1f1b", None, False), (1, 2, 2, "zb-h1", None, True),
-    (2, 2, 1, "interleaved", 2, False), (2, 2, 1, "zb-v", None, False)])
+@pytest.mark.parametrize("t, p, d, schedule, chunks, untied, stage, offload, recompute", [
+    (2, 1, 2, "1f1b", None, False, 0, False, Recompute()), (2, 2, 2, "1f1b", None, False, 1, True, Recompute("full")),
+    (1, 2, 2, "zb-h1", None, True, 2, False, Recompute("selective")),
+    (2, 2, 1, "interleaved", 2, False, 3, True, Recompute("full", "uniform", 2)),
+    (2, 2, 2, "zb-v", None, False, 3, False, Recompute("full", "block", 1))])
 @pytest.mark.parametrize("position", ["learned_absolute", "rope"])
-def test_training_on_a_device(ranks, t, p, d, schedule, chunks, untied, position):
-    """The main theorem with parameters, gradients, moments, batches and all messages on the device."""
-    model = ModelConfig(5, 8, 2, 11, 5, make_vocab_size_divisible_by=4, position_embedding_type=position,
+def test_training_on_a_device(ranks, t, p, d, schedule, chunks, untied, stage, offload, recompute, position):
+    """The main theorem with parameters, gradients, moments, batches and all messages on the device; far shards are not.
+
+    With both regions, and dropout on.
+    """
+    model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4, position_embedding_type=position,
                         untie_embeddings_and_output_weights=untied)
-    for scatter in (True, False):
-        ranks.run(t * p * d, train_on_spies, Case(t, model, 2, 5, seed=3),
-                  theorems.Pipelining(p, schedule, chunks, scatter, bucket_size=200))
+    for scatter, cut in ((True, False), (False, t > 1)):
+        ranks.run(t * p * d, train_on_spies, Case(t, model, 2, 6, seed=3, sequence_parallel=cut), theorems.Plan(
+            p, schedule, chunks, scatter, bucket_size=200, zero_stage=stage, cpu_offload=offload, recompute=recompute))
 
 
-def train_on_spies(group, case, pipelining):
-    theorems.training_equals_one_process(group, case, 2, pipelining.p, 0.05, pipelining, wrap=SpyArray)
+def train_on_spies(group, case, plan):
+    theorems.training_equals_one_process(group, case, 2, plan.p, 0.05, plan, wrap=SpyArray)
 
 
 def test_a_hidden_copy_is_seen():

@@ -1,6 +1,9 @@
 """Sharded = unsharded in the textbook, a function for each layer. They raise AssertionError where it is not so."""
+from dataclasses import replace
+
 import numpy as np
 
+from reference.config import Recompute
 from reference.data_parallel import data_parallel_gradients
 from reference.layers.attention import (attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
@@ -16,7 +19,8 @@ from reference.layers.linear import (column_parallel_tensors, linear_backward, l
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
                                      sharded_row_parallel_backward, sharded_row_parallel_forward)
 from reference.layers.mlp import mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
-from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
+from reference.models.gpt import (KEEP_ALL, gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward,
+                                  sharded_gpt_forward)
 from reference.ops import rotary_cos_sin
 from reference.params import join, split, tree_map
 from reference.training import loss_and_gradients
@@ -32,11 +36,12 @@ def column_parallel_equals_whole(case: Case, gather_output: bool, tolerance=1e-1
     dx, grads = linear_backward(dy, p, cache)
 
     shards = split(p, tensors, case.t)
-    ys, cache = sharded_column_parallel_forward(x, shards, gather_output)
+    ys, cache = sharded_column_parallel_forward(spread(x, case), shards, gather_output, case.region)
     dxs, shard_grads = sharded_column_parallel_backward(
-        dy if gather_output else np.split(dy, case.t, -1), shards, cache, gather_output)
-    close(ys if gather_output else np.concatenate(ys, -1), y, tolerance)
-    close(dxs, dx, tolerance)
+        [dy] * case.t if gather_output else np.split(dy, case.t, -1), shards, cache, gather_output, case.region)
+    for one in ys if gather_output else [np.concatenate(ys, -1)]:
+        close(one, y, tolerance)
+    close(collect(dxs, case), dx, tolerance)
     trees_close(join(shard_grads, tensors), grads, tolerance)
 
 
@@ -49,12 +54,11 @@ def row_parallel_equals_whole(case: Case, tolerance=1e-11):
     dx, grads = linear_backward(dy, p, cache)
 
     shards = split(p, tensors, case.t)
-    y_sharded, cache = sharded_row_parallel_forward(np.split(x, case.t, -1), shards)
-    dxs, shard_grads = sharded_row_parallel_backward(dy, shards, cache)
-    close(y_sharded, y, tolerance)
+    ys, cache = sharded_row_parallel_forward(np.split(x, case.t, -1), shards, case.region)
+    dxs, shard_grads = sharded_row_parallel_backward(spread(dy, case), shards, cache, case.region)
+    close(collect(ys, case), y, tolerance)
     close(np.concatenate(dxs, -1), dx, tolerance)
-    trees_close(join(shard_grads, tensors), grads, tolerance)
-    alike_on_all([grad.b for grad in shard_grads])
+    gradients_equal(shard_grads, grads, tensors, case, tolerance)
 
 
 def mlp_equals_whole(case: Case, tolerance=1e-11):
@@ -65,57 +69,56 @@ def mlp_equals_whole(case: Case, tolerance=1e-11):
     dx, grads = mlp_backward(dy, p, cache, c.activation)
 
     shards = split(p, tensors, case.t)
-    y_sharded, caches = sharded_mlp_forward(x, shards, c.activation)
-    dx_sharded, shard_grads = sharded_mlp_backward(dy, shards, caches, c.activation)
-    close(y_sharded, y, tolerance)
-    close(dx_sharded, dx, tolerance)
-    trees_close(join(shard_grads, tensors), grads, tolerance)
-    alike_on_all([grad.b_out for grad in shard_grads])
+    ys, caches = sharded_mlp_forward(spread(x, case), shards, c.activation, case.region)
+    dxs, shard_grads = sharded_mlp_backward(spread(dy, case), shards, caches, c.activation, case.region)
+    close(collect(ys, case), y, tolerance)
+    close(collect(dxs, case), dx, tolerance)
+    gradients_equal(shard_grads, grads, tensors, case, tolerance)
 
 
-def attention_equals_whole(case: Case, causal: bool = True, tolerance=1e-11):
-    """Self-attention by heads."""
+def attention_equals_whole(case: Case, causal: bool = True, selective: bool = False, tolerance=1e-11):
+    """Self-attention by heads, the core's cache kept or computed again."""
     tensors = attention_tensors(case.model)
     p, x, dy, rotary = case.params(tensors), case.x(), case.x("dy"), rotary_of(case)
-    y, cache = attention_forward(x, p, causal, rotary)
+    y, cache = attention_forward(x, p, causal, rotary, case.dropout)
     dx, grads = attention_backward(dy, p, cache)
 
     shards = split(p, tensors, case.t)
-    y_sharded, caches = sharded_attention_forward(x, shards, causal, rotary)
-    dx_sharded, shard_grads = sharded_attention_backward(dy, shards, caches)
-    close(y_sharded, y, tolerance)
-    close(dx_sharded, dx, tolerance)
-    trees_close(join(shard_grads, tensors), grads, tolerance)
-    alike_on_all([grad.b_out for grad in shard_grads])
+    ys, caches = sharded_attention_forward(spread(x, case), shards, causal, rotary, case.region, case.dropout,
+                                           selective)
+    dxs, shard_grads = sharded_attention_backward(spread(dy, case), shards, caches, case.region)
+    close(collect(ys, case), y, tolerance)
+    close(collect(dxs, case), dx, tolerance)
+    gradients_equal(shard_grads, grads, tensors, case, tolerance)
 
 
-def block_equals_whole(case: Case):
-    """A transformer block: two regions in a row, and what is replicated between them."""
+def block_equals_whole(case: Case, selective: bool = False):
+    """A transformer block: two regions in a row, and what stands between them."""
     c, tensors = case.model, block_tensors(case.model)
     p, x, dy, rotary = case.params(tensors), case.x(), case.x("dy"), rotary_of(case)
-    y, cache = block_forward(x, p, c, rotary)
+    y, cache = block_forward(x, p, c, rotary, case.dropout)
     dx, grads = block_backward(dy, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    y_sharded, cache = sharded_block_forward(x, shards, c, rotary)
-    dx_sharded, shard_grads = sharded_block_backward(dy, shards, cache, c)
-    close(y_sharded, y)
-    close(dx_sharded, dx)
-    trees_close(join(shard_grads, tensors), grads)
+    ys, cache = sharded_block_forward(spread(x, case), shards, c, rotary, case.region, case.dropout, selective)
+    dxs, shard_grads = sharded_block_backward(spread(dy, case), shards, cache, c, case.region)
+    close(collect(ys, case), y)
+    close(collect(dxs, case), dx)
+    gradients_equal(shard_grads, grads, tensors, case)
 
 
 def embedding_equals_whole(case: Case, tolerance=1e-11):
     """The embedding by vocabulary: every word is looked up by exactly one rank."""
     tensors = embedding_tensors(case.model)
     p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
-    x, cache = embedding_forward(tokens, p)
+    x, cache = embedding_forward(tokens, p, case.dropout)
     grads = embedding_backward(dx, p, cache)
 
     shards = split(p, tensors, case.t)
-    x_sharded, caches = sharded_embedding_forward(tokens, shards)
-    shard_grads = sharded_embedding_backward(dx, shards, caches)
-    close(x_sharded, x, tolerance)
-    trees_close(join(shard_grads, tensors), grads, tolerance)
+    xs, caches = sharded_embedding_forward(tokens, shards, case.region, case.dropout)
+    shard_grads = sharded_embedding_backward(spread(dx, case), shards, caches, case.region)
+    close(collect(xs, case), x, tolerance)
+    gradients_equal(shard_grads, grads, tensors, case, tolerance)
 
 
 def logits_equal_whole(case: Case, tolerance=1e-11):
@@ -127,14 +130,14 @@ def logits_equal_whole(case: Case, tolerance=1e-11):
     dx, dword = logits_backward(dlogits, word, cache)
 
     words = split(word, tensor, case.t)
-    parts, cache = sharded_logits_forward(x, words, c.vocab_size)
+    parts, cache = sharded_logits_forward(spread(x, case), words, c.vocab_size, case.region)
     padding = np.zeros((case.b, case.s, tensor.padded(case.t) - c.vocab_size))
     dparts = np.split(np.concatenate([dlogits, padding], -1), case.t, -1)
-    dx_sharded, dwords = sharded_logits_backward(dparts, words, cache)
+    dxs, dwords = sharded_logits_backward(dparts, words, cache, case.region)
     sharded = np.concatenate(parts, -1)
     close(sharded[..., :c.vocab_size], logits, tolerance)
     assert (sharded[..., c.vocab_size:] == -np.inf).all(), "a padded word has a chance"
-    close(dx_sharded, dx, tolerance)
+    close(collect(dxs, case), dx, tolerance)
     close(join(dwords, tensor), dword, tolerance)
 
 
@@ -154,32 +157,66 @@ def losses_agree(case: Case, scale: float = 1.0):
         close(unsafe_cross_entropy(parts, targets), loss.sum())
 
 
-def gpt_equals_whole(case: Case):
+def gpt_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     """The whole model: loss and every gradient; padding gets none."""
     c, tensors = case.model, gpt_tensors(case.model)
     p, tokens, targets = case.params(tensors), case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
     dloss = case.array("dloss", case.b, case.s)
-    loss, cache = gpt_forward(tokens, p, c, targets)
+    loss, cache = gpt_forward(tokens, p, c, targets, case.dropout)
     _, grads = gpt_backward(dloss, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    loss_sharded, cache = sharded_gpt_forward(tokens, shards, c, targets)
-    shard_grads = sharded_gpt_backward(dloss, shards, cache, c)
+    loss_sharded, cache = sharded_gpt_forward(tokens, shards, c, targets, case.region, case.dropout, recompute)
+    shard_grads = sharded_gpt_backward(dloss, shards, cache, c, case.region)
     close(loss_sharded, loss)
     trees_close(join(shard_grads, tensors), grads, 1e-10)
     padding_gets_nothing(shard_grads, tensors, case.t)
+
+
+def recompute_changes_nothing(case: Case, recompute: Recompute):
+    """In one process: loss and gradients to the last bit, dropout on."""
+    c, p = case.model, case.params(gpt_tensors(case.model))
+    tokens, targets, dloss = (case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s),
+                              case.array("dloss", case.b, case.s))
+    loss, cache = gpt_forward(tokens, p, c, targets, case.dropout)
+    again, light = gpt_forward(tokens, p, c, targets, case.dropout, recompute)
+    assert (again == loss).all()
+    trees_close(gpt_backward(dloss, p, light, c)[1], gpt_backward(dloss, p, cache, c)[1], 0.0)
 
 
 def replicas_equal_one_process(case: Case, d: int, m: int):
     """d replicas with m microbatches each: the loss and the gradients of the whole batch."""
     p, batch = case.params(gpt_tensors(case.model)), d * m * case.b
     tokens, targets = case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s)
-    loss, grads = loss_and_gradients(tokens, targets, p, case.model)
-    found, replicas = data_parallel_gradients(tokens, targets, p, case.model, d, case.b)
+    dropout = replace(case.dropout, sample=0)
+    loss, grads = loss_and_gradients(tokens, targets, p, case.model, dropout)
+    found, replicas = data_parallel_gradients(tokens, targets, p, case.model, d, case.b, dropout)
     close(np.array(found), np.array(loss))
     assert len(replicas) == d
     for replica in replicas:
         trees_close(replica, grads)
+
+
+def spread(x, case: Case):
+    """x [b, s, h] as t ranks hold it outside the regions."""
+    return np.split(x, case.t, 1) if case.sequence_parallel else [x] * case.t
+
+
+def collect(xs, case: Case):
+    """The inverse: the whole, of which replicated parts are alike."""
+    if case.sequence_parallel:
+        return np.concatenate(xs, 1)
+    alike_on_all(xs)
+    return xs[0]
+
+
+def gradients_equal(shard_grads, grads, tensors, case: Case, tolerance=1e-11):
+    """Joined, the ranks' gradients are the whole ones, once those of replicated tensors are complete."""
+    complete = case.region.complete(shard_grads, tensors)
+    trees_close(join(complete, tensors), grads, tolerance)
+    for mine in complete:
+        tree_map(lambda tensor, first, other: tensor.split is not None or alike_on_all([first, other]),
+                 tensors, complete[0], mine)
 
 
 def padding_gets_nothing(shard_grads, tensors, t):

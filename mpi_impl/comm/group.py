@@ -113,16 +113,40 @@ class Group:
 
     def post_all_reduce(self, x, reason: str) -> "Pending":
         """Begin the elementwise sum over all ranks, which post in the same order. x has it once the wait is over."""
-        self._record("all_reduce", x.size, x.dtype, reason)
+        return self._post("all_reduce", self.comm.Iallreduce, x, x, reason)
+
+    def post_all_gather(self, x, out, reason: str) -> "Pending":
+        """Begin to join every rank's x [n] in out [n * size], in rank order. x may be this rank's own part of out.
+
+        Both belong to the call until the wait is over; `wait` returns out. All ranks post in the same order.
+        """
+        assert out.size == x.size * self.size, f"{x.size} elements of {self.size} ranks do not fill {out.size}"
+        return self._post("all_gather", self.comm.Iallgather, x, out, reason)
+
+    def post_reduce_scatter(self, x, out, reason: str) -> "Pending":
+        """Begin the elementwise sum over all ranks of x [n * size]: rank i gets the i-th n elements of it in out [n].
+
+        x must stay as it is until the wait is over, which returns out; out may be this rank's own part of x, which is
+        the sum from then on. All ranks post in the same order.
+        """
+        assert x.size == out.size * self.size, f"{x.size} elements are not {out.size} for each of {self.size} ranks"
+        return self._post("reduce_scatter", self.comm.Ireduce_scatter_block, x, out, reason)
+
+    def _post(self, operation, begin, x, out, reason):
+        """Post a collective from x to out: `begin` is MPI's, which adds up where it reduces, unless told otherwise."""
+        assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
+        whole = x if x.size > out.size else out
+        self._record(operation, whole.size, whole.dtype, reason)
         if self.size == 1:
-            return Pending(self, reason, [], x, x, [])
+            if out is not x:
+                out[...] = x
+            return Pending(self, reason, [], out, out, [])
         with self._posting() as clock:
-            buffer = to_host(x)
-            request = self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM)
-            pending = Pending(self, reason, [request], buffer, x, self.others)
+            sent, received = to_host_apart(x, out)
+            pending = Pending(self, reason, [begin(sent, received)], received, out, self.others)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
-                pending.takes = clock.link.seconds("all_reduce", self.size, x.nbytes)
+                pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)
                 pending.requests.append(self.comm.Iallreduce(MPI.IN_PLACE, pending.stamp, MPI.MAX))
         return pending
 
@@ -259,6 +283,7 @@ class Pending:
                 clock.pause()
             MPI.Request.Waitall(self.requests)
             copy_back(self.buffer, self.x)
+            self.requests, self.buffer = [], self.x     # x may change from now on: another wait must not copy again
             if clock is not None:
                 clock.reach(self.stamp[0] + self.takes)
                 clock.resume()
@@ -288,6 +313,20 @@ def on_device(x) -> bool:
 def to_host(x):
     """A contiguous host array with x's elements: x itself if it is one."""
     return np.ascontiguousarray(x.get() if on_device(x) else x)
+
+
+def to_host_apart(x, out):
+    """What MPI can send for x, and a host array to receive in for out. MPI wants no element in both.
+
+    Where x and out overlap, a copy stands in for the smaller one. (A request holds on to its arrays until it is over.)
+    """
+    sent = to_host(x)
+    if out is x:
+        return MPI.IN_PLACE, sent
+    received = np.empty(out.shape, out.dtype) if on_device(out) else out
+    if not np.may_share_memory(sent, received):
+        return sent, received
+    return (sent.copy(), received) if sent.size < received.size else (sent, np.empty_like(received))
 
 
 def copy_back(buffer, x) -> None:

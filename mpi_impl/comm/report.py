@@ -3,9 +3,10 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
+from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, ring_bytes, wire_bytes
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import pipeline_traffic, ring_all_reduce, tensor_parallel_traffic
+from reference.cost import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.stages import layouts_of_ranks
 from reference.traffic import Traffic, Work, edges, traffic
 
 
@@ -47,28 +48,49 @@ def table(lines: list[Line]) -> str:
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
     """The papers' statements, each with the number that this run measured."""
     t, units, n = p.tensor_model_parallel_size, c.num_layers * work.microbatches, edges(c, p)
-    branches = {"forward": ("attention output", "mlp output"), "backward": ("attention input", "mlp input")}
+    edges_of_layers = tuple(f"{branch} {end}" for branch in ("attention", "mlp")
+                            for end in ("input", "output", "input, again"))
 
-    def layer(measure, phase):
-        return sum(measure(phase=phase, reason=reason) for reason in branches[phase])
+    def calls(phase):
+        return sum(ledger.calls(phase=phase, reason=reason) for reason in edges_of_layers) / units
 
-    ring = ring_all_reduce(layer(ledger.elements, "forward") + layer(ledger.elements, "backward"), t) / units
+    ring = sum(RING[e.operation](total.elements, t) for e, total in ledger.totals.items()
+               if e.phase in ("forward", "backward") and e.reason in edges_of_layers) / units
+    again = p.sequence_parallel and not p.keep_gathered_inputs
+    cut = p.sequence_parallel
+    kind, backward = ("All-gathers and reduce-scatters", 6 if again else 4) if cut else ("All-reduces", 2)
     loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
     statements = [
-        f"All-reduces a layer and microbatch: {layer(ledger.calls, 'forward') / units:g} forward, "
-        f"{layer(ledger.calls, 'backward') / units:g} backward. Predicted: 2 and 2.",
-        f"Ring elements a layer and microbatch: {ring:,.0f}. Predicted: 8 b s h (t-1)/t = "
-        f"{tensor_parallel_traffic(b, s, c.hidden_size, t):,.0f}.",
+        f"{kind} a layer and microbatch: {calls('forward'):g} forward, {calls('backward'):g} backward. "
+        f"Predicted: {4 if cut else 2} and {backward}.",
+        f"Ring elements a layer and microbatch: {ring:,.0f}. Predicted: {10 if again else 8} b s h (t-1)/t = "
+        f"{tensor_parallel_traffic(b, s, c.hidden_size, t, again):,.0f}.",
         f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
         f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.",
     ]
     if n:
         sent = ledger.elements(operation="send", phase="forward") / work.microbatches / n
-        formula, predicted = "b s h / t" if p.pieces > 1 else "b s h", pipeline_traffic(b, s, c.hidden_size, p.pieces)
+        pieces = t if cut else p.pieces
+        formula, predicted = "b s h / t" if pieces > 1 else "b s h", pipeline_traffic(b, s, c.hidden_size, pieces)
         statements.append(f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
                           f"Predicted: {formula} = {predicted:,.0f}.")
+    if p.data_parallel_size > 1:
+        statements.append(between_replicas(ledger, c, p, work))
     return "\n".join(statements)
+
+
+def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, work: Work) -> str:
+    """Gradients and parameters, beside the formulas of the ZeRO paper."""
+    d, m, psi = p.data_parallel_size, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
+    ring = sum(RING[e.operation](total.elements, d) for e, total in ledger.totals.items()
+               if e.reason in ("gradients", "parameters") and e.phase not in ("evaluation", "sampling")) / work.steps
+    formula = ("2 Psi", "2 Psi", "(m + 1) Psi", "3 m Psi")[p.zero_stage]
+    why = (" (The embedding's backward needs no parameters; a word table that gives the logits, too, is gathered for "
+           "both.)" if p.zero_stage == 3 else "")
+    return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {ring:,.0f}. "
+            f"Predicted with ZeRO stage {p.zero_stage}: {formula} (N-1)/N = "
+            f"{data_parallel_traffic(psi, d, p.zero_stage, m):,.0f}, with Psi = {psi:,}, N = {d}.{why}")
 
 
 def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:

@@ -10,22 +10,25 @@ from mpi_impl.kernels import cpu
 from reference import ops
 from reference.ops import linear, lookup, lookup_backward, rotate, rotate_backward, rows
 
-__all__ = ["ACTIVATIONS", "accumulate", "attention_core", "attention_core_backward", "layer_norm",
-           "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotate", "rotate_backward", "rows"]
+__all__ = ["ACTIVATIONS", "accumulate", "attention_core", "attention_core_backward", "draw_mask", "dropout",
+           "dropout_backward", "layer_norm", "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotate",
+           "rotate_backward", "rows"]
 
 
 def fastest(plain):
-    """The spelling for the library that the first argument belongs to."""
+    """The spelling for the library that the arrays among the arguments belong to."""
     fast = getattr(cpu, plain.__name__)
 
     @wraps(plain)
-    def choose(x, *rest):
-        return fast(x, *rest) if isinstance(x, np.ndarray) else plain(x, *rest)
+    def choose(*arguments, **named):
+        on_cpu = any(isinstance(x, np.ndarray) for x in arguments)
+        return fast(*arguments, **named) if on_cpu else plain(*arguments, **named)
 
     return choose
 
 
 layer_norm, layer_norm_backward = fastest(ops.layer_norm), fastest(ops.layer_norm_backward)
+draw_mask, dropout, dropout_backward = (fastest(f) for f in (ops.draw_mask, ops.dropout, ops.dropout_backward))
 attention_core, attention_core_backward = fastest(ops.attention_core), fastest(ops.attention_core_backward)
 ACTIVATIONS = ops.ACTIVATIONS | {"gelu": (fastest(ops.gelu), fastest(ops.gelu_backward))}
 

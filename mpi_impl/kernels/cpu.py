@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.ops import rows
+from reference import counter_rng
+from reference.ops import Mask, rows
 
 TILE = 1 << 15            # elements: a few arrays of this size fit the second-level cache
 ATTENTION_ROWS = 128      # queries at a time; keys after the last of them are skipped
@@ -89,6 +90,74 @@ def layer_norm_backward(dy, weight, cache):
     return dx, dweight, dbias
 
 
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+def draw_mask(site, shape, like):
+    if site is None:
+        return None
+    keep = np.empty(shape, bool)
+    draw_rows(site, row_starts(site, shape, like).reshape(-1, 1), rows(keep))
+    return Mask(keep, site.scale)
+
+
+def dropout(x, site):
+    mask = draw_mask(site, x.shape, x)
+    return dropout_backward(x, mask), mask
+
+
+def dropout_backward(dy, mask):
+    if mask is None:
+        return dy
+    dx = np.empty(dy.shape, dy.dtype)
+    for dx_, dy_, keep_ in tiles(rows(dx), rows(dy), rows(mask.keep)):
+        np.multiply(dy_, keep_, out=dx_)
+        dx_ *= mask.scale
+    return dx
+
+
+def row_starts(site, shape, like):
+    """uint64 [..., 1]: where each row of an array of this shape starts in the whole array. The indices ascend."""
+    return counter_rng.indices((*shape[:-1], 1), site.whole, site.first, like)
+
+
+def draw_rows(site, start, keep):
+    """Fill keep [n, m], bool, for rows that start at the indices `start` [n, 1]: the bits of counter_rng.bits.
+
+    An index has 64 bits, but along a row only its low word changes, so that 32-bit arithmetic does.
+    """
+    n, m = keep.shape
+    column = np.arange(m, dtype=np.uint32)
+    words = np.empty((min(n, max(1, TILE // m)), m), np.uint32)
+    scratch = np.empty_like(words)
+    for keep_, start_ in tiles(keep, start):
+        x, scratch_ = words[:len(keep_)], scratch[:len(keep_)]
+        low, high = (start_ & 0xFFFFFFFF).astype(np.uint32), (start_ >> 32).astype(np.uint32)
+        np.add(low, column, out=x)
+        x ^= site.key[0]
+        scramble(x, scratch_)
+        x += high[:1] if high[0] == high[-1] else high                # a number is added faster than a column
+        x ^= site.key[1]
+        scramble(x, scratch_)
+        x += site.key[0]
+        scramble(x, scratch_)
+        np.greater_equal(x, site.threshold, out=keep_)
+        carries = (low + column[-1:] < low)[:, 0]                     # rows in which the low word begins again at 0
+        if carries.any():                                             # one row in 2^32 elements at most
+            index = start_[carries] + column
+            keep_[carries] = counter_rng.bits(site.key, index) >= site.threshold
+
+
+def scramble(x, scratch):
+    """counter_rng.scramble, in place."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        np.right_shift(x, shift, out=scratch)
+        x ^= scratch
+        x *= factor
+    np.right_shift(x, 16, out=scratch)
+    x ^= scratch
+
+
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
@@ -100,11 +169,14 @@ class AttentionCore(NamedTuple):
     v: Any
     probs: Any     # [b, a, s, s]
     causal: bool   # probs above the diagonal are 0
+    mask: Any      # a Mask of probs, not drawn above the diagonal; or None
 
 
-def attention_core(q, k, v, causal):
+def attention_core(q, k, v, causal, site=None):
     b, s, a, d = q.shape
-    context, probs = np.empty(q.shape, q.dtype), np.zeros((b, a, s, s), q.dtype)
+    context, probs, mask = np.empty(q.shape, q.dtype), np.zeros((b, a, s, s), q.dtype), None
+    if site is not None:
+        mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
     for i, j, block, keys in attention_blocks(b, s, a, causal):
         p = probs[i, j, block, :keys]
         np.matmul(q[i, block, j], k[i, :keys, j].T, out=p)            # [rows, d] @ [d, keys] -> [rows, keys]
@@ -114,18 +186,30 @@ def attention_core(q, k, v, causal):
         p -= p.max(1, keepdims=True)
         np.exp(p, out=p)
         p /= p.sum(1, keepdims=True)
+        if mask is not None:
+            keep = mask.keep[i, j, block, :keys]
+            draw_rows(site, starts[i, j, block], keep)
+            p = p * keep                                              # the scale comes last, where there is less to do
         np.matmul(p, v[i, :keys, j], out=context[i, block, j])        # [rows, keys] @ [keys, d] -> [rows, d]
-    return context, AttentionCore(q, k, v, probs, causal)
+    if mask is not None:
+        context *= mask.scale
+    return context, AttentionCore(q, k, v, probs, causal, mask)
 
 
 def attention_core_backward(dcontext, cache):
-    q, k, v, probs, causal = cache
+    q, k, v, probs, causal, mask = cache
     b, s, a, d = q.shape
     dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     for i, j, block, keys in attention_blocks(b, s, a, causal):
         p, dy = probs[i, j, block, :keys], dcontext[i, block, j]
-        dv[i, :keys, j] += p.T @ dy
-        dp = dy @ v[i, :keys, j].T                                    # forward: context = p @ v
+        dropped = p
+        if mask is not None:
+            keep = mask.keep[i, j, block, :keys]
+            dropped, dy = p * keep, dy * mask.scale
+        dv[i, :keys, j] += dropped.T @ dy
+        dp = dy @ v[i, :keys, j].T                                    # forward: context = dropped @ v * scale
+        if mask is not None:
+            dp *= keep                                                # forward: dropped = p * keep
         dp -= np.einsum("ij,ij->i", dp, p)[:, None]                   # forward: p = softmax(scores)
         dp *= p
         dp *= 1 / sqrt(d)

@@ -1,24 +1,35 @@
 """The transformer block on one tensor-parallel rank. Its textbook twin is reference/layers/block.py."""
+from mpi_impl.kernels import dropout_backward
+from mpi_impl.kernels import dropout as drop
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
-from reference.layers.block import CAUSAL, Block, BlockCache
+from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, CAUSAL, Block, BlockCache
 
 
-def block_forward(x, p: Block, c, rotary, region):
-    """x [b, s, h], alike on all ranks -> [b, s, h], alike on all ranks. c is the ModelConfig."""
+def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False):
+    """x [b, s, h], outside the regions -> [b, s, h], likewise. c is the ModelConfig."""
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, region)
-    x = x + y
+    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, region, dropout, selective)
+    x, mask_1 = add_branch(x, y, region, dropout, AFTER_ATTENTION)
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
     y, mlp = mlp_forward(normed, p.mlp, c.activation, region)
-    return x + y, BlockCache(norm_1, attention, norm_2, mlp)
+    x, mask_2 = add_branch(x, y, region, dropout, AFTER_MLP)
+    return x, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
 
 def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks."""
-    dnormed = mlp_backward(dy, p.mlp, cache.mlp, c.activation, grads.mlp, sink, region)
+    """dy [b, s, h], outside the regions -> dx [b, s, h], likewise."""
+    dnormed = mlp_backward(dropout_backward(dy, cache.mlp_mask), p.mlp, cache.mlp, c.activation, grads.mlp, sink,
+                           region)
     dy = dy + layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm,
                                   grads.post_attention_layernorm)
-    dnormed = attention_backward(dy, p.attention, cache.attention, grads.attention, sink, region)
+    dnormed = attention_backward(dropout_backward(dy, cache.attention_mask), p.attention, cache.attention,
+                                 grads.attention, sink, region)
     return dy + layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm, grads.input_layernorm)
+
+
+def add_branch(x, y, region, dropout, site):
+    """The residual sum, and dropout's mask, of this rank's positions."""
+    y, mask = drop(y, dropout and dropout.hidden(site, region.positions(x).start))
+    return x + y, mask

@@ -1,32 +1,38 @@
 """Embedding and logits on one rank, V/t words of the vocabulary. Its textbook twin is reference/layers/embedding.py."""
+from mpi_impl import kernels
 from mpi_impl.kernels import linear, lookup, lookup_backward
-from reference.layers.embedding import Embedding, local_ids, mask_padding
+from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_padding
 
 
-def embedding_forward(tokens, p: Embedding, region):
-    """tokens [b, s], alike on all ranks -> x [b, s, h], alike on all ranks."""
+def embedding_forward(tokens, p: Embedding, region, dropout=None):
+    """tokens [b, s], alike on all ranks -> x [b, s, h], outside the regions."""
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
     partial = lookup(ids, p.word) * held[..., None]          # zero for words that other ranks hold
     x = region.leave(partial, "embedding output")            # g: all-reduce forward
-    return (x if p.position is None else x + p.position[:tokens.shape[1]]), (ids, held)
+    positions = region.positions(x)
+    if p.position is not None:
+        x = x + p.position[positions]
+    x, mask = kernels.dropout(x, dropout and dropout.hidden(OUTPUT, positions.start))
+    return x, (ids, held, mask)
 
 
-def embedding_backward(dx, p: Embedding, cache, grads: Embedding, region):
-    """dx [b, s, h], alike on all ranks. Tokens have no gradient."""
-    ids, held = cache
+def embedding_backward(dx, cache, grads: Embedding, region):
+    """dx [b, s, h], outside the regions. Tokens have no gradient, and the tables' own values do not matter."""
+    ids, held, mask = cache
+    dx = kernels.dropout_backward(dx, mask)
     if grads.position is not None:
-        grads.position[:dx.shape[1]] += dx.sum(0)
+        grads.position[region.positions(dx)] += dx.sum(0)
     dx = region.leave_backward(dx, "embedding output")       # g: identity backward
     lookup_backward(dx * held[..., None], ids, grads.word)
 
 
 def logits_forward(x, word, vocab_size, region):
-    """x [b, s, h], alike on all ranks, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
-    x = region.enter(x, "logits input")                      # f: identity forward
-    return mask_padding(linear(x, word.T), region.rank * len(word), vocab_size), x
+    """x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
+    entered = region.enter(x, "logits input")                # f: identity forward
+    return mask_padding(linear(entered, word.T), region.rank * len(word), vocab_size), region.keep(x, entered)
 
 
-def logits_backward(dlogits, word, x, grads, sink, region):
-    """dlogits [b, s, V/t] -> dx [b, s, h], alike on all ranks. `grads` is the word table's [V/t, h]."""
-    sink(grads, dlogits, x)                                  # forward: logits = f(x) @ word^T
+def logits_backward(dlogits, word, kept, grads, sink, region):
+    """dlogits [b, s, V/t] -> dx [b, s, h], outside the region. `grads` is the word table's [V/t, h]."""
+    sink(grads, dlogits, region.again(kept, "logits input"))     # forward: logits = f(x) @ word^T
     return region.enter_backward(linear(dlogits, word), "logits input")   # f: all-reduce backward

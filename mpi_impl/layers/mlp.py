@@ -4,17 +4,17 @@ from reference.layers.mlp import MLP
 
 
 def mlp_forward(x, p: MLP, activation, region):
-    """x [b, s, h], alike on all ranks -> y [b, s, h], alike on all ranks."""
+    """x [b, s, h], outside the region -> y [b, s, h], likewise."""
     act, _ = ACTIVATIONS[activation]
-    x = region.enter(x, "mlp input")                         # f: identity forward
-    a, act_cache = act(linear(x, p.w_in, p.b_in))            # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
+    entered = region.enter(x, "mlp input")                   # f: identity forward
+    a, act_cache = act(linear(entered, p.w_in, p.b_in))      # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
     y = region.leave(linear(a, p.w_out), "mlp output")       # g: all-reduce of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
-    return y + p.b_out, (x, act_cache, a)                    # the bias once, after the sum
+    return y + p.b_out, (region.keep(x, entered), act_cache, a)   # the bias once, after the sum
 
 
 def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks."""
-    x, act_cache, a = cache
+    """dy [b, s, h], outside the region -> dx [b, s, h], likewise."""
+    kept, act_cache, a = cache
     _, act_backward = ACTIVATIONS[activation]
     # forward: y = g(a @ w_out) + b_out
     grads.b_out[...] += rows(dy).sum(0)
@@ -22,6 +22,6 @@ def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):
     sink(grads.w_out, a, dy)
     dz = act_backward(linear(dy, p.w_out.T), act_cache)
     # forward: a = act(f(x) @ w_in + b_in)
-    sink(grads.w_in, x, dz)
+    sink(grads.w_in, region.again(kept, "mlp input"), dz)
     grads.b_in[...] += rows(dz).sum(0)
     return region.enter_backward(linear(dz, p.w_in.T), "mlp input")   # f: all-reduce backward

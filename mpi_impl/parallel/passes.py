@@ -7,7 +7,9 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from reference.actions import Action
-from reference.config import ModelConfig
+from reference.config import ModelConfig, Recompute
+from reference.dropout import Dropout
+from reference.memory import array_bytes
 from reference.models.gpt import GPT, GPTCache, has_embedding, has_head
 
 
@@ -28,12 +30,17 @@ class ForwardPass:
     def forward(self, action: Action, x):
         """x [b, s, h] of the stage before -> x for the next; None of the last stage, which adds to the loss."""
         params, (tokens, targets) = self.params[action.stage], self.microbatches[action.microbatch]
-        y, cache = gpt_forward(tokens if has_embedding(params) else x, params, self.model, targets, self.region)
+        y, cache = gpt_forward(tokens if has_embedding(params) else x, params, self.model, targets, self.region,
+                               *self.training_only(action))
         self.keep(action, cache)
         if has_head(params, self.model):
             self.loss += y.sum(dtype=np.float64).item() * self.weight
             return None
         return y
+
+    def training_only(self, action: Action) -> tuple:
+        """In an evaluation nothing is dropped, and no layer keeps what a backward would need."""
+        return None, Recompute("full")
 
     def keep(self, action: Action, cache: GPTCache) -> None:
         """Nothing goes backward, so no cache is kept."""
@@ -43,17 +50,30 @@ class TrainingPass(ForwardPass):
     """Forward and backward, with gradients added to `grads`, by stage, through the sink."""
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
-                 microbatches: Sequence, weight: float, grads: dict[int, GPT], sink: ImmediateSink):
+                 microbatches: Sequence, weight: float, grads: dict[int, GPT], sink: ImmediateSink,
+                 dropouts: Sequence[Dropout], recompute: Recompute, measured: bool = False):
+        """`dropouts` are the microbatches'. If the run is `measured`, peak_bytes is the most that was held."""
         super().__init__(model, region, params, microbatches, weight)
-        self.grads, self.sink = grads, sink
+        self.grads, self.sink, self.dropouts, self.recompute = grads, sink, dropouts, recompute
+        self.measured, self.peak_bytes = measured, 0
         self.caches: dict[tuple[int, int], GPTCache] = {}  # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
         self.peak = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
 
+    def training_only(self, action: Action) -> tuple:
+        return self.dropouts[action.microbatch], self.recompute
+
     def keep(self, action: Action, cache: GPTCache) -> None:
         self.caches[action.stage, action.microbatch] = cache
         self.peak = max(self.peak, len(self.caches) + len(self.deferred))
+        self.measure()
+
+    def measure(self) -> None:
+        """What this rank holds now."""
+        if self.measured:
+            waiting = [sink.held() for sink in self.deferred.values()]
+            self.peak_bytes = max(self.peak_bytes, array_bytes([self.caches, waiting]))
 
     def backward(self, action: Action, dy):
         """dx of the stage after -> dx for the stage before, with all gradients."""
@@ -62,7 +82,9 @@ class TrainingPass(ForwardPass):
     def input_gradient(self, action: Action, dy):
         """The same, but the gradients of weight matrices wait for W. The others cost little, and are added now."""
         sink = self.deferred[action.stage, action.microbatch] = DeferredSink(self.sink)
-        return self.differentiate(action, dy, sink)
+        dx = self.differentiate(action, dy, sink)
+        self.measure()
+        return dx
 
     def weight_gradient(self, action: Action, _) -> None:
         """What the input gradient put off."""
@@ -72,5 +94,6 @@ class TrainingPass(ForwardPass):
         params, cache = self.params[action.stage], self.caches.pop((action.stage, action.microbatch))
         if has_head(params, self.model):
             targets = self.microbatches[action.microbatch][1]
-            dy = np.full_like(params.final_layernorm.weight, self.weight, shape=targets.shape)
+            probabilities = cache.head[-1][0]      # whose library and dtype the loss has
+            dy = np.full_like(probabilities, self.weight, shape=targets.shape)
         return gpt_backward(dy, params, cache, self.model, self.grads[action.stage], sink, self.region)

@@ -29,13 +29,17 @@ class DeferredSink:
     """Holds the calls, and so the activations: a backward is then a schedule's I, and `drain` is its W."""
 
     def __init__(self, sink: ImmediateSink):
-        self.sink, self.calls = sink, list[Callable]()
+        self.sink, self.calls = sink, list[partial]()
 
     def __call__(self, grad, x, dy) -> None:
         self.calls.append(partial(self.sink, grad, x, dy))
 
     def done(self, *grads) -> None:
         self.calls.append(partial(self.sink.done, *grads))
+
+    def held(self) -> list:
+        """The factors that wait."""
+        return [call.args[1:] for call in self.calls if call.func is self.sink]
 
     def drain(self) -> None:
         """Make the calls, in order."""

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
-from reference.config import (POSITION_EMBEDDINGS, ModelConfig, ParallelConfig, check_model_fits,
-                              number_of_microbatches, option, require_not_negative, require_positive)
+from reference.config import (POSITION_EMBEDDINGS, ModelConfig, ParallelConfig, Recompute, check_model_fits,
+                              check_sequence_fits, number_of_microbatches, option, require_not_negative,
+                              require_positive)
 from reference.errors import UserError
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules import SCHEDULES
@@ -15,9 +16,6 @@ MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a l
 
 # Megatron's options (and ours) for what is not built yet: refused, so that nobody believes they did something.
 NOT_YET = {
-    "ZeRO": "zero-stage use-distributed-optimizer cpu-offload",
-    "sequence parallelism": "sequence-parallel",
-    "activation recompute": "recompute-granularity recompute-method recompute-num-layers recompute-activations",
     "mixed precision": "fp16 bf16 loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis "
                        "fp16-lm-cross-entropy",
     "saving and loading": "save save-interval load load-hf save-hf",
@@ -41,9 +39,11 @@ class Settings:
             a.num_layers, a.hidden_size, a.num_attention_heads, vocab_size, a.max_position_embeddings,
             position_embedding_type=a.position_embedding_type, rotary_percent=a.rotary_percent,
             untie_embeddings_and_output_weights=a.untie_embeddings_and_output_weights,
-            init_method_std=a.init_method_std, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by)
+            init_method_std=a.init_method_std, hidden_dropout=a.hidden_dropout,
+            attention_dropout=a.attention_dropout, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by)
         check_model_fits(model, self.parallel)
-        stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
+        stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
+        check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
 
 
@@ -59,7 +59,7 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     check_schedule(args, parallel, microbatches)
     check_iterations(args)
     check_sequence(args)
-    check_dropout(args)
+    check_sequence_fits(args.seq_length, parallel)
     settings = Settings(args, parallel, optimizer_config(args), microbatches)
     settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
     return settings
@@ -79,7 +79,45 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
         world_size, args.tensor_model_parallel_size, p, pipeline_schedule=name,
         virtual_pipeline_size=None if each is None else virtual_size(each, args.num_layers, p),
         scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
-        ddp_bucket_size=args.ddp_bucket_size)
+        ddp_bucket_size=args.ddp_bucket_size, zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
+        sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
+        recompute=recompute(args))
+
+
+def zero_stage(args) -> int:
+    """Megatron's distributed optimizer is ZeRO-1."""
+    if args.use_distributed_optimizer and args.zero_stage not in (None, 1):
+        raise UserError(f"--use-distributed-optimizer is ZeRO-1, but --zero-stage is {args.zero_stage}. Give one of "
+                        "them.")
+    return 1 if args.use_distributed_optimizer else args.zero_stage or 0
+
+
+def cpu_offload(args) -> bool:
+    if args.offload_folder is not None and not args.cpu_offload:
+        raise UserError(f"--offload-folder is {args.offload_folder}, but nothing is offloaded. Add --cpu-offload.")
+    return args.cpu_offload
+
+
+def recompute(args) -> Recompute:
+    """Raises UserError for options that only `full` knows."""
+    granularity = args.recompute_granularity or ("selective" if args.recompute_activations else "none")
+    if args.recompute_activations and granularity != "selective":
+        raise UserError("--recompute-activations is --recompute-granularity selective, but that is "
+                        f"{granularity}. Give one of them.")
+    if granularity != "full":
+        for name in ("recompute_method", "recompute_num_layers"):
+            if getattr(args, name) is not None:
+                raise UserError(f"{option(name)} is {getattr(args, name)}, which belongs to --recompute-granularity "
+                                f"full, but that is {granularity}. Leave it out, or choose full.")
+    n = args.recompute_num_layers
+    return Recompute(granularity, args.recompute_method or "uniform", 1 if n is None else n)
+
+
+def check_recompute_fits(recompute: Recompute, layers: int) -> None:
+    """Raises UserError if no stage has as many layers as are to be recomputed."""
+    if recompute.num_layers > layers:
+        raise UserError(f"--recompute-num-layers is {recompute.num_layers}, but no stage has more layers than {layers}."
+                        f" Choose at most {layers}.")
 
 
 def virtual_size(each: int, num_layers: int, p: int) -> int:
@@ -95,7 +133,8 @@ def virtual_size(each: int, num_layers: int, p: int) -> int:
 
 def check_names(args) -> None:
     """Raises UserError for a file's name that is given and empty, as an unset variable of a script gives it."""
-    for name in ("data_path", "vocab_file", "merge_file", "data_cache_path", "metrics_file", "ledger", "plot", "trace"):
+    for name in ("data_path", "vocab_file", "merge_file", "data_cache_path", "metrics_file", "ledger", "plot", "trace",
+                 "offload_folder"):
         if getattr(args, name) == "":
             raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
 
@@ -139,13 +178,6 @@ def check_sequence(args) -> None:
                         f"--seq-length, which is {args.seq_length}.")
 
 
-def check_dropout(args) -> None:
-    for name in ("hidden_dropout", "attention_dropout"):
-        if getattr(args, name) != 0:
-            raise UserError(f"{option(name)} is {getattr(args, name)}, but only 0 is possible so far: dropout is not "
-                            "built yet.")
-
-
 def optimizer_config(args) -> OptimizerConfig:
     decay_iters = args.train_iters if args.lr_decay_iters is None else args.lr_decay_iters
     if args.lr_warmup_fraction is not None:
@@ -176,8 +208,10 @@ def parser() -> ArgumentParser:
                    help="the vocabulary is padded to a multiple of this x tensor-parallel size")
     g.add_argument("--untie-embeddings-and-output-weights", action="store_true")
     g.add_argument("--init-method-std", type=float, default=0.02)
-    g.add_argument("--hidden-dropout", type=float, default=0.0, help="only 0 so far")
-    g.add_argument("--attention-dropout", type=float, default=0.0, help="only 0 so far")
+    g.add_argument("--hidden-dropout", type=float, default=0.1,
+                   help="share that training drops of the embedding, and of what each branch adds")
+    g.add_argument("--attention-dropout", type=float, default=0.1,
+                   help="share that training drops of attention's probabilities")
 
     g = p.add_argument_group("parallelism")
     g.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="T",
@@ -193,8 +227,30 @@ def parser() -> ArgumentParser:
                    help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
     g.add_argument("--ddp-bucket-size", type=int, default=1 << 20, metavar="N",
                    help="elements of gradients that are summed over the replicas in one go")
+    g.add_argument("--sequence-parallel", action="store_true",
+                   help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
+    g.add_argument("--keep-gathered-inputs", action="store_true",
+                   help="with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
     g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
                    help="end the run when a rank has waited so long for another (for --verify, too)")
+
+    g = p.add_argument_group("memory")
+    g.add_argument("--zero-stage", type=int, metavar="N",
+                   help="what the replicas share out, rather than each keep all: optimizer states (1), gradients, too "
+                        "(2), parameters, too (3); default: 0, nothing")
+    g.add_argument("--use-distributed-optimizer", action="store_true", help="the same as --zero-stage 1")
+    g.add_argument("--cpu-offload", action="store_true",
+                   help="keep a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, in host "
+                        "memory that it does not compute in")
+    g.add_argument("--offload-folder", metavar="DIR", help="or keep them in files in this folder")
+    g.add_argument("--recompute-granularity", choices=("full", "selective"),
+                   help="of activations, keep only each layer's input (full), or all but attention's core (selective), "
+                        "and compute the rest again in the backward")
+    g.add_argument("--recompute-activations", action="store_true",
+                   help="the same as --recompute-granularity selective")
+    g.add_argument("--recompute-method", choices=("uniform", "block"),
+                   help="of full: in groups of N layers (uniform, the default), or N layers of each stage (block)")
+    g.add_argument("--recompute-num-layers", type=int, metavar="N", help="default: 1")
 
     g = p.add_argument_group("training")
     g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")

@@ -1,47 +1,64 @@
-"""Adam on one rank's flat buffers, with a global norm that counts every tensor once."""
+"""Adam on what a rank owns of the flat buffers, with a global norm that counts every tensor once."""
+from collections.abc import Iterator
 from math import sqrt
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
+from mpi_impl.parallel.buffers import Shard, Whole
+from reference.layout import Piece
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
-from reference.params import Layout, Segment
+
+TILE = 1 << 16      # elements at a time: they stay in the cache, and no more of a far shard is near at once
 
 
 class Adam:
-    """Moves a flat buffer of parameters along one of gradients, by the formulas of reference/optimizer.py."""
+    """Moves parameters along gradients, by the formulas of reference/optimizer.py, piece by piece."""
 
-    def __init__(self, params, layout: Layout, config: OptimizerConfig, counted: list[Segment]):
-        """`counted`: the tensors whose squares this rank adds to the norm, as counted_segments tells."""
-        self.params, self.layout, self.config, self.counted = params, layout, config, counted
-        self.m, self.v = np.zeros_like(params), np.zeros_like(params)
+    def __init__(self, pieces: list[Piece], params: Whole, moments: tuple[Shard, Shard], config: OptimizerConfig,
+                 counted: list[Piece]):
+        """`counted`: the pieces whose squares this rank adds to the norm, as counted_pieces tells."""
+        self.pieces, self.params, self.config, self.counted = pieces, params, config, counted
+        self.m, self.v = moments
         self.iteration = 0
 
-    def step(self, grads, model: Group) -> tuple[float, float]:
-        """Clips grads in place, moves the parameters -> the norm before clipping, and the learning rate used."""
+    def step(self, grads: Whole, everyone: Group) -> tuple[float, float]:
+        """Clips grads in place, moves the parameters -> the norm before clipping, and the learning rate used.
+
+        `everyone` are the ranks that own the model between them.
+        """
         self.iteration += 1
-        norm, rate = global_norm(grads, self.counted, model), learning_rate(self.config, self.iteration)
+        norm, rate = global_norm(grads, self.counted, everyone), learning_rate(self.config, self.iteration)
         clip = clip_coefficient(norm, self.config.clip_grad)
-        if clip < 1:
-            grads *= clip
-        for segment in self.layout.segments:
-            at = segment.slice
-            adam_update(self.params[at], grads[at], self.m[at], self.v[at], self.iteration, rate,
-                        segment.tensor.decay, self.config)
+        for piece, at in tiles(self.pieces):
+            grad = grads.load(piece, at)
+            if clip < 1:
+                grad *= clip
+            param, m, v = (buffer.load(piece, at) for buffer in (self.params, self.m, self.v))
+            adam_update(param, grad, m, v, self.iteration, rate, piece.segment.tensor.decay, self.config)
+            for buffer, values in ((self.params, param), (self.m, m), (self.v, v)):
+                buffer.store(piece, values, at)
         return norm, rate
 
 
-def global_norm(grads, counted: list[Segment], model: Group) -> float:
-    """The norm of the whole model's gradient, from the flat buffers of the ranks that hold it between them."""
-    squares = sum(sum_of_squares(grads[segment.slice]) for segment in counted)
-    return sqrt(model.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
+def tiles(pieces: list[Piece]) -> Iterator[tuple[Piece, slice]]:
+    """Every piece, TILE elements at a time."""
+    for piece in pieces:
+        for start in range(0, piece.own.stop - piece.own.start, TILE):
+            yield piece, slice(start, start + TILE)
 
 
-def counted_segments(layout: Layout, tensor_rank: int, counted_elsewhere: str) -> list[Segment]:
-    """What a rank adds to the norm, so that the sum over a replica's ranks counts every tensor once.
+def global_norm(grads: Whole, counted: list[Piece], everyone: Group) -> float:
+    """The norm of the whole model's gradient, from what each rank owns of it."""
+    squares = sum(sum_of_squares(grads.load(piece)) for piece in counted)
+    return sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
+
+
+def counted_pieces(pieces: list[Piece], tensor_rank: int, counted_elsewhere: str) -> list[Piece]:
+    """What a rank adds to the norm, so that the sum over all that own the model counts every element once.
 
     Of a split tensor each of t ranks has a part; a replicated one is alike on all of them, and the first one counts it.
     `counted_elsewhere` is the name of a tensor of which another pipeline rank counts its copy, or "".
     """
-    return [segment for segment in layout.segments
-            if segment.name != counted_elsewhere and (segment.tensor.split is not None or tensor_rank == 0)]
+    return [piece for piece in pieces if piece.segment.name != counted_elsewhere
+            and (piece.segment.tensor.split is not None or tensor_rank == 0)]

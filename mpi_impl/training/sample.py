@@ -1,6 +1,7 @@
 """Text from the model that was just trained, token by token, on all ranks of one replica."""
 import numpy as np
 
+from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.gpt import gpt_logits
 from mpi_impl.training.trainer import Trainer
 from reference.actions import Action
@@ -33,16 +34,16 @@ def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[in
 
 def last_logits(trainer: Trainer, context):
     """Tokens [1, s] -> logits [V] after the last of them, on the last stage's ranks; None on the others."""
-    found = []
+    found, region = [], TensorParallelRegion(trainer.topology.tensor)     # any number of positions: they are not cut
 
     def forward(action: Action, x):
         params = trainer.stage_params[action.stage]
-        y = gpt_logits(context if has_embedding(params) else x, params, trainer.model, trainer.region)
+        y = gpt_logits(context if has_embedding(params) else x, params, trainer.model, region)
         if not has_head(params, trainer.model):
             return y
-        found.append(trainer.region.group.all_gather(y[:, -1], -1, "logits of the last position")[0])   # padding: -inf
+        found.append(region.group.all_gather(y[:, -1], -1, "logits of the last position")[0])   # padding: -inf
         return None
 
-    trainer.pipeline("evaluation", 1).play({"F": forward}, trainer.flat_params,
+    trainer.pipeline("evaluation", 1).play({"F": forward}, trainer.near,
                                            (*context.shape, trainer.model.hidden_size), phases={"F": "sampling"})
     return found[0] if found else None

@@ -4,19 +4,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
-from mpi_impl.parallel.data_parallel import GradientReduction
+from mpi_impl.files import writing
+from mpi_impl.parallel.buffers import FarShard, Shard, Whole
+from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.training.optimizer import Adam, counted_segments
+from mpi_impl.parallel.zero import Parameters, ScatteredGradients, ShardedGradients, ShardedParameters
+from mpi_impl.training.optimizer import Adam, counted_pieces
 from reference.config import ModelConfig
+from reference.data_parallel import samples_of
+from reference.dropout import Dropout
+from reference.layout import Piece
 from reference.models.gpt import gpt_stage, gpt_tensors, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
-from reference.params import HOST, Layout, assign, initialize_shard, tree_map
+from reference.params import HOST
 from reference.schedules import evaluation_schedule
-from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.stages import layers_of_rank, layout_of, schedule_of, stages_of_ranks
 
 
 class StepResult(NamedTuple):
@@ -27,39 +34,70 @@ class StepResult(NamedTuple):
     learning_rate: float
 
 
+class Held(NamedTuple):
+    """Bytes that a rank holds from step to step, and at most at once for a while."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    far: int                  # of parameters and optimizer, in far memory; not in those above
+    gathered: int             # for a while: units that ZeRO-3 has gathered
+    unreduced: int            # for a while: gradients that ZeRO-2 and 3 have yet to send
+    activations: int          # for a while: caches, and what waits for W; 0 if they were not measured
+
+
 class Trainer:
-    """The parameters, gradients and moments of one rank, each a flat buffer with a tree of views."""
+    """One rank's parameters, gradients and moments, over one layout of flat buffers, and the steps that move them."""
 
-    def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, topology: Topology, seed: int, dtype, like=HOST):
-        """`like` is an array of the library that the buffers shall belong to. Raises UserError for too few layers."""
-        self.model, self.topology, self.ledger = model, topology, topology.world.ledger
-        self.region = TensorParallelRegion(topology.tensor)
+    def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, topology: Topology, seed: int, dtype, like=HOST,
+                 far_folder: str | None = None):
+        """`like` is an array of the library that the buffers shall belong to. With --cpu-offload shards are in files
+        in `far_folder`, or without one in host memory. Raises UserError for too few layers.
+        """
+        self.model, self.topology, self.ledger, self.seed = model, topology, topology.world.ledger, seed
+        self.near, self.far_folder = np.empty_like(like, shape=0, dtype=dtype), far_folder
+        self.region = region_of(topology.tensor, topology.config)
         self.stages_of_ranks, t = stages_of_ranks(model, topology.config), topology.tensor.size
-        stages, last = self.stages_of_ranks[topology.place.pipeline], model.num_layers - 1
+        self.stages, last = self.stages_of_ranks[topology.place.pipeline], model.num_layers - 1
         self.last_rank = next(r for r, held in enumerate(self.stages_of_ranks) if last in layers_of_rank(held))
-        tensors = gpt_tensors(model, layers_of_rank(stages))
-        self.layout = Layout(tensors, t)
-        self.flat_params = np.zeros_like(like, shape=self.layout.size, dtype=dtype)
-        self.flat_grads = np.zeros_like(self.flat_params)
-        self.params, self.grads = self.layout.views(self.flat_params), self.layout.views(self.flat_grads)
-        tree_map(assign, self.params, initialize_shard(tensors, seed, dtype, t, topology.tensor.rank, like))
-        self.stage_params, self.stage_grads = ({stage: gpt_stage(tree, layers) for stage, layers in stages.items()}
-                                               for tree in (self.params, self.grads))
-        self.tie_word_table()
-        self.reduction = GradientReduction(self.flat_grads, self.grads, self.layout, topology.data,
-                                           topology.config.ddp_bucket_size, self.contributions)
-        self.optimizer = Adam(self.flat_params, self.layout, optimizer,
-                              counted_segments(self.layout, topology.tensor.rank, self.counted_elsewhere))
+        tensors = gpt_tensors(model, layers_of_rank(self.stages))
+        self.layout = layout_of(tensors, topology.config)
+        self.tie_word_table(tensors)
+        self.parameters = self.make_parameters()
+        self.parameters.initialize(tensors, seed, t, topology.tensor.rank)
+        gradients = (Gradients, ScatteredGradients, ShardedGradients, ShardedGradients)[topology.config.zero_stage]
+        self.gradients = gradients(self.layout, topology.data, self.contributions, self.near)
+        self.stage_params, self.stage_grads = (
+            {stage: gpt_stage(units, layers) for stage, layers in self.stages.items()}
+            for units in (self.parameters.units(tensors), self.gradients.units(tensors)))
+        self.pieces = self.layout.pieces(topology.data.rank % topology.config.shards)
+        self.optimizer = Adam(self.pieces, self.parameters.own, (self.own_shard(), self.own_shard()), optimizer,
+                              counted_pieces(self.pieces, topology.tensor.rank, self.counted_elsewhere))
+        # The ranks that own one model between them: a replica's, or with ZeRO all.
+        self.owners = topology.world if topology.config.zero_stage else topology.model
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
-        self.peak_caches = 0        # the most that this rank held at once in the last step
+        self.peak_caches = 0                        # the most that this rank held at once in the last step
+        self.measured, self.peak_activations = False, 0     # in bytes, in the last step that was to be measured
 
-    def tie_word_table(self) -> None:
+    def make_parameters(self) -> Parameters:
+        if self.topology.config.zero_stage == 3:
+            return ShardedParameters(self.layout, self.topology.data, self.own_shard(), self.near)
+        return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(self.near, shape=self.layout.size)))
+
+    def own_shard(self) -> Shard:
+        """A buffer for what this rank owns, of zeros."""
+        if self.topology.config.cpu_offload:
+            with writing(self.far_folder or "far memory"):
+                return FarShard(self.layout.shard_size, self.near.dtype, self.near, self.far_folder)
+        return Shard(np.zeros_like(self.near, shape=self.layout.shard_size))
+
+    def tie_word_table(self, tensors) -> None:
         """Tied logits read the embedding's table, so the first stage uses it, and the last.
 
         If both are on one rank, the table gets two contributions a microbatch. If they are on two, each has a copy: the
         copies' gradients are summed over `embedding_group`, and only the first counts in the norm.
         """
-        first, last = has_embedding(self.params), has_head(self.params, self.model)
+        first, last = has_embedding(tensors), has_head(tensors, self.model)
         tied = not self.model.untie_embeddings_and_output_weights
         self.contributions = {"embedding.word": 2} if tied and first and last else {}
         self.embedding_group = self.topology.embedding if tied and first != last else None
@@ -67,21 +105,51 @@ class Trainer:
 
     def step(self, microbatches: Sequence, global_batch_size: int) -> StepResult:
         """One step on this replica's microbatches, pairs of tokens and targets [b, s], of a batch of B sequences."""
-        self.flat_grads[...] = 0
-        self.reduction.expect(len(microbatches))
+        self.gradients.expect(len(microbatches))
         work = TrainingPass(self.model, self.region, self.stage_params, microbatches,
-                            weight_of(microbatches, global_batch_size),
-                            self.stage_grads, ImmediateSink(self.reduction.contributed))
-        self.pipeline("training", len(microbatches)).play(work.compute, self.flat_params, self.shape(microbatches))
+                            weight_of(microbatches, global_batch_size), self.stage_grads,
+                            ImmediateSink(self.gradients.contributed), self.dropouts(microbatches),
+                            self.topology.config.recompute, self.measured)
+        self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
         self.peak_caches = work.peak
+        if self.measured:
+            self.peak_activations = work.peak_bytes
         with self.ledger.phase("reduction"):
-            self.reduction.finish()
-            if self.embedding_group:
-                self.embedding_group.all_reduce(self.grads.embedding.word, "tied embedding")
+            self.gradients.finish()
+            self.sum_copies()
             loss = self.whole_loss(work.loss)
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
-            norm, rate = self.optimizer.step(self.flat_grads, self.topology.model)
+            norm, rate = self.optimizer.step(self.gradients.own, self.owners)
+            if self.topology.config.zero_stage:
+                self.parameters.publish()
         return StepResult(loss, norm, rate)
+
+    def dropouts(self, microbatches: Sequence) -> list[Dropout]:
+        """What is dropped from each of this replica's microbatches, in the step that now begins."""
+        b, (replica, d) = len(microbatches[0][0]), (self.topology.place.data, self.topology.data.size)
+        return [Dropout(self.model, self.seed, self.optimizer.iteration + 1, samples_of(replica, k, d, b).start)
+                for k in range(len(microbatches))]
+
+    def sum_copies(self) -> None:
+        """Add up gradients that several ranks have a part of, although each holds the whole tensor.
+
+        Two stages use the tied word table. With sequence parallelism every tensor-parallel rank has applied norms,
+        biases of row-parallel layers and positions to its own part of the sequence.
+        """
+        if self.embedding_group:
+            self.sum_pieces(self.embedding_group, "tied embedding",
+                            [piece for piece in self.pieces if piece.segment.name == "embedding.word"])
+        if self.topology.config.sequence_parallel:
+            self.sum_pieces(self.topology.tensor, "replicated gradients",
+                            [piece for piece in self.pieces if piece.segment.tensor.split is None])
+
+    def sum_pieces(self, group: Group, reason: str, pieces: list[Piece]) -> None:
+        """All in one call. The group's ranks own the same part of these tensors, which may be none."""
+        if pieces:
+            total = group.all_reduce(np.concatenate([self.gradients.own.load(piece) for piece in pieces]), reason)
+            ends = np.cumsum([piece.own.stop - piece.own.start for piece in pieces]).tolist()
+            for piece, part in zip(pieces, np.split(total, ends[:-1]), strict=True):
+                self.gradients.own.load(piece)[...] = part
 
     def evaluate(self, microbatches: Sequence, global_batch_size: int) -> float:
         """The mean loss over a global batch of which this replica has these microbatches; nothing is learned."""
@@ -89,7 +157,7 @@ class Trainer:
             work = ForwardPass(self.model, self.region, self.stage_params, microbatches,
                                weight_of(microbatches, global_batch_size))
             self.pipeline("evaluation", len(microbatches)).play(
-                work.compute, self.flat_params, self.shape(microbatches), phases={"F": "evaluation"})
+                work.compute, self.near, self.shape(microbatches), phases={"F": "evaluation"})
             return self.whole_loss(work.loss)
 
     def whole_loss(self, loss: float) -> float:
@@ -106,8 +174,23 @@ class Trainer:
         return self.pipelines[purpose, m]
 
     def shape(self, microbatches: Sequence) -> tuple[int, int, int]:
-        """[b, s, h] of what goes from stage to stage."""
-        return (*microbatches[0][0].shape, self.model.hidden_size)
+        """[b, s, h] of what goes from stage to stage, or [b, s/t, h] where the sequence is cut."""
+        b, s = microbatches[0][0].shape
+        return b, s // (self.region.size if self.topology.config.sequence_parallel else 1), self.model.hidden_size
+
+    def whole(self, buffer: Whole):
+        """The flat buffer [layout.size], like a NumPy array, of which the replicas own parts; called by all of them."""
+        flat = np.zeros_like(self.near, shape=self.layout.size)
+        for piece in self.pieces:
+            flat[piece.whole] = buffer.load(piece)
+        return self.topology.data.all_reduce(flat, "all parts") if self.topology.config.shards > 1 else flat
+
+    def held(self) -> Held:
+        """What this rank holds, as its arrays say."""
+        parameters, moments = self.parameters.own, (self.optimizer.m, self.optimizer.v)
+        return Held(parameters.near_bytes, self.gradients.own.near_bytes, sum(m.near_bytes for m in moments),
+                    sum(buffer.far_bytes for buffer in (parameters, *moments)), self.parameters.whole_bytes,
+                    self.gradients.whole_bytes, self.peak_activations)
 
 
 def weight_of(microbatches: Sequence, global_batch_size: int) -> float:

@@ -47,7 +47,7 @@ class Verifier:
 
     def __init__(self, trainer: Trainer, optimizer, seed: int):
         self.trainer, self.world = trainer, trainer.topology.world
-        self.dtype = trainer.flat_params.dtype
+        self.dtype = trainer.near.dtype
         self.worst = Difference(0.0, 0.0, 0.0)
         if self.world.rank == 0:
             self.layouts = layouts_of_ranks(trainer.model, trainer.topology.config)
@@ -61,8 +61,8 @@ class Verifier:
         Raises UserError, on all ranks alike, if they are further apart than the tolerance.
         """
         with self.world.ledger.phase("verification"):
-            grads = self.of_all_ranks(self.trainer.flat_grads, "gradients of all ranks")
-            params = self.of_all_ranks(self.trainer.flat_params, "weights of all ranks")
+            grads = self.of_all_ranks(self.trainer.whole(self.trainer.gradients.own), "gradients of all ranks")
+            params = self.of_all_ranks(self.trainer.whole(self.trainer.parameters.own), "weights of all ranks")
         found = self.world.from_first(lambda: self.compare(tokens, targets, result, grads, params),
                                       "the textbook's step")
         self.worst = Difference(*map(max, self.worst, found))

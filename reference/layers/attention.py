@@ -3,13 +3,13 @@
 Heads do not speak to one another until the output projection, so a rank takes a/t heads from beginning to end:
 its columns of Q, K and V, its own softmax, and the rows of the output projection that read its heads.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.collectives import f, f_backward, g, g_backward
-from reference.ops import attention_core, attention_core_backward, linear, linear_backward, rotate, rotate_backward
+from reference.ops import (attention_core, attention_core_backward, linear, linear_backward, rotate, rotate_backward,
+                           rows)
 from reference.params import bias, weight
 
 
@@ -27,9 +27,19 @@ class AttentionCache(NamedTuple):
     """What the backward needs of one rank's heads."""
 
     x: Any         # [b, s, h]
-    core: Any      # an AttentionCore
+    core: Any      # an AttentionCore, or with selective recompute the CoreInputs
     context: Any   # [b, s, h/t]
     rotary: Any    # cos and sin of the angles that q and k were turned by, or None
+
+
+class CoreInputs(NamedTuple):
+    """The arguments of ops.attention_core."""
+
+    q: Any         # [b, s, a/t, d]
+    k: Any
+    v: Any
+    causal: bool
+    site: Any      # where dropout draws, or None
 
 
 def attention_tensors(c):
@@ -39,9 +49,12 @@ def attention_tensors(c):
                      weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
-def attention_forward(x, p, causal, rotary):
-    """x [b, s, h] -> y [b, s, h]. `rotary` is None, or `ops.rotary_cos_sin` for s positions."""
-    partial, cache = heads_forward(x, p, causal, rotary)
+def attention_forward(x, p, causal, rotary, dropout=None, selective=False):
+    """x [b, s, h] -> y [b, s, h]. `rotary` is None, or `ops.rotary_cos_sin` for s positions.
+
+    `dropout` is a Dropout, or None where nothing is dropped. With `selective` recompute the core is not kept.
+    """
+    partial, cache = heads_forward(x, p, causal, rotary, dropout, selective)
     return partial + p.b_out, cache
 
 
@@ -51,7 +64,7 @@ def attention_backward(dy, p, cache):
     # forward: y = context @ w_out + b_out
     dcontext, dw_out, db_out = linear_backward(dy, context, p.w_out)
     # forward: context = attention_core(rotate(q), rotate(k), v)
-    dq, dk, dv = attention_core_backward(dcontext.reshape(*x.shape[:2], *p.b_qkv.shape[1:]), core)
+    dq, dk, dv = attention_core_backward(dcontext.reshape(*x.shape[:2], *p.b_qkv.shape[1:]), core_again(core))
     if rotary is not None:
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
     # forward: q, k, v = x @ w_qkv + b_qkv
@@ -60,33 +73,46 @@ def attention_backward(dy, p, cache):
     return dx, Attention(dw_qkv.reshape(p.w_qkv.shape), db_qkv.reshape(p.b_qkv.shape), dw_out, db_out)
 
 
-def heads_forward(x, p, causal, rotary):
+def heads_forward(x, p, causal, rotary, dropout, selective, first_head=0):
     """The heads in p, all or a rank's share: x [b, s, h] -> their part of the output, [b, s, h], before the bias."""
     b, s, h = x.shape
     qkv = linear(x, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
     q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
     if rotary is not None:
         q, k = rotate(q, rotary), rotate(k, rotary)
-    context, core = attention_core(q, k, v, causal)                           # [b, s, a/t, d]
+    inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head))
+    context, core = attention_core(*inputs)                                   # [b, s, a/t, d]
     context = context.reshape(b, s, -1)
-    return linear(context, p.w_out), AttentionCache(x, core, context, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
+    cache = AttentionCache(x, inputs if selective else core, context, rotary)
+    return linear(context, p.w_out), cache                                    # [b, s, h/t] @ [h/t, h] -> [b, s, h]
 
 
-def sharded_attention_forward(x, shards, causal, rotary):
-    """x [b, s, h], alike on all ranks -> y [b, s, h], alike on all ranks."""
-    partial, caches = [], []
-    for x_i, p in zip(f(x, len(shards)), shards):
-        y, cache = heads_forward(x_i, p, causal, rotary)
+def core_again(core):
+    """The core's cache, as it was kept; or computed again from the core's inputs (Korthikanti et al. 2022, section 5).
+
+    What it keeps grows with s^2, and takes few operations to get: nowhere else is so much memory so cheap.
+    """
+    return attention_core(*core)[1] if isinstance(core, CoreInputs) else core
+
+
+def sharded_attention_forward(xs, shards, causal, rotary, region, dropout=None, selective=False):
+    """Each rank's x [b, s, h], as it is outside the region -> its y, likewise."""
+    entered, partial, caches = region.enter(xs), [], []                  # f
+    for rank, (x, p) in enumerate(zip(entered, shards)):
+        y, cache = heads_forward(x, p, causal, rotary, dropout, selective, first_head=rank * p.b_qkv.shape[1])
         partial.append(y)
-        caches.append(cache)
-    return g(partial) + shards[0].b_out, caches                          # the bias once, after the sum
+        caches.append(cache._replace(x=None))
+    ys = [y + p.b_out for y, p in zip(region.leave(partial), shards)]    # g, and the bias once, after the sum
+    return ys, (region.keep(xs, entered), caches)
 
 
-def sharded_attention_backward(dy, shards, caches):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and each rank's gradients."""
+def sharded_attention_backward(dys, shards, cache, region):
+    """Each rank's dy [b, s, h], as it is outside the region -> its dx, likewise, and its gradients."""
+    kept, caches = cache
+    db_outs = [rows(dy).sum(0) for dy in dys]                            # forward: y = g(...) + b_out
     partial, grads = [], []
-    for dy_i, p, cache in zip(g_backward(dy, len(shards)), shards, caches):
-        dx, grad = attention_backward(dy_i, p, cache)
+    for dy, p, x, cache, db_out in zip(region.leave_backward(dys), shards, region.again(kept), caches, db_outs):
+        dx, grad = attention_backward(dy, p, cache._replace(x=x))
         partial.append(dx)
-        grads.append(grad)
-    return f_backward(partial), grads
+        grads.append(replace(grad, b_out=db_out))
+    return region.enter_backward(partial), grads

@@ -1,12 +1,14 @@
 """The transformer block, layer norm before each branch (pre-LN): x + attention(norm(x)), then x + mlp(norm(x)).
 
-Under tensor parallelism every rank computes the norms and the residual sums alike, on all of x: cheaper than sending
-anything (Shoeybi et al. 2019, section 3). So a block costs two all-reduces forward (g after attention, g after the
-MLP) and two backward (f before each).
+In training, dropout hides some of what a branch gives before it is added. Under tensor parallelism every rank computes
+the norms and the residual sums alike, on all of x: cheaper than sending anything (Shoeybi et al. 2019, section 3). So a
+block costs two all-reduces forward (g after attention, g after the MLP) and two backward (f before each). Sequence
+parallelism cuts each in two, and what stands between the halves is done on 1/t of the positions.
 """
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from reference import ops
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
 from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_norm_forward, layer_norm_tensors
@@ -14,6 +16,7 @@ from reference.layers.mlp import (MLP, mlp_backward, mlp_forward, mlp_tensors, s
                                   sharded_mlp_forward)
 
 CAUSAL = True   # a GPT's block: a position sees itself and what is before it
+AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of dropout's sites
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,14 @@ class Block:
 
 
 class BlockCache(NamedTuple):
-    """The caches of the four layers."""
+    """The caches of the four layers, and the masks of dropout after each branch; in the sharded block lists of them."""
 
     input_layernorm: Any
     attention: Any
+    attention_mask: Any
     post_attention_layernorm: Any
     mlp: Any
+    mlp_mask: Any
 
 
 def block_tensors(c):
@@ -40,46 +45,73 @@ def block_tensors(c):
     return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
 
 
-def block_forward(x, p, c, rotary):
-    """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None."""
+def block_forward(x, p, c, rotary, dropout=None, selective=False):
+    """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None.
+
+    `dropout` is this layer's Dropout, or None where nothing is dropped; for `selective` see attention_forward.
+    """
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary)
+    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, dropout, selective)
+    y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
     x = x + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
     y, mlp = mlp_forward(normed, p.mlp, c.activation)
-    return x + y, BlockCache(norm_1, attention, norm_2, mlp)
+    y, mask_2 = ops.dropout(y, dropout and dropout.hidden(AFTER_MLP))
+    return x + y, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
 
 def block_backward(dy, p, cache, c):
     """dy [b, s, h] -> dx [b, s, h] and the gradients, as a Block. A residual passes dy on, and a branch adds to it."""
-    dnormed, mlp = mlp_backward(dy, p.mlp, cache.mlp, c.activation)
+    dnormed, mlp = mlp_backward(ops.dropout_backward(dy, cache.mlp_mask), p.mlp, cache.mlp, c.activation)
     dx, norm_2 = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm)
     dy = dy + dx
-    dnormed, attention = attention_backward(dy, p.attention, cache.attention)
+    dnormed, attention = attention_backward(ops.dropout_backward(dy, cache.attention_mask), p.attention,
+                                            cache.attention)
     dx, norm_1 = layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm)
     return dy + dx, Block(norm_1, attention, norm_2, mlp)
 
 
-def sharded_block_forward(x, shards, c, rotary):
-    """x [b, s, h], alike on all ranks -> [b, s, h], alike on all ranks.
-
-    Norms and residual sums stand here once, for every rank computes the same.
-    """
-    p, attentions, mlps = shards[0], [shard.attention for shard in shards], [shard.mlp for shard in shards]
-    normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = sharded_attention_forward(normed, attentions, CAUSAL, rotary)
-    x = x + y
-    normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
-    y, mlp = sharded_mlp_forward(normed, mlps, c.activation)
-    return x + y, BlockCache(norm_1, attention, norm_2, mlp)
+# ---- on t ranks -----------------------------------------------------------------------------------------------------
 
 
-def sharded_block_backward(dy, shards, cache, c):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and each rank's gradients."""
-    p, attentions, mlps = shards[0], [shard.attention for shard in shards], [shard.mlp for shard in shards]
-    dnormed, mlp = sharded_mlp_backward(dy, mlps, cache.mlp, c.activation)
-    dx, norm_2 = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm)
-    dy = dy + dx
-    dnormed, attention = sharded_attention_backward(dy, attentions, cache.attention)
-    dx, norm_1 = layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm)
-    return dy + dx, [Block(norm_1, a, norm_2, m) for a, m in zip(attention, mlp)]
+def sharded_block_forward(xs, shards, c, rotary, region, dropout=None, selective=False):
+    """Each rank's x [b, s, h], as it is outside the regions -> likewise."""
+    normed, norm_1 = norms_forward(xs, [p.input_layernorm for p in shards], c)
+    ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], CAUSAL, rotary, region, dropout,
+                                              selective)
+    xs, mask_1 = add_branch(xs, ys, region, dropout, AFTER_ATTENTION)
+    normed, norm_2 = norms_forward(xs, [p.post_attention_layernorm for p in shards], c)
+    ys, mlp = sharded_mlp_forward(normed, [p.mlp for p in shards], c.activation, region)
+    xs, mask_2 = add_branch(xs, ys, region, dropout, AFTER_MLP)
+    return xs, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
+
+
+def sharded_block_backward(dys, shards, cache, c, region):
+    """Each rank's dy [b, s, h], as it is outside the regions -> its dx, likewise, and its gradients."""
+    masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.mlp_mask)]
+    dnormed, mlp = sharded_mlp_backward(masked, [p.mlp for p in shards], cache.mlp, c.activation, region)
+    dxs, norm_2 = norms_backward(dnormed, [p.post_attention_layernorm for p in shards], cache.post_attention_layernorm)
+    dys = [dy + dx for dy, dx in zip(dys, dxs)]
+    masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.attention_mask)]
+    dnormed, attention = sharded_attention_backward(masked, [p.attention for p in shards], cache.attention, region)
+    dxs, norm_1 = norms_backward(dnormed, [p.input_layernorm for p in shards], cache.input_layernorm)
+    return [dy + dx for dy, dx in zip(dys, dxs)], [Block(*grads) for grads in zip(norm_1, attention, norm_2, mlp)]
+
+
+def norms_forward(xs, shards, c):
+    """A layer norm of what each rank holds."""
+    return map(list, zip(*[layer_norm_forward(x, p, c.layernorm_epsilon) for x, p in zip(xs, shards)]))
+
+
+def norms_backward(dys, shards, caches):
+    return map(list, zip(*[layer_norm_backward(*one) for one in zip(dys, shards, caches)]))
+
+
+def add_branch(xs, ys, region, dropout, site):
+    """The residual sum of what each rank holds, and dropout's masks: of those positions."""
+    sums, masks = [], []
+    for x, y, positions in zip(xs, ys, region.positions(xs)):
+        y, mask = ops.dropout(y, dropout and dropout.hidden(site, positions.start))
+        sums.append(x + y)
+        masks.append(mask)
+    return sums, masks

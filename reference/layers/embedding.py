@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from reference.collectives import f, f_backward, g, g_backward
+from reference import ops
 from reference.ops import linear, linear_backward, lookup, lookup_backward
 from reference.params import weight
+
+OUTPUT = "embedding output"      # the name of dropout's site
 
 
 @dataclass(frozen=True)
@@ -40,44 +42,56 @@ def word_tensor(c):
 # ---- from words to vectors ------------------------------------------------------------------------------------------
 
 
-def embedding_forward(tokens, p):
-    """tokens [b, s] -> x [b, s, h]."""
+def embedding_forward(tokens, p, dropout=None):
+    """tokens [b, s] -> x [b, s, h]. `dropout` is a Dropout, or None where nothing is dropped."""
     x = lookup(tokens, p.word)
-    return (x if p.position is None else x + p.position[:tokens.shape[1]]), tokens
+    if p.position is not None:
+        x = x + p.position[:tokens.shape[1]]
+    x, mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT))
+    return x, (tokens, mask)
 
 
 def embedding_backward(dx, p, cache):
-    """dx [b, s, h] -> the gradients, as an Embedding. Tokens, which are the cache, have no gradient."""
-    return Embedding(lookup_backward(dx, cache, np.zeros_like(p.word)), position_gradient(dx, p.position))
+    """dx [b, s, h] -> the gradients, as an Embedding. Tokens have no gradient."""
+    tokens, mask = cache
+    dx = ops.dropout_backward(dx, mask)
+    return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)),
+                     position_gradient(dx, p.position, slice(0, dx.shape[1])))
 
 
-def position_gradient(dx, position):
-    """Position n was added to every sample's n-th word."""
+def position_gradient(dx, position, positions):
+    """Position n was added to every sample's n-th word: dx [b, n, h] of these positions -> dposition."""
     if position is None:
         return None
     dposition = np.zeros_like(position)
-    dposition[:dx.shape[1]] = dx.sum(0)
+    dposition[positions] = dx.sum(0)
     return dposition
 
 
-def sharded_embedding_forward(tokens, shards):
-    """tokens [b, s], alike on all ranks -> x [b, s, h], alike on all ranks."""
-    partial, caches = [], []
+def sharded_embedding_forward(tokens, shards, region, dropout=None):
+    """tokens [b, s], alike on all ranks -> each rank's x [b, s, h], as it is outside the region."""
+    partial, held = [], []
     for rank, p in enumerate(shards):
-        ids, held = local_ids(tokens, rank * len(p.word), len(p.word))
-        partial.append(lookup(ids, p.word) * held[..., None])         # zero for words that other ranks hold
-        caches.append((ids, held))
-    x, position = g(partial), shards[0].position
-    return (x if position is None else x + position[:tokens.shape[1]]), caches
+        ids, here = local_ids(tokens, rank * len(p.word), len(p.word))
+        partial.append(lookup(ids, p.word) * here[..., None])         # zero for words that other ranks hold
+        held.append((ids, here))
+    xs, masks = region.leave(partial), []
+    for rank, (p, positions) in enumerate(zip(shards, region.positions(xs))):
+        x = xs[rank] if p.position is None else xs[rank] + p.position[positions]
+        xs[rank], mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT, positions.start))
+        masks.append(mask)
+    return xs, (held, masks)
 
 
-def sharded_embedding_backward(dx, shards, caches):
-    """dx [b, s, h], alike on all ranks -> each rank's gradients."""
-    grads = []
-    for dx_i, p, (ids, held) in zip(g_backward(dx, len(shards)), shards, caches):
-        dword = lookup_backward(dx_i * held[..., None], ids, np.zeros_like(p.word))
-        grads.append(Embedding(dword, position_gradient(dx_i, p.position)))
-    return grads
+def sharded_embedding_backward(dxs, shards, cache, region):
+    """Each rank's dx [b, s, h], as it is outside the region -> its gradients."""
+    held, masks = cache
+    dxs = [ops.dropout_backward(dx, mask) for dx, mask in zip(dxs, masks)]
+    dpositions = [position_gradient(dx, p.position, positions)
+                  for dx, p, positions in zip(dxs, shards, region.positions(dxs))]
+    dwords = [lookup_backward(dx * here[..., None], ids, np.zeros_like(p.word))
+              for dx, p, (ids, here) in zip(region.leave_backward(dxs), shards, held)]
+    return [Embedding(dword, dposition) for dword, dposition in zip(dwords, dpositions)]
 
 
 def local_ids(tokens, vocab_start_index, count):
@@ -104,20 +118,17 @@ def logits_backward(dlogits, word, x):
     return dx, dword.T
 
 
-def sharded_logits_forward(x, words, vocab_size):
-    """x [b, s, h], alike on all ranks -> each rank's logits [b, s, V/t]."""
-    return [mask_padding(linear(x_i, word.T), rank * len(word), vocab_size)
-            for rank, (x_i, word) in enumerate(zip(f(x, len(words)), words))], x
+def sharded_logits_forward(xs, words, vocab_size, region):
+    """Each rank's x [b, s, h], as it is outside the region -> its logits [b, s, V/t]."""
+    entered = region.enter(xs)
+    return [mask_padding(linear(x, word.T), rank * len(word), vocab_size)
+            for rank, (x, word) in enumerate(zip(entered, words))], region.keep(xs, entered)
 
 
-def sharded_logits_backward(dlogits, words, x):
-    """Each rank's dlogits [b, s, V/t] -> dx [b, s, h], alike on all ranks, and each rank's dword [V/t, h]."""
-    partial, dwords = [], []
-    for dlogits_i, word in zip(dlogits, words):
-        dx, dword = logits_backward(dlogits_i, word, x)
-        partial.append(dx)
-        dwords.append(dword)
-    return f_backward(partial), dwords
+def sharded_logits_backward(dlogits, words, kept, region):
+    """Each rank's dlogits [b, s, V/t] -> its dx [b, s, h], as it is outside the region, and its dword [V/t, h]."""
+    partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, region.again(kept))])
+    return region.enter_backward(partial), list(dwords)
 
 
 def mask_padding(logits, vocab_start_index, vocab_size):

@@ -3,13 +3,13 @@
 By columns, every rank computes its own columns of Y from all of X. By rows, every rank takes its own columns of X
 and computes a partial sum of all of Y.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from reference import ops
-from reference.collectives import all_gather, f, f_backward, g, g_backward
+from reference.collectives import all_gather
 from reference.params import bias, weight
 
 
@@ -45,39 +45,38 @@ def linear_backward(dy, p, x):
 # ---- by columns ---------------------------------------------------------------------------------------------------
 
 
-def sharded_column_parallel_forward(x, shards, gather_output):
-    """x [b, s, n], alike on all ranks -> each rank's y [b, s, m/t], or with gather_output all of y."""
-    ys = [ops.linear(x_i, p.w, p.b) for x_i, p in zip(f(x, len(shards)), shards)]
-    return (all_gather(ys, -1)[0] if gather_output else ys), x
+def sharded_column_parallel_forward(xs, shards, gather_output, region):
+    """Each rank's x [b, s, n], as it is outside the region -> its y [b, s, m/t], or with gather_output all of y."""
+    entered = region.enter(xs)
+    ys = [ops.linear(x, p.w, p.b) for x, p in zip(entered, shards)]           # [b, s, n] @ [n, m/t] -> [b, s, m/t]
+    return (all_gather(ys, -1) if gather_output else ys), region.keep(xs, entered)
 
 
-def sharded_column_parallel_backward(dy, shards, x, gather_output):
-    """dy, as the forward gave y -> dx [b, s, n], alike on all ranks, and each rank's gradients."""
-    t = len(shards)
-    # What follows a gathered y is computed alike by all, so each rank's own columns of dy are already complete.
-    dys = np.split(dy, t, -1) if gather_output else dy
-    partial, grads = [], []
-    for dy_i, p in zip(dys, shards):
-        dx, grad = linear_backward(dy_i, p, x)
-        partial.append(dx)
-        grads.append(grad)
-    return f_backward(partial), grads
+def sharded_column_parallel_backward(dys, shards, kept, gather_output, region):
+    """Each rank's dy, as the forward gave y -> its dx, as it is outside the region, and its gradients."""
+    if gather_output:
+        # What follows a gathered y is computed alike by all, so each rank's own columns of dy are already complete.
+        dys = [np.split(dy, len(dys), -1)[rank] for rank, dy in enumerate(dys)]
+    pairs = [linear_backward(dy, p, x) for dy, p, x in zip(dys, shards, region.again(kept))]
+    partial, grads = zip(*pairs)
+    return region.enter_backward(partial), list(grads)
 
 
 # ---- by rows ------------------------------------------------------------------------------------------------------
 
 
-def sharded_row_parallel_forward(xs, shards):
-    """Each rank's x [b, s, n/t] -> y [b, s, m], alike on all ranks."""
+def sharded_row_parallel_forward(xs, shards, region):
+    """Each rank's x [b, s, n/t] -> its y [b, s, m], as it is outside the region."""
     partial = [ops.linear(x, p.w) for x, p in zip(xs, shards)]   # [b, s, n/t] @ [n/t, m] -> [b, s, m]
-    return g(partial) + shards[0].b, xs                                   # the bias once, after the sum
+    return [y + p.b for y, p in zip(region.leave(partial), shards)], xs       # the bias once, after the sum
 
 
-def sharded_row_parallel_backward(dy, shards, xs):
-    """dy [b, s, m], alike on all ranks -> each rank's dx [b, s, n/t] and gradients, the bias's alike on all."""
+def sharded_row_parallel_backward(dys, shards, xs, region):
+    """Each rank's dy [b, s, m], as it is outside the region -> its dx [b, s, n/t] and its gradients."""
+    dbs = [ops.rows(dy).sum(0) for dy in dys]                    # forward: y = g(x @ w) + b, outside the region
     dxs, grads = [], []
-    for dy_i, p, x in zip(g_backward(dy, len(shards)), shards, xs):
-        dx, grad = linear_backward(dy_i, p, x)
+    for dy, p, x, db in zip(region.leave_backward(dys), shards, xs, dbs):
+        dx, grad = linear_backward(dy, p, x)
         dxs.append(dx)
-        grads.append(grad)
+        grads.append(replace(grad, b=db))
     return dxs, grads

@@ -3,13 +3,13 @@
 Y = GeLU(X A) B. Splitting A by columns lets every rank apply GeLU to its own columns; splitting B by
 rows takes those columns as they are. One all-reduce (g) forward, one (f) backward.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from reference.collectives import all_reduce, f, f_backward, g, g_backward
-from reference.ops import ACTIVATIONS, linear, linear_backward
+from reference.collectives import all_reduce
+from reference.ops import ACTIVATIONS, linear, linear_backward, rows
 from reference.params import bias, weight
 
 
@@ -49,25 +49,28 @@ def mlp_backward(dy, p, cache, activation):
     return dx, MLP(dw_in, db_in, dw_out, db_out)
 
 
-def sharded_mlp_forward(x, shards, activation):
-    """x [b, s, h], alike on all ranks -> y [b, s, h], alike on all ranks."""
+def sharded_mlp_forward(xs, shards, activation, region):
+    """Each rank's x [b, s, h], as it is outside the region -> its y, likewise."""
     act, _ = ACTIVATIONS[activation]
-    partial, caches = [], []
-    for x_i, p in zip(f(x, len(shards)), shards):
-        a, act_cache = act(linear(x_i, p.w_in, p.b_in))  # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
+    entered, partial, caches = region.enter(xs), [], []                  # f
+    for x, p in zip(entered, shards):
+        a, act_cache = act(linear(x, p.w_in, p.b_in))    # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
         partial.append(linear(a, p.w_out))               # [b, s, 4h/t] @ [4h/t, h] -> [b, s, h], a partial sum
-        caches.append((x_i, act_cache, a))
-    return g(partial) + shards[0].b_out, caches          # the bias once, after the sum
+        caches.append((act_cache, a))
+    ys = [y + p.b_out for y, p in zip(region.leave(partial), shards)]    # g, and the bias once, after the sum
+    return ys, (region.keep(xs, entered), caches)
 
 
-def sharded_mlp_backward(dy, shards, caches, activation):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and each rank's gradients."""
+def sharded_mlp_backward(dys, shards, cache, activation, region):
+    """Each rank's dy [b, s, h], as it is outside the region -> its dx, likewise, and its gradients."""
+    kept, caches = cache
+    db_outs = [rows(dy).sum(0) for dy in dys]            # forward: y = g(a @ w_out) + b_out
     partial, grads = [], []
-    for dy_i, p, cache in zip(g_backward(dy, len(shards)), shards, caches):
-        dx, grad = mlp_backward(dy_i, p, cache, activation)
+    for dy, p, x, cache, db_out in zip(region.leave_backward(dys), shards, region.again(kept), caches, db_outs):
+        dx, grad = mlp_backward(dy, p, (x, *cache), activation)
         partial.append(dx)
-        grads.append(grad)
-    return f_backward(partial), grads
+        grads.append(replace(grad, b_out=db_out))
+    return region.enter_backward(partial), grads
 
 
 # ---- the wrong way --------------------------------------------------------------------------------------------------

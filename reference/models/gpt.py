@@ -9,8 +9,9 @@ holds a copy of that tied table, under the same name, `embedding.word`: its grad
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from reference.layers.block import (Block, block_backward, block_forward, block_tensors, sharded_block_backward,
-                                    sharded_block_forward)
+from reference.config import Recompute
+from reference.layers.block import (Block, block_backward, block_forward, block_tensors, norms_backward, norms_forward,
+                                    sharded_block_backward, sharded_block_forward)
 from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward)
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
@@ -19,6 +20,8 @@ from reference.layers.embedding import (Embedding, embedding_backward, embedding
                                         word_tensor)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
 from reference.ops import rotary_cos_sin
+
+KEEP_ALL = Recompute()
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,22 @@ class GPT:
     output: Any                        # word table of untied logits [V, h], split by rows
 
 
+class LayersCache(NamedTuple):
+    """Of layers that follow one another: the cache of each, or only what went in, for them to be computed again."""
+
+    layers: list[int]
+    caches: dict[int, Any] | None    # by layer
+    x: Any                           # [b, s, h]; a list of them in the sharded model; None where the caches are kept
+
+
 class GPTCache(NamedTuple):
     """The caches of what a stage holds; the others are None."""
 
     embedding: Any
-    blocks: dict[int, Any]   # by layer number
+    layers: list[LayersCache]
     head: Any                # final layer norm, logits, loss
+    rotary: Any              # with the next one, what layers that are computed again need beside their input
+    dropout: Any
 
 
 def gpt_tensors(c, layers=None):
@@ -64,16 +77,17 @@ def gpt_join(parts):
     return GPT(first.embedding, dict(sorted(blocks.items())), last.final_layernorm, last.output)
 
 
-def gpt_forward(x, p, c, targets):
+def gpt_forward(x, p, c, targets, dropout=None, recompute=KEEP_ALL):
     """Tokens [b, s], or the x [b, s, h] of the stage before -> loss [b, s], or the x [b, s, h] for the next stage.
 
-    c is the ModelConfig. `targets` [b, s] are the tokens to predict; only the last stage looks at them.
+    c is the ModelConfig. `targets` [b, s] are the tokens to predict; only the last stage looks at them. `dropout` is
+    the microbatch's Dropout, or None where nothing is dropped; `recompute` says which activations are not kept.
     """
-    x, embedding, blocks = hidden_forward(x, p, c)
-    head = None
+    x, cache = hidden_forward(x, p, c, dropout, recompute)
     if has_head(p, c):
         x, head = head_forward(x, p, c, targets)
-    return x, GPTCache(embedding, blocks, head)
+        cache = cache._replace(head=head)
+    return x, cache
 
 
 def gpt_backward(dy, p, cache, c):
@@ -82,9 +96,10 @@ def gpt_backward(dy, p, cache, c):
     if has_head(p, c):
         dy, final_layernorm, dtable = head_backward(dy, p, cache.head)
         dword, doutput = (dtable, None) if p.output is None else (None, dtable)
-    blocks = {}
-    for layer in reversed(p.blocks):
-        dy, blocks[layer] = block_backward(dy, p.blocks[layer], cache.blocks[layer], c)
+    blocks: dict[int, Block] = {}
+    for kept in reversed(cache.layers):
+        dy, grads = layers_backward(dy, p, kept, cache, c)
+        blocks |= grads
     if has_embedding(p):
         embedding = embedding_backward(dy, p.embedding, cache.embedding)
         dy, dposition = None, embedding.position
@@ -92,24 +107,45 @@ def gpt_backward(dy, p, cache, c):
     return dy, GPT(Embedding(dword, dposition), {layer: blocks[layer] for layer in p.blocks}, final_layernorm, doutput)
 
 
+def layers_backward(dy, p, kept, cache, c):
+    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx, and gradients by layer."""
+    layers, caches, x = kept
+    if caches is None:
+        _, caches = blocks_forward(x, layers, p, c, cache.rotary, cache.dropout)
+    grads = {}
+    for layer in reversed(layers):
+        dy, grads[layer] = block_backward(dy, p.blocks[layer], caches[layer], c)
+    return dy, grads
+
+
 def gpt_logits(x, p, c):
     """Tokens [b, s], or the x of the stage before -> logits [b, s, V], or the x for the next stage: for sampling."""
-    x, _, _ = hidden_forward(x, p, c)
+    x, _ = hidden_forward(x, p, c, None, KEEP_ALL)
     if not has_head(p, c):
         return x
     normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
     return logits_forward(normed, output_table(p), c.vocab_size)[0]
 
 
-def hidden_forward(x, p, c):
-    """All of a stage but the head: -> x [b, s, h] and the caches of embedding and blocks."""
-    embedding, blocks = None, {}
+def hidden_forward(x, p, c, dropout, recompute):
+    """All of a stage but the head: -> x [b, s, h] and its caches."""
+    embedding, kept = None, []
     if has_embedding(p):
-        x, embedding = embedding_forward(x, p.embedding)
-    rotary = stage_rotary(x, c)
-    for layer, block in p.blocks.items():
-        x, blocks[layer] = block_forward(x, block, c, rotary)
-    return x, embedding, blocks
+        x, embedding = embedding_forward(x, p.embedding, dropout)
+    rotary = stage_rotary(x, c, x.shape[1])
+    for layers, again in recompute.groups(p.blocks):
+        y, caches = blocks_forward(x, layers, p, c, rotary, dropout, recompute.selective)
+        kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
+        x = y
+    return x, GPTCache(embedding, kept, None, rotary, dropout)
+
+
+def blocks_forward(x, layers, p, c, rotary, dropout, selective=False):
+    """Some layers of a stage, in order: x [b, s, h] -> [b, s, h], and the cache of each layer."""
+    caches = {}
+    for layer in layers:
+        x, caches[layer] = block_forward(x, p.blocks[layer], c, rotary, dropout and dropout.at(layer), selective)
+    return x, caches
 
 
 def head_forward(x, p, c, targets):
@@ -142,38 +178,55 @@ def output_table(p):
     return p.embedding.word if p.output is None else p.output
 
 
-def stage_rotary(x, c):
-    """rope's cos and sin for the s positions of x [b, s, h], shared by all layers; None where positions are learned."""
-    return rotary_cos_sin(x.shape[1], c.rotary_size, x) if c.position_embedding_type == "rope" else None
+def stage_rotary(x, c, s):
+    """rope's cos and sin for s positions, like x, shared by all layers; None where positions are learned."""
+    return rotary_cos_sin(s, c.rotary_size, x) if c.position_embedding_type == "rope" else None
 
 
 # ---- the whole model on t ranks -----------------------------------------------------------------------------------
 
 
-def sharded_gpt_forward(tokens, shards, c, targets):
+def sharded_gpt_forward(tokens, shards, c, targets, region, dropout=None, recompute=KEEP_ALL):
     """tokens, targets [b, s] -> loss [b, s], all alike on all ranks; `shards` are the whole model's."""
-    x, embedding = sharded_embedding_forward(tokens, [p.embedding for p in shards])
-    rotary, blocks = stage_rotary(x, c), {}
-    for layer in shards[0].blocks:
-        x, blocks[layer] = sharded_block_forward(x, [p.blocks[layer] for p in shards], c, rotary)
-    normed, norm = layer_norm_forward(x, shards[0].final_layernorm, c.layernorm_epsilon)
-    logits, logits_cache = sharded_logits_forward(normed, [output_table(p) for p in shards], c.vocab_size)
+    xs, embedding = sharded_embedding_forward(tokens, [p.embedding for p in shards], region, dropout)
+    rotary, kept = stage_rotary(xs[0], c, tokens.shape[1]), []
+    for layers, again in recompute.groups(shards[0].blocks):
+        ys, caches = sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, recompute.selective)
+        kept.append(LayersCache(layers, None, xs) if again else LayersCache(layers, caches, None))
+        xs = ys
+    normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
+    logits, logits_cache = sharded_logits_forward(normed, [output_table(p) for p in shards], c.vocab_size, region)
     loss, loss_cache = sharded_cross_entropy_forward(logits, targets)
-    return loss, GPTCache(embedding, blocks, (norm, logits_cache, loss_cache))
+    return loss, GPTCache(embedding, kept, (norm, logits_cache, loss_cache), rotary, dropout)
 
 
-def sharded_gpt_backward(dloss, shards, cache, c):
+def sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, selective=False):
+    """Some layers, in order: each rank's x [b, s, h], as it is outside the regions -> likewise, and the caches."""
+    caches = {}
+    for layer in layers:
+        xs, caches[layer] = sharded_block_forward(xs, [p.blocks[layer] for p in shards], c, rotary, region,
+                                                  dropout and dropout.at(layer), selective)
+    return xs, caches
+
+
+def sharded_gpt_backward(dloss, shards, cache, c, region):
     """dloss [b, s], alike on all ranks -> each rank's gradients."""
     norm, logits_cache, loss_cache = cache.head
     dlogits = sharded_cross_entropy_backward(dloss, loss_cache)
-    dnormed, dtables = sharded_logits_backward(dlogits, [output_table(p) for p in shards], logits_cache)
-    dx, final_layernorm = layer_norm_backward(dnormed, shards[0].final_layernorm, norm)
-    grads = {}
-    for layer in reversed(shards[0].blocks):
-        dx, grads[layer] = sharded_block_backward(dx, [p.blocks[layer] for p in shards], cache.blocks[layer], c)
-    blocks = [{layer: grads[layer][rank] for layer in p.blocks} for rank, p in enumerate(shards)]
-    embeddings = sharded_embedding_backward(dx, [p.embedding for p in shards], cache.embedding)
+    dnormed, dtables = sharded_logits_backward(dlogits, [output_table(p) for p in shards], logits_cache, region)
+    dxs, final_layernorms = norms_backward(dnormed, [p.final_layernorm for p in shards], norm)
+    blocks: list[dict] = [dict.fromkeys(p.blocks) for p in shards]
+    for layers, caches, xs in reversed(cache.layers):
+        if caches is None:
+            _, caches = sharded_blocks_forward(xs, layers, shards, c, cache.rotary, region, cache.dropout)
+        for layer in reversed(layers):
+            dxs, grads = sharded_block_backward(dxs, [p.blocks[layer] for p in shards], caches[layer], c, region)
+            for rank, grad in enumerate(grads):
+                blocks[rank][layer] = grad
+    embeddings = sharded_embedding_backward(dxs, [p.embedding for p in shards], cache.embedding, region)
     if c.untie_embeddings_and_output_weights:
-        return [GPT(e, b, final_layernorm, dtable) for e, b, dtable in zip(embeddings, blocks, dtables)]
-    return [GPT(Embedding(e.word + dtable, e.position), b, final_layernorm, None)
-            for e, b, dtable in zip(embeddings, blocks, dtables)]
+        grads = [GPT(*one) for one in zip(embeddings, blocks, final_layernorms, dtables)]
+    else:
+        grads = [GPT(Embedding(e.word + dtable, e.position), b, norm, None)
+                 for e, b, norm, dtable in zip(embeddings, blocks, final_layernorms, dtables)]
+    return region.complete(grads, gpt_tensors(c))

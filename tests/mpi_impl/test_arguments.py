@@ -2,6 +2,7 @@
 import pytest
 
 from mpi_impl.training.arguments import NOT_YET, parse
+from reference.config import Recompute
 from reference.errors import UserError
 from reference.stages import stages_of_ranks
 
@@ -11,11 +12,12 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
     --clip-grad 0.5 --adam-beta1 0.8 --adam-beta2 0.95 --adam-eps 1e-6 --init-method-std 0.01 --seed 7
     --log-interval 5 --eval-interval 20 --eval-iters 3 --split 90,10 --make-vocab-size-divisible-by 64
     --untie-embeddings-and-output-weights --data-path corpus.txt --tokenizer-type GPT2BPETokenizer
-    --vocab-file vocab.json --merge-file merges.txt --exit-interval 30 --hidden-dropout 0 --attention-dropout 0.0
+    --vocab-file vocab.json --merge-file merges.txt --exit-interval 30 --hidden-dropout 0.2 --attention-dropout 0.0
     --position-embedding-type rope --rotary-percent 0.5 --dtype float64 --verify --metrics-file m --ledger l
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --ddp-bucket-size 77
     --no-scatter-gather-tensors-in-pipeline --distributed-timeout-minutes 0.5 --trace t
-    --trace-clock virtual""".split()
+    --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder far
+    --recompute-granularity full --recompute-method block --recompute-num-layers 1""".split()
 
 
 def test_every_option_arrives():
@@ -36,6 +38,10 @@ def test_every_option_arrives():
     assert parallel.pipeline_schedule == "interleaved" and not parallel.scatter_gather_tensors_in_pipeline
     assert (settings.args.trace, settings.args.trace_clock) == ("t", "virtual")
     assert settings.args.distributed_timeout_minutes == 0.5
+    assert (model.hidden_dropout, model.attention_dropout) == (0.2, 0.0)
+    assert (parallel.zero_stage, parallel.cpu_offload, settings.args.offload_folder) == (3, True, "far")
+    assert parallel.sequence_parallel and parallel.keep_gathered_inputs
+    assert parallel.recompute == Recompute("full", "block", 1)
     assert settings.args.dtype == "float64" and settings.args.exit_interval == 30 and settings.args.seed == 7
 
 
@@ -46,6 +52,22 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings.args.max_position_embeddings == 20
     assert settings.parallel.pipeline_schedule == "1f1b" and settings.parallel.virtual_pipeline_size is None
     assert settings.parallel.scatter_gather_tensors_in_pipeline
+    assert settings.model(50).hidden_dropout == settings.model(50).attention_dropout == 0.1      # as in Megatron
+    assert settings.parallel.zero_stage == 0 and settings.parallel.recompute == Recompute()
+    assert not settings.parallel.sequence_parallel and not settings.parallel.cpu_offload
+
+
+@pytest.mark.parametrize("options, stage, recompute", [
+    ("--use-distributed-optimizer", 1, Recompute()),
+    ("--use-distributed-optimizer --zero-stage 1", 1, Recompute()),
+    ("--zero-stage 2 --recompute-activations", 2, Recompute("selective")),
+    ("--zero-stage 0 --recompute-activations --recompute-granularity selective", 0, Recompute("selective")),
+    ("--recompute-granularity full", 0, Recompute("full", "uniform", 1)),
+    ("--recompute-granularity full --recompute-num-layers 3", 0, Recompute("full", "uniform", 3)),
+])
+def test_what_can_be_said_in_two_ways(options, stage, recompute):
+    parallel = parse(options.split(), world_size=2).parallel
+    assert (parallel.zero_stage, parallel.recompute) == (stage, recompute)
 
 
 @pytest.mark.parametrize("layers, each, chunks", [(8, 1, 4), (8, 2, 2), (8, 3, 2), (8, 4, 1), (7, 2, 2), (5, 2, 2)])
@@ -73,8 +95,31 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--num-attention-heads 7", "--num-attention-heads is 7, but must divide --hidden-size, which is 256"),
     ("--global-batch-size 30", "--global-batch-size is 30, but must be a multiple of"),
     ("--max-position-embeddings 8", "--max-position-embeddings is 8, but must be at least --seq-length"),
-    ("--hidden-dropout 0.1", "--hidden-dropout is 0.1, but only 0 is possible so far: dropout is not built yet."),
-    ("--attention-dropout 0.1", "--attention-dropout is 0.1, but only 0 is possible so far"),
+    ("--hidden-dropout 1", "--hidden-dropout is 1.0, but must be in [0, 1): it is the share that is dropped"),
+    ("--attention-dropout -0.1", "--attention-dropout is -0.1, but must be in [0, 1)"),
+    ("--attention-dropout nan", "--attention-dropout is nan, but must be in [0, 1)"),
+    ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and gradients) or"),
+    ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
+    ("--use-distributed-optimizer --zero-stage 2", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2."),
+    ("--use-distributed-optimizer --zero-stage 0", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 0."),
+    ("--cpu-offload", "without ZeRO there are no shards. Choose --zero-stage 1, 2 or 3."),
+    ("--zero-stage 1 --offload-folder far", "--offload-folder is far, but nothing is offloaded. Add --cpu-offload."),
+    ("--sequence-parallel", "but --tensor-model-parallel-size is 1. Choose at least 2, or leave the option out."),
+    (f"{T2} --keep-gathered-inputs", "--keep-gathered-inputs needs --sequence-parallel"),
+    (f"{T2} --sequence-parallel --seq-length 31", "--tensor-model-parallel-size is 2, but must divide --seq-length, "
+     "which is 31. With --sequence-parallel every rank has as many positions."),
+    ("--recompute-granularity some", "--recompute-granularity: invalid choice: 'some'"),
+    ("--recompute-method block", "--recompute-method is block, which belongs to --recompute-granularity full, but that "
+     "is none. Leave it out, or choose full."),
+    ("--recompute-granularity selective --recompute-num-layers 1", "--recompute-num-layers is 1, which belongs to "
+     "--recompute-granularity full, but that is selective."),
+    ("--recompute-activations --recompute-granularity full", "--recompute-activations is --recompute-granularity "
+     "selective, but that is full. Give one of them."),
+    ("--recompute-granularity full --recompute-num-layers 0", "--recompute-num-layers is 0, but must be at least 1."),
+    ("--recompute-granularity full --recompute-num-layers 5", "--recompute-num-layers is 5, but no stage has more "
+     "layers than 4. Choose at most 4."),
+    (f"{P4} --num-layers 8 --recompute-granularity full --recompute-method block --recompute-num-layers 3",
+     "--recompute-num-layers is 3, but no stage has more layers than 2."),
     ("--train-iters 0", "--train-iters is 0, but must be at least 1."),
     ("--exit-interval 0", "--exit-interval is 0, but must be at least 1."),
     ("--eval-iters -1", "--eval-iters is -1, but must be a number that is not negative."),
@@ -133,7 +178,7 @@ def test_an_option_of_what_is_not_built_is_refused(option, value):
 
 
 @pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "data-cache-path", "metrics-file", "ledger",
-                                  "plot", "trace"])
+                                  "plot", "trace", "offload-folder"])
 def test_an_empty_name_of_a_file_is_refused(name):
     """As a script's unset variable gives it."""
     with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):

@@ -1,4 +1,5 @@
-"""The reduction over replicas: every bucket once, as soon as it is complete, while backward still works on others."""
+"""The reduction over replicas: every bucket as soon as it is complete, while backward still works on others."""
+from collections import Counter
 from random import Random
 from unittest import mock
 
@@ -10,28 +11,43 @@ from hypothesis import strategies as st
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.models import gpt
 from mpi_impl.parallel import sinks
-from mpi_impl.parallel.data_parallel import GradientReduction
+from mpi_impl.parallel.data_parallel import Gradients
+from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
+from reference.layout import Layout
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
-from reference.params import Layout, leaves
-from tests.rank_theorems import Pipelining, connected, dealt
+from reference.params import leaves, tree_map
+from tests.rank_theorems import Plan, connected, dealt
 from tests.strategies import Case, cases, close
 
 BUCKETS = st.sampled_from([1, 5, 60, 300, 1 << 30])
+USES = st.integers(1, 2).map(lambda uses: {"embedding.word": uses})     # of a tied table on one rank: 2 a microbatch
+STAGES = {0: Gradients, 1: ScatteredGradients, 2: ShardedGradients}     # 3 is like 2
+OF_A_STEP = pytest.mark.parametrize("stage", [0, 1])
+OF_ANY = pytest.mark.parametrize("stage", STAGES)
+RANDOM = st.randoms(use_true_random=False)
 RUNS = [(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "1f1b", None), (2, "zb-h1", None),
         (2, "zb-h2", None), (2, "interleaved", 2), (2, "zb-v", None), (2, "dualpipe-v", None)]
 
 
 class Posted:
-    """Stands for a group: writes down what is all-reduced, and when it is waited for."""
+    """Stands for a group of two: writes down what is summed, and how often that is waited for."""
+
+    size, rank = 2, 1
 
     def __init__(self):
-        self.ledger, self.slices, self.waited = Ledger(), [], 0
+        self.ledger, self.sums, self.waited = Ledger(), [], 0
 
     def post_all_reduce(self, x, reason):
-        self.slices.append(x)
+        self.sums.append(x)
+        return self
+
+    def post_reduce_scatter(self, x, out, reason):
+        self.sums.append(x)
+        self.out = out
+        out[...] = 0
         return self
 
     def poll(self):
@@ -39,97 +55,161 @@ class Posted:
 
     def wait(self):
         self.waited += 1
+        return getattr(self, "out", None)
 
 
-def reduction(case, bucket_size, uses):
-    layout = Layout(gpt_tensors(case.model), case.t)
-    flat = np.zeros(layout.size)
-    grads, group = layout.views(flat), Posted()
-    return GradientReduction(flat, grads, layout, group, bucket_size, uses), dict(leaves(grads)), layout, group
+def gradients_of(case, stage, bucket_size, uses, group):
+    """Of a whole model, and its units by name."""
+    tensors = gpt_tensors(case.model)
+    layout = Layout(tensors, 1, bucket_size, group.size if stage else 1)
+    ours = STAGES[stage](layout, group, uses, np.empty(0))
+    return ours, dict((unit.name, unit) for _, unit in leaves(ours.units(tensors)))
 
 
-@given(cases(), BUCKETS, st.integers(1, 4), st.integers(1, 2), st.randoms(use_true_random=False))
-def test_a_bucket_begins_with_its_last_contribution(case, size, m, uses, random):
+def contributions(units, m, uses, random):
+    """Names of units, in some order: each as often as m microbatches contribute to it."""
+    names = [name for name in units for _ in range(m * uses.get(name, 1))]
+    random.shuffle(names)
+    return names
+
+
+@OF_A_STEP
+@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 4), USES, RANDOM)
+def test_a_bucket_begins_with_its_last_contribution(stage, case, size, m, uses, random):
     """In whatever order they come, and however often in a microbatch: not before, not later, and once a step."""
-    uses = {"embedding.word": uses}
-    ours, views, layout, group = reduction(case, size, uses)
+    group = Posted()
+    ours, units = gradients_of(case, stage, size, uses, group)
     for step in (1, 2):
-        group.slices.clear()
+        group.sums.clear()
         ours.expect(m)
-        left = [name for name in views for _ in range(m * uses.get(name, 1))]
-        random.shuffle(left)
-        begun = []
+        left, begun = contributions(units, m, uses, random), []
         while left:
-            name = left.pop()
-            ours.contributed(views[name])
-            begun += [b for b in layout.buckets(size) if b not in begun and not set(b.names) & set(left)]
-            assert len(group.slices) == len(begun)
+            ours.contributed(units[left.pop()])
+            begun += [b for b in ours.layout.buckets if b not in begun and not set(b.units) & set(left)]
+            assert len(group.sums) == len(begun)
         ours.finish()
-        assert group.waited == step * len(begun)
-        for x, bucket in zip(group.slices, begun, strict=True):
-            assert np.shares_memory(x, ours.flat[bucket.slice]) and x.shape == ours.flat[bucket.slice].shape
-            assert x.__array_interface__["data"] == ours.flat[bucket.slice].__array_interface__["data"]
+        assert group.waited == step * len(begun) == step * len(ours.layout.buckets)
+        for x, bucket in zip(group.sums, begun, strict=True):
+            assert same_memory(x, ours.own.flat[bucket.slice])
 
 
-@given(cases(), BUCKETS, st.integers(1, 3), st.data())
-def test_a_contribution_too_few_or_too_many_is_an_error(case, size, m, data):
-    """Never a sum without a word that lacks something."""
-    ours, views, _, _ = reduction(case, size, {})
+def same_memory(x, y):
+    return x.__array_interface__ == y.__array_interface__
+
+
+@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 4), USES, RANDOM)
+def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, uses, random):
+    """Or with as many contributions as a microbatch makes, where two mix. What nobody works on is gone then."""
+    group = Posted()
+    ours, units = gradients_of(case, 2, size, uses, group)
     ours.expect(m)
-    every = [name for name in views for _ in range(m)]
-    wrong = data.draw(st.sampled_from(sorted(views)))
+    came: Counter = Counter()
+    for kind, name in interleaved(contributions(units, m, uses, random), random):
+        bucket = ours.layout.home[name]
+        if kind == "take":
+            views = units[name].take()
+            assert all(np.shares_memory(view, ours.whole[bucket]) for _, view in leaves(views))
+            continue
+        before = len(group.sums)
+        ours.contributed(units[name])
+        came[bucket] += 1
+        complete = came[bucket] % sum(uses.get(unit, 1) for unit in bucket.units) == 0
+        assert len(group.sums) - before == complete
+        if complete:
+            assert len(group.sums[-1]) == bucket.size
+            assert (bucket in ours.whole) == (ours.users[bucket] > 0)
+    ours.finish()
+    assert not ours.whole and len(group.sums) == m * len(ours.layout.buckets)
+
+
+def interleaved(names, random):
+    """('take', name) and ('contribute', name) for each: in the order of the names, and each take some time before."""
+    events, untaken, waiting = list[tuple[str, str]](), list(names), list[str]()
+    while untaken or waiting:
+        if untaken and (not waiting or random.random() < 0.6):
+            waiting.append(untaken.pop())
+            events.append(("take", waiting[-1]))
+        else:
+            events.append(("contribute", waiting.pop(random.randrange(len(waiting)))))
+    return events
+
+
+@OF_ANY
+@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 3), st.data())
+def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, data):
+    """Never a sum without a word that lacks something."""
+    ours, units = gradients_of(case, stage, size, {}, Posted())
+    ours.expect(m)
+    every = [name for name in units for _ in range(m)]
+    wrong = data.draw(st.sampled_from(sorted(units)))
     every.remove(wrong) if data.draw(st.booleans(), "too few") else every.append(wrong)
     for name in every:
-        ours.contributed(views[name])
+        units[name].take()
+        ours.contributed(units[name])
     with pytest.raises(AssertionError, match="contributions are missing"):
         ours.finish()
 
 
-@settings(max_examples=30)
-@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 6), st.integers(1, 3))
-def test_replicas_are_summed(ranks, case, size, d, m):
-    """Of every element, whatever the buckets: the replicas' contributions, all microbatches of them."""
-    ranks.run(d, sums_are_right, case, size, m)
+@OF_ANY
+@settings(max_examples=settings().max_examples // 4)
+@given(case=cases(sizes=st.just(1)), size=BUCKETS, d=st.integers(1, 6), m=st.integers(1, 3), uses=USES)
+def test_replicas_are_summed(ranks, stage, case, size, d, m, uses):
+    """Of every element, whatever the buckets, and however microbatches mix: all contributions of all replicas.
+
+    A step before has left something behind, which does not count.
+    """
+    ranks.run(d, sums_are_right, stage, case, size, m, uses)
 
 
-def sums_are_right(group, case, size, m):
-    layout = Layout(gpt_tensors(case.model))
-    flat, random = np.zeros(layout.size), Random(case.seed)     # every rank has the same order
-    grads = layout.views(flat)
-    ours = GradientReduction(flat, grads, layout, group, size, {})
-    ours.expect(m)
-    names = [name for name, _ in leaves(grads) for _ in range(m)]
-    random.shuffle(names)
-    views = dict(leaves(grads))
-    for i, name in enumerate(names):
-        views[name] += case.array(f"{group.rank} {i}", *views[name].shape)
-        ours.contributed(views[name])
-    ours.finish()
-    expected = np.zeros_like(flat)
-    expected_views = dict(leaves(layout.views(expected)))
-    for rank in range(group.size):
-        for i, name in enumerate(names):
-            expected_views[name] += case.array(f"{rank} {i}", *views[name].shape)
-    close(flat, expected, 1e-13)
-    assert group.ledger.calls(phase="reduction", reason="gradients") == len(layout.buckets(size))
-    assert group.ledger.elements(phase="reduction", reason="gradients") == layout.size
+def sums_are_right(group, stage, case, size, m, uses):
+    ours, units = gradients_of(case, stage, size, uses, group)
+    random = Random(case.seed)     # every rank has the same order
+    for step in range(2):
+        expected = np.zeros(ours.layout.size)
+        ours.expect(m)
+        group.ledger.totals.clear()
+        views: dict[str, list] = {name: [] for name in units}
+        for i, (kind, name) in enumerate(interleaved(contributions(units, m, uses, random), random)):
+            if kind == "take":
+                views[name].append(units[name].take())
+                continue
+            for rank in range(group.size):
+                add_draws(ours.layout.views_of(units[name].tensors, expected, name), case, f"{rank} {step} {i}")
+            add_draws(views[name].pop(), case, f"{group.rank} {step} {i}")
+            ours.contributed(units[name])
+        ours.finish()
+    for piece in ours.layout.pieces(group.rank if stage else 0):
+        close(ours.own.load(piece), expected[piece.whole], 1e-13)
+    times, operation = (m, "reduce_scatter") if stage == 2 else (1, "reduce_scatter" if stage else "all_reduce")
+    about = dict(operation=operation, phase="reduction", reason="gradients")
+    assert group.ledger.calls(**about) == times * len(ours.layout.buckets)
+    assert group.ledger.elements(**about) == times * ours.layout.size
 
 
+def add_draws(views, case, what):
+    """To each array of a tree."""
+    def add(view):
+        view += case.array(what, *view.shape)
+
+    tree_map(add, views)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("p, schedule, v", RUNS)
 @pytest.mark.parametrize("tied", [True, False])
-def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied):
+def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stage):
     """On every rank, whether the last weight gradients come in a B or in a W. In one bucket it cannot begin earlier."""
     model = ModelConfig(8, 4, 1, 11, 3, untie_embeddings_and_output_weights=not tied)
-    for events in ranks.run(2 * p, order_of_a_step, Case(1, model, 1, 3, seed=1), Pipelining(p, schedule, v, True, 1)):
-        first, last = events.index("all-reduce"), max(i for i, event in enumerate(events) if event == "compute")
+    case = Case(1, model, 1, 3, seed=1)
+    for events in ranks.run(2 * p, order_of_a_step, case, Plan(p, schedule, v, bucket_size=1, zero_stage=stage)):
+        first, last = events.index("sum"), max(i for i, event in enumerate(events) if event == "compute")
         assert first < last, "it waited until everything was done"
-    one_bucket = Pipelining(p, schedule, v, True, 1 << 30)
-    for events in ranks.run(2 * p, order_of_a_step, Case(1, model, 1, 3, seed=1), one_bucket):
-        assert events.count("all-reduce") == 1 and events[-1] == "all-reduce"
+    for events in ranks.run(2 * p, order_of_a_step, case, Plan(p, schedule, v, bucket_size=1 << 30, zero_stage=stage)):
+        assert events[-1] == "sum"
 
 
-def order_of_a_step(group, case, pipelining):
-    """What this rank did in a step: backwards of a layer, weight gradients, and all-reduces as they were posted."""
+def order_of_a_step(group, case, plan):
+    """What this rank did in a step: backwards of a layer, weight gradients, and sums over replicas as they began."""
     events = []
 
     def recorded(event, function):
@@ -139,11 +219,12 @@ def order_of_a_step(group, case, pipelining):
             return found
         return call
 
-    with connected(group, pipelining.parallel(group.size, case.t)) as topology:
+    with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, np.float64)
         data, m = topology.data, 4
         tokens, targets = (case.ids(what, m * data.size, case.s) for what in ("tokens", "targets"))
-        with (mock.patch.object(data, "post_all_reduce", recorded("all-reduce", data.post_all_reduce)),
+        with (mock.patch.object(data, "post_all_reduce", recorded("sum", data.post_all_reduce)),
+              mock.patch.object(data, "post_reduce_scatter", recorded("sum", data.post_reduce_scatter)),
               mock.patch.object(gpt, "block_backward", recorded("compute", gpt.block_backward)),
               mock.patch.object(sinks, "accumulate", recorded("compute", sinks.accumulate))):
             trainer.step(dealt(trainer, case.b, tokens, targets), m * data.size)

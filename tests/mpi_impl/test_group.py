@@ -3,6 +3,7 @@ import re
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from mpi_impl.comm.topology import Place, place
 from reference import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError
-from tests.rank_theorems import connected
+from tests.rank_theorems import as_is, connected
+from tests.spy import SpyArray, to_host
 from tests.strategies import close
 
 RANKS, SEEDS = st.integers(1, 8), st.integers(0, 2**32 - 1)
@@ -165,6 +167,79 @@ def posted_sums(group, count, length, seed):
         one.wait()
     close(flat, expected, 1e-13)
     assert group.ledger.calls(reason="posted") == count and group.ledger.elements(reason="posted") == flat.size
+
+
+POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]), st.booleans())
+
+
+@settings(max_examples=60)
+@given(RANKS, st.lists(POSTS, min_size=1, max_size=6), st.sampled_from([0, 1, 2, 7, 1000]),
+       st.sampled_from(["f", "d"]), st.sampled_from([as_is, SpyArray]), SEEDS)
+def test_posted_collectives_are_the_textbooks(ranks, n, posts, length, dtype, wrap, seed):
+    """Several under way at once, on the host or a device, in place or apart; each rank waits in an order of its own."""
+    ranks.run(n, posted_collectives, posts, length, dtype, wrap, seed)
+
+
+def posted_collectives(group, posts, length, dtype, wrap, seed):
+    """In place, what this rank gives to a gathering, or gets of a sum, is a part of the whole array."""
+    rng, n, rank, waiting = np.random.default_rng(seed), group.size, group.rank, []
+    parts = [slice(r * length, (r + 1) * length) for r in range(n)]
+    for i, (operation, in_place) in enumerate(posts):
+        xs = rng.integers(-1000, 1000, (n, n * length)).astype(dtype)     # every rank's; they add up exactly
+        whole, after = wrap(xs[rank].copy()), xs[rank].copy()             # and what must be there in the end
+        part = whole[parts[rank]] if in_place else wrap(xs[rank, parts[rank]].copy())
+        out = part if operation == "reduce_scatter" else whole
+        if operation == "all_reduce":
+            pending = group.post_all_reduce(whole, f"post {i}")
+            expected = after = collectives.all_reduce(list(xs))[rank]
+        elif operation == "all_gather":
+            pending = group.post_all_gather(part, whole, f"post {i}")
+            expected = after = collectives.all_gather([x[its] for x, its in zip(xs, parts)], 0)[rank]
+        else:
+            pending = group.post_reduce_scatter(whole, part, f"post {i}")
+            expected = collectives.reduce_scatter(list(xs), 0)[rank]
+            after[parts[rank]] = expected if in_place else after[parts[rank]]
+        waiting.append((pending, out, expected, whole, after))
+    Random(seed + rank).shuffle(waiting)
+    for pending, out, expected, whole, after in waiting:
+        waiting[-1][0].poll()
+        assert pending.wait() is out
+        np.testing.assert_array_equal(to_host(out), expected)
+        np.testing.assert_array_equal(to_host(whole), after)
+        out[...] = 1.0
+        assert pending.poll() and (to_host(pending.wait()) == 1).all()    # it is over, and leaves out alone
+    totals = {entry.reason: (entry.operation, entry.group_size, *total) for entry, total in group.ledger.totals.items()}
+    assert totals == {f"post {i}": (operation, n, 1, n * length) for i, (operation, _) in enumerate(posts)}
+
+
+@given(st.sampled_from([as_is, SpyArray]), st.integers(0, 3))
+def test_a_rank_alone_has_at_once_what_it_posts(ranks, wrap, length):
+    """Out may be x itself, too."""
+    ranks.run(1, posted_alone, wrap, length)
+
+
+def posted_alone(group, wrap, length):
+    for post in (group.post_all_gather, group.post_reduce_scatter):
+        x, out = wrap(np.arange(length) + 0.5), wrap(np.full(length, np.nan))
+        for target in (out, x):
+            pending = post(x, target, "test")
+            assert (to_host(target) == np.arange(length) + 0.5).all()
+            assert pending.poll() and pending.wait() is target
+    assert group.ledger.calls() == 4 and group.ledger.elements() == 4 * length
+
+
+def test_arrays_that_do_not_fit_are_refused(ranks):
+    """MPI would write where nobody asked it to, or take a float64 for two float32, without a word."""
+    ranks.run(2, misfits)
+
+
+def misfits(group):
+    gather, scatter = group.post_all_gather, group.post_reduce_scatter
+    for post, x, out in [(gather, np.ones(3), np.ones(4)), (gather, np.ones(2), np.ones(6)),
+                         (scatter, np.ones(4), np.ones(4)), (scatter, np.ones(4), np.ones(1)),
+                         (gather, np.ones(2, "f"), np.ones(4)), (scatter, np.ones(4), np.ones(2, "f"))]:
+        with pytest.raises(AssertionError, match="elements|cannot become"):
+            post(x, out, "test")
 
 
 def test_ring_bytes_are_those_of_the_papers():

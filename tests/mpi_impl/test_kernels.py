@@ -1,11 +1,16 @@
 """Every fast spelling is its textbook twin, on shapes that do not fit its tiles."""
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpi_impl import kernels
 from mpi_impl.kernels import cpu
 from reference import ops
+from reference.dropout import Site
+from tests.spy import SpyArray
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -59,3 +64,103 @@ def test_attention_core(b, s, a, d, causal, dtype, seed):
     for actual, wanted in zip(cpu.attention_core_backward(dcontext, cache),
                               ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
+
+
+# ---- dropout ----------------------------------------------------------------------------------------------------
+
+
+RATES = st.sampled_from([0.1, 0.5, 0.9])
+WORDS = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def sites(draw, *shape):
+    """A Site for an array of this shape, which may begin anywhere: a sample is b, so that an index may be near b 2^32.
+    """
+    first = [draw(st.integers(0, 5)) for _ in shape]
+    whole = [length + start + draw(st.integers(0, 3)) for length, start in zip(shape, first)]
+    near = draw(st.sampled_from([0, 2**32, 2**33, 7 * 2**32, 2**40])) + draw(st.integers(-200, 200))
+    first[0] = max(0, near) // math.prod(whole[1:])
+    return Site((draw(WORDS), draw(WORDS)), draw(RATES), (0, *whole[1:]), tuple(first))
+
+
+@st.composite
+def arrays(draw, *sizes):
+    shape = [draw(st.integers(1, size)) for size in sizes]
+    return shape, draw(sites(*shape))
+
+
+@given(arrays(3, 9, 150), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_dropout(array, dtype, seed):
+    """The very bits of the textbook's mask, wherever the part begins: rows may begin and end at any index."""
+    shape, site = array
+    x, dy = draw(seed, dtype, *shape), draw(seed + 1, dtype, *shape)
+    (y, mask), (expected, expected_mask) = (m.dropout(x, site) for m in (cpu, ops))
+    assert (mask.keep == expected_mask.keep).all() and mask.scale == expected_mask.scale
+    assert (cpu.draw_mask(site, shape, x).keep == mask.keep).all()
+    same(y, expected, dtype)
+    same(cpu.dropout_backward(dy, mask), ops.dropout_backward(dy, expected_mask), dtype)
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 3, 2**20])
+@pytest.mark.parametrize("before", range(9))
+def test_the_low_word_of_an_index_may_begin_again_within_a_row(multiple, before):
+    """Rows of 8 and of 3 that start at 0 to 8 elements before a multiple of 2^32, and go on after it, bit by bit."""
+    for m in (8, 3):
+        start = multiple * 2**32 - before
+        index, keep = np.arange(start, start + m, dtype=np.uint64), np.empty((1, m), bool)
+        bits = ops.counter_rng.bits((123, 456), index)
+        for threshold in bits.tolist():                                  # one of the bits is the threshold itself
+            site = Site((123, 456), threshold / 2**32, (0, m), (start // m, start % m))
+            cpu.draw_rows(site, index[None, :1], keep)
+            assert (keep[0] == (bits >= threshold)).all()
+
+
+def test_bits_of_a_mask_of_real_size(monkeypatch):
+    """With tiles as they are, over the 2^32nd element: a row of 4099 does not end there."""
+    monkeypatch.undo()
+    site = Site((2**32 - 1, 2**31), 0.1, (0, 50, 4099), (2**32 // (50 * 4099), 3, 0))
+    actual, expected = (m.draw_mask(site, (2, 40, 4099), np.empty(0)) for m in (cpu, ops))
+    index = ops.counter_rng.indices((2, 40, 4099), site.whole, site.first, np.empty(0))
+    assert index.min() < 2**32 < index.max() and (index[..., 0] >> 32 != index[..., -1] >> 32).any()
+    assert (actual.keep == expected.keep).all()
+
+
+def attention_with_dropout_is_the_textbooks(shape, causal, dtype, site, seed):
+    b, s, a, d = shape
+    q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
+    dcontext = draw(seed + 1, dtype, b, s, a, d)
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site) for m in (cpu, ops))
+    same(y, expected, dtype)
+    seen = np.tril(np.ones((s, s), bool)) if causal else np.ones((s, s), bool)
+    assert (cache.mask.keep & seen == expected_cache.mask.keep & seen).all()
+    same(cache.probs, expected_cache.probs, dtype)                       # kept before dropout
+    for actual, wanted in zip(cpu.attention_core_backward(dcontext, cache),
+                              ops.attention_core_backward(dcontext, expected_cache), strict=True):
+        same(actual, wanted, dtype)
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
+       st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_attention_core_with_dropout(data, b, s, a, d, causal, dtype, seed):
+    site = data.draw(sites(b, a, s, s))
+    attention_with_dropout_is_the_textbooks((b, s, a, d), causal, dtype, site, seed)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("s", [127, 129, 300])
+def test_attention_core_with_dropout_in_blocks_of_real_size(monkeypatch, causal, s):
+    monkeypatch.undo()
+    site = Site((1, 2), 0.1, (0, 5, 310, 310), (2**32 // (5 * 310 * 310), 2, 0, 0))
+    attention_with_dropout_is_the_textbooks((2, s, 2, 4), causal, np.float64, site, 1)
+
+
+def test_the_library_is_that_of_the_arrays():
+    """A spy takes the textbook's spelling, NumPy the fast one, wherever the array stands; no site, no mask."""
+    site, x = Site((1, 2), 0.5, (0, 4), (0, 0)), np.ones((3, 4))
+    assert isinstance(kernels.draw_mask(site, x.shape, SpyArray(x)).keep, SpyArray)
+    assert isinstance(kernels.dropout(SpyArray(x), site)[0], SpyArray)
+    assert isinstance(kernels.draw_mask(site, x.shape, x).keep, np.ndarray)
+    assert kernels.draw_mask(None, x.shape, x) is None
+    y, mask = kernels.dropout(x, None)
+    assert y is x and mask is None and kernels.dropout_backward(x, None) is x

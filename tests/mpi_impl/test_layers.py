@@ -1,9 +1,19 @@
 """On real ranks, every sharded layer is the unsharded one: output, input gradient and every weight gradient."""
+import weakref
+from unittest import mock
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpi_impl.models import gpt
+from mpi_impl.parallel.units import Unit
+from reference.config import ModelConfig, Recompute
+from reference.layout import map_units
+from reference.models.gpt import gpt_tensors
 from tests import rank_theorems as theorems
-from tests.strategies import cases
+from tests.reference.test_recompute import arrays_in
+from tests.strategies import Case, cases, recomputes
 
 
 @given(cases(), st.booleans())
@@ -21,14 +31,14 @@ def test_mlp(ranks, case):
     ranks.run(case.t, theorems.mlp_equals_whole, case)
 
 
+@given(cases(), st.booleans(), st.booleans())
+def test_attention(ranks, case, causal, selective):
+    ranks.run(case.t, theorems.attention_equals_whole, case, causal, selective)
+
+
 @given(cases(), st.booleans())
-def test_attention(ranks, case, causal):
-    ranks.run(case.t, theorems.attention_equals_whole, case, causal)
-
-
-@given(cases())
-def test_block(ranks, case):
-    ranks.run(case.t, theorems.block_equals_whole, case)
+def test_block(ranks, case, selective):
+    ranks.run(case.t, theorems.block_equals_whole, case, selective)
 
 
 @given(cases())
@@ -46,7 +56,7 @@ def test_cross_entropy(ranks, case, scale):
     ranks.run(case.t, theorems.loss_equals_whole, case, scale)
 
 
-@given(cases(integers=True, activation="relu"), st.booleans())
+@given(cases(integers=True, activation="relu", hidden_dropout=0.5), st.booleans())
 def test_linear_parts_agree_exactly_on_integers(ranks, case, gather_output):
     """Sums and products of small whole numbers are exact in any order, so there is nothing left to forgive."""
     ranks.run(case.t, integers_agree_exactly, case, gather_output)
@@ -60,6 +70,44 @@ def integers_agree_exactly(group, case, gather_output):
     theorems.logits_equal_whole(group, case, tolerance=0.0)
 
 
-@given(cases())
-def test_gpt(ranks, case):
-    ranks.run(case.t, theorems.gpt_equals_whole, case)
+@given(cases(), recomputes())
+def test_gpt(ranks, case, recompute):
+    """In one microbatch, dropout on, whatever is kept of the activations."""
+    ranks.run(case.t, theorems.gpt_equals_whole, case, recompute)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("recompute", [Recompute(), Recompute("selective"), Recompute("full"),
+                                       Recompute("full", "uniform", 2), Recompute("full", "block", 2)], ids=str)
+def test_what_recompute_keeps(ranks, recompute, cut):
+    model = ModelConfig(3, 16, 4, 10, 14)
+    ranks.run(2, only_inputs_are_kept, Case(2, model, 3, 14, seed=1, sequence_parallel=cut), recompute)
+
+
+def only_inputs_are_kept(group, case, recompute):
+    """Of a group that is computed again, an x [b, s, h]; of a layer with selective recompute, nothing that has s^2.
+
+    What is not kept is gone as soon as the group's forward is over.
+    """
+    c, share = case.model, theorems.Share(group, gpt_tensors(case.model), case.params(gpt_tensors(case.model)), case)
+    tokens = case.ids("tokens", case.b, case.s)
+    made: dict[int, list] = {}
+    groups = recompute.groups(range(c.num_layers))
+
+    def watched(x, block, c, rotary, region, dropout, *how, block_forward=gpt.block_forward):
+        over = [layer for layers, again in groups for layer in layers if again and layers[-1] < dropout.layer]
+        assert not any(ref() is not None for layer in over for ref in made[layer])
+        y, cache = block_forward(x, block, c, rotary, region, dropout, *how)
+        made[dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
+        return y, cache
+
+    with mock.patch.object(gpt, "block_forward", watched):
+        _, cache = gpt.gpt_forward(tokens, map_units(Unit, share.p), c, tokens, share.region, case.dropout, recompute)
+    for kept, (layers, again) in zip(cache.layers, groups, strict=True):
+        assert kept.layers == layers
+        squares = [array for array in arrays_in(kept) if array.shape[-2:] == (case.s, case.s)]
+        assert bool(squares) == (recompute.granularity == "none" or recompute.granularity == "full" and not again)
+        if again:
+            whole = case.s // (group.size if case.sequence_parallel else 1)
+            assert kept.caches is None
+            assert {array.size for array in arrays_in(kept)} == {case.b * whole * c.hidden_size}

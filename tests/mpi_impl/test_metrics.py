@@ -8,6 +8,7 @@ from mpi_impl.comm.report import compare, report, summary, table
 from mpi_impl.training.metrics import Metrics, duration
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
+from reference.stages import layouts_of_ranks
 from reference.traffic import Work, traffic
 
 
@@ -36,13 +37,14 @@ def test_durations(seconds, text):
 
 MODEL, SPLIT, WORK = ModelConfig(3, 16, 4, 50, 8), ParallelConfig(4, 1, 2), Work(2, 6, 1, 3)
 SIZES = (MODEL, SPLIT, 5, 8, WORK)     # b = 5, s = 8
+PSI = sum(layout.size for layout in layouts_of_ranks(MODEL, SPLIT))
 
 
 def as_predicted(sizes=SIZES):
     """A ledger that holds just what the formulas say."""
     ledger = Ledger()
     t, p, d = (getattr(sizes[1], f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "data"))
-    members = {"tensor": t, "data": d, "pipeline": p, "embedding": 2, "model": t * p}
+    members = {"tensor": t, "data": d, "pipeline": p, "embedding": 2, "model": t * p, "world": t * p * d}
     for line in traffic(*sizes):
         with ledger.phase(line.phase):
             for i in range(line.calls):
@@ -60,7 +62,37 @@ def test_a_ledger_as_predicted():
         f"Ring elements a layer and microbatch: {8 * 5 * 8 * 16 * 3 // 4:,}. Predicted: 8 b s h (t-1)/t = "
         f"{8 * 5 * 8 * 16 * 3 // 4:,}.",
         "Elements for the loss of a microbatch: 120. Predicted: 3 b s = 120. Gathering the logits would take b s V = "
-        "2,000."]
+        "2,000.",
+        f"Ring elements of gradients and parameters between the replicas, a step of m = 3: {PSI:,}. Predicted with ZeRO "
+        f"stage 0: 2 Psi (N-1)/N = {PSI:,}, with Psi = {PSI:,}, N = 2."]
+
+
+@pytest.mark.parametrize("keep, backward, factor", [(False, 6, 10), (True, 4, 8)])
+def test_what_sequence_parallelism_sends_is_stated(keep, backward, factor):
+    """All-gathers and reduce-scatters, more of them if inputs are gathered again; b s h / t between stages."""
+    split = ParallelConfig(4, 2, sequence_parallel=True, keep_gathered_inputs=keep)
+    sizes = (MODEL, split, 5, 8, WORK)
+    assert all(line.as_predicted for line in compare(as_predicted(sizes), traffic(*sizes)))
+    ring = factor * 5 * 8 * 16 * 3 // 4
+    gathers, rings, _, sent = summary(as_predicted(sizes), *sizes).splitlines()
+    assert gathers == ("All-gathers and reduce-scatters a layer and microbatch: 4 forward, "
+                       f"{backward} backward. Predicted: 4 and {backward}.")
+    assert rings == (f"Ring elements a layer and microbatch: {ring:,}. Predicted: {factor} b s h (t-1)/t = {ring:,}.")
+    assert sent.endswith("a microbatch: 160. Predicted: b s h / t = 160.")
+
+
+@pytest.mark.parametrize("stage, formula, times", [(0, "2 Psi", 2), (1, "2 Psi", 2), (2, "(m + 1) Psi", 4),
+                                                   (3, "3 m Psi", 9)])
+@pytest.mark.parametrize("d", [2, 3])
+def test_what_replicas_send_is_stated(stage, formula, times, d):
+    """Beside the ZeRO paper's formula, which knows no microbatches; with stage 3 tables make the measured differ."""
+    sizes = (MODEL, ParallelConfig(data_parallel_size=d, zero_stage=stage), 5, 8, WORK)
+    psi = sum(layout.size for layout in layouts_of_ranks(*sizes[:2]))
+    said = summary(as_predicted(sizes), *sizes).splitlines()[-1]
+    predicted = f"{times * psi * (d - 1) / d:,.0f}"
+    assert f"Predicted with ZeRO stage {stage}: {formula} (N-1)/N = {predicted}, with Psi = {psi:,}, N = {d}." in said
+    measured = f"a step of m = 3: {predicted}."
+    assert (measured in said) == (stage < 3) and ("needs no parameters" in said) == (stage == 3)
 
 
 @pytest.mark.parametrize("t, scatter, sent", [(4, True, "b s h / t = 160"), (4, False, "b s h = 640"),

@@ -108,12 +108,12 @@ STEP = "return StepResult(loss, norm, rate)"
 @pytest.mark.parametrize("part, module, right, wrong", [
     ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("loss", "loss * (1 + 1e-9)")),
     ("gradient", "mpi_impl.training.optimizer",
-     'sqrt(model.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
+     'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
     ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
     ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
-    ("weights", "mpi_impl.training.optimizer", "segment.tensor.decay, self.config", "False, self.config"),
+    ("weights", "mpi_impl.training.optimizer", "piece.segment.tensor.decay, self.config", "False, self.config"),
     ("weights", "mpi_impl.training.trainer", STEP,
-     f"self.flat_params[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
+     f"self.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
 ])
 def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wrong):
     """A wrong loss, norm, gradient or weight, if only on one replica: --verify says which, and the run fails."""

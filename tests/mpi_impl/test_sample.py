@@ -16,9 +16,10 @@ from tests.rank_theorems import connected
 MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
 
 
-def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL):
+def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **choices):
     chunks = 2 if schedule == "interleaved" else None
-    config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, virtual_pipeline_size=chunks)
+    config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, virtual_pipeline_size=chunks,
+                                      **choices)
     with connected(group, config) as topology:
         trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, 1, np.float64)
         return sample(trainer, 2, count, seed)
@@ -42,6 +43,21 @@ def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
     one = ranks.run(1, sampled, 15, 7, 1, 1, "1f1b", model)[0]
     n = 2 * t * p if 2 * t * p <= 8 else t * p
     assert ranks.run(n, sampled, 15, 7, t, p, schedule, model) == [one] * n and len(set(one)) > 1
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("t, p, schedule", [(2, 1, "1f1b"), (2, 2, "1f1b"), (2, 2, "zb-v")])
+def test_samples_do_not_depend_on_what_a_rank_keeps(ranks, stage, offload, t, p, schedule):
+    """A context has any number of positions: with sequence parallelism, too, sampling does not cut it."""
+    model = replace(MODEL, num_layers=4)
+    one = ranks.run(1, sampled, 10, 7, 1, 1, "1f1b", model)[0]
+    choices = dict(sequence_parallel=True, zero_stage=stage, cpu_offload=offload)
+    assert ranks.run(2 * t * p, sampled_with, choices, 10, 7, t, p, schedule, model) == [one] * (2 * t * p)
+
+
+def sampled_with(group, choices, *args):
+    return sampled(group, *args, **choices)
 
 
 def test_tokens_come_from_the_models_distribution(ranks):

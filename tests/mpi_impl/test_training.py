@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.config import ModelConfig
+from reference.config import ModelConfig, Recompute
 from reference.schedules import SCHEDULES, make, takes_v
 from reference.stages import schedule_of
 from reference.traffic import Work
 from tests.mpi_impl.test_pipeline import orders
-from tests.rank_theorems import (Pipelining, as_is, ledger_equals_formulas, no_cache_outlives_its_use,
+from tests.rank_theorems import (Plan, as_is, ledger_equals_formulas, no_cache_outlives_its_use,
                                  training_equals_one_process)
-from tests.strategies import Case, cases
+from tests.strategies import Case, cases, recomputes
 
 WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 
@@ -31,23 +31,26 @@ def runs(draw):
     stages = make(schedule, p, p, v).stages
     case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(stages, stages + 2), "L")))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
-    return t * p * d, case, m, Pipelining(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size)
+    stage = draw(st.integers(0, 3), "ZeRO stage")
+    plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,
+                stage > 0 and draw(st.booleans(), "offload"), draw(recomputes(), "recompute"))
+    return t * p * d, case, m, plan
 
 
 @given(runs(), st.integers(1, 2), st.sampled_from([0.0, 0.05, 1e6]))
 def test_any_run(ranks, run, steps, clip):
     """Ragged models, more layers than stages, m below p and above, buckets of any size; clipped and not."""
-    n, case, m, pipelining = run
-    ranks.run(n, training_equals_one_process, case, steps, m, clip, pipelining)
+    n, case, m, plan = run
+    ranks.run(n, training_equals_one_process, case, steps, m, clip, plan)
 
 
 @settings(max_examples=settings().max_examples // 5)
 @given(runs(), st.data())
 def test_any_order(ranks, run, data):
     """A schedule is a value: any other order of the stages' work that ends gives the same."""
-    n, case, m, pipelining = run
-    order = data.draw(orders(schedule_of(pipelining.parallel(n, case.t), m).placement(), m), "order")
-    ranks.run(n, training_equals_one_process, case, 1, m, 0.05, pipelining, as_is, order)
+    n, case, m, plan = run
+    order = data.draw(orders(schedule_of(plan.parallel(n, case), m).placement(), m), "order")
+    ranks.run(n, training_equals_one_process, case, 1, m, 0.05, plan, as_is, order)
 
 
 def schedules_of(p: int) -> list[tuple[str, int | None]]:
@@ -63,23 +66,48 @@ SOME = {(t, p, d, *schedules_of(p)[i % len(schedules_of(p))]) for i, (t, p, d) i
     for p in range(1, 9) for schedule, v in schedules_of(p)}
 
 
+RECOMPUTES = (Recompute(), Recompute("selective"), Recompute("full"), Recompute("full", "uniform", 2),
+              Recompute("full", "block", 1))
+
+
 @pytest.mark.parametrize("t, p, d, schedule, v", [
     pytest.param(*one, marks=[] if one in SOME else pytest.mark.deep) for one in EVERY])
 def test_every_place_and_schedule_on_up_to_eight_ranks(ranks, t, p, d, schedule, v):
-    """With clipping at work, as many heads as t needs, and a layer that does not divide."""
-    model = ModelConfig(make(schedule, p, p, v).stages + 1, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3,
+    """With clipping at work, dropout on, as many heads as t needs, and a layer that does not divide.
+
+    What is kept where goes through all choices in turn: ZeRO's stages, the sequence cut or not, recompute.
+    """
+    turn = EVERY.index((t, p, d, schedule, v))
+    one_place_kept_where(ranks, t, p, d, schedule, v, turn % 4, bool(turn // 4 % 2), RECOMPUTES[turn % 5])
+
+
+@pytest.mark.parametrize("t, p, d, schedule, v", [
+    (1, 1, 2, "1f1b", None), (2, 1, 1, "1f1b", None), (2, 2, 2, "1f1b", None), (3, 2, 1, "zb-h1", None),
+    (2, 2, 1, "interleaved", 2), (1, 2, 3, "zb-v", None), (2, 1, 4, "1f1b", None), (4, 2, 1, "gpipe", None)])
+@pytest.mark.parametrize("zero_stage", range(4))
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.deep
+def test_every_choice_of_what_is_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute):
+    """In some places, every choice with every other."""
+    one_place_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute)
+
+
+def one_place_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute):
+    model = ModelConfig(make(schedule, p, p, v).stages + 1, 4 * t, t, 17, 2 * t + 4, make_vocab_size_divisible_by=3,
                         untie_embeddings_and_output_weights=bool(d % 2 and p % 2))
     m = p if schedule == "interleaved" else p + 1 if p <= 4 else p // 2
-    ranks.run(t * p * d, training_equals_one_process, Case(t, model, 1, 3, seed=t * 10 + d), 1, m, 0.05,
-              Pipelining(p, schedule, v, bucket_size=500))
+    case = Case(t, model, 1, 2 * t if cut else 3, seed=t * 10 + d, sequence_parallel=cut and t > 1)
+    plan = Plan(p, schedule, v, True, 500, zero_stage, zero_stage == 3, recompute)
+    ranks.run(t * p * d, training_equals_one_process, case, 1, m, 0.05, plan)
 
 
 @settings(max_examples=settings().max_examples * 2 // 5)
 @given(runs(), st.integers(1, 2), st.integers(0, 2))
 def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """For any run. The lines of ranks without a counterpart are there too: they move nothing."""
-    n, case, m, pipelining = run
-    ranks.run(n, ledger_equals_formulas, case, Work(steps, steps * m, evaluations, evaluations * m), pipelining)
+    n, case, m, plan = run
+    ranks.run(n, ledger_equals_formulas, case, Work(steps, steps * m, evaluations, evaluations * m), plan)
 
 
 @pytest.mark.parametrize("t", [2, 4])
@@ -87,7 +115,7 @@ def test_scatter_and_gather_send_a_part_of_t(ranks, t):
     """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
     model = ModelConfig(2, 4 * t, t, 17, 4)
     case, work = Case(t, model, 2, 3, seed=1), Work(1, 3, 1, 3)
-    parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Pipelining(2, scatter_gather=scatter))[0]
+    parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Plan(2, scatter_gather=scatter))[0]
                     for scatter in (True, False))
     for phase in ("forward", "backward", "evaluation"):
         sent = {"operation": "send", "phase": phase}
@@ -100,5 +128,5 @@ def test_scatter_and_gather_send_a_part_of_t(ranks, t):
 @settings(max_examples=settings().max_examples // 5)
 @given(runs())
 def test_no_cache_outlives_its_use(ranks, run):
-    n, case, m, pipelining = run
-    ranks.run(n, no_cache_outlives_its_use, case, m, pipelining)
+    n, case, m, plan = run
+    ranks.run(n, no_cache_outlives_its_use, case, m, plan)

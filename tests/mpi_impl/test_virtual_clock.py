@@ -2,6 +2,7 @@
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,29 +47,46 @@ def test_it_reads_what_the_simulator_says(ranks, data):
     assert measured == predicted
 
 
-def test_a_collective_sets_its_members_to_the_latest(ranks):
-    """Plus what a ring takes: of 4 ranks, 6 turns of 3/2 bytes' time an element for an all-reduce."""
-    takes = 6 * 0.5 + 1.5 * 80 / 16
-    for reading in ranks.run(4, after_an_all_reduce):
-        assert reading == (30 + takes, 60 + takes, 200.0)
+# A collective of 20 numbers in all, which 4 ranks wait for or post.
+CALLS = {
+    "all_reduce": lambda group: group.all_reduce(np.ones(20), "twenty numbers"),
+    "all_gather": lambda group: group.all_gather(np.ones(5), 0, "twenty numbers"),
+    "reduce_scatter": lambda group: group.reduce_scatter(np.ones(20), 0, "twenty numbers"),
+}
+POSTS = {
+    "all_reduce": lambda group: group.post_all_reduce(np.ones(20), "twenty numbers"),
+    "all_gather": lambda group: group.post_all_gather(np.ones(5), np.ones(20), "twenty numbers"),
+    "reduce_scatter": lambda group: group.post_reduce_scatter(np.ones(20), np.ones(5), "twenty numbers"),
+}
 
 
-def after_an_all_reduce(group):
-    """The time on this rank's clock after three: ranks come at 0, 10, 20 and 30 seconds; they post at 30, 40, 50 and 60
-    and wait at once; they post, and wait when it is long over.
+@pytest.mark.parametrize("operation, takes", [
+    ("all_reduce", 6 * 0.5 + 1.5 * 160 / 16), ("all_gather", 3 * 0.5 + 0.75 * 160 / 16),
+    ("reduce_scatter", 3 * 0.5 + 0.75 * 160 / 16),
+])
+def test_a_collective_sets_its_members_to_the_latest(ranks, operation, takes):
+    """Plus what a ring takes: of 4 ranks, 6 turns and 3/2 of the bytes for an all-reduce, half of both for others."""
+    for readings, slices in ranks.run(4, after_collectives, operation):
+        assert readings == [30 + takes, 60 + takes, 200.0]
+        assert [(s.stream, s.name, s.end) for s in slices] == [("communication", "twenty numbers", r) for r in readings]
+
+
+def after_collectives(group, operation):
+    """The time on this rank's clock after three, and their slices: ranks come at 0, 10, 20 and 30 seconds; they post at
+    30, 40, 50 and 60 and wait at once; they post, and wait when it is long over.
     """
     clock = VirtualClock(Link(latency=0.5, bandwidth=16), Times())
-    watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock, recording=True)))
     clock.seconds = 10.0 * group.rank
-    watched.all_reduce(np.ones(10), "ten numbers")
+    CALLS[operation](watched)
     readings = [clock.seconds]
     for start, end in ((30.0 + 10 * group.rank, 0.0), (100.0, 200.0)):
         clock.seconds = start
-        pending = watched.post_all_reduce(np.ones(10), "ten numbers")
+        pending = POSTS[operation](watched)
         clock.seconds = max(start, end)
         pending.wait()
         readings.append(clock.seconds)
-    return tuple(readings)
+    return readings, watched.trace.slices
 
 
 def test_computing_counts_and_waiting_does_not(ranks):

@@ -136,10 +136,39 @@ class Listener(Watchdog):
         return super().waiting(group, reason, ranks)
 
 
+POSTS = {
+    "a posted sum": lambda group: group.post_all_reduce(np.ones(2), "a posted sum"),
+    "a posted gathering": lambda group: group.post_all_gather(np.ones(2), np.ones(4), "a posted gathering"),
+    "pieces of a posted sum": lambda group: group.post_reduce_scatter(np.ones(4), np.ones(2), "pieces of a posted sum"),
+}
+
+
+@pytest.mark.parametrize("reason", POSTS)
+def test_a_rank_that_does_not_post_is_told_of(ranks, reason):
+    """Rank 1 does not post until rank 0 has given up."""
+    assert ranks.run(2, one_posts, reason)[0] == [f"rank 1 for 0.2 seconds (world group: {reason})"]
+
+
+def one_posts(group, reason):
+    """What rank 0's watchdog says."""
+    said = []
+
+    def give_up(words):
+        said.append(words)
+        group.comm.Send([None, 0, "B"], 1)
+
+    dog = Watchdog(0.2, give_up) if group.rank == 0 else Watchdog()
+    if group.rank == 1:
+        group.comm.Recv([None, 0, "B"], 0)
+    POSTS[reason](Group(group.comm, "world", Instruments(watchdog=dog))).wait()
+    return said
+
+
 def test_every_wait_is_watched(ranks):
     """Each thing that a group of two does names its reason and the other rank; nothing waits unseen."""
     for rank, heard in enumerate(ranks.run(2, everything)):
-        words = ["a sum", "a gathering", "pieces of a sum", "one's own", "a posted sum", "send a message"]
+        words = ["a sum", "a gathering", "pieces of a sum", "one's own", "a posted sum", "a posted gathering",
+                 "pieces of a posted sum", "send a message"]
         expected = words if rank == 0 else [*words[:-1], "receive a message"]
         assert heard == [(word, [1 - rank]) for word in [*expected, "every rank's word", "the half groups"]] + [
             ("the both group", [0, 1])]
@@ -153,7 +182,8 @@ def everything(group):
     watched.all_gather(np.ones(2), 0, "a gathering")
     watched.reduce_scatter(np.ones(2), 0, "pieces of a sum")
     watched.broadcast(np.ones(2), "one's own")
-    watched.post_all_reduce(np.ones(2), "a posted sum").wait()
+    for begin in POSTS.values():
+        begin(watched).wait()
     post = watched.post_send if group.rank == 0 else watched.post_receive
     post(np.ones(2), 1 - group.rank, 0, "a message").wait()
     watched.from_all(None)

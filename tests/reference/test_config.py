@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.config import ModelConfig, ParallelConfig, check_model_fits, number_of_microbatches
+from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
+                              number_of_microbatches)
 from reference.errors import UserError
 
 FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, max_position_embeddings=8)
@@ -20,6 +21,8 @@ FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, 
     (dict(init_method_std=float("nan")), "--init-method-std is nan, but must be a number that is not negative."),
     (dict(position_embedding_type="rope", hidden_size=20), "gives an even number above 0"),
     (dict(layernorm_epsilon=0.0), "layernorm_epsilon is 0.0, but must be above 0."),
+    (dict(hidden_dropout=1.0), "--hidden-dropout is 1.0, but must be in [0, 1)"),
+    (dict(attention_dropout=float("nan")), "--attention-dropout is nan, but must be in [0, 1)"),
 ])
 def test_a_model_that_does_not_fit_together(change, sentence):
     with pytest.raises(UserError) as error:
@@ -46,6 +49,32 @@ def test_heads_must_divide_by_t(heads, t):
         with pytest.raises(UserError, match=f"--tensor-model-parallel-size is {t}, but must divide "
                                             f"--num-attention-heads, which is {heads}."):
             check_model_fits(model, ParallelConfig(t))
+
+
+@given(st.integers(1, 40), st.integers(2, 12))
+def test_the_sequence_must_divide_by_t_if_it_is_cut(s, t):
+    check_sequence_fits(s, ParallelConfig(t))
+    cut = ParallelConfig(t, sequence_parallel=True)
+    if s % t == 0:
+        check_sequence_fits(s, cut)
+    else:
+        with pytest.raises(UserError, match=f"but must divide --seq-length, which is {s}."):
+            check_sequence_fits(s, cut)
+
+
+@pytest.mark.parametrize("make, sentence", [
+    (lambda: ParallelConfig(zero_stage=4), "--zero-stage is 4, but must be 0 (nothing is cut)"),
+    (lambda: ParallelConfig(cpu_offload=True), "without ZeRO there are no shards"),
+    (lambda: ParallelConfig(sequence_parallel=True), "but --tensor-model-parallel-size is 1"),
+    (lambda: ParallelConfig(2, keep_gathered_inputs=True), "--keep-gathered-inputs needs --sequence-parallel"),
+    (lambda: Recompute("all"), "--recompute-granularity is 'all', but must be one of none, selective, full."),
+    (lambda: Recompute("full", "each"), "--recompute-method is 'each', but must be one of uniform, block."),
+    (lambda: Recompute("full", "block", 0), "--recompute-num-layers is 0, but must be at least 1."),
+])
+def test_choices_that_do_not_go_together(make, sentence):
+    with pytest.raises(UserError) as error:
+        make()
+    assert sentence in str(error.value)
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9))

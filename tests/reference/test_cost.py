@@ -13,19 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.actions import Send, lower
-from reference import collectives, ops
-from reference.config import ModelConfig, ParallelConfig
+from reference import mappings, ops
+from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import (bubble_fraction, bubbles, data_parallel_traffic, forward_flops, iteration_flops, parameters,
                             parameters_of_stage, parameters_per_rank, pipeline_traffic, published_parameters,
                             ring_all_gather, ring_all_reduce, tensor_parallel_traffic, training_seconds, utilization)
 from reference.errors import UserError
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
-from reference.models.gpt import (gpt_backward, gpt_forward, gpt_tensors, hidden_forward, sharded_gpt_backward,
-                                  sharded_gpt_forward, stage_rotary)
-from reference.params import Layout, leaves, split, tree_map
+from reference.layout import Layout
+from reference.models.gpt import (KEEP_ALL, gpt_backward, gpt_forward, gpt_tensors, hidden_forward,
+                                  sharded_gpt_backward, sharded_gpt_forward, stage_rotary)
+from reference.params import leaves, split, tree_map
 from reference.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.simulate import Times, simulate
 from tests.strategies import cases
+from tests.textbook_theorems import spread
 
 V, A100 = 51_200, 312e12
 DAY = 24 * 3600
@@ -136,15 +138,17 @@ def test_flops_are_those_of_the_matrix_products(case):
     both = flops_of(lambda p, dloss: gpt_backward(dloss, p, gpt_forward(tokens, p, c, targets)[1], c),
                     p, case.array("dloss", b, s))
     assert (forward, both) == (sum(expected), 3 * sum(expected))
-    layers = flops_of(lambda p: hidden_forward(tokens, p, c), p)
+    layers = flops_of(lambda p: hidden_forward(tokens, p, c, None, KEEP_ALL), p)
     assert layers == expected.linear + expected.attention
     q = case.array("q", b, s, c.num_attention_heads, c.head_size)
     core = flops_of(lambda q: ops.attention_core(q, q, q, causal=True), q)
     assert core * c.num_layers == expected.attention
 
-    assert iteration_flops(c, b, s, "none") == both
-    assert iteration_flops(c, b, s, "selective") == both + core * c.num_layers
-    assert iteration_flops(c, b, s, "full") == both + layers
+    for granularity, again in (("none", 0), ("selective", core * c.num_layers), ("full", layers)):
+        how = Recompute(granularity)
+        found = flops_of(lambda p, dloss, how=how: gpt_backward(
+            dloss, p, gpt_forward(tokens, p, c, targets, None, how)[1], c), p, case.array("dloss", b, s))
+        assert iteration_flops(c, b, s, granularity) == found == both + again
 
 
 @given(cases())
@@ -155,7 +159,8 @@ def test_shards_compute_what_the_whole_does(case):
     tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
 
     def run(dloss, *shards):
-        return sharded_gpt_backward(dloss, shards, sharded_gpt_forward(tokens, shards, c, targets)[1], c)
+        _, cache = sharded_gpt_forward(tokens, shards, c, targets, case.region)
+        return sharded_gpt_backward(dloss, shards, cache, c, case.region)
 
     flops = flops_of(run, case.array("dloss", case.b, case.s), *split(case.params(tensors), tensors, t))
     assert flops == iteration_flops(replace(c, vocab_size=c.padded_vocab_size(t)), case.b, case.s)
@@ -336,23 +341,29 @@ def test_a_ring(n, share, seed):
 
 @given(cases())
 def test_traffic_of_a_layer(case):
-    """What the textbook's block all-reduces, forward and backward, each in a ring."""
+    """What the textbook's regions send in a block, forward and backward, each in a ring."""
     c, t, x = case.model, case.t, case.x()
     b, s, h = x.shape
-    tensors, sizes = block_tensors(c), []
+    tensors, sent = block_tensors(c), []
 
-    def counted(xs, op=np.add, all_reduce=collectives.all_reduce):
-        sizes.append(xs[0].size)
-        return all_reduce(xs, op)
+    def counted(name, ring):
+        collective = getattr(mappings, name)
 
-    with mock.patch.object(collectives, "all_reduce", counted):
+        def call(xs, *how):
+            found = collective(xs, *how)
+            sent.append(ring(max(xs[0].size, found[0].size), t))
+            return found
+        return mock.patch.object(mappings, name, call)
+
+    with (counted("all_reduce", ring_all_reduce), counted("all_gather", ring_all_gather),
+          counted("reduce_scatter", ring_all_gather)):
         shards = split(case.params(tensors), tensors, t)
-        _, cache = sharded_block_forward(x, shards, c, stage_rotary(x, c))
-        sharded_block_backward(case.x("dy"), shards, cache, c)
-    traffic = tensor_parallel_traffic(b, s, h, t)
-    assert traffic == pytest.approx(sum(ring_all_reduce(size, t) for size in sizes))
-    assert traffic == pytest.approx(8 * b * s * h * (t - 1) / t)
-    assert tensor_parallel_traffic(b, s, h, t, gathers_again=True) == pytest.approx(10 * b * s * h * (t - 1) / t)
+        _, cache = sharded_block_forward(spread(x, case), shards, c, stage_rotary(x, c, s), case.region)
+        sharded_block_backward(spread(case.x("dy"), case), shards, cache, c, case.region)
+    again = case.sequence_parallel and not case.keep_gathered_inputs
+    traffic = tensor_parallel_traffic(b, s, h, t, again)
+    assert traffic == pytest.approx(sum(sent))
+    assert traffic == pytest.approx((10 if again else 8) * b * s * h * (t - 1) / t)
 
 
 @given(p=st.integers(3, 6), groups=st.integers(1, 3), v=st.integers(1, 3), b=SIZE, s=SIZE, h=SIZE, t=SIZE)
@@ -381,5 +392,5 @@ def test_traffic_of_data_parallelism(psi, d):
 
 @pytest.mark.parametrize("stage", [-1, 4])
 def test_an_unknown_zero_stage_is_a_sentence(stage):
-    with pytest.raises(UserError, match=f"ZeRO stage is {stage}, but must be 0"):
+    with pytest.raises(UserError, match=f"--zero-stage is {stage}, but must be 0"):
         data_parallel_traffic(1, 1, stage)

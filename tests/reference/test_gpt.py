@@ -2,36 +2,37 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.models.gpt import (GPT, gpt_backward, gpt_forward, gpt_join, gpt_logits, gpt_stage, gpt_tensors,
                                   has_embedding, has_head)
 from reference.params import leaves, tree_map
 from tests import textbook_theorems as theorems
-from tests.strategies import cases, close, trees_close
+from tests.strategies import cases, close, recomputes, trees_close
 
 
 def batch(case):
     return case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(cases(sizes=st.just(1)))
 def test_gradients_agree_with_central_differences(case):
-    """Of every tensor, one element at a random place and one direction through all of its elements."""
+    """Of every tensor, one element at a random place and one direction through all of its elements; dropout on."""
     c, p, (tokens, targets) = case.model, case.params(gpt_tensors(case.model)), batch(case)
     dloss, rng, step = case.array("dloss", case.b, case.s), np.random.default_rng(case.seed), 1e-5
     # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
     c = replace(c, activation="gelu", layernorm_epsilon=0.1)
-    _, cache = gpt_forward(tokens, p, c, targets)
+    _, cache = gpt_forward(tokens, p, c, targets, case.dropout)
     _, grads = gpt_backward(dloss, p, cache, c)
     for (name, x), (_, grad) in zip(leaves(p), leaves(grads), strict=True):
         for direction in (rng.normal(size=x.shape), one_place(rng, x.shape)):
             saved = x.copy()
             x[...] = saved + step * direction
-            above = (gpt_forward(tokens, p, c, targets)[0] * dloss).sum()
+            above = (gpt_forward(tokens, p, c, targets, case.dropout)[0] * dloss).sum()
             x[...] = saved - step * direction
-            below = (gpt_forward(tokens, p, c, targets)[0] * dloss).sum()
+            below = (gpt_forward(tokens, p, c, targets, case.dropout)[0] * dloss).sum()
             x[...] = saved
             numeric, exact = (above - below) / (2 * step), (grad * direction).sum()
             assert abs(numeric - exact) < 1e-5 * max(1, abs(exact)), name
@@ -43,9 +44,10 @@ def one_place(rng, shape):
     return direction
 
 
-@given(cases())
-def test_shards_equal_the_whole(case):
-    theorems.gpt_equals_whole(case)
+@given(cases(), recomputes())
+def test_shards_equal_the_whole(case, recompute):
+    """Dropout on, whatever is kept of the activations."""
+    theorems.gpt_equals_whole(case, recompute)
 
 
 @given(cases(sizes=st.just(1)), st.data())

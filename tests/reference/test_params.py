@@ -1,6 +1,4 @@
-"""Trees, their split over ranks, their initial values and the flat buffers under them."""
-from math import prod
-
+"""Trees, their split over ranks and their initial values."""
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.models.gpt import gpt_tensors
-from reference.params import Layout, initialize, initialize_shard, join, leaves, split, tree_map
+from reference.params import initialize, initialize_shard, join, leaves, split
 from tests.strategies import cases, trees_close
 
 
@@ -76,38 +74,3 @@ def test_what_cannot_be_cut_is_refused(case):
     t = case.model.num_attention_heads + 1
     with pytest.raises(UserError, match=f"does not divide by {t}"):
         split(case.params(gpt_tensors(case.model)), gpt_tensors(case.model), t)
-
-
-@given(cases())
-def test_views_of_a_flat_buffer_cover_it_without_overlap(case):
-    """Every element belongs to exactly one tensor, and the last layers come first."""
-    layout = Layout(gpt_tensors(case.model), case.t)
-    flat = np.zeros(layout.size)
-    tree_map(lambda view: np.add(view, 1, out=view), layout.views(flat))
-    assert (flat == 1).all()
-    assert sum(prod(s.shape) for s in layout.segments) == layout.size
-    assert [s.name for s in layout.segments] == [name for name, _ in leaves(layout.tensors)][::-1]
-
-
-@given(cases(), st.one_of(st.integers(1, 50), st.integers(1, 10_000)))
-def test_buckets_are_the_buffer_cut_between_tensors(case, size):
-    """All of it, in its order, no tensor in two; each but the last has at least `size` elements, and not a tensor more
-    than it needs for them."""
-    layout = Layout(gpt_tensors(case.model), case.t)
-    buckets, of = layout.buckets(size), {segment.name: prod(segment.shape) for segment in layout.segments}
-    assert [name for bucket in buckets for name in bucket.names] == [segment.name for segment in layout.segments]
-    ends = [0] + [bucket.slice.stop for bucket in buckets]
-    assert [(b.slice.start, b.slice.stop) for b in buckets] == list(zip(ends[:-1], ends[1:], strict=True))
-    assert ends[-1] == layout.size
-    for bucket in buckets:
-        elements = bucket.slice.stop - bucket.slice.start
-        assert elements == sum(of[name] for name in bucket.names)
-        assert elements - of[bucket.names[-1]] < size and (elements >= size or bucket is buckets[-1])
-
-
-@given(cases(num_layers=4), st.lists(st.integers(0, 3), min_size=1, unique=True))
-def test_a_rank_of_a_pipeline_lays_out_what_it_holds(case, layers):
-    """Any layers, as interleaved stages give them: the last one first, whether they are neighbours or not."""
-    layout = Layout(gpt_tensors(case.model, sorted(layers)), case.t)
-    numbers = [int(segment.name.split(".")[1]) for segment in layout.segments if segment.name.startswith("blocks")]
-    assert numbers == sorted(numbers, reverse=True) and set(numbers) == set(layers)

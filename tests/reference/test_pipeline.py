@@ -23,14 +23,19 @@ def training_schedules(draw):
 
 @given(training_schedules(), st.data())
 def test_any_schedule_gives_the_gradients_of_one_process(schedule, data):
-    """Loss and gradients of the whole batch, from stages of ragged models; both copies of a tied table have them."""
+    """Loss and gradients of the whole batch, from stages of ragged models; both copies of a tied table have them.
+
+    Dropout is on: each microbatch has the masks of its samples, wherever and whenever it is worked on.
+    """
     case = data.draw(cases(num_layers=schedule.stages + data.draw(st.integers(0, 2))))
     p = case.params(gpt_tensors(case.model))
     batches = [(case.ids(f"tokens {i}", case.b, case.s), case.ids(f"targets {i}", case.b, case.s))
                for i in range(schedule.microbatches)]
     layers = [layers_of_stage(stage, schedule.stages, case.model.num_layers) for stage in range(schedule.stages)]
-    loss, grads = pipeline_gradients(batches, cut_into_stages(p, layers, case.model), schedule, case.model)
-    expected_loss, expected = loss_and_gradients(*map(np.concatenate, zip(*batches, strict=True)), p, case.model)
+    loss, grads = pipeline_gradients(batches, cut_into_stages(p, layers, case.model), schedule, case.model,
+                                     case.dropout)
+    expected_loss, expected = loss_and_gradients(*map(np.concatenate, zip(*batches, strict=True)), p, case.model,
+                                                 case.dropout)
     close(np.array(loss), np.array(expected_loss))
     trees_close(gpt_join(grads), expected, 1e-10)
     for stage in grads:

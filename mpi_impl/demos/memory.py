@@ -1,0 +1,315 @@
+"""Where a rank's memory goes, and what saves it: `mpirun -np 4 python -m mpi_impl.demos.memory`.
+
+Trains a small GPT for a few steps in every way that there is to hold less, counts the bytes of all arrays on every
+rank, and puts them beside what the formulas say, as a table and as a picture.
+"""
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.topology import Topology, connect, disconnect
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.files import check_writable, writing
+from mpi_impl.training.memory import (Expected, RankMemory, aligned, deferred_table, distinct, layer_table,
+                                      measure_layer, rank_memory, variants, variants_table)
+from mpi_impl.training.trainer import Held, Trainer
+from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
+                              round_up)
+from reference.cost import parameters
+from reference.memory import Account, StageBytes, total
+from reference.optimizer import OptimizerConfig
+
+MICROBATCHES = 2      # of each replica, a step
+
+FAR = "far memory"
+
+# What a picture shows. Near the colours of Okabe and Ito: people who are blind to red or green can tell them apart.
+COLORS = {"parameters": "#0072B2", "gradients": "#EE7733", "optimizer": "#F0C842", "activations": "#008F6B",
+          "whole for a while": "#CC79A7", FAR: "#A0A0A0"}
+PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
+PALE = 0.7            # of white, under the hatches
+
+
+INTRODUCTION = """\
+A rank that trains holds four things. Parameters: the numbers that make the model. Gradients: for each of them, which
+way it should move. Optimizer states: Adam keeps two averages for each. Activations: what the forward pass computed,
+until the backward pass has used it. The first three depend on the model alone, activations on the batch, too.
+
+{ranks} can hold less in two ways. As replicas, each trains on other samples, and left to itself each holds the whole
+model. ZeRO cuts that into as many parts: the optimizer's states (stage 1), the gradients too (2), the parameters too
+(3), which are then gathered, layer by layer, where they are used: whole for a while, like gradients that have yet to
+be sent. Offloading puts a rank's own part into far memory.
+As tensor-parallel ranks they share every layer, and so the model and most activations. Sequence parallelism cuts the
+other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
+a layer but its input (full).
+
+Not counted is what an operation needs while it works. The largest such thing comes with full recompute: all activations
+of the one layer that is being computed again.
+"""
+
+
+class Run(NamedTuple):
+    """One way to train."""
+
+    name: str
+    parallel: ParallelConfig
+
+
+class Found(NamedTuple):
+    """What it took on each rank."""
+
+    name: str
+    everyone: list[RankMemory]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    options = parse_options(argv, ranks.size)
+    model = model_of(options)
+    replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, options.seq_length)
+    ranks.from_first(lambda: check_writable(options.output, None))
+    say(ranks, introduction(model, options, ranks.size))
+    panels = {}
+    for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,
+                        f"tensor parallel: {count(ranks.size, 'shard')}": sharers}.items():
+        panels[title] = [trained(ranks, one, model, options) for one in runs]
+        say(ranks, f"{title}; bytes on a rank, of each kind the most at once\n{runs_table(panels[title])}\n")
+    accounts = {one.name: Account(model, options.micro_batch_size, options.seq_length, itemsize(options), one.parallel)
+                for one in sharers}
+    layers = {name: measure_layer(account, ranks) for name, account in accounts.items()}
+    say(ranks, layers_text(accounts, layers))
+    ranks.from_first(lambda: write_picture(options, panels, model))
+    conclude(ranks, [one for found in panels.values() for one in found], accounts, layers)
+
+
+def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], model: ModelConfig) -> None:
+    with writing(options.output):
+        draw(options.output, panels, f"a GPT of {parameters(model):,} parameters in {options.dtype}")
+    print(f"drawn in {options.output}", flush=True)
+
+
+def say(ranks: Group, text: str) -> None:
+    if ranks.rank == 0:
+        print(text, flush=True)
+
+
+# ---- what is asked for ----------------------------------------------------------------------------------------------
+
+
+def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
+    """Sizes that are not given suit n ranks. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.memory", description="Show where the memory of ranks goes.")
+    parser.add_argument("--num-layers", type=int, default=6, metavar="L", help="(default: 6)")
+    parser.add_argument("--num-attention-heads", type=int, metavar="A",
+                        help="a multiple of the number of ranks (default: the first from 4 on)")
+    parser.add_argument("--hidden-size", type=int, metavar="H", help="(default: about 96, a multiple of the heads)")
+    parser.add_argument("--seq-length", type=int, metavar="S",
+                        help="a multiple of the number of ranks (default: the first from 64 on)")
+    parser.add_argument("--micro-batch-size", type=int, default=2, metavar="B", help="(default: 2)")
+    parser.add_argument("--vocab-size", type=int, default=512, metavar="V", help="(default: 512)")
+    parser.add_argument("--train-iters", type=int, default=2, metavar="N", help="steps of each run (default: 2)")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="(default: float32)")
+    parser.add_argument("--output", default="memory.png", metavar="F", help="the picture (default: memory.png)")
+    options = parser.parse_args(argv)
+    if options.num_attention_heads is None:
+        options.num_attention_heads = round_up(4, n)
+    require_positive("num_attention_heads", options.num_attention_heads)
+    if options.hidden_size is None:
+        options.hidden_size = options.num_attention_heads * max(4, round(96 / options.num_attention_heads))
+    if options.seq_length is None:
+        options.seq_length = round_up(64, n)
+    for name in ("seq_length", "micro_batch_size", "train_iters"):
+        require_positive(name, getattr(options, name))
+    return options
+
+
+def model_of(options: argparse.Namespace) -> ModelConfig:
+    return ModelConfig(options.num_layers, options.hidden_size, options.num_attention_heads, options.vocab_size,
+                       options.seq_length)
+
+
+def itemsize(options: argparse.Namespace) -> int:
+    return np.dtype(options.dtype).itemsize
+
+
+def replica_runs(n: int, model: ModelConfig) -> list[Run]:
+    """d = n. A bucket of gradients is about a layer's."""
+    cuts = ("ZeRO 0: nothing cut", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
+    plain = ParallelConfig(data_parallel_size=n, ddp_bucket_size=12 * model.hidden_size**2)
+    runs = [Run(name, replace(plain, zero_stage=stage)) for stage, name in enumerate(cuts)]
+    return [*runs, Run("ZeRO 3, offloaded", replace(plain, zero_stage=3, cpu_offload=True))]
+
+
+def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Run]:
+    """t = n. Raises UserError where heads or positions do not divide."""
+    runs = [Run(name, parallel) for name, parallel in variants(n).items()]
+    for one in runs:
+        check_model_fits(model, one.parallel)
+        check_sequence_fits(seq_length, one.parallel)
+    return runs
+
+
+# ---- the runs -------------------------------------------------------------------------------------------------------
+
+
+def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namespace) -> Found:
+    """A few steps on random words."""
+    topology = connect(ranks, one.parallel)
+    try:
+        trainer = Trainer(model, OptimizerConfig(1e-3, options.train_iters), topology, 1234, options.dtype)
+        trainer.measured = True
+        b, s = options.micro_batch_size, options.seq_length
+        for step in range(options.train_iters):
+            trainer.step(random_words(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
+        return Found(one.name, ranks.from_all(rank_memory(trainer, b, s, MICROBATCHES)))
+    finally:
+        disconnect(topology)
+
+
+def random_words(topology: Topology, model: ModelConfig, step: int, b: int, s: int) -> list:
+    """A replica's microbatches, alike on its tensor-parallel ranks."""
+    windows = np.random.default_rng([step, topology.place.data]).integers(0, model.vocab_size, (MICROBATCHES, b, s + 1))
+    return [(window[:, :-1], window[:, 1:]) for window in windows]
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def introduction(model: ModelConfig, options: argparse.Namespace, n: int) -> str:
+    alone = "\nOne rank has nobody to share with, so that most of this saves nothing: start more.\n" if n == 1 else ""
+    return INTRODUCTION.format(ranks="Several ranks" if n == 1 else count(n)) + alone + (
+        f"\nThe model: a GPT of {parameters(model):,} parameters in {options.dtype}: {model.num_layers} layers, h = "
+        f"{model.hidden_size}, {model.num_attention_heads} heads, {model.vocab_size} words. A microbatch: "
+        f"{options.micro_batch_size} x {options.seq_length} words.\n")
+
+
+def runs_table(found: list[Found]) -> str:
+    """Of each run, and each kind of rank in it, a line that was measured and one that was predicted."""
+    used = [name for name in COLORS if any(parts(most(one).held)[name] for one in found)]
+    names, far = [name for name in used if name != FAR], [name for name in used if name == FAR]
+    rows = [["", "", "ranks", *names, "sum", *far, ""]]
+    for run_name, everyone in found:
+        for ranks, one in distinct(everyone):
+            lines = [("measured", parts(one.held), [run_name, ranks, ""]),
+                     ("predicted", parts(one.expected), ["", "", "equal" if one.as_predicted else "NOT EQUAL"])]
+            for what, sizes, (first, who, last) in lines:
+                near = [sizes[name] for name in names]
+                cells = [*near, sum(near), *(sizes[name] for name in far)]
+                rows.append([first, what, who, *(f"{n:,}" for n in cells), last])
+    return aligned(rows, left=(0, 1, 2, len(rows[0]) - 1))
+
+
+def parts(states: Held | Expected) -> dict[str, int]:
+    """A rank's bytes, as they are shown."""
+    return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
+            "activations": states.activations, "whole for a while": states.gathered + (states.unreduced or 0),
+            FAR: states.far}
+
+
+def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> str:
+    first = next(iter(accounts))
+    account = accounts[first]
+    return "\n".join([
+        "Of the activations, one layer's. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
+        variants_table(accounts, {name: found.kept for name, found in layers.items()}), "",
+        f"Item by item: {first}, {account.b} x {account.s} words, elements of {account.itemsize} bytes",
+        layer_table(account, layers[first].kept), "",
+        "Some pipelines split the backward in two: I, the gradient of the layer's input, for which another rank waits,",
+        "and W, later, those of its weights. Between the two, other arrays must be kept:",
+        deferred_table(account, layers[first].deferred), ""])
+
+
+def conclude(ranks: Group, found: list[Found], accounts: dict[str, Account], layers: dict[str, StageBytes]) -> None:
+    """Whether every number was predicted. Raises AssertionError if not, on all ranks."""
+    pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in found
+             for rank, one in enumerate(everyone) for what, measured, predicted in one.compared]
+    for name, account in accounts.items():
+        for rank, layer in enumerate(ranks.from_all(layers[name])):
+            expected = StageBytes(total(account.layer()), total(account.layer_deferred()))
+            pairs += [(f"a layer of {name}, rank {rank}", *pair) for pair in zip(layer, expected)]
+    wrong = [f"{what}: {measured:,} bytes and not {predicted:,}" for what, measured, predicted in pairs
+             if measured != predicted]
+    if wrong:
+        raise AssertionError("not as predicted: " + "; ".join(wrong))
+    say(ranks, f"Every measured number equals its prediction, to the byte: {len(pairs)} numbers, from {len(found)} "
+               f"runs on {count(ranks.size)}.")
+
+
+def count(n: int, what: str = "rank") -> str:
+    return f"{n:,} {what}" + "s" * (n != 1)
+
+
+# ---- the picture ----------------------------------------------------------------------------------------------------
+
+
+def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
+    """For each run two bars, of the rank that holds most: measured, and below it predicted, hatched."""
+    from matplotlib.figure import Figure     # matplotlib takes a second to import
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    unit, name = scale(max(sum(parts(most(one).held).values()) for found in panels.values() for one in found))
+    rows = [len(found) for found in panels.values()]
+    figure = Figure((10, 0.52 * sum(rows) + 2.2), dpi=150, layout=ConstrainedLayoutEngine(h_pad=0.08))
+    all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=rows)
+    for axes, (title, found) in zip(all_axes, panels.items(), strict=True):
+        for row, one in enumerate(found):
+            draw_run(axes, row, most(one), unit, name)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set(yticks=range(len(found)), yticklabels=[one.name for one in found], ylim=(len(found) - 0.45, -0.55))
+        axes.tick_params(left=False, labelsize=9)
+        axes.grid(axis="x", color="#E4E4E4", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["left", "top", "right"]].set_visible(False)
+    all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once", fontsize=9)
+    figure.suptitle(f"Who holds what: {model}", x=0.01, ha="left", fontsize=12)
+    draw_legend(figure)
+    figure.savefig(path, format="png")
+
+
+def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
+    for sizes, middle, hatched in ((parts(one.held), row - 0.19, False), (parts(one.expected), row + 0.19, True)):
+        left = 0.0
+        for what, color in COLORS.items():
+            style = PREDICTED | {"facecolor": pale(color), "edgecolor": color} if hatched else {"color": color}
+            axes.barh(middle, sizes[what] / unit, 0.34, left, **style)
+            left += sizes[what] / unit
+    far = parts(one.held)[FAR] / unit
+    words = f"{left - far:.2f} {name}" + (f" + {far:.2f} {name} far" if far else "")
+    axes.annotate(words, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
+
+
+def draw_legend(figure) -> None:
+    from matplotlib.patches import Patch
+
+    entries = {what: Patch(color=color) for what, color in COLORS.items()}
+    entries |= {"measured": Patch(color="#606060"), "predicted": Patch(facecolor="#DFDFDF", edgecolor="#606060",
+                                                                      **PREDICTED)}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower left", ncols=len(entries), frameon=False,
+                  fontsize=9, handlelength=1.5, columnspacing=1.2, handletextpad=0.5)
+
+
+def pale(color: str) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    return tuple((1 - PALE) * part + PALE for part in to_rgb(color))
+
+
+def most(one: Found) -> RankMemory:
+    """Of the rank that holds most."""
+    return max(one.everyone, key=lambda rank: sum(parts(rank.held).values()))
+
+
+def scale(size: int) -> tuple[float, str]:
+    """In what unit so many bytes are easily read."""
+    return next((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if size >= unit)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,111 @@
+"""Where a rank's own part of a flat buffer is: in a whole buffer, in a shard of its own, or in far memory.
+
+Who works on it (the optimizer, a sum over a few ranks) goes through it piece by piece, `buffer.load(piece)`, changes
+what it gets, and gives it back, `buffer.store(piece, values)`: where it was near already, neither moves anything.
+"""
+import os
+from tempfile import TemporaryFile
+
+import numpy as np
+
+from mpi_impl.comm.group import like as moved_to
+from mpi_impl.comm.group import to_host
+from reference.layout import Piece
+
+ALL = slice(None)
+
+
+class Whole:
+    """A buffer of the layout's size."""
+
+    def __init__(self, flat):
+        self.flat = flat
+
+    def load(self, piece: Piece, at: slice = ALL):
+        """A piece, or the elements `at` of it: a view."""
+        return self.flat[piece.whole][at]
+
+    def store(self, piece: Piece, values, at: slice = ALL) -> None:
+        """The view has been changed itself."""
+
+    @property
+    def near_bytes(self) -> int:
+        return self.flat.nbytes
+
+    @property
+    def far_bytes(self) -> int:
+        return 0
+
+
+class Shard(Whole):
+    """A buffer of the shard's size."""
+
+    def load(self, piece: Piece, at: slice = ALL):
+        """A view."""
+        return self.flat[piece.own][at]
+
+    def take(self, own: slice):
+        """Some elements of the shard."""
+        return self.flat[own]
+
+    def put(self, own: slice, values) -> None:
+        """Give some elements of the shard these values."""
+        self.flat[own] = values
+
+
+class FarShard(Shard):
+    """A shard in far memory: a host buffer, or a file. What is loaded is a copy, which only counts once it is stored.
+
+    A rank with a GPU has its device's memory near and the host's far away. A rank without one keeps the same rules: its
+    far memory is a host buffer that it never computes in, or a file, which is what lets it train a larger model.
+    """
+
+    def __init__(self, size: int, dtype, near, folder: str | None = None):
+        """`near` is an array of the library that computes. A file is made in the folder, without a name: it is gone
+        when the rank is. Raises OSError if it cannot be made.
+        """
+        self.near, self.moved = near, 0     # bytes, there and back
+        if folder is None:
+            super().__init__(np.zeros(size, dtype))
+        else:
+            self.file = TemporaryFile(dir=folder)    # noqa: SIM115 - open for as long as the shard lives
+            reserve(self.file.fileno(), size * np.dtype(dtype).itemsize)
+            super().__init__(np.memmap(self.file, dtype, "r+", shape=(size,)) if size else np.zeros(0, dtype))
+
+    def load(self, piece: Piece, at: slice = ALL):
+        """A near copy."""
+        return self.fetched(super().load(piece, at))
+
+    def store(self, piece: Piece, values, at: slice = ALL) -> None:
+        self.moved += values.nbytes
+        super().load(piece, at)[...] = to_host(values)
+
+    def take(self, own: slice):
+        """A near copy."""
+        return self.fetched(super().take(own))
+
+    def put(self, own: slice, values) -> None:
+        self.moved += values.nbytes
+        super().put(own, to_host(values))
+
+    def fetched(self, far):
+        self.moved += far.nbytes
+        return moved_to(np.array(far), self.near)
+
+    @property
+    def near_bytes(self) -> int:
+        return 0
+
+    @property
+    def far_bytes(self) -> int:
+        return self.flat.nbytes
+
+
+def reserve(file: int, size: int) -> None:
+    """Make an empty file so long. Where the system lets us, room is found now: a full disk is no error while it is read
+    and written as memory, but the end of the process.
+    """
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)

@@ -1,0 +1,312 @@
+"""Where the bytes are: what each rank holds, as its arrays say, beside the papers' formulas and our own account.
+
+Model states are those of Rajbhandari et al. 2020, activations those of Korthikanti et al. 2022 (reference/memory.py).
+"""
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mappings import region_of
+from mpi_impl.models.gpt import gpt_backward, gpt_forward
+from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
+from mpi_impl.parallel.units import Unit
+from mpi_impl.training.trainer import Held, Trainer
+from reference.config import ParallelConfig, Recompute
+from reference.cost import parameters_of_stage
+from reference.dropout import Dropout
+from reference.layers.block import block_tensors
+from reference.layers.embedding import Embedding
+from reference.layout import Layout, map_units
+from reference.memory import (Account, Kept, StageBytes, array_bytes, layer_activations, model_states,
+                              peak_activations, total)
+from reference.models.gpt import GPT
+from reference.params import initialize_shard
+from reference.stages import layers_of_rank, schedule_of
+
+# For stages 0 to 3: w bytes a parameter, g a gradient, K of Adam's, Psi parameters, N replicas.
+FORMULAS = ("(w + g + K) Psi", "(w + g) Psi + K Psi/N", "w Psi + (g + K) Psi/N", "(w + g + K) Psi/N")
+MIXED = ((2, 2, 12), (2, 4, 12))     # w, g, K in mixed precision: the paper's, and with float32 main gradients
+
+
+# ---- what ranks hold ------------------------------------------------------------------------------------------------
+
+
+class Expected(NamedTuple):
+    """What the formulas say for the fields of Held that have the same names."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    far: int
+    gathered: int
+    unreduced: int | None     # None where backwards overlap, so that no formula says it
+    activations: int
+
+
+class RankMemory(NamedTuple):
+    """One rank's bytes."""
+
+    psi: int              # parameters of the model's shard that the rank works on, without buckets' padding
+    padding: int          # elements that make every bucket divide by the replicas
+    held: Held
+    expected: Expected
+
+    @property
+    def compared(self) -> list[tuple[str, int, int]]:
+        """What has a formula: its name, measured, predicted. Activations are there if they were measured."""
+        pairs = [(name, getattr(self.held, name), value) for name, value in self.expected._asdict().items()]
+        return [(name, found, value) for name, found, value in pairs
+                if value is not None and (found or name != "activations")]
+
+    @property
+    def as_predicted(self) -> bool:
+        return all(found == value for _, found, value in self.compared)
+
+
+def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
+    """Of this rank, after steps of m microbatches of b sequences of s tokens on each replica."""
+    parallel, layout = trainer.topology.config, trainer.layout
+    psi = parameters_of_stage(trainer.model, parallel.tensor_model_parallel_size, layers_of_rank(trainer.stages))
+    return RankMemory(psi, layout.size - psi, trainer.held(), expected(trainer, b, s, m))
+
+
+def expected(trainer: Trainer, b: int, s: int, m: int) -> Expected:
+    parallel, itemsize = trainer.topology.config, trainer.near.itemsize
+    states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *gradient_k_parameter(itemsize))
+    parameters, gradients, optimizer = map(round, states)
+    far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
+    far_optimizer = optimizer if parallel.cpu_offload else 0
+    account = Account(trainer.model, b, s, itemsize, parallel)
+    actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
+    peak = peak_activations({stage: account.stage(layers) for stage, layers in trainer.stages.items()}, actions)
+    return Expected(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
+                    gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak)
+
+
+def gradient_k_parameter(itemsize: int) -> tuple[int, int, int]:
+    """Of a run in one dtype, in the order of `model_states`: a gradient, two moments, and a parameter."""
+    return itemsize, 2 * itemsize, itemsize
+
+
+def gathered(trainer: Trainer) -> int:
+    """With ZeRO-3, the most that is whole at once: a layer and the next, or what words come in and go out by."""
+    if trainer.topology.config.zero_stage < 3:
+        return 0
+    steps = [names for layers in trainer.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
+    home = trainer.layout.home
+    return trainer.near.itemsize * max(sum(home[name].size for name in names) for names in steps)
+
+
+def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
+    """With ZeRO-2 and 3, the most gradients that are whole at once.
+
+    A bucket is, from the backward of its first unit until that of its last: a tied table's from the logits to the
+    words. With several stages on a rank, or a backward in two, those of other microbatches come in between.
+    """
+    if trainer.topology.config.zero_stage < 2:
+        return 0
+    if len(trainer.stages) > 1 or "I" in kinds:
+        return None
+    (layers,), home = trainer.stages.values(), trainer.layout.home
+    steps = [{home[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
+    there = [{bucket for bucket in home.values() if any(bucket in step for step in steps[:i + 1])
+              and any(bucket in step for step in steps[i:])} for i in range(len(steps))]
+    return trainer.near.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
+
+
+def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
+    """The units that a stage with these layers works on, step by step, so many layers at once; backward in reverse."""
+    blocks = [f"blocks.{layer}" for layer in layers]
+    steps = [blocks[i:i + at_once] for i in range(len(blocks))]
+    if 0 in layers:
+        steps.insert(0, [unit for unit in trainer.layout.home if unit.startswith("embedding.")])
+    if trainer.model.num_layers - 1 in layers:
+        untied = trainer.model.untie_embeddings_and_output_weights
+        steps.append(["final_layernorm", "output" if untied else "embedding.word"])
+    return steps
+
+
+def report(trainer: Trainer, b: int, s: int, m: int) -> str:
+    """What all ranks hold after a run, as tables; called by all of them together, and alike on all.
+
+    b sequences of s tokens are a microbatch, m of those a replica's step. Ranks that hold as much share a row.
+    """
+    everyone = trainer.topology.world.from_all(rank_memory(trainer, b, s, m))
+    parallel, dtype = trainer.topology.config, trainer.near.dtype
+    w = dtype.itemsize
+    return "\n".join([
+        "What each rank holds from step to step, in bytes of the arrays that exist (memory):",
+        states_table(everyone, parallel), *while_table(everyone), "",
+        f"N = {parallel.data_parallel_size} replicas, ZeRO stage {parallel.zero_stage}, {dtype}: w = {w} bytes a "
+        f"parameter, g = {w} a gradient, K = {2 * w} for Adam's two moments.",
+        f"Psi is what the rank's layers have, 1/t of what is split.{padding(everyone)}", "",
+        "The formulas for rank 0, in this run's bytes and in mixed precision's: there w is 2 (as the paper writes it),",
+        "K is 12 for a float32 copy and two moments, and g is 2 as in the paper, or 4.",
+        formulas_table(everyone[0], parallel, w)])
+
+
+def padding(everyone: Sequence[RankMemory]) -> str:
+    most = max(one.padding for one in everyone)
+    return f" So that buckets divide by N, they are padded by {most:,} elements, which count in Psi." if most else ""
+
+
+def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> str:
+    """A row for each kind of rank: measured, then `=` or `NOT` and the formula's."""
+    states = ("parameters", "gradients", "optimizer")
+    rows = [["ranks", "Psi", *(cell for name in states for cell in (name, "predicted")), "sum", "predicted", "formula"]]
+    formula = FORMULAS[parallel.zero_stage] + (" less far memory" if parallel.cpu_offload else "")
+    for ranks, one in distinct(everyone):
+        pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in states]
+        pairs.append((sum(found for found, _ in pairs), sum(value for _, value in pairs)))
+        cells = (cell for found, value in pairs for cell in (f"{found:,}", verdict(found, value)))
+        rows.append([ranks, f"{one.psi + one.padding:,}", *cells, formula])
+    return aligned(rows, left=(0, len(rows[0]) - 1))
+
+
+def while_table(everyone: Sequence[RankMemory]) -> list[str]:
+    """What else there is, at most at once: the columns in which any rank has something."""
+    columns = {"far": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
+               "activations": "activations"}
+    used = {name: title for name, title in columns.items() if any(getattr(one.held, name) for one in everyone)}
+    if not used:
+        return []
+    rows = [["ranks", *(cell for title in used.values() for cell in (title, "predicted"))]]
+    for ranks, one in distinct(everyone):
+        pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in used]
+        rows.append([ranks, *(cell for found, value in pairs for cell in
+                              (f"{found:,}", "" if value is None else verdict(found, value)))])
+    return ["", "Beside these, elsewhere or for a while, the most at once:", aligned(rows)]
+
+
+def formulas_table(one: RankMemory, parallel: ParallelConfig, w: int) -> str:
+    """All stages of ZeRO, in this run's bytes and in the papers'."""
+    sizes, n = ((w, w, 2 * w), *MIXED), parallel.data_parallel_size
+    rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
+    for stage, formula in enumerate(FORMULAS):
+        found = [sum(model_states(one.psi + one.padding, n, stage, g, k, a)) for a, g, k in sizes]
+        held = f"{sum(one.held[:4]):,}" if stage == parallel.zero_stage else ""      # far memory included
+        rows.append([str(stage), formula, *(f"{value:,.0f}" for value in found), held])
+    return aligned(rows, left=(0, 1))
+
+
+def distinct(everyone: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
+    """Ranks that hold as much, as `0 to 3, 8`, and what."""
+    found: dict[RankMemory, list[int]] = {}
+    for rank, one in enumerate(everyone):
+        found.setdefault(one, []).append(rank)
+    return [(spans(ranks), one) for one, ranks in found.items()]
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """[0, 1, 2, 3, 8] -> `0 to 3, 8`."""
+    firsts = [rank for rank in ranks if rank - 1 not in ranks]
+    lasts = [rank for rank in ranks if rank + 1 not in ranks]
+    return ", ".join(f"{first} to {last}" if first < last else str(first) for first, last in zip(firsts, lasts))
+
+
+# ---- what a layer keeps ---------------------------------------------------------------------------------------------
+
+
+def measure_layer(account: Account, group: Group) -> StageBytes:
+    """A real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
+    c, b, dtype, region = account.c, account.b, f"float{8 * account.itemsize}", region_of(group, account.parallel)
+    layer, positions = c.num_layers, account.outside // (b * c.hidden_size)      # it neither embeds nor has the head
+    tensors = GPT(Embedding(None, None), {layer: block_tensors(c)}, None, None)
+    layout, params = Layout(tensors, group.size), initialize_shard(tensors, 0, dtype, group.size, group.rank)
+    p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, dtype))))
+    draw = np.random.default_rng(group.rank).normal
+    x, dy = (draw(size=(b, positions, c.hidden_size)).astype(dtype) for _ in range(2))
+    with group.ledger.phase("measured layer"):
+        _, cache = gpt_forward(x, p, c, None, region, Dropout(c, seed=0, step=1), account.parallel.recompute)
+        kept, sink = array_bytes(cache.layers), DeferredSink(ImmediateSink())
+        gpt_backward(dy, p, cache, c, grads, sink, region)
+    return StageBytes(kept, array_bytes(sink.held()))
+
+
+def layer_table(account: Account, measured: int) -> str:
+    """What one layer keeps of a microbatch, item by item, beside the formula, and why they differ."""
+    found, published = account.layer(), layer_formula(account)
+    rows = [["kept until the backward", "elements", "bytes", "formula", "why they differ"]]
+    rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in found]
+    rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}", f"{published:,.0f}",
+                 f"measured: {verdict(measured, total(found), 'the sum')}"])
+    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(account, itemsize=2).layer(), published)}"
+
+
+def bridge(found: Sequence[Kept], published: float) -> str:
+    """From the formula's bytes to ours, if an element had 2 as well."""
+    more = [(item.bytes - item.paper, item.what) for item in found if item.bytes != item.paper]
+    steps = "".join(f"\n    {'+' if n > 0 else '-'} {abs(n):>14,}  {what}" for n, what in more)
+    same = "which is the formula's" if not more else f"which is the formula's {published:,.0f}"
+    return f"With 2 bytes an element, as in the papers, ours would be {total(found):,}, {same}{steps}"
+
+
+def deferred_table(account: Account, measured: int) -> str:
+    """What a layer holds from I to W, where a schedule splits the backward."""
+    found = account.layer_deferred()
+    rows = [["kept from I until W", "elements", "bytes", "in 16 bits"]]
+    rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}"] for item in found]
+    rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}",
+                 f"{sum(item.paper for item in found):,}", f"measured: {verdict(measured, total(found), 'the sum')}"])
+    rows = [[*row, ""][:5] for row in rows]
+    return (f"{aligned(rows, left=(0, 4))}\n"
+            "In 16 bits on one rank it is 32 s b h (Qi et al. 2023, table 1). All else the layer kept is gone by then.")
+
+
+def variants(t: int) -> dict[str, ParallelConfig]:
+    """The ways to keep less of the activations that t tensor-parallel ranks have, by name."""
+    cut = ParallelConfig(t, sequence_parallel=t > 1)
+    found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
+    if t > 1:
+        found["+ sequence parallel, inputs kept"] = replace(cut, keep_gathered_inputs=True)
+        found["+ sequence parallel, gathered again"] = cut
+    found["+ selective recompute"] = replace(cut, recompute=Recompute("selective"))
+    found["+ full recompute instead"] = replace(cut, recompute=Recompute("full"))
+    return found
+
+
+def variants_table(accounts: Mapping[str, Account], measured: Mapping[str, int]) -> str:
+    """A layer's bytes, of each variant: measured, our account, what that would be in 16 bits, and the formula."""
+    rows = [["a layer keeps, on a rank", "measured", "our account", "at 2 bytes", "formula", "which is"]]
+    for name, account in accounts.items():
+        ours, narrow = total(account.layer()), total(replace(account, itemsize=2).layer())
+        rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{narrow:,}",
+                     f"{layer_formula(account):,.0f}", formula_of(account.parallel)])
+    return aligned(rows, left=(0, 5))
+
+
+def layer_formula(account: Account) -> float:
+    """Korthikanti et al. 2022, in bytes."""
+    p = account.parallel
+    return sum(layer_activations(account.c, account.b, account.s, p.tensor_model_parallel_size, p.sequence_parallel,
+                                 p.recompute.granularity))
+
+
+def formula_of(p: ParallelConfig) -> str:
+    """The same in letters, as in Korthikanti et al. 2022, table 2."""
+    t, cut = p.tensor_model_parallel_size, p.sequence_parallel
+    match p.recompute.granularity:
+        case "full":
+            return "2 s b h / t" if cut else "2 s b h"
+        case "selective":
+            return "34 s b h / t" if cut else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
+    return ("s b h (34 + 5 a s/h) / t" if cut else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
+            "s b h (34 + 5 a s/h)")
+
+
+# ---- how it is written ----------------------------------------------------------------------------------------------
+
+
+def verdict(found: float, value: float, of: str = "") -> str:
+    """`= 12`, or `NOT 12`."""
+    return f"{'=' if found == value else 'NOT'} {of or f'{value:,}'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Rows of cells as lines: numbers to the right, the columns in `left` to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(w) if i in left else cell.rjust(w)
+                               for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)

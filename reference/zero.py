@@ -1,0 +1,218 @@
+"""ZeRO: replicas that divide what they need not all keep (Rajbhandari et al. 2020, 1910.02054), all in one process.
+
+Plain data parallelism keeps N = d copies of everything. Each stage of ZeRO cuts one more thing into N parts, and every
+replica keeps its own part, its *shard*. Of psi parameters with w bytes each, g bytes of gradient and K of Adam's
+moments, and with m microbatches a step:
+
+    stage  what is cut       bytes on a rank             elements that a rank sends in a step, over (N - 1)/N
+      0    nothing           (w + g + K) psi             2 psi        gradients all-reduced
+      1    moments           (w + g) psi + K psi/N       2 psi        gradients reduce-scattered, parameters gathered
+      2    and gradients     w psi + (g + K) psi/N       (m + 1) psi  the same, but gradients after every microbatch
+      3    and parameters    (w + g + K) psi/N           3 m psi      parameters gathered forward, and again backward
+
+Adam looks at one element at a time, so its work can be cut anywhere. An all-reduce is a reduce-scatter, then an
+all-gather; stage 1 only lets Adam work between the two, on a shard. Stage 3 gathers each unit of the model (a block, a
+table) where it is used, and keeps none of it. (The embedding's backward needs no table, so that psi counts twice only;
+a tied table is used once more, for the logits, and counts four times.) A list has one element for each rank.
+"""
+from itertools import islice
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reference.collectives import all_gather, all_reduce, reduce_scatter
+from reference.config import check_zero_stage, number_of_microbatches
+from reference.cost import ring_all_gather
+from reference.data_parallel import samples_of
+from reference.dropout import Dropout
+from reference.layers.block import block_backward, block_forward
+from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
+from reference.layout import Layout
+from reference.memory import ModelStates
+from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward, stage_rotary
+from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.params import assign, children, initialize_shard, tree_map
+
+
+class Rank(NamedTuple):
+    """What a replica keeps from step to step: flat buffers, whole [size] or only its shard of them [size/d]."""
+
+    params: Any    # a shard in stage 3
+    grads: Any     # a shard in stages 2 and 3
+    m: Any         # a shard in stages 1, 2 and 3
+    v: Any
+    part: int      # of every bucket, the one that it owns; in stage 0 there is but one, and everyone owns it
+
+
+class ZeroTrainer:
+    """The Trainer of reference/training.py, on d replicas."""
+
+    def __init__(self, model, optimizer, seed, dtype, d, stage, bucket_size=1 << 20):
+        """`model` is a ModelConfig, `optimizer` an OptimizerConfig. In stage 3 every unit is a bucket."""
+        check_zero_stage(stage)
+        self.model, self.optimizer, self.seed, self.d, self.stage = model, optimizer, seed, d, stage
+        self.iteration = self.reduced = self.gathered = 0    # steps; elements of a step's reduce-scatters, all-gathers
+        self.tensors = gpt_tensors(model)
+        self.layout = layout = Layout(self.tensors, 1, 1 if stage == 3 else bucket_size, d if stage else 1)
+        self.table = "output" if model.untie_embeddings_and_output_weights else "embedding.word"   # gives the logits
+        initial = np.zeros(layout.size, dtype)
+        tree_map(assign, layout.views(initial), initialize_shard(self.tensors, seed, dtype, t=1, rank=0))
+        shard, self.ranks = np.zeros(layout.shard_size, dtype), []
+        for part in [i % layout.parts for i in range(d)]:
+            own = np.concatenate([initial[layout.own(bucket, part)] for bucket in layout.buckets])
+            self.ranks.append(Rank(own if stage >= 3 else initial.copy(),
+                                   np.zeros_like(shard if stage >= 2 else initial),
+                                   np.zeros_like(shard), np.zeros_like(shard), part))
+
+    def step(self, tokens, targets, b):
+        """One step on the global batch, tokens, targets [B, s], in microbatches of b -> loss, norm before clipping."""
+        self.iteration, loss = self.iteration + 1, 0.0
+        self.reduced = self.gathered = 0
+        for rank in self.ranks:
+            rank.grads[...] = 0
+        for k in range(number_of_microbatches(len(tokens), b, self.d)):
+            mine = [samples_of(i, k, self.d, b) for i in range(self.d)]
+            dropouts = [Dropout(self.model, self.seed, self.iteration, samples.start) for samples in mine]
+            losses, *caches = self.forward([tokens[i] for i in mine], [targets[i] for i in mine], dropouts)
+            loss += all_reduce([x.sum() / tokens.size for x in losses])[0]                # 1 / (B s), not 1 / (b s)
+            self.keep(self.backward([np.full_like(x, 1 / tokens.size) for x in losses], *caches))
+        if self.stage < 2:
+            self.reduce()
+        norm = self.update()
+        if self.stage in (1, 2):
+            self.share()
+        return loss, norm
+
+    # ---- a microbatch: the ranks side by side, unit by unit ---------------------------------------------------------
+
+    def forward(self, tokens, targets, dropouts):
+        """Each rank's tokens, targets [b, s] and Dropout -> its loss [b, s]; and caches, of each unit a list."""
+        c, blocks = self.model, {}
+        xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
+                                                            self.whole("embedding.position")), dropouts)
+        rotary = stage_rotary(xs[0], c, tokens[0].shape[1])
+        for layer in self.tensors.blocks:
+            xs, blocks[layer] = each(lambda x, p, dropout: block_forward(x, p, c, rotary, dropout),
+                                     xs, self.whole(f"blocks.{layer}"), [dropout.at(layer) for dropout in dropouts])
+        losses, head = each(lambda x, p, ids: head_forward(x, p, c, ids), xs, self.whole_head(), targets)
+        return losses, embedding, blocks, head
+
+    def backward(self, dlosses, embedding, blocks, head):
+        """Each rank's dloss [b, s] -> unit by unit, in the order of the buckets, its name and each rank's gradients."""
+        dxs, norms, tables = each(head_backward, dlosses, self.whole_head(), head)
+        if self.table == "output":
+            yield "output", tables
+        yield "final_layernorm", norms
+        for layer in reversed(self.tensors.blocks):
+            dxs, grads = each(lambda dx, p, cache: block_backward(dx, p, cache, self.model),
+                              dxs, self.whole(f"blocks.{layer}"), blocks[layer])
+            yield f"blocks.{layer}", grads
+        # A lookup's gradient needs no table, only its shape: nothing is gathered.
+        blank = tree_map(lambda tensor: np.empty(tensor.local_shape(1), dxs[0].dtype), self.tensors.embedding)
+        grads = [embedding_backward(dx, blank, cache) for dx, cache in zip(dxs, embedding)]
+        if blank.position is not None:
+            yield "embedding.position", [grad.position for grad in grads]
+        words = [grad.word for grad in grads]
+        yield "embedding.word", words if self.table == "output" else [x + y for x, y in zip(words, tables)]
+
+    def whole(self, unit):
+        """Each rank's parameters of a unit. Stage 3 gathers them; nobody keeps them, so they are freed after use."""
+        if unit not in self.layout.home:
+            return [None] * self.d                          # rope has no table of positions
+        bucket = self.layout.home[unit]
+        if self.stage < 3:
+            flats = [rank.params[bucket.slice] for rank in self.ranks]
+        else:
+            flats = self.all_gather([rank.params[self.layout.in_shard(bucket)] for rank in self.ranks])
+        return [self.views(unit, flat) for flat in flats]
+
+    def whole_head(self):
+        """The same of what head_forward and head_backward look at."""
+        return [GPT(Embedding(table, None), {}, norm, None)
+                for norm, table in zip(self.whole("final_layernorm"), self.whole(self.table))]
+
+    def views(self, unit, flat):
+        """The tensors of a unit as views of its bucket."""
+        return self.layout.views_of(subtree(self.tensors, unit), flat, unit, self.layout.home[unit].slice.start)
+
+    def keep(self, gradients):
+        """Add up a microbatch's gradients. Stages 2 and 3 have only a bucket of them whole (and a tied table)."""
+        for bucket in self.layout.buckets:
+            flats = [np.zeros_like(rank.grads, shape=bucket.size) for rank in self.ranks]
+            for unit, trees in islice(gradients, len(bucket.units)):
+                for flat, tree in zip(flats, trees):
+                    tree_map(assign, self.views(unit, flat), tree)
+            at = bucket.slice
+            if self.stage >= 2:
+                at, flats = self.layout.in_shard(bucket), self.reduce_scatter(flats)
+            for rank, flat in zip(self.ranks, flats):
+                rank.grads[at] += flat
+
+    # ---- once a step ------------------------------------------------------------------------------------------------
+
+    def reduce(self):
+        """The sum of the ranks' whole gradients, bucket by bucket: on every rank (stage 0), or where it is owned."""
+        for bucket in self.layout.buckets:
+            flats = [rank.grads[bucket.slice] for rank in self.ranks]
+            sums = self.reduce_scatter(flats) if self.stage else self.all_reduce(flats)
+            for rank, total in zip(self.ranks, sums):
+                rank.grads[self.layout.own(bucket, rank.part)] = total
+
+    def update(self):
+        """Every rank moves what it owns, by Adam -> the global norm before clipping, which takes the squares of all."""
+        squares = [sum(sum_of_squares(grad) for _, grad, _, _, _ in self.owned(rank)) for rank in self.ranks]
+        norm = sqrt(all_reduce(squares)[0] if self.stage else squares[0])       # without ZeRO each has all squares
+        clip, lr = clip_coefficient(norm, self.optimizer.clip_grad), learning_rate(self.optimizer, self.iteration)
+        for rank in self.ranks:
+            for param, grad, m, v, decay in self.owned(rank):
+                adam_update(param, clip * grad, m, v, self.iteration, lr, decay, self.optimizer)
+        return norm
+
+    def owned(self, rank):
+        """Of each tensor what the rank owns: views of its parameters, gradients, moments; and whether it decays."""
+        for segment, whole, own in self.layout.pieces(rank.part):
+            yield (rank.params[own if self.stage >= 3 else whole], rank.grads[own if self.stage >= 2 else whole],
+                   rank.m[own], rank.v[own], segment.tensor.decay)
+
+    def share(self):
+        """Everyone gets the parameters that the others have moved."""
+        for bucket in self.layout.buckets:
+            moved = [rank.params[self.layout.own(bucket, rank.part)] for rank in self.ranks]
+            for rank, flat in zip(self.ranks, self.all_gather(moved)):
+                rank.params[bucket.slice] = flat
+
+    # ---- what it costs ----------------------------------------------------------------------------------------------
+
+    def bytes_held(self):
+        """Each rank's, from step to step, padding included."""
+        return [ModelStates(r.params.nbytes, r.grads.nbytes, r.m.nbytes + r.v.nbytes) for r in self.ranks]
+
+    def elements_sent(self):
+        """By each rank in the last step, if collectives are rings; without the numbers that make loss and norm."""
+        return ring_all_gather(self.reduced + self.gathered, self.d)
+
+    def reduce_scatter(self, flats):
+        self.reduced += len(flats[0])
+        return reduce_scatter(flats, axis=0)
+
+    def all_gather(self, shards):
+        self.gathered += sum(map(len, shards))
+        return all_gather(shards, axis=0)
+
+    def all_reduce(self, flats):
+        self.reduced += len(flats[0])
+        self.gathered += len(flats[0])
+        return all_reduce(flats)
+
+
+def each(function, *lists):
+    """function(of rank i's elements) for every rank i: a list of all first results, a list of all second ones, ..."""
+    return [list(results) for results in zip(*map(function, *lists))]
+
+
+def subtree(tree, name):
+    """subtree(gpt, "blocks.3") is gpt.blocks[3]."""
+    for key in name.split("."):
+        tree = {str(child): below for child, below in children(tree) or ()}[key]
+    return tree

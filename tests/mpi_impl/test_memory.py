@@ -1,0 +1,179 @@
+"""What ranks hold is what was predicted, to the byte; and bytes of arrays are what the process allocates."""
+import gc
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.training import memory
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.memory import Account, StageBytes, total
+from reference.optimizer import OptimizerConfig
+from tests.rank_theorems import Plan, connected, dealt
+from tests.strategies import Case, cases, recomputes
+
+SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "1f1b", None),
+                             (2, "zb-h1", None), (2, "interleaved", 2), (2, "zb-v", None)])
+
+
+# ---- activations ----------------------------------------------------------------------------------------------------
+
+
+@given(cases(), recomputes(), st.sampled_from([4, 8]))
+def test_the_account_of_a_layer_is_exact(ranks, case, recompute, itemsize):
+    """Until its backward, and from I to W: whatever activation, dropout, positions, split and recompute."""
+    parallel = ParallelConfig(case.t, sequence_parallel=case.sequence_parallel,
+                              keep_gathered_inputs=case.keep_gathered_inputs, recompute=recompute)
+    account = Account(case.model, case.b, case.s, itemsize, parallel)
+    expected = StageBytes(total(account.layer()), total(account.layer_deferred()))
+    assert ranks.run(case.t, measured_layer, account) == [expected] * case.t
+
+
+def measured_layer(group, account):
+    return memory.measure_layer(account, group)
+
+
+@settings(max_examples=30)
+@given(cases(sizes=st.sampled_from([1, 2, 3]), num_layers=4), SCHEDULES, recomputes(), st.integers(1, 4),
+       st.sampled_from([np.float32, np.float64]), st.integers(0, 3), st.booleans())
+def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, dtype, zero_stage, cpu_offload):
+    """All of it, on every rank: states, far memory, and the most of activations, whatever the schedule.
+
+    Ranks of a pipeline differ; replicas do not.
+    """
+    p, name, v = schedule
+    d, m = 2 if case.t * p <= 4 else 1, 2 * m
+    plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=cpu_offload and zero_stage > 0, recompute=recompute)
+    for one in ranks.run(case.t * p * d, memory_of_a_run, case, plan, m, dtype):
+        assert one.as_predicted, one.compared
+        assert len(one.compared) == 6 + (one.expected.unreduced is not None)
+
+
+@pytest.mark.parametrize("positions", ["learned_absolute", "rope"])
+@pytest.mark.parametrize("recompute", [Recompute(), Recompute("selective"), Recompute("full"),
+                                       Recompute("full", num_layers=3), Recompute("full", "block", 2)],
+                         ids=lambda r: f"{r.granularity}-{r.method}-{r.num_layers}")
+def test_every_way_to_recompute(ranks, recompute, positions):
+    """On two stages with three and two layers, which share rope's tables."""
+    case = Case(1, ModelConfig(5, 8, 2, 11, 4, positions), b=2, s=4, seed=1)
+    for one in ranks.run(2, memory_of_a_run, case, Plan(2, recompute=recompute), 2, np.float32):
+        assert one.as_predicted, one.compared
+
+
+def memory_of_a_run(group, case, plan, m, dtype):
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = trained(case, topology, m, dtype)
+        return memory.rank_memory(trainer, case.b, case.s, m)
+
+
+def trained(case, topology, m, dtype=np.float32, steps=2):
+    trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, dtype)
+    trainer.measured = True
+    batch = m * topology.data.size * case.b
+    for _ in range(steps):
+        tokens = case.ids("tokens", batch, case.s)
+        trainer.step(dealt(trainer, case.b, tokens, tokens), batch)
+    return trainer
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)     # Python's own objects are about 0.06 MB
+
+
+@pytest.mark.parametrize("stage, far", [(0, ""), (1, ""), (2, ""), (3, ""), (1, "memory"), (3, "memory"),
+                                        (1, "files"), (3, "files")])
+def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far):
+    """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
+    plan = Plan(zero_stage=stage, cpu_offload=bool(far))
+    for held, *allocated in ranks.run(2, allocations, MEDIUM, plan, str(tmp_path) if far == "files" else None):
+        expected = sum(held[:3]) + (0 if far == "files" else held.far)
+        assert bool(held.far) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
+
+
+def allocations(group, case, plan, folder):
+    """What a rank holds, and what it has allocated: after a Trainer's construction, and after a step."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        for traced in (False, True):         # the first time, modules are imported and the like
+            if traced:
+                gc.collect()
+                tracemalloc.start()
+            try:
+                trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, np.float32,
+                                  far_folder=folder)
+                gc.collect()
+                constructed = tracemalloc.get_traced_memory()[0]
+                tokens = case.ids("tokens", 2, case.s)
+                trainer.step(dealt(trainer, 1, tokens, tokens), 2)
+                gc.collect()
+                stepped = tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+        return trainer.held(), constructed, stepped
+
+
+# ---- what is said ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(zero_stage=1), Plan(zero_stage=2), Plan(zero_stage=3),
+                                  Plan(zero_stage=3, cpu_offload=True)])
+def test_the_report(ranks, plan):
+    """One row for ranks that hold as much: Psi, what was measured, and that it is the formula's; alike on all ranks."""
+    texts, everyone = zip(*ranks.run(3, report_of_a_run, MEDIUM, plan))
+    assert len(set(texts)) == 1
+    report, psi, n = texts[0], everyone[0].psi + everyone[0].padding, 3
+    published = {0: 16 * psi, 1: 8 * psi + 8 * psi // n, 2: 4 * psi + 12 * psi // n, 3: 16 * psi // n}[plan.zero_stage]
+    assert sum(everyone[0].held[:4]) == published
+    row = report.splitlines()[2].split()
+    assert row[:4] == ["0", "to", "2", f"{psi:,}"] and row[4] == f"{everyone[0].held.parameters:,}"
+    assert "NOT" not in report and f"{published:,}\n" in report + "\n"
+    assert ("padded by" in report) == (everyone[0].padding > 0)
+    if plan.zero_stage:
+        assert everyone[0].padding > 0, "then this test shows less than it could"
+    papers = {2: [16 * psi, 4 * psi + 12 * psi / n, 2 * psi + 14 * psi / n, 16 * psi / n],
+              4: [18 * psi, 6 * psi + 12 * psi / n, 2 * psi + 16 * psi / n, 18 * psi / n]}
+    for line, two, four in zip(report.splitlines()[-4:], papers[2], papers[4], strict=True):
+        assert f"{two:,.0f}" in line and f"{four:,.0f}" in line
+
+
+def report_of_a_run(group, case, plan):
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = trained(case, topology, m=1, steps=1)
+        return memory.report(trainer, case.b, case.s, 1), memory.rank_memory(trainer, case.b, case.s, 1)
+
+
+def test_a_report_names_ranks_that_differ(ranks):
+    """The stages of a pipeline. And what is not as predicted is called so."""
+    lines = ranks.run(4, wrong_report, MEDIUM, Plan(2, bucket_size=1))[0].splitlines()
+    assert [line.split("  ")[0] for line in lines[2:4]] == ["0 to 1", "2 to 3"]
+    assert all(line.count("NOT") == 2 for line in lines[2:4]), "gradients, and with them the sum"
+
+
+def wrong_report(group, case, plan):
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = trained(case, topology, m=2, steps=1)
+        trainer.gradients.own.flat = np.concatenate([trainer.gradients.own.flat, np.zeros(1, np.float32)])
+        return memory.report(trainer, case.b, case.s, 2)
+
+
+def test_ranks_are_named_in_spans():
+    assert memory.spans([0, 1, 2, 4, 6, 7]) == "0 to 2, 4, 6 to 7" and memory.spans([3]) == "3"
+
+
+@given(cases(), recomputes())
+def test_the_tables_add_up(case, recompute):
+    """What is printed of a layer: its items, their sums, and the way from the formula's to ours in 16 bits."""
+    account = Account(case.model, case.b, case.s, 4, ParallelConfig(
+        case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
+        recompute=recompute))
+    ours = total(account.layer())
+    head, *items, end = memory.layer_table(account, ours).split("With 2 bytes")[0].splitlines()
+    assert len(items) == len(account.layer()) and end.startswith("sum") and end.endswith("measured: = the sum")
+    assert f" {ours:,}  " in end and memory.layer_table(account, ours + 1).count("NOT") == 1
+    steps = memory.layer_table(account, ours).split("With 2 bytes")[1].splitlines()[1:]
+    signed = sum(int(line.split()[1].replace(",", "")) * (1 if line.split()[0] == "+" else -1) for line in steps)
+    assert total(replace(account, itemsize=2).layer()) == memory.layer_formula(account) + signed

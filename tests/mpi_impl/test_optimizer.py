@@ -1,0 +1,96 @@
+"""The machine's Adam: pieces of flat buffers, tile by tile, near or far, are moved as whole tensors are."""
+from math import sqrt
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.parallel.buffers import FarShard, Shard, Whole
+from mpi_impl.training import optimizer
+from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
+from reference.layout import Layout
+from reference.models.gpt import gpt_tensors
+from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
+from reference.params import leaves
+from tests.strategies import cases, close
+
+TILE, PARTS = st.sampled_from([5, 40, 1000]), st.integers(1, 4)
+BUCKETS = st.sampled_from([1, 50, 1 << 30])
+
+
+class Alone:
+    """Stands for the ranks that own a model between them: what the others add to the norm is known."""
+
+    def __init__(self, others):
+        self.others = others
+
+    def all_reduce(self, x, reason):
+        return x + self.others
+
+
+@given(cases(sizes=st.just(1)), BUCKETS, PARTS, TILE)
+def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
+    """No element left out or moved twice, and none of another tensor."""
+    layout = Layout(gpt_tensors(case.model), 1, bucket_size, parts)
+    with mock.patch.object(optimizer, "TILE", tile):
+        for rank in range(parts):
+            seen = [(piece.segment.name, i) for piece, at in tiles(layout.pieces(rank))
+                    for i in range(piece.whole.start, piece.whole.stop)[at]]
+            assert seen == [(piece.segment.name, i) for piece in layout.pieces(rank)
+                            for i in range(piece.whole.start, piece.whole.stop)]
+
+
+@pytest.mark.parametrize("kind", ["whole", "near shards", "far shards"])
+@settings(max_examples=settings().max_examples // 4)
+@given(case=cases(sizes=st.just(1)), bucket_size=BUCKETS, parts=PARTS, tile=TILE, clip=st.sampled_from([0.0, 0.1, 1e6]))
+def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip):
+    """Three steps by the textbook's formula, to the last bit: weights decay, biases do not; the norm is the whole's."""
+    layout = Layout(gpt_tensors(case.model), 1, bucket_size, 1 if kind == "whole" else parts)
+    config = OptimizerConfig(1e-2, 10, weight_decay=0.1, clip_grad=clip)
+    rank = case.seed % layout.parts
+    pieces = layout.pieces(rank)
+    params, m, v = (make(kind, layout) for _ in range(3))
+    expected = [np.zeros(layout.size) for _ in range(3)]
+    grads = make("whole" if kind == "whole" else "near shards", layout)
+    adam = Adam(pieces, params, (m, v), config, pieces)
+    for step in (1, 2, 3):
+        whole = case.array(f"gradient {step}", layout.size)
+        for piece in pieces:
+            grads.load(piece)[...] = whole[piece.whole]
+        mine, squares = (sum(float(np.vdot(whole[at], whole[at])) for at in slices) for slices in (
+            [piece.whole for piece in pieces], [segment.slice for segment in layout.segments]))
+        everyone: Any = Alone(squares - mine)
+        with mock.patch.object(optimizer, "TILE", tile):
+            norm, rate = adam.step(grads, everyone)
+        close(np.array([norm, rate]), np.array([sqrt(squares), learning_rate(config, step)]), 1e-13)
+        factor = clip_coefficient(norm, clip)
+        for segment in layout.segments:
+            at = segment.slice
+            adam_update(expected[0][at], factor * whole[at], expected[1][at], expected[2][at], step, rate,
+                        segment.tensor.decay, config)
+        for piece in pieces:
+            for buffer, flat in zip((params, m, v), expected):
+                assert (buffer.load(piece) == flat[piece.whole]).all()
+
+
+def make(kind, layout):
+    return {"whole": lambda: Whole(np.zeros(layout.size)), "near shards": lambda: Shard(np.zeros(layout.shard_size)),
+            "far shards": lambda: FarShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
+
+
+@given(cases(), PARTS, BUCKETS, st.sampled_from(["", "embedding.word"]))
+def test_every_element_counts_once(case, parts, bucket_size, elsewhere):
+    """Over t tensor-parallel ranks and all replicas: split tensors on each, replicated ones on the first of t."""
+    tensors = gpt_tensors(case.model)
+    layout = Layout(tensors, case.t, bucket_size, parts)
+    counted = {name: 0 for name, _ in leaves(tensors)}
+    for tensor_rank in range(case.t):
+        for rank in range(parts):
+            for piece in counted_pieces(layout.pieces(rank), tensor_rank, elsewhere):
+                counted[piece.segment.name] += piece.own.stop - piece.own.start
+    for name, tensor in leaves(tensors):
+        size = int(np.prod(tensor.local_shape(case.t))) * (1 if tensor.split is None else case.t)
+        assert counted[name] == (0 if name == elsewhere else size)

@@ -1,0 +1,317 @@
+"""ZeRO on ranks: who owns what, what is whole and for how long, and that far memory changes nothing.
+
+That every stage trains as one process does is the main theorem's business (test_training.py).
+"""
+import gc
+import weakref
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.models import gpt
+from mpi_impl.parallel import passes
+from mpi_impl.parallel.zero import ShardedGradients, ShardedParameters
+from mpi_impl.training.trainer import Trainer
+from reference import training
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.optimizer import OptimizerConfig, sum_of_squares
+from reference.params import leaves, tree_map
+from tests.rank_theorems import Plan, connected, dealt, training_equals_one_process
+from tests.strategies import Case, recomputes
+
+MAPS = Path("/proc/self/maps")
+OPTIMIZER = OptimizerConfig(1e-2, 10, clip_grad=0.05)
+SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (1, "interleaved", 2), (2, "1f1b", None),
+                             (2, "zb-h2", None), (2, "zb-v", None)])
+
+
+def model(layers=5, untied=False, **choices):
+    return ModelConfig(layers, 8, 2, 11, 6, make_vocab_size_divisible_by=3, untie_embeddings_and_output_weights=untied,
+                       **choices)
+
+
+def trainer_on(topology, case, far_folder=None):
+    return Trainer(case.model, OPTIMIZER, topology, case.seed, np.float64, far_folder=far_folder)
+
+
+def batch_of(trainer, case, m, step=0):
+    """This replica's m microbatches, and the size of the global batch."""
+    n = m * trainer.topology.data.size * case.b
+    return dealt(trainer, case.b, case.ids(f"tokens {step}", n, case.s), case.ids(f"targets {step}", n, case.s)), n
+
+
+# ---- stage 3: what is whole -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=settings().max_examples // 8)
+@given(SCHEDULES, recomputes(), st.integers(1, 2), st.booleans(), st.sampled_from(["learned_absolute", "rope"]))
+def test_units_are_whole_while_they_are_used(ranks, pipeline, recompute, t, untied, position):
+    """And no longer, in any schedule, whatever is computed again."""
+    p, schedule, v = pipeline
+    case = Case(t, model(untied=untied, position_embedding_type=position), 1, 4, seed=3, sequence_parallel=t > 1)
+    ranks.run(2 * t * p, units_come_and_go, case, 2 * p, Plan(p, schedule, v, zero_stage=3, recompute=recompute))
+
+
+def units_come_and_go(group, case, m, plan):
+    """Of a step, and then an evaluation:
+
+    Of all that was ever gathered no more is alive than what is counted as whole, and that is two units at most. While a
+    block is at work the next one is on its way. Each unit is gathered for its forward, for its backward, and where a
+    group of several is computed again for that, the group's last layer excepted; the tables once, for a lookup's
+    backward needs none.
+    """
+    with connected(group, plan.parallel(group.size, case)) as topology, Observed() as observed:
+        trainer = trainer_on(topology, case)
+        parameters = trainer.parameters
+        trainer.step(*batch_of(trainer, case, m))
+        assert observed.gathers == {unit: m * times for unit, times in expected_gathers(trainer, plan).items()}
+        assert not parameters.whole and not observed.alive()
+        trainer.evaluate(*batch_of(trainer, case, m))
+        assert not parameters.whole and not observed.alive()
+        assert all(works_ahead(call) for call in observed.calls), observed.calls
+
+
+def works_ahead(call):
+    """Of one forward or backward of a stage: at each block's work, its unit is whole, and that of the next block."""
+    return all(whole == {block, next((other for other, _ in call[i:] if other != block), block)}
+               for i, (block, whole) in enumerate(call))
+
+
+def expected_gathers(trainer, plan):
+    """Times that each of a rank's units is gathered for a microbatch."""
+    times: Counter = Counter()
+    for units in trainer.stage_params.values():
+        for layers, again in plan.recompute.groups(units.blocks):
+            times.update({f"blocks.{layer}": 3 if again and layer != layers[-1] else 2 for layer in layers})
+        if 0 in units.blocks:
+            times.update([unit.name for _, unit in leaves(units.embedding)])
+        if trainer.model.num_layers - 1 in units.blocks:
+            table = units.embedding.word if units.output is None else units.output
+            times.update({"final_layernorm": 2, table.name: 2})
+    return times
+
+
+class Observed:
+    """Watches what is gathered, and the work of the blocks, for as long as the `with` block lasts."""
+
+    def __enter__(self):
+        self.gathers: Counter = Counter()      # by unit
+        self.buffers: list = []                # weak references to all that was ever gathered, and their units
+        self.calls: list[list] = []            # of a stage: at each block's work, its unit and all that are whole
+        self.patches = ExitStack()
+        for module, name, watched in ((ShardedParameters, "gather", self.gather), (passes, "gpt_forward", self.call),
+                                      (passes, "gpt_backward", self.call), (gpt, "block_forward", self.work),
+                                      (gpt, "block_backward", self.work)):
+            self.patches.enter_context(mock.patch.object(module, name, watched(getattr(module, name))))
+        return self
+
+    def __exit__(self, *_):
+        self.patches.close()
+
+    def alive(self):
+        """Units, by name, that are still in memory."""
+        return {unit for unit, buffer in self.buffers if buffer() is not None}
+
+    def gather(self, gather):
+        def watched(parameters, unit):
+            pending = gather(parameters, unit)
+            self.gathers[unit] += 1
+            self.buffers.append((unit, weakref.ref(pending.x)))
+            self.parameters = parameters
+            assert self.alive() == parameters.whole and len(parameters.whole) <= 2
+            return pending
+        return watched
+
+    def call(self, function):
+        def watched(*args):
+            self.calls.append([])
+            return function(*args)
+        return watched
+
+    def work(self, function):
+        def watched(x, block, *args):
+            own = next(unit for unit, buffer in self.buffers if buffer() is not None and any(
+                np.shares_memory(buffer(), view) for _, view in leaves(block)))
+            self.calls[-1].append((own, set(self.parameters.whole)))
+            return function(x, block, *args)
+        return watched
+
+
+# ---- stages 2 and 3: gradients --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=settings().max_examples // 10)
+@given(SCHEDULES, st.sampled_from([2, 3]), st.booleans(), st.sampled_from([1, 1000]))
+def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, untied, bucket_size):
+    p, schedule, v = pipeline
+    ranks.run(2 * p, no_gradient_outlives_its_use, Case(1, model(untied=untied), 1, 4, seed=3), 2 * p,
+              Plan(p, schedule, v, bucket_size=bucket_size, zero_stage=stage))
+
+
+def no_gradient_outlives_its_use(group, case, m, plan):
+    """Whenever another bucket is made whole, and after the step: alive are those that a backward still works on."""
+    buffers: list = []
+
+    def watched(gradients, unit, tensors, take=ShardedGradients.take):
+        views = take(gradients, unit, tensors)
+        flat = gradients.whole[gradients.layout.home[unit]]
+        if not any(ref() is flat for ref in buffers):
+            buffers.append(weakref.ref(flat))
+            assert sum(ref() is not None for ref in buffers) == len(gradients.whole)
+        return views
+
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = trainer_on(topology, case)
+        with mock.patch.object(ShardedGradients, "take", watched):
+            trainer.step(*batch_of(trainer, case, m))
+        assert buffers and not any(ref() is not None for ref in buffers) and not trainer.gradients.whole
+
+
+# ---- who owns what --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("d", [1, 3, 4])
+def test_each_rank_owns_its_part(ranks, stage, offload, d):
+    """1/N of what its stage cuts, padding included; the parts together are every element of every tensor once."""
+    if offload and stage == 0:
+        return
+    found = ranks.run(d, what_it_owns, Case(1, model(), 1, 4, seed=1), Plan(zero_stage=stage, cpu_offload=offload))
+    size = found[0][1]
+    owned = np.concatenate([np.concatenate([np.arange(piece.whole.start, piece.whole.stop) for piece in pieces])
+                            for pieces, _, _, _ in (found if stage else found[:1])])
+    assert len(np.unique(owned)) == len(owned) == sum(
+        segment.slice.stop - segment.slice.start for segment in found[0][3])
+    for _, _, held, _ in found:
+        parameters, gradients, moments = (8 * size // (d if stage >= least else 1) for least in (3, 2, 1))
+        far = (parameters if stage == 3 else 0) + 2 * moments if offload else 0
+        near = 0 if offload and stage == 3 else parameters
+        assert held[:4] == (near, gradients, 0 if offload else 2 * moments, far)
+
+
+def what_it_owns(group, case, plan):
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = trainer_on(topology, case)
+        return [piece._replace(segment=None) for piece in trainer.pieces], trainer.layout.size, trainer.held(), (
+            [segment._replace(tensor=None) for segment in trainer.layout.segments])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("t, p, d", [(1, 1, 5), (2, 1, 3), (1, 2, 3)])
+def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
+    """After every step: each moved its own part, and got the others' as they are."""
+    case = Case(t, model(), 1, 4, seed=2)
+    for step in zip(*ranks.run(t * p * d, parameters_of_steps, case, Plan(p, zero_stage=stage, bucket_size=100))):
+        by_place: dict = {}
+        for place, flat in step:
+            assert (by_place.setdefault(place, flat) == flat).all()
+        assert len(by_place) == t * p
+
+
+def parameters_of_steps(group, case, plan):
+    """After each of two steps, where in its replica this rank is, and its whole parameters."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer, found = trainer_on(topology, case), []
+        for step in range(2):
+            trainer.step(*batch_of(trainer, case, 2, step))
+            found.append((topology.place._replace(data=0), trainer.parameters.own.flat.copy()))
+        return found
+
+
+# ---- far memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("t, p, d", [(1, 1, 3), (2, 1, 2), (1, 2, 2)])
+def test_far_shards_change_nothing(ranks, tmp_path, stage, t, p, d):
+    """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
+    case = Case(t, model(), 1, 4, seed=4)
+    near, far, filed = (ranks.run(t * p * d, two_steps, case, Plan(p, zero_stage=stage, cpu_offload=offload), folder)
+                        for offload, folder in ((False, None), (True, None), (True, str(tmp_path))))
+    for mine, other, third in zip(near, far, filed):
+        assert mine.keys() == other.keys() == third.keys()
+        for name, value in mine.items():
+            assert np.array_equal(value, other[name]) and np.array_equal(value, third[name]), name
+    assert not list(tmp_path.iterdir())
+
+
+def two_steps(group, case, plan, folder):
+    """What they found, and the states after them."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer, found = trainer_on(topology, case, folder), {}
+        for step in range(2):
+            found[f"result {step}"] = np.array(trainer.step(*batch_of(trainer, case, 2, step)))
+        found["loss"] = np.array(trainer.evaluate(*batch_of(trainer, case, 1)))
+        states = {"parameters": trainer.parameters.own, "m": trainer.optimizer.m, "v": trainer.optimizer.v}
+        return found | {name: trainer.whole(buffer).copy() for name, buffer in states.items()}
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="this system does not say what is mapped")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_no_file_outlives_its_rank(ranks, tmp_path, stage):
+    """Nor its trainer: what was mapped is given back."""
+    for names, left in ranks.run(2, files_of, Case(1, model(), 1, 4, seed=4),
+                                 Plan(zero_stage=stage, cpu_offload=True), str(tmp_path)):
+        assert names == [] and left == 0
+
+
+def files_of(group, case, plan, folder):
+    """Names in the folder while the trainer lives, and mappings into it when it is gone."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = trainer_on(topology, case, folder)
+        trainer.step(*batch_of(trainer, case, 1))
+        names = [path.name for path in Path(folder).iterdir()]
+        assert folder in MAPS.read_text()
+    del trainer
+    gc.collect()
+    return names, MAPS.read_text().count(folder)
+
+
+def test_a_folder_that_takes_no_file_is_a_sentence(ranks, tmp_path):
+    """Before anything is trained."""
+    for error in ranks.run(2, error_of_a_trainer, str(tmp_path / "nowhere")):
+        assert "nowhere cannot be written: No such file or directory" in error
+
+
+def error_of_a_trainer(group, folder):
+    case = Case(1, model(), 1, 4, seed=4)
+    with connected(group, Plan(zero_stage=1, cpu_offload=True).parallel(group.size, case)) as topology:
+        try:
+            trainer_on(topology, case, folder)
+        except UserError as error:
+            return str(error)
+    return "no error"
+
+
+# ---- the norm -------------------------------------------------------------------------------------------------------
+
+# Three words and many layers: norms and biases, which every rank has, outweigh the tables. Counted once for each rank
+# they would add two thirds to the squares.
+REPLICATED = Case(2, ModelConfig(4, 8, 2, 3, 6, init_method_std=0.1, make_vocab_size_divisible_by=3), 2, 4, seed=6)
+
+
+def test_replicated_tensors_dominate():
+    """The check of the next theorem's case."""
+    textbook = training.Trainer(REPLICATED.model, OPTIMIZER, REPLICATED.seed, np.float64)
+    _, norm, clipped = textbook.step(*(REPLICATED.ids(f"{what} 0", 8, 4) for what in ("tokens", "targets")))
+    squares = tree_map(lambda grad: sum_of_squares(grad), clipped)
+    replicated = sum(square for (_, tensor), (_, square) in zip(leaves(textbook.tensors), leaves(squares))
+                     if tensor.split is None)
+    assert norm > 1 and replicated > 0.6 * sum(square for _, square in leaves(squares))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("p, cut", [(1, False), (1, True), (2, False), (2, True)])
+def test_the_norm_counts_what_is_replicated_once(ranks, stage, p, cut):
+    """With clipping at work, where it matters most, whoever owns which part of what is on every rank."""
+    case = replace(REPLICATED, sequence_parallel=cut)
+    ranks.run(4 * p, training_equals_one_process, case, 2, 2, 0.05, Plan(p, zero_stage=stage, bucket_size=100))

@@ -1,0 +1,231 @@
+"""Dropout: every part's mask is a slice of one whole mask, draws are fair and independent, gradients are right."""
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import ops
+from reference.config import ModelConfig
+from reference.dropout import Dropout, Site
+from reference.params import HOST
+from tests.reference.test_ops import draw, gradient_is_right
+from tests.spy import SpyArray, to_device
+from tests.strategies import close
+
+SEEDS = st.integers(0, 2**32 - 1)
+RATES = [0.1, 0.5, 0.9]
+SIGMAS = 6       # a bound of so many standard errors is broken by chance once in 5 x 10^8 draws
+
+
+def model(n=6, a=3, d=2, hidden=0.4, attention=0.4):
+    return ModelConfig(num_layers=2, hidden_size=a * d, num_attention_heads=a, vocab_size=8, max_position_embeddings=n,
+                       hidden_dropout=hidden, attention_dropout=attention)
+
+
+def mask_of(site, *shape):
+    return ops.draw_mask(site, shape, HOST).keep
+
+
+# ---- one whole mask -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def parts(draw, *lengths):
+    """For each length a slice of range(length) that is not empty."""
+    starts = [draw(st.integers(0, length - 1)) for length in lengths]
+    return [slice(start, draw(st.integers(start + 1, length))) for start, length in zip(starts, lengths)]
+
+
+@given(parts(5, 7), st.integers(0, 2**40), SEEDS)
+def test_a_rank_with_some_samples_and_positions_draws_its_slice(part, sample, seed):
+    """By data parallelism a rank has some samples, by sequence parallelism some positions, of sequences of any length.
+    """
+    whole = Dropout(model(n=7), seed, 3, sample, 1)
+    samples, positions = part
+    mine = replace(whole, sample=sample + samples.start).hidden("mlp", positions.start)
+    shape = samples.stop - samples.start, positions.stop - positions.start, whole.c.hidden_size
+    assert (mask_of(mine, *shape) == mask_of(whole.hidden("mlp"), 5, 7, whole.c.hidden_size)[*part]).all()
+
+
+@given(parts(4, 5), st.integers(1, 7), st.integers(0, 2**40), SEEDS)
+def test_a_rank_with_some_heads_draws_its_slice(part, s, sample, seed):
+    """By tensor parallelism a rank has some heads; a shorter sequence has the first queries' and keys' masks."""
+    whole = Dropout(model(n=7, a=5), seed, 3, sample, 1)
+    samples, heads = part
+    mine = replace(whole, sample=sample + samples.start).attention(heads.start)
+    shape = samples.stop - samples.start, heads.stop - heads.start, s, s
+    assert (mask_of(mine, *shape) == mask_of(whole.attention(), 4, 5, 7, 7)[*part, :s, :s]).all()
+
+
+def test_every_element_has_an_index_of_its_own():
+    """Even where the parts are far apart: the next sample begins after the last position of the one before."""
+    d = Dropout(model(n=4, a=3), 1, 1)
+    for site, shape in (d.hidden("mlp"), (2, 4, 6)), (d.attention(), (2, 3, 4, 4)):
+        index = ops.counter_rng.indices(shape, site.whole, site.first, HOST)
+        assert index.dtype == np.uint64 and (index.ravel() == np.arange(index.size)).all()
+
+
+@given(st.integers(0, 2**40), SEEDS)
+def test_a_spy_draws_the_same_bits(sample, seed):
+    """So CuPy would: the arithmetic is on unsigned words, and nothing is made on the host."""
+    d = Dropout(model(), seed, 5, sample, 0)
+    for site, shape in (d.hidden("mlp", 1), (2, 3, 6)), (d.attention(1), (2, 2, 4, 4)):
+        on_device = ops.draw_mask(site, shape, SpyArray(HOST))
+        assert isinstance(on_device.keep, SpyArray)
+        assert (on_device.keep.get() == mask_of(site, *shape)).all()
+
+
+def test_a_spy_drops_what_numpy_drops():
+    site, probs = Dropout(model(), 1, 5, 3, 0).attention(), draw(1, 2, 3, 4, 4)
+    q, k, v, dy = (draw(i, 2, 4, 3, 2) for i in range(4))
+    y, mask = ops.dropout(to_device(probs), site)
+    assert (y.get() == ops.dropout(probs, site)[0]).all()
+    assert (ops.dropout_backward(y, mask).get() == ops.dropout_backward(y.get(), ops.dropout(probs, site)[1])).all()
+    context, cache = ops.attention_core(*to_device((q, k, v)), True, site)
+    expected, expected_cache = ops.attention_core(q, k, v, True, site)
+    close(context.get(), expected)
+    for actual, wanted in zip(ops.attention_core_backward(to_device(dy), cache),
+                              ops.attention_core_backward(dy, expected_cache)):
+        close(actual.get(), wanted)
+
+
+# ---- chance -------------------------------------------------------------------------------------------------------
+
+
+def unrelated(x, y, rate):
+    """Two bool arrays of draws of this rate agree no more, and no less, than chance makes them (Pearson)."""
+    variance = rate * (1 - rate)
+    correlation = ((x - (1 - rate)) * (y - (1 - rate))).mean() / variance
+    assert abs(correlation) < SIGMAS / math.sqrt(x.size), f"correlation {correlation:.4f}"
+
+
+@pytest.mark.parametrize("rate", [0.001, *RATES])
+@pytest.mark.parametrize("sample", [0, 2**20, 2**40])
+def test_the_rate_is_kept(rate, sample):
+    """Of n draws n (1 - rate) are kept, within the binomial's bounds; and along each axis too."""
+    d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), 1234, 1, sample, 0)
+    for keep in mask_of(d.hidden("mlp"), 16, 64, 64), mask_of(d.attention(), 2, 8, 64, 64):
+        for axis in range(keep.ndim):
+            counts = keep.sum(tuple(i for i in range(keep.ndim) if i != axis))
+            each = keep.size // counts.size
+            # where few are dropped the binomial is no bell: 10 / 3 more covers its long side (Bernstein's bound)
+            assert (np.abs(counts - each * (1 - rate)) < SIGMAS * math.sqrt(each * rate * (1 - rate)) + 10 / 3).all()
+        assert abs(keep.sum() - keep.size * (1 - rate)) < SIGMAS * math.sqrt(keep.size * rate * (1 - rate))
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("seed", [0, 1, 1234])
+def test_neighbours_are_unrelated(rate, seed):
+    """Along every axis, at every small lag and at powers of two, where a weak generator repeats itself."""
+    d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), seed, 1, 0, 0)
+    for keep in mask_of(d.hidden("mlp"), 64, 64, 64), mask_of(d.attention(), 8, 8, 64, 64):
+        for axis, length in enumerate(keep.shape):
+            x = np.moveaxis(keep, axis, 0)
+            for lag in {*range(1, 9), 16, 32} & {*range(length)}:
+                unrelated(x[lag:], x[:-lag], rate)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_purposes_are_unrelated(rate):
+    """Another site, layer, step or seed is another mask; attention's is another than those of hidden arrays."""
+    c = model(n=64, a=8, d=8, hidden=rate, attention=rate)
+    ours = Dropout(c, 1234, 7, layer=1)
+    others = [replace(ours, seed=1235), replace(ours, step=8), ours.at(0), ours.at(2), replace(ours, layer=None),
+              replace(ours, seed=7, step=1234), replace(ours, step=1, layer=7)]
+    keep, probs = mask_of(ours.hidden("mlp"), 16, 64, 64), mask_of(ours.attention(), 2, 8, 64, 64)
+    for other in others:
+        unrelated(keep, mask_of(other.hidden("mlp"), 16, 64, 64), rate)
+        unrelated(probs, mask_of(other.attention(), 2, 8, 64, 64), rate)
+    unrelated(keep, mask_of(ours.hidden("attention"), 16, 64, 64), rate)
+    unrelated(keep, probs.reshape(keep.shape), rate)
+
+
+def test_a_site_is_the_same_whoever_asks():
+    """The microbatch's own sample and layer decide: nothing is counted up from call to call."""
+    d = Dropout(model(), 1234, 7, sample=3)
+    site = d.at(1).hidden("mlp", 2)
+    assert site == Dropout(model(), 1234, 7, 3, 1).hidden("mlp", 2) == d.at(0).at(1).hidden("mlp", 2)
+    assert d.at(1).attention(2).first == (3, 2, 0, 0) and d.hidden("embedding", 2).first == (3, 2, 0)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_mean_is_kept(rate):
+    """E[dropout(x)] = x: over many samples, the mean of each element is the element."""
+    d, n, x = Dropout(model(hidden=rate), 1234, 1), 20_000, draw(1, 1, 6, 6)
+    y, _ = ops.dropout(np.repeat(x, n, 0), d.hidden("mlp"))
+    assert (np.abs(y.mean(0) - x[0]) < SIGMAS * np.abs(x[0]) * math.sqrt(rate / (1 - rate) / n)).all()
+
+
+# ---- what it computes ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_rate_nothing_happens():
+    """No site, no mask, and the very same array: an evaluation, or a rate of 0, costs nothing."""
+    d, x = Dropout(model(hidden=0, attention=0), 1, 1), draw(1, 2, 3, 6)
+    assert d.hidden("mlp") is None and d.at(1).attention() is None
+    assert Dropout(model(hidden=0), 1, 1).attention() is not None
+    y, mask = ops.dropout(x, None)
+    assert y is x and mask is None and ops.dropout_backward(x, None) is x
+    assert ops.attention_core(x[..., None], x[..., None], x[..., None], True)[1].mask is None
+
+
+@given(st.sampled_from([1e-12, *RATES, 1 - 1e-12]), st.sampled_from([np.float32, np.float64]), SEEDS)
+def test_dropout_by_definition(rate, dtype, seed):
+    """Each element is 0 or x / (1 - rate), in x's dtype, even at rates that 32 bits cannot tell from 0 or 1."""
+    x = draw(seed, 2, 5, 6).astype(dtype)
+    y, mask = ops.dropout(x, Dropout(model(hidden=rate), seed, 1).hidden("mlp"))
+    assert y.dtype == dtype and mask.keep.dtype == bool and mask.scale == 1 / (1 - rate)
+    assert (y == np.where(mask.keep, x * dtype(mask.scale), 0)).all()
+    assert ops.dropout_backward(x, mask).dtype == dtype
+
+
+def test_what_is_dropped_is_gone():
+    """Even an infinity: times 0 it would be NaN."""
+    y, mask = ops.dropout(np.full((2, 6, 6), np.inf), Dropout(model(), 1, 1).hidden("mlp"))
+    assert (y[~mask.keep] == 0).all() and (y[mask.keep] == np.inf).all() and 0 < mask.keep.sum() < mask.keep.size
+
+
+@given(st.sampled_from(RATES), SEEDS)
+def test_dropout_backward(rate, seed):
+    x, dy, site = draw(seed, 2, 3, 6), draw(seed + 1, 2, 3, 6), Dropout(model(hidden=rate), seed, 1).hidden("mlp")
+    gradient_is_right(ops.dropout_backward(dy, ops.dropout(x, site)[1]), lambda x: ops.dropout(x, site)[0], x, dy)
+
+
+def attention_by_definition(q, k, v, causal, keep, rate):
+    """One head, one query, one key at a time."""
+    out = np.zeros_like(q)
+    for i, n, head in np.ndindex(q.shape[:3]):
+        seen = n + 1 if causal else q.shape[1]
+        probs = ops.softmax(k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3]))
+        for m in range(seen):
+            if keep[i, head, n, m]:
+                out[i, n, head] += probs[m] / (1 - rate) * v[i, m, head]
+    return out
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.booleans(),
+       st.sampled_from(RATES), st.integers(0, 3), SEEDS)
+def test_attention_with_dropout(b, s, a, d, causal, rate, first_head, seed):
+    """Probabilities are dropped after the softmax, so that a query's need not sum to 1; by the masks of its heads."""
+    q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
+    site = Dropout(model(n=6, a=6, attention=rate), seed, 1, 10).attention(first_head)
+    y, cache = ops.attention_core(q, k, v, causal, site)
+    close(y, attention_by_definition(q, k, v, causal, mask_of(site, b, a, s, s), rate))
+    close(cache.probs.sum(-1), np.ones((b, a, s)))                       # they are kept before dropout
+    if s <= 3:
+        dq, dk, dv = ops.attention_core_backward(dy, cache)
+        gradient_is_right(dq, lambda q: ops.attention_core(q, k, v, causal, site)[0], q, dy)
+        gradient_is_right(dk, lambda k: ops.attention_core(q, k, v, causal, site)[0], k, dy)
+        gradient_is_right(dv, lambda v: ops.attention_core(q, k, v, causal, site)[0], v, dy)
+
+
+def test_the_threshold_is_the_rate_in_units_of_2_to_the_minus_32():
+    """An element whose bits are just that number is kept: at a rate of 0 it would be all of them."""
+    assert Site((1, 2), 0.5, (0, 4), (0, 0)).threshold == 2**31
+    bits = ops.counter_rng.bits((1, 2), np.arange(12, dtype=np.uint64).reshape(3, 4))
+    for threshold in bits.ravel().tolist():
+        site = Site((1, 2), threshold / 2**32, (0, 4), (0, 0))
+        assert site.threshold == threshold and (mask_of(site, 3, 4) == (bits >= threshold)).all()

@@ -1,0 +1,144 @@
+"""The flat buffer under a rank's tensors: views, buckets and the replicas' shards."""
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.layout import ALONE, Layout, unit_of
+from reference.models.gpt import gpt_tensors
+from reference.params import leaves, tree_map
+from tests.strategies import cases, trees_close
+
+BUCKET, PARTS = st.integers(1, 50) | st.integers(1, 10_000) | st.just(1 << 62), st.integers(1, 5)
+
+
+@st.composite
+def layouts(draw):
+    """Of a whole model, or of any of its layers, as interleaved stages give them."""
+    case = draw(cases())
+    layers = draw(st.none() | st.lists(st.sampled_from(range(case.model.num_layers)), min_size=1, unique=True))
+    tensors = gpt_tensors(case.model, layers and sorted(layers))
+    return Layout(tensors, case.t, draw(BUCKET), draw(PARTS))
+
+
+@given(layouts())
+def test_views_cover_the_buffer_without_overlap(layout):
+    """Every element belongs to one tensor, or is padding at the end of a bucket, just enough for it to divide."""
+    flat = np.zeros(layout.size)
+    tree_map(lambda view: np.add(view, 1, out=view), layout.views(flat))
+    for bucket in layout.buckets:
+        elements = sum(prod(s.shape) for s in layout.segments if unit_of(s.name) in bucket.units)
+        inside = flat[bucket.slice]
+        assert (inside[:elements] == 1).all() and (inside[elements:] == 0).all()
+        assert bucket.size % layout.parts == 0 and 0 <= bucket.size - elements < layout.parts
+    assert flat.sum() == sum(prod(s.shape) for s in layout.segments)
+
+
+@given(layouts())
+def test_tensors_lie_in_backward_order(layout):
+    assert [s.name for s in layout.segments] == [name for name, _ in leaves(layout.tensors)][::-1]
+    assert [s.offset for s in layout.segments] == sorted(s.offset for s in layout.segments)
+    assert {s.name: (s.shape, s.tensor) for s in layout.segments} == {
+        name: (view.shape, tensor) for (name, view), (_, tensor) in zip(
+            leaves(layout.views(np.empty(layout.size))), leaves(layout.tensors), strict=True)}
+
+
+@given(cases(), BUCKET, PARTS)
+def test_buckets_are_the_buffer_cut_between_units(case, size, parts):
+    """All of it, in its order, no unit in two buckets. Each has at least `size` elements, and not a unit more than it
+    needs for them, but for the last, and but for what comes before a table that shares no bucket."""
+    layout = Layout(gpt_tensors(case.model), case.t, size, parts)
+    of, order = {}, []
+    for segment in layout.segments:
+        unit = unit_of(segment.name)
+        of[unit] = of.get(unit, 0) + prod(segment.shape)
+        order += [unit] * (unit not in order)
+    assert [unit for bucket in layout.buckets for unit in bucket.units] == order
+    ends = [0] + [bucket.slice.stop for bucket in layout.buckets]
+    assert [bucket.slice for bucket in layout.buckets] == list(map(slice, ends[:-1], ends[1:]))
+    assert ends[-1] == layout.size == layout.parts * layout.shard_size
+    for bucket, following in zip(layout.buckets, [*layout.buckets[1:], None], strict=True):
+        elements = sum(of[unit] for unit in bucket.units)
+        assert elements - of[bucket.units[-1]] < size
+        assert elements >= size or following is None or ALONE in bucket.units + following.units
+        assert bucket.units == (ALONE,) or ALONE not in bucket.units
+
+
+@given(layouts())
+def test_the_smallest_buckets_are_the_units(layout):
+    """As ZeRO-3 gathers them: bucket size 1."""
+    units = Layout(layout.tensors, bucket_size=1, parts=layout.parts).buckets
+    assert all(len(bucket.units) == 1 for bucket in units)
+    exact = Layout(layout.tensors, bucket_size=Layout(layout.tensors, bucket_size=1).buckets[0].size)
+    assert exact.buckets[0].units == units[0].units, "a bucket that has exactly its size is not full"
+
+
+@given(layouts(), st.integers(0, 2**32 - 1))
+def test_shards_are_the_buffer_dealt_out(layout, seed):
+    """Part i of each bucket is rank i's; side by side, the parts of all ranks are the bucket."""
+    flat, ranks = np.random.default_rng(seed).normal(size=layout.size), range(layout.parts)
+    shards = [np.concatenate([flat[layout.own(bucket, rank)] for bucket in layout.buckets]) for rank in ranks]
+    assert all(len(shard) == layout.shard_size for shard in shards)
+    for bucket in layout.buckets:
+        assert (np.concatenate([shard[layout.in_shard(bucket)] for shard in shards]) == flat[bucket.slice]).all()
+
+
+@given(layouts())
+def test_pieces_are_what_a_shard_owns_of_each_tensor(layout):
+    """In the order of the shard; every element of a tensor in one piece of one rank, and padding in none."""
+    flat, dealt = np.arange(layout.size), np.zeros(layout.size)
+    for rank in range(layout.parts):
+        shard = np.concatenate([flat[layout.own(bucket, rank)] for bucket in layout.buckets])
+        pieces = layout.pieces(rank)
+        for segment, whole, own in pieces:
+            assert segment.slice.start <= whole.start < whole.stop <= segment.slice.stop
+            assert (shard[own] == flat[whole]).all()
+            dealt[whole] += 1
+        assert all(one.own.stop <= other.own.start for one, other in zip(pieces, pieces[1:]))
+    expected = np.zeros(layout.size)
+    tree_map(lambda view: view.fill(1), layout.views(expected))
+    assert (dealt == expected).all()
+
+
+@given(cases(), BUCKET, PARTS, st.integers(0, 2**32 - 1))
+def test_views_of_a_part_are_those_of_the_whole(case, size, parts, seed):
+    """Of a block or a single table, from a buffer that has its bucket alone; and they are views."""
+    tensors = gpt_tensors(case.model)
+    layout = Layout(tensors, case.t, size, parts)
+    flat = np.random.default_rng(seed).normal(size=layout.size)
+    whole = layout.views(flat)
+    of = {f"blocks.{layer}": (block, whole.blocks[layer]) for layer, block in tensors.blocks.items()}
+    of |= {ALONE: (tensors.embedding.word, whole.embedding.word)}
+    for bucket in layout.buckets:
+        alone = flat[bucket.slice].copy()
+        for unit in of.keys() & set(bucket.units):
+            part, expected = of[unit]
+            views = layout.views_of(part, alone, unit, bucket.slice.start)
+            trees_close(views, expected, 0.0)
+            assert all(np.shares_memory(view, alone) for _, view in leaves(views))
+
+
+@given(cases(num_layers=4), st.lists(st.integers(0, 3), min_size=1, unique=True))
+def test_a_rank_of_a_pipeline_lays_out_what_it_holds(case, layers):
+    """Any layers, as interleaved stages give them: the last one first, whether they are neighbours or not."""
+    layout = Layout(gpt_tensors(case.model, sorted(layers)), case.t)
+    numbers = [int(segment.name.split(".")[1]) for segment in layout.segments if segment.name.startswith("blocks")]
+    assert numbers == sorted(numbers, reverse=True) and set(numbers) == set(layers)
+
+
+@given(cases(num_layers=2, untie_embeddings_and_output_weights=False), BUCKET, PARTS)
+def test_two_copies_of_a_tied_table_are_cut_alike(case, size, parts):
+    """The first stage and the last lay out different tensors; but rank i owns the same elements of both tables."""
+    owned = []
+    for layers in (range(1), range(1, 2)):
+        layout = Layout(gpt_tensors(case.model, layers), case.t, size, parts)
+        owned.append([[(piece.whole.start - piece.segment.offset, piece.whole.stop - piece.segment.offset)
+                       for piece in layout.pieces(rank) if piece.segment.name == ALONE] for rank in range(parts)])
+    assert owned[0] == owned[1]
+
+
+def test_units_are_what_is_used_together():
+    assert [unit_of(name) for name in ("blocks.3.mlp.w_in", "blocks.12.input_layernorm.bias", "embedding.word",
+                                       "embedding.position", "final_layernorm.bias", "output")] == [
+        "blocks.3", "blocks.12", "embedding.word", "embedding.position", "final_layernorm", "output"]

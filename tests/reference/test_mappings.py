@@ -1,0 +1,107 @@
+"""f and g, and sequence parallelism's pair: adjoint, conjugate, and what they keep is enough."""
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.collectives import all_reduce
+from reference.mappings import SEQUENCE, TENSOR_PARALLEL, SequenceParallelRegion
+from reference.params import Tensor
+from tests.strategies import close
+
+RANKS, SEEDS = st.integers(1, 9), st.integers(0, 2**32 - 1)
+SPLIT = [SequenceParallelRegion(), SequenceParallelRegion(keep_gathered_inputs=True)]
+REGIONS = pytest.mark.parametrize("region", [TENSOR_PARALLEL, *SPLIT], ids=["f and g", "gather again", "keep gathered"])
+
+
+def inside(t, n, seed):
+    """Each rank's array in the region, [b, s, h], its own. s divides by t."""
+    return list(np.random.default_rng([seed, 0]).normal(size=(t, 2, n * t, 3)))
+
+
+def outside(region, t, n, seed):
+    """Each rank's array outside the region: [b, s, h], alike on all, or its positions [b, s/t, h]."""
+    x = np.random.default_rng([seed, 1]).normal(size=(2, n * t, 3))
+    return [x] * t if region is TENSOR_PARALLEL else np.split(x, t, SEQUENCE)
+
+
+def inner_inside(xs, ys):
+    """The inner product of what all ranks hold together: each holds something else."""
+    return sum(float((x * y).sum()) for x, y in zip(xs, ys, strict=True))
+
+
+def inner_outside(region, xs, ys):
+    """The same outside, where what is alike on all ranks is one array."""
+    return inner_inside(xs[:1], ys[:1]) if region is TENSOR_PARALLEL else inner_inside(xs, ys)
+
+
+@REGIONS
+@given(RANKS, st.integers(1, 3), SEEDS)
+def test_entering_and_its_backward_are_adjoint(region, t, n, seed):
+    """<enter(x), y> = <x, enter_backward(y)> for all x outside and y inside."""
+    x, y = outside(region, t, n, seed), inside(t, n, seed)
+    close(np.array(inner_inside(region.enter(x), y)), np.array(inner_outside(region, x, region.enter_backward(y))))
+
+
+@REGIONS
+@given(RANKS, st.integers(1, 3), SEEDS)
+def test_leaving_and_its_backward_are_adjoint(region, t, n, seed):
+    """<leave(x), y> = <x, leave_backward(y)> for all x inside and y outside."""
+    x, y = inside(t, n, seed), outside(region, t, n, seed)
+    close(np.array(inner_outside(region, region.leave(x), y)), np.array(inner_inside(x, region.leave_backward(y))))
+
+
+@REGIONS
+@given(RANKS, st.integers(1, 3), SEEDS)
+def test_the_backward_of_one_is_the_forward_of_the_other(region, t, n, seed):
+    """Conjugate: as linear maps, to the last bit."""
+    x, partial = outside(region, t, n, seed), inside(t, n, seed)
+    alike(region.enter(x), region.leave_backward(x))
+    alike(region.leave(partial), region.enter_backward(partial))
+
+
+@REGIONS
+@given(RANKS, st.integers(1, 3), SEEDS)
+def test_the_backward_finds_what_had_entered(region, t, n, seed):
+    """Kept, or gathered once more from what was kept, which is then 1/t as much."""
+    x = outside(region, t, n, seed)
+    entered = region.enter(x)
+    kept = region.keep(x, entered)
+    alike(region.again(kept), entered)
+    lean = region is not TENSOR_PARALLEL and not region.keep_gathered_inputs
+    assert [y.size for y in kept] == [y.size // (t if lean else 1) for y in entered]
+
+
+@given(RANKS, st.integers(1, 3), SEEDS)
+def test_both_pairs_do_the_same(t, n, seed):
+    """What enters is x, whoever holds it; what leaves is the sum, of which each then has all, or its positions."""
+    cut, x, partial = SPLIT[0], outside(TENSOR_PARALLEL, t, n, seed), inside(t, n, seed)
+    alike(cut.enter(np.split(x[0], t, SEQUENCE)), TENSOR_PARALLEL.enter(x))
+    assert (np.concatenate(cut.leave(partial), SEQUENCE) == TENSOR_PARALLEL.leave(partial)[0]).all()
+
+
+@REGIONS
+@given(RANKS, st.integers(1, 3), SEEDS)
+def test_positions_are_those_that_a_rank_holds(region, t, n, seed):
+    """Taken from the whole they give each rank's array."""
+    x = outside(region, t, n, seed)
+    whole = x[0] if region is TENSOR_PARALLEL else np.concatenate(x, SEQUENCE)
+    alike([whole[:, positions] for positions in region.positions(x)], x)
+
+
+@REGIONS
+@given(RANKS, SEEDS)
+def test_gradients_of_replicated_tensors_alone_are_completed(region, t, seed):
+    """Where each rank has its positions they are partial, and are summed. A split tensor's are whole as they are."""
+    tensors = {"replicated": Tensor((3,)), "split": Tensor((3 * t, 2), split=0), "first": Tensor((3 * t,), split=0)}
+    draws = np.random.default_rng(seed).normal(size=(t, 12))
+    grads = [{"replicated": x[:3], "split": x[3:9].reshape(3, 2), "first": x[9:]} for x in draws]
+    for before, after in zip(grads, region.complete(grads, tensors), strict=True):
+        assert all((after[name] == before[name]).all() for name in ("split", "first"))
+        expected = before["replicated"] if region is TENSOR_PARALLEL else all_reduce([x[:3] for x in draws])[0]
+        assert (after["replicated"] == expected).all()
+
+
+def alike(xs, ys):
+    """The same numbers on every rank."""
+    assert all(x.shape == y.shape and (x == y).all() for x, y in zip(xs, ys, strict=True))

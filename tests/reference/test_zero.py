@@ -1,0 +1,185 @@
+"""ZeRO computes what one process does, and holds and sends what the paper says."""
+import weakref
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig
+from reference.cost import data_parallel_traffic, ring_all_gather
+from reference.errors import UserError
+from reference.memory import model_states
+from reference.optimizer import OptimizerConfig
+from reference.params import join
+from reference.training import Trainer
+from reference.zero import ZeroTrainer
+from tests.planted import planted
+from tests.strategies import Case, cases, close, trees_close
+
+STAGE, D, M = st.integers(0, 3), st.integers(1, 5), st.integers(1, 3)
+BUCKET = st.integers(1, 50) | st.integers(1, 10_000) | st.just(1 << 62)
+SPREAD = dict(init_method_std=0.2)     # gradients, and what ranks do wrong, are not small
+CASE = Case(1, ModelConfig(2, 8, 2, 10, 6, make_vocab_size_divisible_by=3, **SPREAD), 2, 5, seed=7)
+
+
+def trainer_of(case: Case, d, stage, bucket_size=1 << 20, clip_grad=0.5, dtype=np.float64) -> ZeroTrainer:
+    return ZeroTrainer(case.model, optimizer_of(clip_grad), case.seed, dtype, d, stage, bucket_size)
+
+
+def optimizer_of(clip_grad) -> OptimizerConfig:
+    """eps is above the rounding in the key bias's gradient, which is zero otherwise: Adam must not blow that up."""
+    return OptimizerConfig(1e-2, 10, lr_warmup_iters=1, weight_decay=0.1, clip_grad=clip_grad, adam_eps=1e-4)
+
+
+def batch_of(case: Case, step: int, d: int, m: int):
+    return [case.ids(f"{what} {step}", d * m * case.b, case.s) for what in ("tokens", "targets")]
+
+
+def flats(trainer: ZeroTrainer):
+    """Each rank's whole flat parameters: its own, or in stage 3 what the shards of all are together."""
+    if trainer.stage < 3:
+        return [rank.params for rank in trainer.ranks]
+    layout, flat = trainer.layout, np.full(trainer.layout.size, np.nan)
+    for rank in trainer.ranks:
+        for bucket in layout.buckets:
+            flat[layout.own(bucket, rank.part)] = rank.params[layout.in_shard(bucket)]
+    return [flat]
+
+
+def padding_of(trainer: ZeroTrainer):
+    """Which elements of the flat buffer are no tensor's. (A tensor's own padding, of the vocabulary, is part of it.)"""
+    padding = np.ones(trainer.layout.size, bool)
+    for segment in trainer.layout.segments:
+        padding[segment.slice] = False
+    return padding
+
+
+def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5, steps=3):
+    """Loss, norm and weights after every step; replicas stay alike, to the last bit; padding stays zero."""
+    ours = trainer_of(case, d, stage, bucket_size, clip_grad)
+    textbook, padding = Trainer(case.model, optimizer_of(clip_grad), case.seed, np.float64), padding_of(ours)
+    for step in range(steps):
+        tokens, targets = batch_of(case, step, d, m)
+        loss, norm = ours.step(tokens, targets, case.b)
+        expected_loss, expected_norm, _ = textbook.step(tokens, targets)
+        close(np.array([loss, norm]), np.array([expected_loss, expected_norm]), 1e-10)
+        for flat in flats(ours):
+            assert (flat == flats(ours)[0]).all(), "replicas differ"
+            assert (flat[padding] == 0).all(), "padding has moved"
+            trees_close(join([ours.layout.views(flat)], ours.tensors), textbook.params, 1e-10)
+        vocabulary = ours.layout.views(flats(ours)[0]).embedding.word[case.model.vocab_size:]
+        assert (vocabulary == 0).all(), "padded words have moved"
+
+
+@given(cases(sizes=st.just(1), **SPREAD), D, M, STAGE, BUCKET, st.sampled_from([0.0, 0.5]))
+def test_every_stage_is_one_process(case, d, m, stage, bucket_size, clip_grad):
+    """Dropout on, clipped or not."""
+    zero_equals_one_process(case, d, m, stage, bucket_size, clip_grad)
+
+
+# ---- what it costs --------------------------------------------------------------------------------------------------
+
+
+@given(cases(sizes=st.just(1)), D, STAGE, BUCKET, st.sampled_from([np.float16, np.float32, np.float64]))
+def test_ranks_hold_what_the_paper_says(case, d, stage, bucket_size, dtype):
+    """Section 5, where Psi counts the padding too, which is less than N elements a bucket."""
+    trainer, w = trainer_of(case, d, stage, bucket_size, dtype=dtype), np.dtype(dtype).itemsize
+    psi, g, k, N = trainer.layout.size, w, 2 * w, d
+    published = [(w + g + k) * psi, (w + g) * psi + k * psi / N, w * psi + (g + k) * psi / N, (w + g + k) * psi / N]
+    held = trainer.bytes_held()
+    assert len(held) == d and all(sum(states) == published[stage] for states in held)
+    if dtype == np.float16:
+        assert held == [model_states(psi, d, stage, gradient_bytes=2, k=4)] * d
+    assert padding_of(trainer).sum() <= (N - 1) * len(trainer.layout.buckets)
+
+
+@given(cases(sizes=st.just(1)), D, M, STAGE, BUCKET)
+def test_ranks_send_what_the_paper_says(case, d, m, stage, bucket_size):
+    """Section 7: 2 Psi and 3 Psi, for one microbatch. Stage 2 reduces and stage 3 gathers too for every one.
+
+    The 3 Psi are for what is used once, and needed again in its backward. A lookup's backward does without the table
+    (2 Psi). A tied table is looked up, and then used once more as what gives the logits, all with one reduction.
+    """
+    trainer = trainer_of(case, d, stage, bucket_size)
+    trainer.step(*batch_of(case, 0, d, m), case.b)
+    psi = trainer.layout.size
+    word, position = (trainer.layout.home[unit].size if unit in trainer.layout.home else 0
+                      for unit in ("embedding.word", "embedding.position"))
+    if stage < 3:
+        expected = (psi if stage < 2 else m * psi, psi)
+    elif case.model.untie_embeddings_and_output_weights:
+        expected = (m * psi, m * (2 * psi - word - position))
+    else:
+        expected = (m * psi, m * (2 * psi + word - position))
+    assert (trainer.reduced, trainer.gathered) == expected
+    assert trainer.elements_sent() == ring_all_gather(sum(expected), d)
+    if m == 1 and stage < 3:
+        assert trainer.elements_sent() == data_parallel_traffic(psi, d, stage)
+
+
+@given(cases(sizes=st.just(1)), st.integers(2, 5), st.integers(1, 2))
+def test_stage_3_never_has_more_whole_than_it_uses(case, d, m):
+    """At most a block; the embedding's tables; or the final layer norm and the table of the logits."""
+    trainer = trainer_of(case, d, 3)
+    with gathers_observed(trainer) as most:
+        trainer.step(*batch_of(case, 0, d, m), case.b)
+    used_together = [[f"blocks.{layer}"] for layer in trainer.tensors.blocks]
+    used_together += [["embedding.word", "embedding.position"], ["final_layernorm", trainer.table]]
+    assert max(most) == max(sum(trainer.layout.home[unit].size for unit in units if unit in trainer.layout.home)
+                            for units in used_together)
+
+
+@contextmanager
+def gathers_observed(trainer):
+    """Within the block, every all-gather notes how many elements of what was gathered are still there."""
+    gathered, most, gather = [], [], trainer.all_gather
+
+    def observed(shards):
+        flats = gather(shards)
+        gathered.append(weakref.ref(flats[0]))      # what all ranks hold is one array in the textbook
+        most.append(sum(flat.size for ref in gathered if (flat := ref()) is not None))
+        return flats
+
+    trainer.all_gather = observed
+    yield most
+
+
+def test_an_unknown_stage_is_a_sentence():
+    with pytest.raises(UserError, match="--zero-stage is 4, but must be 0"):
+        trainer_of(CASE, 2, 4)
+
+
+# ---- what goes wrong ------------------------------------------------------------------------------------------------
+
+BUGS = {
+    "parameters not gathered": (1, "if self.stage in (1, 2):", "if self.stage == 2:"),
+    "gradients not reduced": (1, "self.reduce()", "pass"),
+    "a microbatch's gradients forget those before": (2, "rank.grads[at] += flat", "rank.grads[at] = flat"),
+    "a step's gradients still there in the next": (3, "rank.grads[...] = 0", "pass"),
+    "the wrong part moved": (1, "in self.layout.pieces(rank.part)", "in self.layout.pieces((rank.part + 1) % self.d)"),
+    "sums kept in the wrong part": (1, "rank.grads[self.layout.own(bucket, rank.part)]",
+                                    "rank.grads[self.layout.own(bucket, 0)]"),
+    "the wrong part gathered": (2, "rank.params[self.layout.own(bucket, rank.part)]",
+                                "rank.params[self.layout.own(bucket, 0)]"),
+    "the norm of one shard": (2, "sqrt(all_reduce(squares)[0] if self.stage else squares[0])", "sqrt(squares[0])"),
+    "whole gradients counted d times": (0, " if self.stage else squares[0]", ""),
+    "a tied table's gradient as a lookup only": (3, "[x + y for x, y in zip(words, tables)]", "words"),
+    "the mean over replicas taken twice": (1, "1 / tokens.size) for x", "1 / (self.d * tokens.size)) for x"),
+    "every replica drops alike": (2, "self.iteration, samples.start)", "self.iteration, 0)"),
+}
+
+
+@pytest.mark.parametrize("stage, right, wrong", BUGS.values(), ids=BUGS)
+def test_bugs_are_caught(stage, right, wrong):
+    zero_equals_one_process(CASE, 2, 2, stage, 1 << 20)
+    with planted("reference.zero", right, wrong), pytest.raises(AssertionError):
+        zero_equals_one_process(CASE, 2, 2, stage, 1 << 20)
+
+
+def test_a_unit_that_is_not_freed_is_caught():
+    right = "        return [self.views(unit, flat) for flat in flats]"
+    kept = "        self.kept = [*getattr(self, 'kept', ()), flats]\n" + right
+    with planted("reference.zero", right, kept), pytest.raises(AssertionError):
+        test_stage_3_never_has_more_whole_than_it_uses.hypothesis.inner_test(CASE, 2, 1)
