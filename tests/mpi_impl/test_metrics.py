@@ -63,8 +63,8 @@ def test_a_ledger_as_predicted():
         f"{8 * 5 * 8 * 16 * 3 // 4:,}.",
         "Elements for the loss of a microbatch: 120. Predicted: 3 b s = 120. Gathering the logits would take b s V = "
         "2,000.",
-        f"Ring elements of gradients and parameters between the replicas, a step of m = 3: {PSI:,}. Predicted with ZeRO "
-        f"stage 0: 2 Psi (N-1)/N = {PSI:,}, with Psi = {PSI:,}, N = 2."]
+        f"Ring elements of gradients and parameters between the replicas, a step of m = 3: {PSI:,}. Predicted with "
+        f"ZeRO stage 0: 2 Psi (N-1)/N = {PSI:,}, with Psi = {PSI:,}, N = 2."]
 
 
 @pytest.mark.parametrize("keep, backward, factor", [(False, 6, 10), (True, 4, 8)])
