@@ -143,7 +143,8 @@ class Group:
             return Pending(self, reason, [], out, out, [])
         with self._posting() as clock:
             sent, received = to_host_apart(x, out)
-            pending = Pending(self, reason, [begin(sent, received)], received, out, self.others)
+            pending = Pending(self, reason, [begin(sent, received)], received, out, self.others,
+                              sent)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)
@@ -261,10 +262,12 @@ class Group:
 class Pending:
     """Something that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
 
-    def __init__(self, group: Group, reason: str, requests: list, buffer, x, others: Sequence[int]):
-        """`others` are the ranks of the world that it takes."""
+    def __init__(self, group: Group, reason: str, requests: list, buffer, x, others: Sequence[int], sent=None):
+        """`others` are the ranks of the world that it takes. `sent` must live until the end: not every request sees to
+        that, and who posted it may have let go of a copy.
+        """
         self.group, self.reason, self.requests, self.others = group, reason, requests, others
-        self.buffer, self.x = buffer, x
+        self.buffer, self.x, self.sent = buffer, x, sent
         self.stamp, self.takes = np.zeros(1), 0.0      # for a virtual clock: the latest start, and seconds from there
 
     def poll(self) -> bool:
@@ -283,7 +286,8 @@ class Pending:
                 clock.pause()
             MPI.Request.Waitall(self.requests)
             copy_back(self.buffer, self.x)
-            self.requests, self.buffer = [], self.x     # x may change from now on: another wait must not copy again
+            # x may change from now on: another wait must not copy again.
+            self.requests, self.buffer, self.sent = [], self.x, None
             if clock is not None:
                 clock.reach(self.stamp[0] + self.takes)
                 clock.resume()
@@ -318,7 +322,7 @@ def to_host(x):
 def to_host_apart(x, out):
     """What MPI can send for x, and a host array to receive in for out. MPI wants no element in both.
 
-    Where x and out overlap, a copy stands in for the smaller one. (A request holds on to its arrays until it is over.)
+    Where x and out overlap, a copy stands in for the smaller one.
     """
     sent = to_host(x)
     if out is x:
