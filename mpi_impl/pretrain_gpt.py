@@ -31,6 +31,7 @@ from mpi_impl.training.verify import Verifier
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters
 from reference.errors import UserError
+from reference.memory import model_states
 from reference.stages import layouts_of_ranks, schedule_of, stages_of_ranks
 from reference.traffic import Work
 
@@ -138,7 +139,7 @@ class Pretraining:
         a = self.args
         for iteration in range(1, a.train_iters + 1):
             began = time.perf_counter()
-            self.trainer.measured = iteration == 1     # counting bytes takes time: the other steps hold as many
+            self.trainer.measured = iteration == 1     # counting bytes takes time, and every step holds as many
             with self.traced.step() if self.traced else nullcontext():
                 result = self.trainer.step(self.batches.microbatches_of("train", iteration - 1), a.global_batch_size)
             seconds = time.perf_counter() - began
@@ -238,7 +239,7 @@ class Pretraining:
 
     def write_trace(self, traced: TracedSteps) -> None:
         folder, parallel = self.args.trace, self.settings.parallel
-        elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // parallel.pieces
+        elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // parallel.sent_parts
         with writing(folder):
             traced.write(folder, schedule_of(parallel, self.settings.microbatches),
                          elements * np.dtype(self.args.dtype).itemsize)
@@ -282,11 +283,11 @@ def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int, in
 
 def bytes_of_parameter(parallel: ParallelConfig, itemsize: int, in_files: bool) -> float:
     """On a rank, of each parameter of its shard of the model: itself, its gradient, and two moments."""
-    d, stage = parallel.data_parallel_size, parallel.zero_stage
-    parameter, gradient, moments = (n / (d if stage >= cut else 1) for n, cut in ((1, 3), (1, 2), (2, 1)))
+    parameter, gradient, moments = model_states(1, parallel.data_parallel_size, parallel.zero_stage,
+                                                *memory.bytes_each(itemsize))
     if parallel.cpu_offload and in_files:
-        parameter, moments = parameter if stage < 3 else 0, 0
-    return itemsize * (parameter + gradient + moments)
+        parameter, moments = parameter if parallel.zero_stage < 3 else 0, 0
+    return parameter + gradient + moments
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ class Recompute:
         layers, n = list(layers), self.num_layers
         if self.granularity == "full" and self.method == "uniform":
             return [(layers[i:i + n], True) for i in range(0, len(layers), n)]
-        again = n if self.granularity == "full" else 0
-        return [([layer], i < again) for i, layer in enumerate(layers)]
+        recomputed = n if self.granularity == "full" else 0
+        return [([layer], i < recomputed) for i, layer in enumerate(layers)]
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,23 @@ class ParallelConfig:
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.data_parallel_size
 
     @property
+    def sequence_shards(self) -> int:
+        """Into how many the sequence is cut outside the tensor-parallel regions."""
+        return self.tensor_model_parallel_size if self.sequence_parallel else 1
+
+    @property
     def pieces(self) -> int:
-        """Into how many an activation is cut on its way to the next stage: one from each tensor-parallel rank.
+        """Into how many a rank's activation is cut on its way to the next stage, to be gathered there.
 
         With sequence parallelism it is cut already, and the receivers need not gather.
         """
         whole = self.sequence_parallel or not self.scatter_gather_tensors_in_pipeline
         return 1 if whole else self.tensor_model_parallel_size
+
+    @property
+    def sent_parts(self) -> int:
+        """Into how many a stage's result [b, s, h] is cut between its ranks, each of which sends one."""
+        return self.sequence_shards * self.pieces
 
     @property
     def shards(self) -> int:

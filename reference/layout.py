@@ -9,14 +9,15 @@ them owns the i-th part of each: an offset and a length, whatever tensors begin 
     [      a      |      b     ] [   c   |   d  ]  its *shard*, one after the other
 """
 from dataclasses import replace
+from itertools import groupby
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reference.config import round_up
 from reference.params import Tensor, children, leaves, tree_map, with_names
 
 SEVERAL = ("blocks", "embedding")    # parts of a model that are several units
-ALONE = "embedding.word"    # shares no bucket: of a table that two stages hold, a replica owns the same part in both
+ALONE = "embedding.word"    # in a bucket of its own: where two stages hold it, a replica owns the same part of both
 
 
 class Segment(NamedTuple):
@@ -49,11 +50,15 @@ class Bucket(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A tensor, or the part of it that a shard owns."""
+    """What a rank owns of a tensor, or of a bucket."""
 
-    segment: Segment
-    whole: slice    # in the flat buffer
-    own: slice      # in the shard
+    of: Any             # the Segment, or the Bucket
+    in_buffer: slice    # where it lies in the flat buffer
+    in_shard: slice     # and in the rank's shard
+
+    @property
+    def size(self) -> int:
+        return self.in_shard.stop - self.in_shard.start
 
 
 class Layout:
@@ -65,41 +70,43 @@ class Layout:
         self.segments: list[Segment] = []
         self.buckets: list[Bucket] = []
         self.size, first, units = 0, 0, list[str]()     # elements; where the bucket begins, and its units so far
-        backward = list(reversed(list(leaves(tensors))))
-        for (name, tensor), following in zip(backward, [unit_of(name) for name, _ in backward[1:]] + [""]):
-            self.segments.append(Segment(name, self.size, tensor.local_shape(t), tensor))
-            self.size = self.segments[-1].slice.stop
-            if (unit := unit_of(name)) == following:
-                continue
+        for unit, named in groupby(reversed(list(leaves(tensors))), lambda pair: unit_of(pair[0])):
+            if units and (self.size - first >= bucket_size or ALONE in (unit, units[-1])):
+                first, units = self.close_bucket(first, units), []
+            for name, tensor in named:
+                self.segments.append(Segment(name, self.size, tensor.local_shape(t), tensor))
+                self.size = self.segments[-1].slice.stop
             units.append(unit)
-            if self.size - first >= bucket_size or ALONE in (unit, following) or not following:
-                self.size = first + round_up(self.size - first, parts)
-                self.buckets.append(Bucket(first, self.size, tuple(units)))
-                first, units = self.size, []
+        self.close_bucket(first, units)
         self.by_name = {segment.name: segment for segment in self.segments}
+        self.units = dict(pair for _, pair in leaves(map_units(lambda *pair: pair, tensors)))   # trees of tensors
         self.home = {unit: bucket for bucket in self.buckets for unit in bucket.units}
+
+    def close_bucket(self, first: int, units: list[str]) -> int:
+        """A bucket ends here, padded -> where the next begins."""
+        self.size = first + round_up(self.size - first, self.parts)
+        self.buckets.append(Bucket(first, self.size, tuple(units)))
+        return self.size
 
     @property
     def shard_size(self) -> int:
         """Elements that each of the replicas owns."""
         return self.size // self.parts
 
-    def own(self, bucket: Bucket, rank: int) -> slice:
-        """Rank `rank`'s part of a bucket, in the flat buffer."""
+    def own(self, bucket: Bucket, rank: int) -> Piece:
+        """Rank `rank`'s part of a bucket."""
         n = bucket.size // self.parts
-        return slice(bucket.start + rank * n, bucket.start + (rank + 1) * n)
-
-    def in_shard(self, bucket: Bucket) -> slice:
-        """Where each rank's part of a bucket lies in its shard."""
-        return slice(bucket.start // self.parts, bucket.stop // self.parts)
+        return Piece(bucket, slice(bucket.start + rank * n, bucket.start + (rank + 1) * n),
+                     slice(bucket.start // self.parts, bucket.stop // self.parts))
 
     def pieces(self, rank: int) -> list[Piece]:
         """The tensors, and parts of tensors, that rank `rank` of the replicas owns, in the order of its shard."""
         found = []
         for bucket in self.buckets:
-            part, shift = self.own(bucket, rank), self.in_shard(bucket).start - self.own(bucket, rank).start
+            _, own, in_shard = self.own(bucket, rank)
+            shift = in_shard.start - own.start
             for segment in self.segments:
-                start, stop = max(part.start, segment.slice.start), min(part.stop, segment.slice.stop)
+                start, stop = max(own.start, segment.slice.start), min(own.stop, segment.slice.stop)
                 if start < stop:
                     found.append(Piece(segment, slice(start, stop), slice(start + shift, stop + shift)))
         return found
@@ -107,6 +114,10 @@ class Layout:
     def views(self, flat):
         """The tree of tensors as views of the buffer flat [size]: what is written to one is written to the other."""
         return self.views_of(self.tensors, flat)
+
+    def unit_views(self, unit: str, flat):
+        """A unit's tensors as views of its bucket alone, flat [bucket.size]."""
+        return self.views_of(self.units[unit], flat, unit, self.home[unit].start)
 
     def views_of(self, tensors, flat, prefix: str = "", first: int = 0):
         """The same for a subtree, called `prefix` in the whole one, from a buffer that begins at element `first`."""

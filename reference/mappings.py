@@ -33,11 +33,11 @@ class TensorParallelRegion:
         return dys
 
     def keep(self, xs, entered):
-        """What the backward needs of an input."""
+        """What of an input is held until the backward: what entered, or less."""
         return entered
 
-    def again(self, kept):
-        """In the backward: what had entered."""
+    def enter_again(self, kept):
+        """In the backward, from what was held: what had entered."""
         return kept
 
     def positions(self, xs):
@@ -45,7 +45,7 @@ class TensorParallelRegion:
         return [slice(0, x.shape[SEQUENCE]) for x in xs]
 
     def complete(self, grads, tensors):
-        """Each rank's gradients, those of replicated tensors whole on every rank: they are, for all computed alike."""
+        """Each rank's gradients. Those of replicated tensors are whole already: every rank saw all positions."""
         return grads
 
 
@@ -78,11 +78,11 @@ class SequenceParallelRegion:
         return all_gather(dys, SEQUENCE)
 
     def keep(self, xs, entered):
-        """What the backward needs of an input."""
+        """What of an input is held until the backward: what entered, or less."""
         return entered if self.keep_gathered_inputs else xs
 
-    def again(self, kept):
-        """In the backward: what had entered."""
+    def enter_again(self, kept):
+        """In the backward, from what was held: what had entered."""
         return kept if self.keep_gathered_inputs else all_gather(kept, SEQUENCE)
 
     def positions(self, xs):

@@ -22,19 +22,18 @@ class ModelStates(NamedTuple):
     optimizer: float
 
 
-def model_states(psi: int, d: int, zero_stage: int = 0, gradient_bytes: int = 2, k: int = 12,
-                 parameter_bytes: int = 2) -> ModelStates:
+def model_states(psi: int, d: int, zero_stage: int = 0, w: int = 2, g: int = 2, k: int = 12) -> ModelStates:
     """Of psi parameters, the rank's share of the model, with ZeRO over d replicas. Raises UserError for no stage 0-3.
 
-    2 bytes a parameter, g a gradient (2 in the paper; 4 where float32 main gradients are kept), and K for Adam in mixed
+    w bytes a parameter, g a gradient (2 in the paper; 4 where float32 main gradients are kept), and K for Adam in mixed
     precision: a float32 copy and two moments are 12. Each stage cuts one more of them into d parts: K psi/d, then
-    (g + K) psi/d, then (2 + g + K) psi/d (Rajbhandari et al. 2020, section 5).
+    (g + K) psi/d, then (w + g + K) psi/d (Rajbhandari et al. 2020, section 5).
 
-    Where all is of one dtype there is no copy: in float32 4 bytes a parameter, g = 4 and K = 8; in float64 8, 8 and 16.
+    Where all is of one dtype there is no copy: in float32 w = 4, g = 4 and K = 8; in float64 8, 8 and 16.
     """
     check_zero_stage(zero_stage)
-    return ModelStates(parameters=parameter_bytes * psi / (d if zero_stage >= 3 else 1),
-                       gradients=gradient_bytes * psi / (d if zero_stage >= 2 else 1),
+    return ModelStates(parameters=w * psi / (d if zero_stage >= 3 else 1),
+                       gradients=g * psi / (d if zero_stage >= 2 else 1),
                        optimizer=k * psi / (d if zero_stage >= 1 else 1))
 
 
@@ -144,7 +143,7 @@ class Account:
     @property
     def outside(self) -> int:
         """Outside tensor-parallel regions: all of [b, s, h], or this rank's positions."""
-        return self.inside if self.parallel.sequence_parallel else self.whole
+        return self.whole // self.parallel.sequence_shards
 
     # ---- a layer ----
 
@@ -237,7 +236,7 @@ class Account:
 
     def words(self, what: str) -> Kept:
         n = self.b * self.s
-        return Kept(what, 2 * n, 9 * n, 0, "8 bytes where it is in this rank's part of the table, 1 whether it is")
+        return Kept(what, 2 * n, 9 * n, 0, "8 bytes for the row in this rank's part of the table, 1 for: is it there?")
 
     # ---- a kind of item ----
 

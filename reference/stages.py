@@ -2,8 +2,8 @@
 from reference.actions import Schedule
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.models.gpt import gpt_tensors
 from reference.layout import Layout
+from reference.models.gpt import gpt_tensors
 from reference.schedules import make
 
 

@@ -130,13 +130,10 @@ def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, bsh: int) -> list[Traffic]:
     """Each of m microbatches crosses every edge between two ranks once."""
-    n, t = m * edges(c, p), p.tensor_model_parallel_size
-    if p.sequence_parallel:
-        return [Traffic("send", "pipeline", phase, content, n, n * bsh // t, "edges b s h / t")]
-    if p.pieces == 1:
-        return [Traffic("send", "pipeline", phase, content, n, n * bsh, "edges b s h")]
-    return [Traffic("send", "pipeline", phase, content, n, n * bsh // t, "edges b s h / t"),
-            Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")]
+    n, part = m * edges(c, p), " / t" if p.sent_parts > 1 else ""
+    sent = Traffic("send", "pipeline", phase, content, n, n * bsh // p.sent_parts, f"edges b s h{part}")
+    gathered = Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")
+    return [sent, gathered] if p.pieces > 1 else [sent]
 
 
 def edges(c: ModelConfig, p: ParallelConfig) -> int:
@@ -202,8 +199,8 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     are replicated over t have seen a part of the sequence. A replica sums what it owns.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
-    tables = [elements(piece for piece in pieces if piece.segment.name == "embedding.word") for pieces in owned]
-    replicated = [elements(piece for piece in pieces if piece.segment.tensor.split is None) for pieces in owned]
+    tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
+    replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None) for pieces in owned]
     part, found = " / d" if p.zero_stage else "", []
     if sum("embedding.word" in layout.home for layout in layouts) > 1:
         found.append(summed("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
@@ -213,7 +210,7 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
 
 
 def elements(pieces: Iterable[Piece]) -> int:
-    return sum(piece.own.stop - piece.own.start for piece in pieces)
+    return sum(piece.size for piece in pieces)
 
 
 def summed(group: str, reason: str, sizes: list[int], steps: int, formula: str) -> Traffic:

@@ -32,7 +32,7 @@ from reference.layout import Layout
 from reference.memory import ModelStates
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward, stage_rotary
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
-from reference.params import assign, children, initialize_shard, tree_map
+from reference.params import assign, initialize_shard, tree_map
 
 
 class Rank(NamedTuple):
@@ -60,7 +60,7 @@ class ZeroTrainer:
         tree_map(assign, layout.views(initial), initialize_shard(self.tensors, seed, dtype, t=1, rank=0))
         shard, self.ranks = np.zeros(layout.shard_size, dtype), []
         for part in [i % layout.parts for i in range(d)]:
-            own = np.concatenate([initial[layout.own(bucket, part)] for bucket in layout.buckets])
+            own = np.concatenate([initial[layout.own(bucket, part).in_buffer] for bucket in layout.buckets])
             self.ranks.append(Rank(own if stage >= 3 else initial.copy(),
                                    np.zeros_like(shard if stage >= 2 else initial),
                                    np.zeros_like(shard), np.zeros_like(shard), part))
@@ -81,7 +81,7 @@ class ZeroTrainer:
             self.reduce()
         norm = self.update()
         if self.stage in (1, 2):
-            self.share()
+            self.publish()
         return loss, norm
 
     # ---- a microbatch: the ranks side by side, unit by unit ---------------------------------------------------------
@@ -124,17 +124,13 @@ class ZeroTrainer:
         if self.stage < 3:
             flats = [rank.params[bucket.slice] for rank in self.ranks]
         else:
-            flats = self.all_gather([rank.params[self.layout.in_shard(bucket)] for rank in self.ranks])
-        return [self.views(unit, flat) for flat in flats]
+            flats = self.all_gather([rank.params[self.layout.own(bucket, rank.part).in_shard] for rank in self.ranks])
+        return [self.layout.unit_views(unit, flat) for flat in flats]
 
     def whole_head(self):
         """The same of what head_forward and head_backward look at."""
         return [GPT(Embedding(table, None), {}, norm, None)
                 for norm, table in zip(self.whole("final_layernorm"), self.whole(self.table))]
-
-    def views(self, unit, flat):
-        """The tensors of a unit as views of its bucket."""
-        return self.layout.views_of(subtree(self.tensors, unit), flat, unit, self.layout.home[unit].slice.start)
 
     def keep(self, gradients):
         """Add up a microbatch's gradients. Stages 2 and 3 have only a bucket of them whole (and a tied table)."""
@@ -142,10 +138,10 @@ class ZeroTrainer:
             flats = [np.zeros_like(rank.grads, shape=bucket.size) for rank in self.ranks]
             for unit, trees in islice(gradients, len(bucket.units)):
                 for flat, tree in zip(flats, trees):
-                    tree_map(assign, self.views(unit, flat), tree)
+                    tree_map(assign, self.layout.unit_views(unit, flat), tree)
             at = bucket.slice
             if self.stage >= 2:
-                at, flats = self.layout.in_shard(bucket), self.reduce_scatter(flats)
+                at, flats = self.layout.own(bucket, 0).in_shard, self.reduce_scatter(flats)
             for rank, flat in zip(self.ranks, flats):
                 rank.grads[at] += flat
 
@@ -157,7 +153,7 @@ class ZeroTrainer:
             flats = [rank.grads[bucket.slice] for rank in self.ranks]
             sums = self.reduce_scatter(flats) if self.stage else self.all_reduce(flats)
             for rank, total in zip(self.ranks, sums):
-                rank.grads[self.layout.own(bucket, rank.part)] = total
+                rank.grads[self.layout.own(bucket, rank.part).in_buffer] = total
 
     def update(self):
         """Every rank moves what it owns, by Adam -> the global norm before clipping, which takes the squares of all."""
@@ -175,10 +171,10 @@ class ZeroTrainer:
             yield (rank.params[own if self.stage >= 3 else whole], rank.grads[own if self.stage >= 2 else whole],
                    rank.m[own], rank.v[own], segment.tensor.decay)
 
-    def share(self):
+    def publish(self):
         """Everyone gets the parameters that the others have moved."""
         for bucket in self.layout.buckets:
-            moved = [rank.params[self.layout.own(bucket, rank.part)] for rank in self.ranks]
+            moved = [rank.params[self.layout.own(bucket, rank.part).in_buffer] for rank in self.ranks]
             for rank, flat in zip(self.ranks, self.all_gather(moved)):
                 rank.params[bucket.slice] = flat
 
@@ -209,10 +205,3 @@ class ZeroTrainer:
 def each(function, *lists):
     """function(of rank i's elements) for every rank i: a list of all first results, a list of all second ones, ..."""
     return [list(results) for results in zip(*map(function, *lists))]
-
-
-def subtree(tree, name):
-    """subtree(gpt, "blocks.3") is gpt.blocks[3]."""
-    for key in name.split("."):
-        tree = {str(child): below for child, below in children(tree) or ()}[key]
-    return tree

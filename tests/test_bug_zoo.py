@@ -122,7 +122,7 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.models.gpt", "dropout.at(layer), selective)", "dropout.at(0), selective)"),
         rank_theorems.gpt_equals_whole, CASE),
     "no mask backward": (
-        Bug("mpi_impl.layers.block", "mlp_backward(dropout_backward(dy, cache.mlp_mask),", "mlp_backward(dy,"),
+        Bug("mpi_impl.layers.block", "masked = kernels.dropout_backward(dy, cache.mlp_mask)", "masked = dy"),
         rank_theorems.block_equals_whole, CASE),
     # recompute
     "the output kept, where the input is needed": (
@@ -132,11 +132,11 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.models.gpt", "for layer in reversed(layers):", "for layer in layers:"),
         rank_theorems.gpt_equals_whole, CASE, IN_PAIRS),
     "nothing dropped when it is computed again": (
-        Bug("mpi_impl.models.gpt", "cache.dropout and cache.dropout.at(layer))", "None)"),
+        Bug("mpi_impl.models.gpt", "cache.rotary, region, cache.dropout)", "cache.rotary, region, None)"),
         rank_theorems.gpt_equals_whole, CASE, FULL),
     "something else dropped when it is computed again": (    # a state that has moved on
-        Bug("mpi_impl.models.gpt", "cache.dropout and cache.dropout.at(layer))",
-            "cache.dropout and cache.dropout.__class__(c, 1, 1).at(layer))"),
+        Bug("mpi_impl.models.gpt", "cache.rotary, region, cache.dropout)",
+            "cache.rotary, region, cache.dropout and cache.dropout.__class__(c, 1, 1))"),
         rank_theorems.gpt_equals_whole, CASE, IN_PAIRS),
     "caches kept, though they are computed again": (         # right, and nothing is saved
         Bug("mpi_impl.models.gpt", "LayersCache(layers, None, x) if again", "LayersCache(layers, caches, x) if again"),
@@ -156,7 +156,7 @@ ON_RANKS: dict[str, tuple] = {
             'Pending(self.group, "gradients", [], None, None, [])'),
         rank_theorems.training_equals_one_process, *TRAINING),
     "replicated weights counted t times in the norm": (   # clipping then depends on t
-        Bug("mpi_impl.training.optimizer", "(piece.segment.tensor.split is not None or tensor_rank == 0)", "True"),
+        Bug("mpi_impl.training.optimizer", "(piece.of.tensor.split is not None or tensor_rank == 0)", "True"),
         rank_theorems.training_equals_one_process, *TRAINING),
     "the norm over one rank's shard": (                   # every rank clips by another factor, and replicas drift apart
         Bug("mpi_impl.training.optimizer",
@@ -212,8 +212,8 @@ def played(schedule, t=1, shape=(2, 3, 4)):
 
 TURNED = from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0")      # ranks take the microbatches in different orders
 LARGE = (1, 1, 1 << 17)      # a megabyte: MPI does not buffer it
-REPLICATED = "piece.segment.tensor.split is None"
-OWNERS = "topology.world if topology.config.zero_stage else topology.model"
+REPLICATED = "piece.of.tensor.split is None"
+OWNERS = "self.topology.world if zero else self.topology.model"
 BROADCAST = 'float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])'
 TAG = 'return 2 * (action.microbatch * stages + action.stage) + (action.kind == "F")'
 
@@ -237,9 +237,9 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "self.parameters.initialize(tensors, seed + topology.place.pipeline,"), *trained()),
     # the norm and the loss
     "the norm over the tensor group alone": (                    # every stage clips by another factor
-        Bug("mpi_impl.training.trainer", OWNERS, "topology.tensor"), *trained(t=2)),
+        Bug("mpi_impl.training.trainer", OWNERS, "self.topology.tensor"), *trained(t=2)),
     "the norm over the pipeline alone": (
-        Bug("mpi_impl.training.trainer", OWNERS, "topology.pipeline"), *trained(t=2)),
+        Bug("mpi_impl.training.trainer", OWNERS, "self.topology.pipeline"), *trained(t=2)),
     "the loss broadcast from the first rank": (
         Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", 0)'), *trained()),
     "the loss broadcast from the last rank of a V": (            # whose first rank has the last stage
@@ -315,13 +315,13 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", "if self.topology.config.sequence_parallel:", "if False:"),
         *small(t=2, cut=True)),
     "those of the biases forgotten": (
-        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and not piece.segment.name.endswith("b_out")'),
+        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and not piece.of.name.endswith("b_out")'),
         *small(t=2, cut=True)),
     "those of the norms forgotten": (
-        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "layernorm" not in piece.segment.name'),
+        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "layernorm" not in piece.of.name'),
         *small(t=2, cut=True)),
     "those of the positions forgotten": (
-        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "position" not in piece.segment.name'),
+        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "position" not in piece.of.name'),
         *small(t=2, cut=True)),
     "split tensors' gradients summed, too": (                    # columns of one rank to columns of another
         Bug("mpi_impl.training.trainer", REPLICATED, "True"), *small(t=2, cut=True)),
@@ -338,34 +338,34 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "every step drops alike": (
         Bug("mpi_impl.training.trainer", "self.optimizer.iteration + 1, samples", "1, samples"), *small()),
     "an evaluation drops": (
-        Bug("mpi_impl.parallel.passes", 'return None, Recompute("full")',
-            'return Dropout(self.model, 1, 1), Recompute("full")'), *small()),
+        Bug("mpi_impl.parallel.passes", "[None] * len(microbatches)", "[Dropout(model, 1, 1)] * len(microbatches)"),
+        *small()),
     # ZeRO: replicas that divide the work
     "parameters not gathered after the step": (                  # every replica has moved its own part only
-        Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets]\n        for pending",
-            "for bucket in ()]\n        for pending"), *zero(1)),
+        Bug("mpi_impl.parallel.zero", "for piece in owned]", "for piece in ()]"), *zero(1)),
     "another replica's part moved": (                            # with gradients that have not been summed
         Bug("mpi_impl.training.trainer", "self.layout.pieces(topology.data.rank %",
             "self.layout.pieces((topology.data.rank + 1) %"), *zero(1)),
     "the first part on every replica": (
-        Bug("mpi_impl.parallel.zero", "flat[self.group.rank * n:(self.group.rank + 1) * n]", "flat[:n]"), *zero(3)),
+        Bug("mpi_impl.parallel.zero", "flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start]",
+            "flat[:own.size]"), *zero(3)),
     "only the last microbatch's gradients": (                    # overwritten, where they should be added
-        Bug("mpi_impl.parallel.zero", "+= self.group.post_reduce_scatter(", "= self.group.post_reduce_scatter("),
+        Bug("mpi_impl.parallel.zero", "own += self.group.post_reduce_scatter(",
+            "own[...] = self.group.post_reduce_scatter("),
         *zero(2)),
     "the norm over one replica": (                               # which owns a part of the model only
-        Bug("mpi_impl.training.trainer", OWNERS, "topology.model"), *zero(1)),
+        Bug("mpi_impl.training.trainer", OWNERS, "self.topology.model"), *zero(1)),
     "all pieces with the moments of the first": (
-        Bug("mpi_impl.parallel.buffers", "return self.flat[piece.own][at]",
-            "return self.flat[:piece.own.stop - piece.own.start][at]"), *zero(1)),
+        Bug("mpi_impl.parallel.buffers", "return piece.in_shard", "return slice(0, piece.size)"), *zero(1)),
     "a unit gathered once and for all": (                        # the second step computes with old parameters
         Bug("mpi_impl.parallel.zero", "self.pending = None\n        self.parameters.whole.remove(self.name)", "pass"),
         *zero(3)),
     "gradients sent twice": (    # where backward is split, a bucket may stay when it has been sent: it must be empty
         Bug("mpi_impl.parallel.zero", "            flat[...] = 0\n", ""), *zero(2, p=2, schedule="zb-h2", m=4)),
     "the tied table in a bucket with others": (                  # one stage sums its first half, the other its second
-        Bug("reference.layout", " or ALONE in (unit, following)", ""), *zero(1, p=2)),
+        Bug("reference.layout", " or ALONE in (unit, units[-1])", ""), *zero(1, p=2)),
     "far shards not stored": (                                   # the copy that was loaded has changed, and is gone
-        Bug("mpi_impl.training.optimizer", "buffer.store(piece, values, at)", "pass"), *zero(1, cpu_offload=True)),
+        Bug("mpi_impl.training.optimizer", "buffer.store(piece, values)", "pass"), *zero(1, cpu_offload=True)),
     # what was whole for a while, and stays: right results, and no memory saved
     "a name that keeps a block": (
         Bug("mpi_impl.models.gpt", "del block, dblock", "del dblock"),
@@ -392,7 +392,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches[action.stage, action.microbatch]"), *trained()),
     "an evaluation that keeps its layers' caches": (            # where a step with recompute would not
-        Bug("mpi_impl.parallel.passes", 'return None, Recompute("full")', "return None, Recompute()"),
+        Bug("mpi_impl.parallel.passes", 'self.recompute = Recompute("full")', "self.recompute = Recompute()"),
         *run(rank_theorems.no_cache_outlives_its_use)),
     "an evaluation that keeps caches": (
         Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',

@@ -34,11 +34,11 @@ class TensorParallelRegion:
         return dy
 
     def keep(self, x, entered):
-        """What the backward needs of an input."""
+        """What of an input is held until the backward: what entered, or less."""
         return entered
 
-    def again(self, kept, reason):
-        """In the backward: what had entered."""
+    def enter_again(self, kept, reason):
+        """In the backward, from what was held: what had entered."""
         return kept
 
     def positions(self, x):
@@ -89,7 +89,7 @@ class SequenceParallelRegion(TensorParallelRegion):
     def keep(self, x, entered):
         return entered if self.keep_gathered_inputs else x
 
-    def again(self, kept, reason):
+    def enter_again(self, kept, reason):
         return kept if self.keep_gathered_inputs else self.group.all_gather(kept, SEQUENCE, f"{reason}, again")
 
     def positions(self, x):

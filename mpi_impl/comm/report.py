@@ -71,8 +71,8 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     ]
     if n:
         sent = ledger.elements(operation="send", phase="forward") / work.microbatches / n
-        pieces = t if cut else p.pieces
-        formula, predicted = "b s h / t" if pieces > 1 else "b s h", pipeline_traffic(b, s, c.hidden_size, pieces)
+        formula, predicted = "b s h / t" if p.sent_parts > 1 else "b s h", pipeline_traffic(b, s, c.hidden_size,
+                                                                                            p.sent_parts)
         statements.append(f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
                           f"Predicted: {formula} = {predicted:,.0f}.")
     if p.data_parallel_size > 1:

@@ -7,7 +7,7 @@ from reference.layers.attention import Attention, AttentionCache, CoreInputs
 
 def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False):
     """x [b, s, h], outside the region -> y [b, s, h], likewise."""
-    entered = region.enter(x, "attention input")             # f: identity forward
+    entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
     qkv = linear(entered, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
     q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
@@ -16,7 +16,7 @@ def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, sel
     inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head=region.rank * q.shape[2]))
     context, core = attention_core(*inputs)                              # [b, s, a/t, d]
     context = context.reshape(b, s, -1)
-    y = region.leave(linear(context, p.w_out), "attention output")       # g: all-reduce of [b, s, h/t] @ [h/t, h]
+    y = region.leave(linear(context, p.w_out), "attention output")       # g of [b, s, h/t] @ [h/t, h]
     cache = AttentionCache(region.keep(x, entered), inputs if selective else core, context, rotary)
     return y + p.b_out, cache                                            # the bias once, after the sum
 
@@ -27,7 +27,7 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     (b, s, _), h = context.shape, len(p.w_qkv)
     # forward: y = g(context @ w_out) + b_out
     grads.b_out[...] += rows(dy).sum(0)
-    dy = region.leave_backward(dy, "attention output")       # g: identity backward
+    dy = region.leave_backward(dy, "attention output")       # g, backward
     sink(grads.w_out, context, dy)
     dcontext = linear(dy, p.w_out.T).reshape(b, s, *p.b_qkv.shape[1:])
     # forward: context = attention_core(rotate(q), rotate(k), v)
@@ -36,10 +36,10 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
         dq, dk = rotate_backward(dq, rotary), rotate_backward(dk, rotary)
     # forward: q, k, v = f(x) @ w_qkv + b_qkv
     dqkv = np.stack([dq, dk, dv], 2).reshape(b, s, -1)                   # [b, s, 3 h/t]
-    sink(grads.w_qkv.reshape(h, -1), region.again(kept, "attention input"), dqkv)
+    sink(grads.w_qkv.reshape(h, -1), region.enter_again(kept, "attention input"), dqkv)
     grads.b_qkv[...] += rows(dqkv).sum(0).reshape(grads.b_qkv.shape)
     dx = linear(dqkv, p.w_qkv.reshape(h, -1).T)
-    return region.enter_backward(dx, "attention input")      # f: all-reduce backward
+    return region.enter_backward(dx, "attention input")      # f, backward
 
 
 def core_again(core):

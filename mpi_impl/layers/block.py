@@ -1,6 +1,5 @@
 """The transformer block on one tensor-parallel rank. Its textbook twin is reference/layers/block.py."""
-from mpi_impl.kernels import dropout_backward
-from mpi_impl.kernels import dropout as drop
+from mpi_impl import kernels
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
@@ -20,16 +19,16 @@ def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False)
 
 def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
     """dy [b, s, h], outside the regions -> dx [b, s, h], likewise."""
-    dnormed = mlp_backward(dropout_backward(dy, cache.mlp_mask), p.mlp, cache.mlp, c.activation, grads.mlp, sink,
-                           region)
+    masked = kernels.dropout_backward(dy, cache.mlp_mask)
+    dnormed = mlp_backward(masked, p.mlp, cache.mlp, c.activation, grads.mlp, sink, region)
     dy = dy + layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm,
                                   grads.post_attention_layernorm)
-    dnormed = attention_backward(dropout_backward(dy, cache.attention_mask), p.attention, cache.attention,
-                                 grads.attention, sink, region)
+    masked = kernels.dropout_backward(dy, cache.attention_mask)
+    dnormed = attention_backward(masked, p.attention, cache.attention, grads.attention, sink, region)
     return dy + layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm, grads.input_layernorm)
 
 
 def add_branch(x, y, region, dropout, site):
     """The residual sum, and dropout's mask, of this rank's positions."""
-    y, mask = drop(y, dropout and dropout.hidden(site, region.positions(x).start))
+    y, mask = kernels.dropout(y, dropout and dropout.hidden(site, region.positions(x).start))
     return x + y, mask

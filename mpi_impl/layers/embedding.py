@@ -8,7 +8,7 @@ def embedding_forward(tokens, p: Embedding, region, dropout=None):
     """tokens [b, s], alike on all ranks -> x [b, s, h], outside the regions."""
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
     partial = lookup(ids, p.word) * held[..., None]          # zero for words that other ranks hold
-    x = region.leave(partial, "embedding output")            # g: all-reduce forward
+    x = region.leave(partial, "embedding output")            # g
     positions = region.positions(x)
     if p.position is not None:
         x = x + p.position[positions]
@@ -22,17 +22,17 @@ def embedding_backward(dx, cache, grads: Embedding, region):
     dx = kernels.dropout_backward(dx, mask)
     if grads.position is not None:
         grads.position[region.positions(dx)] += dx.sum(0)
-    dx = region.leave_backward(dx, "embedding output")       # g: identity backward
+    dx = region.leave_backward(dx, "embedding output")       # g, backward
     lookup_backward(dx * held[..., None], ids, grads.word)
 
 
 def logits_forward(x, word, vocab_size, region):
     """x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
-    entered = region.enter(x, "logits input")                # f: identity forward
+    entered = region.enter(x, "logits input")                # f
     return mask_padding(linear(entered, word.T), region.rank * len(word), vocab_size), region.keep(x, entered)
 
 
 def logits_backward(dlogits, word, kept, grads, sink, region):
     """dlogits [b, s, V/t] -> dx [b, s, h], outside the region. `grads` is the word table's [V/t, h]."""
-    sink(grads, dlogits, region.again(kept, "logits input"))     # forward: logits = f(x) @ word^T
-    return region.enter_backward(linear(dlogits, word), "logits input")   # f: all-reduce backward
+    sink(grads, dlogits, region.enter_again(kept, "logits input"))     # forward: logits = f(x) @ word^T
+    return region.enter_backward(linear(dlogits, word), "logits input")   # f, backward

@@ -1,4 +1,4 @@
-"""Layer normalisation on one rank, the same work on all. Its textbook twin is reference/layers/layer_norm.py."""
+"""Layer normalisation on one rank, of what it holds. Its textbook twin is reference/layers/layer_norm.py."""
 from mpi_impl import kernels
 from reference.layers.layer_norm import LayerNorm
 

@@ -5,7 +5,7 @@ from reference.layers.linear import Linear
 
 def column_parallel_forward(x, p: Linear, gather_output, region):
     """x [b, s, n], outside the region -> y [b, s, m/t], or with gather_output [b, s, m], alike on all ranks."""
-    entered = region.enter(x, "linear input")                # f: identity forward
+    entered = region.enter(x, "linear input")                # f
     y = linear(entered, p.w, p.b)                            # [b, s, n] @ [n, m/t] -> [b, s, m/t]
     return (region.gather(y, "linear output") if gather_output else y), region.keep(x, entered)
 
@@ -14,20 +14,20 @@ def column_parallel_backward(dy, p: Linear, kept, gather_output, grads: Linear, 
     """dy, as the forward gave y -> dx [b, s, n], outside the region."""
     if gather_output:
         dy = region.gather_backward(dy, "linear output")
-    sink(grads.w, region.again(kept, "linear input"), dy)
+    sink(grads.w, region.enter_again(kept, "linear input"), dy)
     grads.b[...] += rows(dy).sum(0)
-    return region.enter_backward(linear(dy, p.w.T), "linear input")   # f: all-reduce backward
+    return region.enter_backward(linear(dy, p.w.T), "linear input")   # f, backward
 
 
 def row_parallel_forward(x, p: Linear, region):
     """x [b, s, n/t], each rank's own -> y [b, s, m], outside the region."""
-    y = region.leave(linear(x, p.w), "linear output")        # g: all-reduce of [b, s, n/t] @ [n/t, m] -> [b, s, m]
+    y = region.leave(linear(x, p.w), "linear output")        # g of [b, s, n/t] @ [n/t, m] -> [b, s, m]
     return y + p.b, x                                        # the bias once, after the sum
 
 
 def row_parallel_backward(dy, p: Linear, x, grads: Linear, sink, region):
     """dy [b, s, m], outside the region -> dx [b, s, n/t], each rank's own."""
     grads.b[...] += rows(dy).sum(0)
-    dy = region.leave_backward(dy, "linear output")          # g: identity backward
+    dy = region.leave_backward(dy, "linear output")          # g, backward
     sink(grads.w, x, dy)
     return linear(dy, p.w.T)

@@ -6,9 +6,9 @@ from reference.layers.mlp import MLP
 def mlp_forward(x, p: MLP, activation, region):
     """x [b, s, h], outside the region -> y [b, s, h], likewise."""
     act, _ = ACTIVATIONS[activation]
-    entered = region.enter(x, "mlp input")                   # f: identity forward
+    entered = region.enter(x, "mlp input")                   # f
     a, act_cache = act(linear(entered, p.w_in, p.b_in))      # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
-    y = region.leave(linear(a, p.w_out), "mlp output")       # g: all-reduce of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
+    y = region.leave(linear(a, p.w_out), "mlp output")       # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
     return y + p.b_out, (region.keep(x, entered), act_cache, a)   # the bias once, after the sum
 
 
@@ -18,10 +18,10 @@ def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):
     _, act_backward = ACTIVATIONS[activation]
     # forward: y = g(a @ w_out) + b_out
     grads.b_out[...] += rows(dy).sum(0)
-    dy = region.leave_backward(dy, "mlp output")             # g: identity backward
+    dy = region.leave_backward(dy, "mlp output")             # g, backward
     sink(grads.w_out, a, dy)
     dz = act_backward(linear(dy, p.w_out.T), act_cache)
     # forward: a = act(f(x) @ w_in + b_in)
-    sink(grads.w_in, region.again(kept, "mlp input"), dz)
+    sink(grads.w_in, region.enter_again(kept, "mlp input"), dz)
     grads.b_in[...] += rows(dz).sum(0)
-    return region.enter_backward(linear(dz, p.w_in.T), "mlp input")   # f: all-reduce backward
+    return region.enter_backward(linear(dz, p.w_in.T), "mlp input")   # f, backward

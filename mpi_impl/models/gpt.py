@@ -40,46 +40,6 @@ def gpt_backward(dy, p: GPT, cache, c, grads: GPT, sink, region):
     return dy
 
 
-def layers_backward(dy, blocks, kept, cache, c, grads: GPT, sink, region):
-    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx. For `blocks` see blocks_forward."""
-    layers, caches, x = kept
-    if caches is None:
-        caches = {}
-        for layer in layers[:-1]:
-            x, caches[layer] = forward_again(x, layer, next(blocks), cache, c, region)
-    for layer in reversed(layers):
-        block = next(blocks)
-        if layer not in caches:     # the last one's forward comes here, while its parameters are there for both
-            _, caches[layer] = forward_again(x, layer, block, cache, c, region)
-        with opened(grads.blocks[layer]) as dblock:
-            dy = block_backward(dy, block, caches[layer], c, dblock, sink, region)
-        sink.done(grads.blocks[layer])
-        del block, dblock
-    return dy
-
-
-def turns(kept):
-    """The order in which layers_backward needs the parameters of its layers."""
-    layers, caches, _ = kept
-    return [*(layers[:-1] if caches is None else []), *reversed(layers)]
-
-
-def forward_again(x, layer, block, cache, c, region):
-    """The same as in the forward, masks included. What it sends is a phase of its own in the ledger."""
-    with region.group.ledger.phase("recompute"):
-        return block_forward(x, block, c, cache.rotary, region, cache.dropout and cache.dropout.at(layer))
-
-
-def gpt_logits(x, p: GPT, c, region):
-    """Tokens [b, s], or the x of the stage before -> this rank's logits [b, s, V/t], or the x for the next stage."""
-    x, _ = hidden_forward(x, p, c, region, None, KEEP_ALL)
-    if not has_head(p, c):
-        return x
-    with opened(p.final_layernorm) as norm, opened(output_table(p)) as word:
-        normed, _ = layer_norm_forward(x, norm, c.layernorm_epsilon)
-        return logits_forward(normed, word, c.vocab_size, region)[0]
-
-
 def hidden_forward(x, p: GPT, c, region, dropout, recompute):
     """All of a stage but the head: -> x [b, s, h] and its caches."""
     embedding, kept = None, []
@@ -104,6 +64,34 @@ def blocks_forward(x, layers, blocks, c, rotary, region, dropout, selective=Fals
     return x, caches
 
 
+def layers_backward(dy, blocks, kept, cache, c, grads: GPT, sink, region):
+    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx. For `blocks` see blocks_forward."""
+    layers, caches, x = kept
+    if caches is None:
+        x, caches = forward_again(x, layers[:-1], blocks, cache, c, region)
+    for layer in reversed(layers):
+        block = next(blocks)
+        if layer not in caches:     # the last one's forward comes here, while its parameters are there for both
+            caches |= forward_again(x, [layer], iter([block]), cache, c, region)[1]
+        with opened(grads.blocks[layer]) as dblock:
+            dy = block_backward(dy, block, caches[layer], c, dblock, sink, region)
+        sink.done(grads.blocks[layer])
+        del block, dblock       # or their buffers would live until the next layer's are there
+    return dy
+
+
+def turns(kept):
+    """The order in which layers_backward needs the parameters of its layers."""
+    layers, caches, _ = kept
+    return [*(layers[:-1] if caches is None else []), *reversed(layers)]
+
+
+def forward_again(x, layers, blocks, cache, c, region):
+    """blocks_forward as it was, masks included. What it sends is a phase of its own in the ledger."""
+    with region.group.ledger.phase("recompute"):
+        return blocks_forward(x, layers, blocks, c, cache.rotary, region, cache.dropout)
+
+
 def head_forward(x, p: GPT, c, targets, region):
     """x [b, s, h], outside the regions -> loss [b, s], alike on all ranks."""
     with opened(p.final_layernorm) as norm, opened(output_table(p)) as word:
@@ -123,3 +111,13 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
         dx = layer_norm_backward(dnormed, norm, norm_cache, dnorm)
     sink.done(grads.final_layernorm, output_table(grads))
     return dx
+
+
+def gpt_logits(x, p: GPT, c, region):
+    """Tokens [b, s], or the x of the stage before -> this rank's logits [b, s, V/t], or the x for the next stage."""
+    x, _ = hidden_forward(x, p, c, region, None, KEEP_ALL)
+    if not has_head(p, c):
+        return x
+    with opened(p.final_layernorm) as norm, opened(output_table(p)) as word:
+        normed, _ = layer_norm_forward(x, norm, c.layernorm_epsilon)
+        return logits_forward(normed, word, c.vocab_size, region)[0]

@@ -1,7 +1,7 @@
 """Where a rank's own part of a flat buffer is: in a whole buffer, in a shard of its own, or in far memory.
 
 Who works on it (the optimizer, a sum over a few ranks) goes through it piece by piece, `buffer.load(piece)`, changes
-what it gets, and gives it back, `buffer.store(piece, values)`: where it was near already, neither moves anything.
+what it gets, and gives it back, `buffer.store(piece, values)`.
 """
 import os
 from tempfile import TemporaryFile
@@ -12,21 +12,24 @@ from mpi_impl.comm.group import like as moved_to
 from mpi_impl.comm.group import to_host
 from reference.layout import Piece
 
-ALL = slice(None)
 
-
-class Whole:
-    """A buffer of the layout's size."""
+class Buffer:
+    """Elements of a rank, near at hand: what is loaded is a view, and storing a view where it is moves nothing."""
 
     def __init__(self, flat):
         self.flat = flat
 
-    def load(self, piece: Piece, at: slice = ALL):
-        """A piece, or the elements `at` of it: a view."""
-        return self.flat[piece.whole][at]
+    def place(self, piece: Piece) -> slice:
+        """Where a piece lies."""
+        raise NotImplementedError
 
-    def store(self, piece: Piece, values, at: slice = ALL) -> None:
-        """The view has been changed itself."""
+    def load(self, piece: Piece):
+        """A piece's elements."""
+        return self.flat[self.place(piece)]
+
+    def store(self, piece: Piece, values) -> None:
+        """Give a piece these values. (NumPy skips the copy of a view to itself.)"""
+        self.flat[self.place(piece)] = values
 
     @property
     def near_bytes(self) -> int:
@@ -37,20 +40,18 @@ class Whole:
         return 0
 
 
-class Shard(Whole):
+class Whole(Buffer):
+    """A buffer of the layout's size."""
+
+    def place(self, piece: Piece) -> slice:
+        return piece.in_buffer
+
+
+class Shard(Buffer):
     """A buffer of the shard's size."""
 
-    def load(self, piece: Piece, at: slice = ALL):
-        """A view."""
-        return self.flat[piece.own][at]
-
-    def take(self, own: slice):
-        """Some elements of the shard."""
-        return self.flat[own]
-
-    def put(self, own: slice, values) -> None:
-        """Give some elements of the shard these values."""
-        self.flat[own] = values
+    def place(self, piece: Piece) -> slice:
+        return piece.in_shard
 
 
 class FarShard(Shard):
@@ -64,7 +65,7 @@ class FarShard(Shard):
         """`near` is an array of the library that computes. A file is made in the folder, without a name: it is gone
         when the rank is. Raises OSError if it cannot be made.
         """
-        self.near, self.moved = near, 0     # bytes, there and back
+        self.near = near
         if folder is None:
             super().__init__(np.zeros(size, dtype))
         else:
@@ -72,25 +73,12 @@ class FarShard(Shard):
             reserve(self.file.fileno(), size * np.dtype(dtype).itemsize)
             super().__init__(np.memmap(self.file, dtype, "r+", shape=(size,)) if size else np.zeros(0, dtype))
 
-    def load(self, piece: Piece, at: slice = ALL):
+    def load(self, piece: Piece):
         """A near copy."""
-        return self.fetched(super().load(piece, at))
+        return moved_to(np.array(super().load(piece)), self.near)
 
-    def store(self, piece: Piece, values, at: slice = ALL) -> None:
-        self.moved += values.nbytes
-        super().load(piece, at)[...] = to_host(values)
-
-    def take(self, own: slice):
-        """A near copy."""
-        return self.fetched(super().take(own))
-
-    def put(self, own: slice, values) -> None:
-        self.moved += values.nbytes
-        super().put(own, to_host(values))
-
-    def fetched(self, far):
-        self.moved += far.nbytes
-        return moved_to(np.array(far), self.near)
+    def store(self, piece: Piece, values) -> None:
+        super().store(piece, to_host(values))
 
     @property
     def near_bytes(self) -> int:

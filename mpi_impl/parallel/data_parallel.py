@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mpi_impl.comm.group import Group, Pending
-from mpi_impl.parallel.buffers import Whole
+from mpi_impl.parallel.buffers import Buffer, Whole
 from mpi_impl.parallel.units import Unit
 from reference.layout import Bucket, Layout, map_units
 from reference.params import leaves
@@ -32,7 +32,7 @@ class Gradients:
         self.allocate()
 
     def allocate(self) -> None:
-        self.own = Whole(np.zeros_like(self.like, shape=self.layout.size))
+        self.own: Buffer = Whole(np.zeros_like(self.like, shape=self.layout.size))
 
     def units(self, tensors):
         """A model's tree, with a unit in the place of each of its units, to add gradients to."""

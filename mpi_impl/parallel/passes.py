@@ -24,6 +24,8 @@ class ForwardPass:
         """
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.weight = microbatches, weight
+        self.dropouts: Sequence[Dropout | None] = [None] * len(microbatches)    # nothing is dropped,
+        self.recompute = Recompute("full")             # and no layer keeps what a backward would need
         self.loss = 0.0                                # the weighted sum, where the last stage is
         self.compute: dict[str, Callable] = {"F": self.forward}
 
@@ -31,16 +33,12 @@ class ForwardPass:
         """x [b, s, h] of the stage before -> x for the next; None of the last stage, which adds to the loss."""
         params, (tokens, targets) = self.params[action.stage], self.microbatches[action.microbatch]
         y, cache = gpt_forward(tokens if has_embedding(params) else x, params, self.model, targets, self.region,
-                               *self.training_only(action))
+                               self.dropouts[action.microbatch], self.recompute)
         self.keep(action, cache)
         if has_head(params, self.model):
             self.loss += y.sum(dtype=np.float64).item() * self.weight
             return None
         return y
-
-    def training_only(self, action: Action) -> tuple:
-        """In an evaluation nothing is dropped, and no layer keeps what a backward would need."""
-        return None, Recompute("full")
 
     def keep(self, action: Action, cache: GPTCache) -> None:
         """Nothing goes backward, so no cache is kept."""
@@ -60,9 +58,6 @@ class TrainingPass(ForwardPass):
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
         self.peak = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
-
-    def training_only(self, action: Action) -> tuple:
-        return self.dropouts[action.microbatch], self.recompute
 
     def keep(self, action: Action, cache: GPTCache) -> None:
         self.caches[action.stage, action.microbatch] = cache

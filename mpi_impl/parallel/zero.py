@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpi_impl.comm.group import Group, Pending
-from mpi_impl.parallel.buffers import Shard, Whole
+from mpi_impl.parallel.buffers import Buffer, Shard
 from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.units import Unit
 from reference.layout import Bucket, Layout, map_units
@@ -28,16 +28,16 @@ class ScatteredGradients(Gradients):
     """Stage 1: at the end of a step, each replica gets the sum of its own part only."""
 
     def begin(self, bucket: Bucket) -> Pending:
-        flat = self.own.flat
-        return self.group.post_reduce_scatter(flat[bucket.slice], flat[self.layout.own(bucket, self.group.rank)],
-                                              "gradients")
+        flat, own = self.own.flat, self.layout.own(bucket, self.group.rank)
+        return self.group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], "gradients")
 
 
 class ShardedGradients(Gradients):
     """Stages 2 and 3: each replica holds its own part only, and adds to it after every microbatch.
 
     A bucket is whole while a backward works on it, and gone once what is in it has been sent. (Where backward is split,
-    the next microbatch's I may come before this one's W: then it is sent with a part of the next one's, and stays.)
+    the next microbatch's I may come before this one's W. A bucket is then sent when as many contributions are in as one
+    microbatch makes, whosever they are, and stays while anyone works on it.)
     """
 
     def allocate(self) -> None:
@@ -46,25 +46,24 @@ class ShardedGradients(Gradients):
         self.users = Counter[Bucket]()       # of each: backwards that have begun, and not contributed
 
     def units(self, tensors):
-        return map_units(lambda name, below: WholeWhileUsed(name, below, self), tensors)
+        return map_units(lambda name, _: WholeWhileUsed(name, self), tensors)
 
-    def take(self, unit: str, tensors):
+    def take(self, unit: str):
         """A backward begins to work on a unit -> the views of its gradients."""
         bucket = self.layout.home[unit]
         if bucket not in self.whole:
             self.whole[bucket] = np.zeros_like(self.like, shape=bucket.size)
             self.whole_bytes = max(self.whole_bytes, sum(flat.nbytes for flat in self.whole.values()))
         self.users[bucket] += 1
-        return self.layout.views_of(tensors, self.whole[bucket], unit, bucket.start)
+        return self.layout.unit_views(unit, self.whole[bucket])
 
     def counted(self, bucket: Bucket) -> None:
-        """Complete are all contributions of a microbatch, or as many."""
+        """As many contributions as a microbatch makes are in: what they have added up is sent."""
         self.users[bucket] -= 1
         if self.missing[bucket] % self.expected[bucket] == 0:
-            flat, part = self.whole[bucket], np.empty_like(self.like, shape=bucket.size // self.layout.parts)
+            flat, own = self.whole[bucket], self.own.load(self.layout.own(bucket, self.group.rank))
             with self.group.ledger.phase("reduction"):
-                self.own.flat[self.layout.in_shard(bucket)] += self.group.post_reduce_scatter(
-                    flat, part, "gradients").wait()
+                own += self.group.post_reduce_scatter(flat, np.empty_like(own), "gradients").wait()
             flat[...] = 0
             if not self.users[bucket]:
                 del self.whole[bucket]
@@ -73,12 +72,14 @@ class ShardedGradients(Gradients):
 class WholeWhileUsed(Unit):
     """Gradients that are there from the beginning of a backward until its contribution."""
 
-    def __init__(self, name: str, tensors, gradients: ShardedGradients):
-        super().__init__(name, tensors)
-        self.gradients = gradients
+    def __init__(self, name: str, gradients: ShardedGradients):
+        self.name, self.gradients = name, gradients
 
     def take(self):
-        return self.gradients.take(self.name, self.tensors)
+        return self.gradients.take(self.name)
+
+
+GRADIENTS = (Gradients, ScatteredGradients, ShardedGradients, ShardedGradients)     # by stage
 
 
 # ---- parameters -----------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class WholeWhileUsed(Unit):
 class Parameters:
     """Stages 0 to 2: a rank's parameters, all of them."""
 
-    def __init__(self, layout: Layout, group: Group, own: Whole):
+    def __init__(self, layout: Layout, group: Group, own: Buffer):
         self.layout, self.group, self.own = layout, group, own
         self.whole_bytes = 0        # of units that are there for a while
 
@@ -102,9 +103,9 @@ class Parameters:
 
     def publish(self) -> None:
         """Every replica has moved its own parameters: now all get them all."""
-        flat, rank = self.own.flat, self.group.rank
-        begun = [self.group.post_all_gather(flat[self.layout.own(bucket, rank)], flat[bucket.slice], "parameters")
-                 for bucket in self.layout.buckets]
+        flat, owned = self.own.flat, [self.layout.own(bucket, self.group.rank) for bucket in self.layout.buckets]
+        begun = [self.group.post_all_gather(flat[piece.in_buffer], flat[piece.of.slice], "parameters")
+                 for piece in owned]
         for pending in begun:
             pending.wait()
 
@@ -116,21 +117,19 @@ class ShardedParameters(Parameters):
     def __init__(self, layout: Layout, group: Group, own: Shard, near):
         """What is gathered is of the kind of `near`."""
         super().__init__(layout, group, own)
-        self.own: Shard = own
-        self.near, self.whole = near, set[str]()     # and the units that are whole now
-        self.most_whole = 0                          # at once
+        self.near, self.whole = near, set[str]()    # and the units that are whole now
 
     def units(self, tensors):
-        return map_units(lambda name, below: GatheredUnit(name, below, self), tensors)
+        return map_units(lambda name, _: GatheredUnit(name, self), tensors)
 
     def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
         def draw(name, below):
             bucket = self.layout.home[name]
             flat = np.zeros_like(self.near, shape=bucket.size)
-            tree_map(assign, self.layout.views_of(below, flat, name, bucket.start),
+            tree_map(assign, self.layout.unit_views(name, flat),
                      initialize_shard(below, seed, flat.dtype, t, rank, flat, name))
-            n = bucket.size // self.layout.parts
-            self.own.put(self.layout.in_shard(bucket), flat[self.group.rank * n:(self.group.rank + 1) * n])
+            own = self.layout.own(bucket, self.group.rank)
+            self.own.store(own, flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start])
 
         map_units(draw, tensors)
 
@@ -141,19 +140,17 @@ class ShardedParameters(Parameters):
         """Begin to make a unit whole."""
         bucket = self.layout.home[unit]
         self.whole.add(unit)
-        self.most_whole = max(self.most_whole, len(self.whole))
         elements = sum(self.layout.home[name].size for name in self.whole)
         self.whole_bytes = max(self.whole_bytes, elements * self.near.itemsize)
         whole = np.empty_like(self.near, shape=bucket.size)
-        return self.group.post_all_gather(self.own.take(self.layout.in_shard(bucket)), whole, "parameters")
+        return self.group.post_all_gather(self.own.load(self.layout.own(bucket, self.group.rank)), whole, "parameters")
 
 
 class GatheredUnit(Unit):
     """Parameters that are whole from the moment when they are needed, or will be next, until they are not."""
 
-    def __init__(self, name: str, tensors, parameters: ShardedParameters):
-        super().__init__(name, tensors)
-        self.parameters = parameters
+    def __init__(self, name: str, parameters: ShardedParameters):
+        self.name, self.parameters = name, parameters
         self.pending: Pending | None = None
 
     def fetch(self) -> None:
@@ -162,8 +159,7 @@ class GatheredUnit(Unit):
 
     def take(self):
         assert self.pending is not None, "a unit is fetched before it is taken"
-        layout = self.parameters.layout
-        return layout.views_of(self.tensors, self.pending.wait(), self.name, layout.home[self.name].start)
+        return self.parameters.layout.unit_views(self.name, self.pending.wait())
 
     def free(self) -> None:
         self.pending = None

@@ -195,8 +195,20 @@ def optimizer_config(args) -> OptimizerConfig:
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="pretrain_gpt",
                        description="Train a GPT on text with tensor, pipeline and data parallelism.")
+    for title, add_options in (("model", model_options),
+                               ("parallelism", parallelism_options),
+                               ("memory", memory_options),
+                               ("training", training_options),
+                               ("data", data_options),
+                               ("what to report", report_options)):
+        add_options(p.add_argument_group(title))
+    for feature, names in NOT_YET.items():
+        for name in names.split():
+            p.add_argument(f"--{name}", nargs="*", action=Refused, const=feature, help=argparse.SUPPRESS)
+    return p
 
-    g = p.add_argument_group("model")
+
+def model_options(g) -> None:
     g.add_argument("--num-layers", type=int, default=4, metavar="L")
     g.add_argument("--hidden-size", type=int, default=256, metavar="H")
     g.add_argument("--num-attention-heads", type=int, default=8, metavar="A")
@@ -213,7 +225,8 @@ def parser() -> ArgumentParser:
     g.add_argument("--attention-dropout", type=float, default=0.1,
                    help="share that training drops of attention's probabilities")
 
-    g = p.add_argument_group("parallelism")
+
+def parallelism_options(g) -> None:
     g.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="T",
                    help="ranks that share each layer; data parallelism takes the rest of the world")
     g.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="P",
@@ -227,14 +240,11 @@ def parser() -> ArgumentParser:
                    help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
     g.add_argument("--ddp-bucket-size", type=int, default=1 << 20, metavar="N",
                    help="elements of gradients that are summed over the replicas in one go")
-    g.add_argument("--sequence-parallel", action="store_true",
-                   help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
-    g.add_argument("--keep-gathered-inputs", action="store_true",
-                   help="with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
     g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
                    help="end the run when a rank has waited so long for another (for --verify, too)")
 
-    g = p.add_argument_group("memory")
+
+def memory_options(g) -> None:
     g.add_argument("--zero-stage", type=int, metavar="N",
                    help="what the replicas share out, rather than each keep all: optimizer states (1), gradients, too "
                         "(2), parameters, too (3); default: 0, nothing")
@@ -243,6 +253,10 @@ def parser() -> ArgumentParser:
                    help="keep a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, in host "
                         "memory that it does not compute in")
     g.add_argument("--offload-folder", metavar="DIR", help="or keep them in files in this folder")
+    g.add_argument("--sequence-parallel", action="store_true",
+                   help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
+    g.add_argument("--keep-gathered-inputs", action="store_true",
+                   help="with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
     g.add_argument("--recompute-granularity", choices=("full", "selective"),
                    help="of activations, keep only each layer's input (full), or all but attention's core (selective), "
                         "and compute the rest again in the backward")
@@ -252,7 +266,8 @@ def parser() -> ArgumentParser:
                    help="of full: in groups of N layers (uniform, the default), or N layers of each stage (block)")
     g.add_argument("--recompute-num-layers", type=int, metavar="N", help="default: 1")
 
-    g = p.add_argument_group("training")
+
+def training_options(g) -> None:
     g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")
     g.add_argument("--global-batch-size", type=int, metavar="B",
                    help="default: --micro-batch-size x data-parallel size; more means gradient accumulation")
@@ -272,7 +287,8 @@ def parser() -> ArgumentParser:
     g.add_argument("--seed", type=int, default=1234)
     g.add_argument("--dtype", choices=("float32", "float64"), default="float32")
 
-    g = p.add_argument_group("data")
+
+def data_options(g) -> None:
     g.add_argument("--data-path", metavar="PATH", help="a text file, a folder, JSON lines, or the prefix of a Megatron "
                    ".bin/.idx pair; default: the source of Python's own standard library")
     g.add_argument("--split", default="969,30,1", help="proportions of training, validation and test")
@@ -283,7 +299,8 @@ def parser() -> ArgumentParser:
     g.add_argument("--merge-file", metavar="F", help="GPT-2's merges.txt")
     g.add_argument("--data-cache-path", metavar="DIR", help="default: ~/.cache/shardlab")
 
-    g = p.add_argument_group("what to report")
+
+def report_options(g) -> None:
     g.add_argument("--log-interval", type=int, default=10)
     g.add_argument("--eval-interval", type=int, default=100)
     g.add_argument("--eval-iters", type=int, default=10, help="global batches in an evaluation; 0: none")
@@ -296,11 +313,6 @@ def parser() -> ArgumentParser:
     g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
                    help="virtual: as if every rank had a device of its own, however many cores there are")
     g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")
-
-    for feature, names in NOT_YET.items():
-        for name in names.split():
-            p.add_argument(f"--{name}", nargs="*", action=Refused, const=feature, help=argparse.SUPPRESS)
-    return p
 
 
 class Refused(argparse.Action):

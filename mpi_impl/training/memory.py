@@ -75,7 +75,7 @@ def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
 
 def expected(trainer: Trainer, b: int, s: int, m: int) -> Expected:
     parallel, itemsize = trainer.topology.config, trainer.near.itemsize
-    states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *gradient_k_parameter(itemsize))
+    states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *bytes_each(itemsize))
     parameters, gradients, optimizer = map(round, states)
     far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
     far_optimizer = optimizer if parallel.cpu_offload else 0
@@ -86,9 +86,9 @@ def expected(trainer: Trainer, b: int, s: int, m: int) -> Expected:
                     gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak)
 
 
-def gradient_k_parameter(itemsize: int) -> tuple[int, int, int]:
-    """Of a run in one dtype, in the order of `model_states`: a gradient, two moments, and a parameter."""
-    return itemsize, 2 * itemsize, itemsize
+def bytes_each(itemsize: int) -> tuple[int, int, int]:
+    """w, g and K of a run in one dtype: a parameter, a gradient, two moments."""
+    return itemsize, itemsize, 2 * itemsize
 
 
 def gathered(trainer: Trainer) -> int:
@@ -183,10 +183,10 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, w: int) -> str:
     """All stages of ZeRO, in this run's bytes and in the papers'."""
-    sizes, n = ((w, w, 2 * w), *MIXED), parallel.data_parallel_size
+    sizes, n = (bytes_each(w), *MIXED), parallel.data_parallel_size
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
-        found = [sum(model_states(one.psi + one.padding, n, stage, g, k, a)) for a, g, k in sizes]
+        found = [sum(model_states(one.psi + one.padding, n, stage, *each)) for each in sizes]
         held = f"{sum(one.held[:4]):,}" if stage == parallel.zero_stage else ""      # far memory included
         rows.append([str(stage), formula, *(f"{value:,.0f}" for value in found), held])
     return aligned(rows, left=(0, 1))

@@ -4,8 +4,8 @@ import numpy as np
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.gpt import gpt_logits
 from mpi_impl.training.trainer import Trainer
-from reference.actions import Action
 from reference import counter_rng
+from reference.actions import Action
 from reference.models.gpt import has_embedding, has_head
 from reference.ops import softmax
 

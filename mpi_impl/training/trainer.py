@@ -8,12 +8,11 @@ from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
 from mpi_impl.files import writing
-from mpi_impl.parallel.buffers import FarShard, Shard, Whole
-from mpi_impl.parallel.data_parallel import Gradients
+from mpi_impl.parallel.buffers import Buffer, FarShard, Shard, Whole
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.parallel.zero import Parameters, ScatteredGradients, ShardedGradients, ShardedParameters
+from mpi_impl.parallel.zero import GRADIENTS, Parameters, ShardedParameters
 from mpi_impl.training.optimizer import Adam, counted_pieces
 from reference.config import ModelConfig
 from reference.data_parallel import samples_of
@@ -57,29 +56,31 @@ class Trainer:
         self.model, self.topology, self.ledger, self.seed = model, topology, topology.world.ledger, seed
         self.near, self.far_folder = np.empty_like(like, shape=0, dtype=dtype), far_folder
         self.region = region_of(topology.tensor, topology.config)
-        self.stages_of_ranks, t = stages_of_ranks(model, topology.config), topology.tensor.size
-        self.stages, last = self.stages_of_ranks[topology.place.pipeline], model.num_layers - 1
+        # Which layers are here, as which stages.
+        self.stages_of_ranks, last = stages_of_ranks(model, topology.config), model.num_layers - 1
+        self.stages = self.stages_of_ranks[topology.place.pipeline]
         self.last_rank = next(r for r, held in enumerate(self.stages_of_ranks) if last in layers_of_rank(held))
         tensors = gpt_tensors(model, layers_of_rank(self.stages))
-        self.layout = layout_of(tensors, topology.config)
         self.tie_word_table(tensors)
+        # What this rank holds of them, and what it owns of that.
+        self.layout = layout_of(tensors, topology.config)
+        self.pieces = self.layout.pieces(topology.data.rank % topology.config.shards)
         self.parameters = self.make_parameters()
-        self.parameters.initialize(tensors, seed, t, topology.tensor.rank)
-        gradients = (Gradients, ScatteredGradients, ShardedGradients, ShardedGradients)[topology.config.zero_stage]
-        self.gradients = gradients(self.layout, topology.data, self.contributions, self.near)
+        self.parameters.initialize(tensors, seed, topology.tensor.size, topology.tensor.rank)
+        make_gradients = GRADIENTS[topology.config.zero_stage]
+        self.gradients = make_gradients(self.layout, topology.data, self.contributions, self.near)
+        self.optimizer = Adam(self.pieces, self.parameters.own, (self.own_shard(), self.own_shard()), optimizer,
+                              counted_pieces(self.pieces, topology.tensor.rank, self.counted_elsewhere))
+        # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
             {stage: gpt_stage(units, layers) for stage, layers in self.stages.items()}
             for units in (self.parameters.units(tensors), self.gradients.units(tensors)))
-        self.pieces = self.layout.pieces(topology.data.rank % topology.config.shards)
-        self.optimizer = Adam(self.pieces, self.parameters.own, (self.own_shard(), self.own_shard()), optimizer,
-                              counted_pieces(self.pieces, topology.tensor.rank, self.counted_elsewhere))
-        # The ranks that own one model between them: a replica's, or with ZeRO all.
-        self.owners = topology.world if topology.config.zero_stage else topology.model
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
-        self.peak_caches = 0                        # the most that this rank held at once in the last step
+        self.peak_caches = 0                            # the most that this rank held at once in the last step
         self.measured, self.peak_activations = False, 0     # in bytes, in the last step that was to be measured
 
     def make_parameters(self) -> Parameters:
+        """A buffer of them all, or with ZeRO-3 of what this rank owns. No values yet."""
         if self.topology.config.zero_stage == 3:
             return ShardedParameters(self.layout, self.topology.data, self.own_shard(), self.near)
         return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(self.near, shape=self.layout.size)))
@@ -119,8 +120,10 @@ class Trainer:
             self.sum_copies()
             loss = self.whole_loss(work.loss)
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
-            norm, rate = self.optimizer.step(self.gradients.own, self.owners)
-            if self.topology.config.zero_stage:
+            zero = self.topology.config.zero_stage > 0
+            owners = self.topology.world if zero else self.topology.model      # of the whole model between them
+            norm, rate = self.optimizer.step(self.gradients.own, owners)
+            if zero:
                 self.parameters.publish()
         return StepResult(loss, norm, rate)
 
@@ -138,18 +141,18 @@ class Trainer:
         """
         if self.embedding_group:
             self.sum_pieces(self.embedding_group, "tied embedding",
-                            [piece for piece in self.pieces if piece.segment.name == "embedding.word"])
+                            [piece for piece in self.pieces if piece.of.name == "embedding.word"])
         if self.topology.config.sequence_parallel:
             self.sum_pieces(self.topology.tensor, "replicated gradients",
-                            [piece for piece in self.pieces if piece.segment.tensor.split is None])
+                            [piece for piece in self.pieces if piece.of.tensor.split is None])
 
     def sum_pieces(self, group: Group, reason: str, pieces: list[Piece]) -> None:
         """All in one call. The group's ranks own the same part of these tensors, which may be none."""
         if pieces:
             total = group.all_reduce(np.concatenate([self.gradients.own.load(piece) for piece in pieces]), reason)
-            ends = np.cumsum([piece.own.stop - piece.own.start for piece in pieces]).tolist()
+            ends = np.cumsum([piece.size for piece in pieces]).tolist()
             for piece, part in zip(pieces, np.split(total, ends[:-1]), strict=True):
-                self.gradients.own.load(piece)[...] = part
+                self.gradients.own.store(piece, part)
 
     def evaluate(self, microbatches: Sequence, global_batch_size: int) -> float:
         """The mean loss over a global batch of which this replica has these microbatches; nothing is learned."""
@@ -176,13 +179,13 @@ class Trainer:
     def shape(self, microbatches: Sequence) -> tuple[int, int, int]:
         """[b, s, h] of what goes from stage to stage, or [b, s/t, h] where the sequence is cut."""
         b, s = microbatches[0][0].shape
-        return b, s // (self.region.size if self.topology.config.sequence_parallel else 1), self.model.hidden_size
+        return b, s // self.topology.config.sequence_shards, self.model.hidden_size
 
-    def whole(self, buffer: Whole):
+    def whole(self, buffer: Buffer):
         """The flat buffer [layout.size], like a NumPy array, of which the replicas own parts; called by all of them."""
         flat = np.zeros_like(self.near, shape=self.layout.size)
         for piece in self.pieces:
-            flat[piece.whole] = buffer.load(piece)
+            flat[piece.in_buffer] = buffer.load(piece)
         return self.topology.data.all_reduce(flat, "all parts") if self.topology.config.shards > 1 else flat
 
     def held(self) -> Held:

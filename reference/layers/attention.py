@@ -111,8 +111,8 @@ def sharded_attention_backward(dys, shards, cache, region):
     kept, caches = cache
     db_outs = [rows(dy).sum(0) for dy in dys]                            # forward: y = g(...) + b_out
     partial, grads = [], []
-    for dy, p, x, cache, db_out in zip(region.leave_backward(dys), shards, region.again(kept), caches, db_outs):
-        dx, grad = attention_backward(dy, p, cache._replace(x=x))
+    for dy, p, x, one, db_out in zip(region.leave_backward(dys), shards, region.enter_again(kept), caches, db_outs):
+        dx, grad = attention_backward(dy, p, one._replace(x=x))
         partial.append(dx)
         grads.append(replace(grad, b_out=db_out))
     return region.enter_backward(partial), grads

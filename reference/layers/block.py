@@ -62,11 +62,12 @@ def block_forward(x, p, c, rotary, dropout=None, selective=False):
 
 def block_backward(dy, p, cache, c):
     """dy [b, s, h] -> dx [b, s, h] and the gradients, as a Block. A residual passes dy on, and a branch adds to it."""
-    dnormed, mlp = mlp_backward(ops.dropout_backward(dy, cache.mlp_mask), p.mlp, cache.mlp, c.activation)
+    masked = ops.dropout_backward(dy, cache.mlp_mask)
+    dnormed, mlp = mlp_backward(masked, p.mlp, cache.mlp, c.activation)
     dx, norm_2 = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm)
     dy = dy + dx
-    dnormed, attention = attention_backward(ops.dropout_backward(dy, cache.attention_mask), p.attention,
-                                            cache.attention)
+    masked = ops.dropout_backward(dy, cache.attention_mask)
+    dnormed, attention = attention_backward(masked, p.attention, cache.attention)
     dx, norm_1 = layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm)
     return dy + dx, Block(norm_1, attention, norm_2, mlp)
 

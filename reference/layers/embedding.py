@@ -127,7 +127,7 @@ def sharded_logits_forward(xs, words, vocab_size, region):
 
 def sharded_logits_backward(dlogits, words, kept, region):
     """Each rank's dlogits [b, s, V/t] -> its dx [b, s, h], as it is outside the region, and its dword [V/t, h]."""
-    partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, region.again(kept))])
+    partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, region.enter_again(kept))])
     return region.enter_backward(partial), list(dwords)
 
 

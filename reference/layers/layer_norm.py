@@ -1,4 +1,4 @@
-"""Layer normalisation. Under tensor parallelism it is replicated: every rank normalises all of x, alike."""
+"""Layer normalisation. Its tensors are on every rank; each normalises what it holds outside the regions."""
 from dataclasses import dataclass
 from typing import Any
 

@@ -57,7 +57,7 @@ def sharded_column_parallel_backward(dys, shards, kept, gather_output, region):
     if gather_output:
         # What follows a gathered y is computed alike by all, so each rank's own columns of dy are already complete.
         dys = [np.split(dy, len(dys), -1)[rank] for rank, dy in enumerate(dys)]
-    pairs = [linear_backward(dy, p, x) for dy, p, x in zip(dys, shards, region.again(kept))]
+    pairs = [linear_backward(dy, p, x) for dy, p, x in zip(dys, shards, region.enter_again(kept))]
     partial, grads = zip(*pairs)
     return region.enter_backward(partial), list(grads)
 

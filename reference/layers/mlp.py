@@ -66,8 +66,8 @@ def sharded_mlp_backward(dys, shards, cache, activation, region):
     kept, caches = cache
     db_outs = [rows(dy).sum(0) for dy in dys]            # forward: y = g(a @ w_out) + b_out
     partial, grads = [], []
-    for dy, p, x, cache, db_out in zip(region.leave_backward(dys), shards, region.again(kept), caches, db_outs):
-        dx, grad = mlp_backward(dy, p, (x, *cache), activation)
+    for dy, p, x, one, db_out in zip(region.leave_backward(dys), shards, region.enter_again(kept), caches, db_outs):
+        dx, grad = mlp_backward(dy, p, (x, *one), activation)
         partial.append(dx)
         grads.append(replace(grad, b_out=db_out))
     return region.enter_backward(partial), grads

@@ -107,26 +107,6 @@ def gpt_backward(dy, p, cache, c):
     return dy, GPT(Embedding(dword, dposition), {layer: blocks[layer] for layer in p.blocks}, final_layernorm, doutput)
 
 
-def layers_backward(dy, p, kept, cache, c):
-    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx, and gradients by layer."""
-    layers, caches, x = kept
-    if caches is None:
-        _, caches = blocks_forward(x, layers, p, c, cache.rotary, cache.dropout)
-    grads = {}
-    for layer in reversed(layers):
-        dy, grads[layer] = block_backward(dy, p.blocks[layer], caches[layer], c)
-    return dy, grads
-
-
-def gpt_logits(x, p, c):
-    """Tokens [b, s], or the x of the stage before -> logits [b, s, V], or the x for the next stage: for sampling."""
-    x, _ = hidden_forward(x, p, c, None, KEEP_ALL)
-    if not has_head(p, c):
-        return x
-    normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
-    return logits_forward(normed, output_table(p), c.vocab_size)[0]
-
-
 def hidden_forward(x, p, c, dropout, recompute):
     """All of a stage but the head: -> x [b, s, h] and its caches."""
     embedding, kept = None, []
@@ -148,6 +128,17 @@ def blocks_forward(x, layers, p, c, rotary, dropout, selective=False):
     return x, caches
 
 
+def layers_backward(dy, p, kept, cache, c):
+    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx, and gradients by layer."""
+    layers, caches, x = kept
+    if caches is None:
+        _, caches = blocks_forward(x, layers, p, c, cache.rotary, cache.dropout)
+    grads = {}
+    for layer in reversed(layers):
+        dy, grads[layer] = block_backward(dy, p.blocks[layer], caches[layer], c)
+    return dy, grads
+
+
 def head_forward(x, p, c, targets):
     """x [b, s, h] -> loss [b, s]."""
     normed, norm = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
@@ -163,6 +154,15 @@ def head_backward(dloss, p, cache):
     dnormed, dtable = logits_backward(dlogits, output_table(p), logits_cache)
     dx, final_layernorm = layer_norm_backward(dnormed, p.final_layernorm, norm)
     return dx, final_layernorm, dtable
+
+
+def gpt_logits(x, p, c):
+    """Tokens [b, s], or the x of the stage before -> logits [b, s, V], or the x for the next stage: for sampling."""
+    x, _ = hidden_forward(x, p, c, None, KEEP_ALL)
+    if not has_head(p, c):
+        return x
+    normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
+    return logits_forward(normed, output_table(p), c.vocab_size)[0]
 
 
 def has_embedding(p):

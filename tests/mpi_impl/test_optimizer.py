@@ -37,10 +37,12 @@ def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
     layout = Layout(gpt_tensors(case.model), 1, bucket_size, parts)
     with mock.patch.object(optimizer, "TILE", tile):
         for rank in range(parts):
-            seen = [(piece.segment.name, i) for piece, at in tiles(layout.pieces(rank))
-                    for i in range(piece.whole.start, piece.whole.stop)[at]]
-            assert seen == [(piece.segment.name, i) for piece in layout.pieces(rank)
-                            for i in range(piece.whole.start, piece.whole.stop)]
+            found = list(tiles(layout.pieces(rank)))
+            assert all(0 < piece.size <= tile for piece in found)
+            seen = [(piece.of.name, i) for piece in found
+                    for i in range(piece.in_buffer.start, piece.in_buffer.stop)]
+            assert seen == [(piece.of.name, i) for piece in layout.pieces(rank)
+                            for i in range(piece.in_buffer.start, piece.in_buffer.stop)]
 
 
 @pytest.mark.parametrize("kind", ["whole", "near shards", "far shards"])
@@ -59,9 +61,9 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
     for step in (1, 2, 3):
         whole = case.array(f"gradient {step}", layout.size)
         for piece in pieces:
-            grads.load(piece)[...] = whole[piece.whole]
+            grads.load(piece)[...] = whole[piece.in_buffer]
         mine, squares = (sum(float(np.vdot(whole[at], whole[at])) for at in slices) for slices in (
-            [piece.whole for piece in pieces], [segment.slice for segment in layout.segments]))
+            [piece.in_buffer for piece in pieces], [segment.slice for segment in layout.segments]))
         everyone: Any = Alone(squares - mine)
         with mock.patch.object(optimizer, "TILE", tile):
             norm, rate = adam.step(grads, everyone)
@@ -73,7 +75,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
                         segment.tensor.decay, config)
         for piece in pieces:
             for buffer, flat in zip((params, m, v), expected):
-                assert (buffer.load(piece) == flat[piece.whole]).all()
+                assert (buffer.load(piece) == flat[piece.in_buffer]).all()
 
 
 def make(kind, layout):
@@ -90,7 +92,7 @@ def test_every_element_counts_once(case, parts, bucket_size, elsewhere):
     for tensor_rank in range(case.t):
         for rank in range(parts):
             for piece in counted_pieces(layout.pieces(rank), tensor_rank, elsewhere):
-                counted[piece.segment.name] += piece.own.stop - piece.own.start
+                counted[piece.of.name] += piece.size
     for name, tensor in leaves(tensors):
         size = int(np.prod(tensor.local_shape(case.t))) * (1 if tensor.split is None else case.t)
         assert counted[name] == (0 if name == elsewhere else size)

@@ -78,10 +78,10 @@ def test_the_smallest_buckets_are_the_units(layout):
 def test_shards_are_the_buffer_dealt_out(layout, seed):
     """Part i of each bucket is rank i's; side by side, the parts of all ranks are the bucket."""
     flat, ranks = np.random.default_rng(seed).normal(size=layout.size), range(layout.parts)
-    shards = [np.concatenate([flat[layout.own(bucket, rank)] for bucket in layout.buckets]) for rank in ranks]
+    shards = [np.concatenate([flat[layout.own(bucket, rank).in_buffer] for bucket in layout.buckets]) for rank in ranks]
     assert all(len(shard) == layout.shard_size for shard in shards)
     for bucket in layout.buckets:
-        assert (np.concatenate([shard[layout.in_shard(bucket)] for shard in shards]) == flat[bucket.slice]).all()
+        assert (np.concatenate([shard[layout.own(bucket, 0).in_shard] for shard in shards]) == flat[bucket.slice]).all()
 
 
 @given(layouts())
@@ -89,13 +89,13 @@ def test_pieces_are_what_a_shard_owns_of_each_tensor(layout):
     """In the order of the shard; every element of a tensor in one piece of one rank, and padding in none."""
     flat, dealt = np.arange(layout.size), np.zeros(layout.size)
     for rank in range(layout.parts):
-        shard = np.concatenate([flat[layout.own(bucket, rank)] for bucket in layout.buckets])
+        shard = np.concatenate([flat[layout.own(bucket, rank).in_buffer] for bucket in layout.buckets])
         pieces = layout.pieces(rank)
         for segment, whole, own in pieces:
             assert segment.slice.start <= whole.start < whole.stop <= segment.slice.stop
             assert (shard[own] == flat[whole]).all()
             dealt[whole] += 1
-        assert all(one.own.stop <= other.own.start for one, other in zip(pieces, pieces[1:]))
+        assert all(one.in_shard.stop <= other.in_shard.start for one, other in zip(pieces, pieces[1:]))
     expected = np.zeros(layout.size)
     tree_map(lambda view: view.fill(1), layout.views(expected))
     assert (dealt == expected).all()
@@ -133,8 +133,8 @@ def test_two_copies_of_a_tied_table_are_cut_alike(case, size, parts):
     owned = []
     for layers in (range(1), range(1, 2)):
         layout = Layout(gpt_tensors(case.model, layers), case.t, size, parts)
-        owned.append([[(piece.whole.start - piece.segment.offset, piece.whole.stop - piece.segment.offset)
-                       for piece in layout.pieces(rank) if piece.segment.name == ALONE] for rank in range(parts)])
+        owned.append([[(piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
+                       for piece in layout.pieces(rank) if piece.of.name == ALONE] for rank in range(parts)])
     assert owned[0] == owned[1]
 
 

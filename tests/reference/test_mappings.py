@@ -67,7 +67,7 @@ def test_the_backward_finds_what_had_entered(region, t, n, seed):
     x = outside(region, t, n, seed)
     entered = region.enter(x)
     kept = region.keep(x, entered)
-    alike(region.again(kept), entered)
+    alike(region.enter_again(kept), entered)
     lean = region is not TENSOR_PARALLEL and not region.keep_gathered_inputs
     assert [y.size for y in kept] == [y.size // (t if lean else 1) for y in entered]
 

@@ -39,14 +39,14 @@ def test_table_1_of_zero(n, printed):
 def test_stages_cut_more_and_more(psi, n, g, k):
     """(2 + g + K) psi, (2 + g) psi + K psi/N, 2 psi + (g + K) psi/N, (2 + g + K) psi/N."""
     published = [(2 + g + k) * psi, (2 + g) * psi + k * psi / n, 2 * psi + (g + k) * psi / n, (2 + g + k) * psi / n]
-    assert [sum(model_states(psi, n, stage, g, k)) for stage in range(4)] == pytest.approx(published)
+    assert [sum(model_states(psi, n, stage, g=g, k=k)) for stage in range(4)] == pytest.approx(published)
 
 
 @given(psi=st.integers(1, 10**9), n=st.integers(1, 64), stage=st.integers(0, 3), w=st.sampled_from([4, 8]))
 def test_one_dtype_for_all(psi, n, stage, w):
     """16 bytes a parameter in float32, as many as in mixed precision; 32 in float64. Nothing but bytes changes."""
-    ours, papers = model_states(psi, n, stage, w, 2 * w, w), model_states(psi, n, stage)
-    assert sum(model_states(psi, n, 0, w, 2 * w, w)) == 4 * w * psi
+    ours, papers = model_states(psi, n, stage, w, w, 2 * w), model_states(psi, n, stage)
+    assert sum(model_states(psi, n, 0, w, w, 2 * w)) == 4 * w * psi
     assert ours == pytest.approx((papers.parameters * w / 2, papers.gradients * w / 2, papers.optimizer * w / 6))
 
 

@@ -44,7 +44,7 @@ def flats(trainer: ZeroTrainer):
     layout, flat = trainer.layout, np.full(trainer.layout.size, np.nan)
     for rank in trainer.ranks:
         for bucket in layout.buckets:
-            flat[layout.own(bucket, rank.part)] = rank.params[layout.in_shard(bucket)]
+            flat[layout.own(bucket, rank.part).in_buffer] = rank.params[layout.own(bucket, rank.part).in_shard]
     return [flat]
 
 
@@ -91,7 +91,7 @@ def test_ranks_hold_what_the_paper_says(case, d, stage, bucket_size, dtype):
     held = trainer.bytes_held()
     assert len(held) == d and all(sum(states) == published[stage] for states in held)
     if dtype == np.float16:
-        assert held == [model_states(psi, d, stage, gradient_bytes=2, k=4)] * d
+        assert held == [model_states(psi, d, stage, g=2, k=4)] * d
     assert padding_of(trainer).sum() <= (N - 1) * len(trainer.layout.buckets)
 
 
@@ -159,10 +159,10 @@ BUGS = {
     "a microbatch's gradients forget those before": (2, "rank.grads[at] += flat", "rank.grads[at] = flat"),
     "a step's gradients still there in the next": (3, "rank.grads[...] = 0", "pass"),
     "the wrong part moved": (1, "in self.layout.pieces(rank.part)", "in self.layout.pieces((rank.part + 1) % self.d)"),
-    "sums kept in the wrong part": (1, "rank.grads[self.layout.own(bucket, rank.part)]",
-                                    "rank.grads[self.layout.own(bucket, 0)]"),
-    "the wrong part gathered": (2, "rank.params[self.layout.own(bucket, rank.part)]",
-                                "rank.params[self.layout.own(bucket, 0)]"),
+    "sums kept in the wrong part": (1, "rank.grads[self.layout.own(bucket, rank.part).in_buffer]",
+                                    "rank.grads[self.layout.own(bucket, 0).in_buffer]"),
+    "the wrong part gathered": (2, "rank.params[self.layout.own(bucket, rank.part).in_buffer]",
+                                "rank.params[self.layout.own(bucket, 0).in_buffer]"),
     "the norm of one shard": (2, "sqrt(all_reduce(squares)[0] if self.stage else squares[0])", "sqrt(squares[0])"),
     "whole gradients counted d times": (0, " if self.stage else squares[0]", ""),
     "a tied table's gradient as a lookup only": (3, "[x + y for x, y in zip(words, tables)]", "words"),
@@ -179,7 +179,7 @@ def test_bugs_are_caught(stage, right, wrong):
 
 
 def test_a_unit_that_is_not_freed_is_caught():
-    right = "        return [self.views(unit, flat) for flat in flats]"
+    right = "        return [self.layout.unit_views(unit, flat) for flat in flats]"
     kept = "        self.kept = [*getattr(self, 'kept', ()), flats]\n" + right
     with planted("reference.zero", right, kept), pytest.raises(AssertionError):
         test_stage_3_never_has_more_whole_than_it_uses.hypothesis.inner_test(CASE, 2, 1)
