@@ -168,28 +168,35 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
     """
     if p.zero_stage != 3:
         return []
-    parts = [unit_sizes(c, p, layout, list(stages.values())) for layout, stages in zip(layouts, stages_of_ranks(c, p))]
-    sizes = {part: [size for one in parts for size in one[part]] for part in ("embedding", "blocks", "head", "twice")}
-    forward = sizes["embedding"] + sizes["blocks"] + sizes["head"]
-    backward = sizes["blocks"] + sizes["head"] + sizes["twice"]
-    return [Traffic("all_gather", "data", phase, "parameters", times * len(units), times * sum(units), formula)
-            for phase, times, units, formula in (
-                ("forward", m, forward, "parameters of the ranks"),
-                ("backward", m, backward, "without the embedding's, some layers twice" if sizes["twice"] else
-                 "the same without the embedding's"),
-                ("evaluation", e, forward, "parameters of the ranks"))]
+    found: dict[str, list[int]] = {"forward": [], "backward": [], "recompute": []}
+    for layout, stages in zip(layouts, stages_of_ranks(c, p)):
+        for units in (edge_units(c, layout), *(block_units(p.recompute.groups(held)) for held in stages.values())):
+            for phase, names in units.items():
+                found[phase] += [layout.home[name].size for name in names if name in layout.home]
+    return [Traffic("all_gather", "data", phase, "parameters", times * len(found[of]), times * sum(found[of]), formula)
+            for phase, of, times, formula in (
+                ("forward", "forward", m, "parameters of the ranks"),
+                ("backward", "backward", m, "the same without the embedding's"),
+                ("recompute", "recompute", m, "of layers recomputed in groups"),
+                ("evaluation", "forward", e, "parameters of the ranks"))]
 
 
-def unit_sizes(c: ModelConfig, p: ParallelConfig, layout: Layout, stages: list[range]) -> dict[str, list[int]]:
-    """Of a rank, by their use: the elements of each unit that is gathered."""
-    tensors, size = layout.tensors, {unit: bucket.size for unit, bucket in layout.home.items()}
-    groups = [group for held in stages for group, again in p.recompute.groups(held) if again]
+def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
+    """What is gathered for a rank's embedding and head, if it has them."""
+    tensors = layout.tensors
     embedding = ["embedding.word", "embedding.position"] if has_embedding(tensors) else []
     head = ["final_layernorm", "output" if tensors.output else "embedding.word"] if has_head(tensors, c) else []
-    return {"embedding": [size[unit] for unit in embedding if unit in size],
-            "head": [size[unit] for unit in head],
-            "blocks": [size[f"blocks.{layer}"] for layer in tensors.blocks],
-            "twice": [size[f"blocks.{layer}"] for group in groups for layer in group[:-1]]}
+    return {"forward": embedding + head, "backward": head}
+
+
+def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
+    """What is gathered for a stage's layers, by the phase in which it begins: when the one before it has its turn."""
+    turns = [turn for group, again in reversed(groups) for turn in (
+        *((layer, "recompute") for layer in group[:-1] if again), *((layer, "backward") for layer in reversed(group)))]
+    begun = [turns[0][1], *(phase for _, phase in turns)]
+    return {"forward": [f"blocks.{layer}" for group, _ in groups for layer in group]} | {
+        phase: [f"blocks.{layer}" for (layer, _), then in zip(turns, begun) if then == phase]
+        for phase in ("backward", "recompute")}
 
 
 def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int, replica: int) -> list[Traffic]:
