@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, ring_bytes, wire_bytes
+from mpi_impl.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.stages import layouts_of_ranks
@@ -38,46 +39,50 @@ def table(lines: list[Line]) -> str:
              f"{wire_bytes(e, total):,}", f"{ring_bytes(e, total):,.0f}",
              f"{p.elements:,}" if p else "", ("= " if line.as_predicted else "NOT ") + p.formula if p else "")
             for line in lines for e, total, p in [line]]
-    widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
-    numbers = range(4, 9)
-    return "\n".join("  ".join(cell.rjust(w) if i in numbers else cell.ljust(w)
-                               for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-                     for row in [head, *body])
+    return aligned([head, *body], left=(0, 1, 2, 3, 9))
 
 
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
     """The papers' statements, each with the number that this run measured."""
-    t, units, n = p.tensor_model_parallel_size, c.num_layers * work.microbatches, edges(c, p)
-    edges_of_layers = tuple(f"{branch} {end}" for branch in ("attention", "mlp")
-                            for end in ("input", "output", "input, again"))
-
-    def calls(phase):
-        return sum(ledger.calls(phase=phase, reason=reason) for reason in edges_of_layers) / units
-
-    ring = sum(RING[e.operation](total.elements, t) for e, total in ledger.totals.items()
-               if e.phase in ("forward", "backward") and e.reason in edges_of_layers) / units
-    again = p.sequence_parallel and not p.keep_gathered_inputs
-    cut = p.sequence_parallel
-    kind, backward = ("All-gathers and reduce-scatters", 6 if again else 4) if cut else ("All-reduces", 2)
-    loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
-               for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
-    statements = [
-        f"{kind} a layer and microbatch: {calls('forward'):g} forward, {calls('backward'):g} backward. "
-        f"Predicted: {4 if cut else 2} and {backward}.",
-        f"Ring elements a layer and microbatch: {ring:,.0f}. Predicted: {10 if again else 8} b s h (t-1)/t = "
-        f"{tensor_parallel_traffic(b, s, c.hidden_size, t, again):,.0f}.",
-        f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
-        f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.",
-    ]
-    if n:
-        sent = ledger.elements(operation="send", phase="forward") / work.microbatches / n
-        formula, predicted = "b s h / t" if p.sent_parts > 1 else "b s h", pipeline_traffic(b, s, c.hidden_size,
-                                                                                            p.sent_parts)
-        statements.append(f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
-                          f"Predicted: {formula} = {predicted:,.0f}.")
+    statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
+    if n := edges(c, p):
+        statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
     if p.data_parallel_size > 1:
         statements.append(between_replicas(ledger, c, p, work))
     return "\n".join(statements)
+
+
+def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> list[str]:
+    """At the edges of the tensor-parallel regions of a layer."""
+    t, units = p.tensor_model_parallel_size, c.num_layers * work.microbatches
+    reasons = [f"{branch} {end}" for branch in ("attention", "mlp") for end in ("input", "output", "input, again")]
+    calls = {phase: sum(ledger.calls(phase=phase, reason=reason) for reason in reasons) / units
+             for phase in ("forward", "backward")}
+    ring = sum(RING[e.operation](total.elements, t) for e, total in ledger.totals.items()
+               if e.phase in calls and e.reason in reasons) / units
+    gathers_again = p.sequence_parallel and not p.keep_gathered_inputs
+    what, forward, backward = (("All-gathers and reduce-scatters", 4, 6 if gathers_again else 4)
+                               if p.sequence_parallel else ("All-reduces", 2, 2))
+    factor = 10 if gathers_again else 8
+    return [f"{what} a layer and microbatch: {calls['forward']:g} forward, {calls['backward']:g} backward. "
+            f"Predicted: {forward} and {backward}.",
+            f"Ring elements a layer and microbatch: {ring:,.0f}. Predicted: {factor} b s h (t-1)/t = "
+            f"{tensor_parallel_traffic(b, s, c.hidden_size, t, gathers_again):,.0f}."]
+
+
+def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: Work) -> str:
+    """From logits that are split by vocabulary."""
+    loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
+               for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
+    return (f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
+            f"Gathering the logits would take b s V = {b * s * c.vocab_size:,}.")
+
+
+def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, messages: int) -> str:
+    """Forward."""
+    sent, part = ledger.elements(operation="send", phase="forward") / messages, " / t" if p.sent_parts > 1 else ""
+    return (f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
+            f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 
 
 def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, work: Work) -> str:

@@ -14,8 +14,9 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.files import check_writable, writing
-from mpi_impl.training.memory import (Expected, RankMemory, aligned, deferred_table, distinct, layer_table,
-                                      measure_layer, rank_memory, variants, variants_table)
+from mpi_impl.tables import aligned
+from mpi_impl.training.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
+from mpi_impl.training.memory import Expected, RankMemory, distinct, rank_memory
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)

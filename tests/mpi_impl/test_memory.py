@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.training import memory
+from mpi_impl.training import layer_memory, memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, StageBytes, total
@@ -34,7 +34,7 @@ def test_the_account_of_a_layer_is_exact(ranks, case, recompute, itemsize):
 
 
 def measured_layer(group, account):
-    return memory.measure_layer(account, group)
+    return layer_memory.measure_layer(account, group)
 
 
 @settings(max_examples=30)
@@ -171,9 +171,9 @@ def test_the_tables_add_up(case, recompute):
         case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
         recompute=recompute))
     ours = total(account.layer())
-    head, *items, end = memory.layer_table(account, ours).split("With 2 bytes")[0].splitlines()
+    head, *items, end = layer_memory.layer_table(account, ours).split("With 2 bytes")[0].splitlines()
     assert len(items) == len(account.layer()) and end.startswith("sum") and end.endswith("measured: = the sum")
-    assert f" {ours:,}  " in end and memory.layer_table(account, ours + 1).count("NOT") == 1
-    steps = memory.layer_table(account, ours).split("With 2 bytes")[1].splitlines()[1:]
+    assert f" {ours:,}  " in end and layer_memory.layer_table(account, ours + 1).count("NOT") == 1
+    steps = layer_memory.layer_table(account, ours).split("With 2 bytes")[1].splitlines()[1:]
     signed = sum(int(line.split()[1].replace(",", "")) * (1 if line.split()[0] == "+" else -1) for line in steps)
-    assert total(replace(account, itemsize=2).layer()) == memory.layer_formula(account) + signed
+    assert total(replace(account, itemsize=2).layer()) == layer_memory.layer_formula(account) + signed

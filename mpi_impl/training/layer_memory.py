@@ -1,0 +1,110 @@
+"""What one layer keeps of a microbatch: its arrays counted, beside our account of them and the papers' formulas.
+
+The account, and the sources, are in reference/memory.py.
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mappings import region_of
+from mpi_impl.models.gpt import gpt_backward, gpt_forward
+from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
+from mpi_impl.parallel.units import Unit
+from mpi_impl.tables import aligned, verdict
+from reference.config import ParallelConfig, Recompute
+from reference.dropout import Dropout
+from reference.layers.block import block_tensors
+from reference.layers.embedding import Embedding
+from reference.layout import Layout, map_units
+from reference.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
+from reference.models.gpt import GPT
+from reference.params import initialize_shard
+
+
+def measure_layer(account: Account, group: Group) -> StageBytes:
+    """A real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
+    c, b, dtype, region = account.c, account.b, f"float{8 * account.itemsize}", region_of(group, account.parallel)
+    layer, positions = c.num_layers, account.outside // (b * c.hidden_size)      # it neither embeds nor has the head
+    tensors = GPT(Embedding(None, None), {layer: block_tensors(c)}, None, None)
+    layout, params = Layout(tensors, group.size), initialize_shard(tensors, 0, dtype, group.size, group.rank)
+    p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, dtype))))
+    draw = np.random.default_rng(group.rank).normal
+    x, dy = (draw(size=(b, positions, c.hidden_size)).astype(dtype) for _ in range(2))
+    with group.ledger.phase("measured layer"):
+        _, cache = gpt_forward(x, p, c, None, region, Dropout(c, seed=0, step=1), account.parallel.recompute)
+        kept, sink = array_bytes(cache.layers), DeferredSink(ImmediateSink())
+        gpt_backward(dy, p, cache, c, grads, sink, region)
+    return StageBytes(kept, array_bytes(sink.held()))
+
+
+def layer_table(account: Account, measured: int) -> str:
+    """What one layer keeps of a microbatch, item by item, beside the formula, and why they differ."""
+    found, published = account.layer(), layer_formula(account)
+    rows = [["kept until the backward", "elements", "bytes", "formula", "why they differ"]]
+    rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in found]
+    rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}", f"{published:,.0f}",
+                 f"measured: {verdict(measured, total(found), 'the sum')}"])
+    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(account, itemsize=2).layer(), published)}"
+
+
+def bridge(found: Sequence[Kept], published: float) -> str:
+    """From the formula's bytes to ours, if an element had 2 as well."""
+    more = [(item.bytes - item.paper, item.what) for item in found if item.bytes != item.paper]
+    steps = "".join(f"\n    {'+' if n > 0 else '-'} {abs(n):>14,}  {what}" for n, what in more)
+    same = "which is the formula's" if not more else f"which is the formula's {published:,.0f}"
+    return f"With 2 bytes an element, as in the papers, ours would be {total(found):,}, {same}{steps}"
+
+
+def deferred_table(account: Account, measured: int) -> str:
+    """What a layer holds from I to W, where a schedule splits the backward."""
+    found = account.layer_deferred()
+    rows = [["kept from I until W", "elements", "bytes", "in 16 bits"]]
+    rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}"] for item in found]
+    rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}",
+                 f"{sum(item.paper for item in found):,}", f"measured: {verdict(measured, total(found), 'the sum')}"])
+    rows = [[*row, ""][:5] for row in rows]
+    return (f"{aligned(rows, left=(0, 4))}\n"
+            "In 16 bits on one rank it is 32 s b h (Qi et al. 2023, table 1). All else the layer kept is gone by then.")
+
+
+def variants(t: int) -> dict[str, ParallelConfig]:
+    """The ways to keep less of the activations that t tensor-parallel ranks have, by name."""
+    cut = ParallelConfig(t, sequence_parallel=t > 1)
+    found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
+    if t > 1:
+        found["+ sequence parallel, inputs kept"] = replace(cut, keep_gathered_inputs=True)
+        found["+ sequence parallel, gathered again"] = cut
+    found["+ selective recompute"] = replace(cut, recompute=Recompute("selective"))
+    found["+ full recompute instead"] = replace(cut, recompute=Recompute("full"))
+    return found
+
+
+def variants_table(accounts: Mapping[str, Account], measured: Mapping[str, int]) -> str:
+    """A layer's bytes, of each variant: measured, our account, what that would be in 16 bits, and the formula."""
+    rows = [["a layer keeps, on a rank", "measured", "our account", "at 2 bytes", "formula", "which is"]]
+    for name, account in accounts.items():
+        ours, narrow = total(account.layer()), total(replace(account, itemsize=2).layer())
+        rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{narrow:,}",
+                     f"{layer_formula(account):,.0f}", formula_of(account.parallel)])
+    return aligned(rows, left=(0, 5))
+
+
+def layer_formula(account: Account) -> float:
+    """Korthikanti et al. 2022, in bytes."""
+    p = account.parallel
+    return sum(layer_activations(account.c, account.b, account.s, p.tensor_model_parallel_size, p.sequence_parallel,
+                                 p.recompute.granularity))
+
+
+def formula_of(p: ParallelConfig) -> str:
+    """The same in letters, as in Korthikanti et al. 2022, table 2."""
+    t, cut = p.tensor_model_parallel_size, p.sequence_parallel
+    match p.recompute.granularity:
+        case "full":
+            return "2 s b h / t" if cut else "2 s b h"
+        case "selective":
+            return "34 s b h / t" if cut else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
+    return ("s b h (34 + 5 a s/h) / t" if cut else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
+            "s b h (34 + 5 a s/h)")
