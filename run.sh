@@ -19,7 +19,7 @@ demo_options=(
     --eval-interval 50
     --lr 3e-3
     --lr-decay-style cosine
-    --lr-warmup-iters 20
+    --lr-warmup-fraction 0.1
     --sample-tokens 200
     --metrics-file "$root/runs/demo/metrics.jsonl"
     --ledger "$root/runs/demo/ledger.json"

@@ -48,7 +48,7 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     if n := edges(c, p):
         statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
     if p.data_parallel_size > 1:
-        statements.append(between_replicas(ledger, c, p, work))
+        statements.append(between_replicas(ledger, c, p, b, s, work))
     return "\n".join(statements)
 
 
@@ -85,17 +85,21 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
             f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 
 
-def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, work: Work) -> str:
-    """Gradients and parameters, beside the formulas of the ZeRO paper."""
+def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
+    """Gradients and parameters, counted unit by unit, and beside that the formula of the ZeRO paper."""
     d, m, psi = p.data_parallel_size, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
-    ring = sum(RING[e.operation](total.elements, d) for e, total in ledger.totals.items()
-               if e.reason in ("gradients", "parameters") and e.phase not in ("evaluation", "sampling")) / work.steps
-    formula = ("2 Psi", "2 Psi", "(m + 1) Psi", "3 m Psi")[p.zero_stage]
-    why = (" (The embedding's backward needs no parameters; a word table that gives the logits, too, is gathered for "
-           "both.)" if p.zero_stage == 3 else "")
-    return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {ring:,.0f}. "
-            f"Predicted with ZeRO stage {p.zero_stage}: {formula} (N-1)/N = "
-            f"{data_parallel_traffic(psi, d, p.zero_stage, m):,.0f}, with Psi = {psi:,}, N = {d}.{why}")
+    phases = ("forward", "backward", "recompute", "reduction", "optimizer")
+    measured, predicted = (
+        sum(RING[entry.operation](elements, d) for entry, elements in found
+            if entry.reason in ("gradients", "parameters") and entry.phase in phases) / work.steps
+        for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
+                      [(line, line.elements) for line in traffic(c, p, b, s, work)]))
+    paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
+    tied = "" if c.untie_embeddings_and_output_weights else ", and a tied word table is gathered for the logits, too"
+    why = f"; the embedding's backward needs no parameters{tied}" if p.zero_stage == 3 else ""
+    return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {measured:,.0f}. "
+            f"Predicted: {predicted:,.0f}. ZeRO stage {p.zero_stage} in short: {formula} Psi (N-1)/N = {paper:,.0f}, "
+            f"with Psi = {psi:,}, N = {d}{why}.")
 
 
 def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:

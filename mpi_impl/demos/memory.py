@@ -48,8 +48,8 @@ As tensor-parallel ranks they share every layer, and so the model and most activ
 other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
 a layer but its input (full).
 
-Not counted is what an operation needs while it works. The largest such thing comes with full recompute: all activations
-of the one layer that is being computed again.
+Training drops some activations at random (dropout), so that no other comes to rely on them. Which ones must be known in
+the backward pass, too: that is a mask, a byte for each.
 """
 
 
@@ -217,7 +217,10 @@ def parts(states: Held | Expected) -> dict[str, int]:
 def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> str:
     first = next(iter(accounts))
     account = accounts[first]
+    again = total(list(accounts.values())[-1].kept_layer())
     return "\n".join([
+        "Not counted is what an operation needs while it works. The largest such thing comes with full recompute: all",
+        f"activations of the one layer that is being computed again, here {again:,} bytes.", "",
         "Of the activations, one layer's. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
         variants_table(accounts, {name: found.kept for name, found in layers.items()}), "",
         f"Item by item: {first}, {account.b} x {account.s} words, elements of {account.itemsize} bytes",
@@ -268,7 +271,8 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
         axes.grid(axis="x", color="#E4E4E4", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["left", "top", "right"]].set_visible(False)
-    all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once", fontsize=9)
+    all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once; without what an operation needs while "
+                            "it works", fontsize=9)
     figure.suptitle(f"Who holds what: {model}", x=0.01, ha="left", fontsize=12)
     draw_legend(figure)
     figure.savefig(path, format="png")

@@ -107,8 +107,9 @@ def recompute(args) -> Recompute:
     if granularity != "full":
         for name in ("recompute_method", "recompute_num_layers"):
             if getattr(args, name) is not None:
+                given = "not given" if granularity == "none" else granularity
                 raise UserError(f"{option(name)} is {getattr(args, name)}, which belongs to --recompute-granularity "
-                                f"full, but that is {granularity}. Leave it out, or choose full.")
+                                f"full, but that is {given}. Leave it out, or choose full.")
     n = args.recompute_num_layers
     return Recompute(granularity, args.recompute_method or "uniform", 1 if n is None else n)
 
@@ -221,9 +222,9 @@ def model_options(g) -> None:
     g.add_argument("--untie-embeddings-and-output-weights", action="store_true")
     g.add_argument("--init-method-std", type=float, default=0.02)
     g.add_argument("--hidden-dropout", type=float, default=0.1,
-                   help="share that training drops of the embedding, and of what each branch adds")
+                   help="share that training drops of the embedding, and of what each branch adds (default: 0.1)")
     g.add_argument("--attention-dropout", type=float, default=0.1,
-                   help="share that training drops of attention's probabilities")
+                   help="share that training drops of attention's probabilities (default: 0.1)")
 
 
 def parallelism_options(g) -> None:
@@ -239,7 +240,7 @@ def parallelism_options(g) -> None:
     g.add_argument("--no-scatter-gather-tensors-in-pipeline", action="store_true",
                    help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
     g.add_argument("--ddp-bucket-size", type=int, default=1 << 20, metavar="N",
-                   help="elements of gradients that are summed over the replicas in one go")
+                   help="elements of gradients that are summed over the replicas in one go (default: 1048576)")
     g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
                    help="end the run when a rank has waited so long for another (for --verify, too)")
 
@@ -252,7 +253,7 @@ def memory_options(g) -> None:
     g.add_argument("--cpu-offload", action="store_true",
                    help="keep a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, in host "
                         "memory that it does not compute in")
-    g.add_argument("--offload-folder", metavar="DIR", help="or keep them in files in this folder")
+    g.add_argument("--offload-folder", metavar="DIR", help="with --cpu-offload: keep them in files in this folder")
     g.add_argument("--sequence-parallel", action="store_true",
                    help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
     g.add_argument("--keep-gathered-inputs", action="store_true",

@@ -76,19 +76,27 @@ def variants(t: int) -> dict[str, ParallelConfig]:
     if t > 1:
         found["+ sequence parallel, inputs kept"] = replace(cut, keep_gathered_inputs=True)
         found["+ sequence parallel, gathered again"] = cut
-    found["+ selective recompute"] = replace(cut, recompute=Recompute("selective"))
-    found["+ full recompute instead"] = replace(cut, recompute=Recompute("full"))
+    plus, instead = ("+ ", " instead") if t > 1 else ("", "")
+    found[f"{plus}selective recompute"] = replace(cut, recompute=Recompute("selective"))
+    found[f"{plus}full recompute{instead}"] = replace(cut, recompute=Recompute("full"))
     return found
 
 
 def variants_table(accounts: Mapping[str, Account], measured: Mapping[str, int]) -> str:
     """A layer's bytes, of each variant: measured, our account, what that would be in 16 bits, and the formula."""
-    rows = [["a layer keeps, on a rank", "measured", "our account", "at 2 bytes", "formula", "which is"]]
+    rows = [["a layer keeps, on a rank", "measured", "our account", "at 2 bytes", "formula", "which is",
+             "at 2 bytes, beside the formula"]]
     for name, account in accounts.items():
-        ours, narrow = total(account.layer()), total(replace(account, itemsize=2).layer())
-        rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{narrow:,}",
-                     f"{layer_formula(account):,.0f}", formula_of(account.parallel)])
-    return aligned(rows, left=(0, 5))
+        ours, narrow = total(account.layer()), replace(account, itemsize=2).layer()
+        rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{total(narrow):,}",
+                     f"{layer_formula(account):,.0f}", formula_of(account.parallel), differences(narrow)])
+    return aligned(rows, left=(0, 5, 6))
+
+
+def differences(items: Sequence[Kept]) -> str:
+    """`+ GeLU's tanh, - the same after dropout`."""
+    return ", ".join(f"{'+' if item.bytes > item.paper else '-'} {item.what}" for item in items
+                     if item.bytes != item.paper) or "the same"
 
 
 def layer_formula(account: Account) -> float:

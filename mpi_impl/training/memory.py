@@ -160,7 +160,9 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
         pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in used]
         rows.append([ranks, *(cell for found, value in pairs for cell in
                               (f"{found:,}", "" if value is None else verdict(found, value)))])
-    return ["", "Beside these, elsewhere or for a while, the most at once:", aligned(rows)]
+    unknown = [] if all(one.expected.unreduced is not None for one in everyone) else [
+        "(Where a rank has several stages, or a backward in two, microbatches overlap in their gradients: no formula.)"]
+    return ["", "Beside these, elsewhere or for a while, the most at once:", aligned(rows), *unknown]
 
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, w: int) -> str:

@@ -27,11 +27,18 @@ class TracedSteps:
     @contextmanager
     def step(self):
         """What happens inside the `with` block is traced."""
+        self.meet()
         self.trace.recording = True
         yield
         self.trace.recording = False
         self.steps.append(list(self.trace.slices))
         self.trace.slices.clear()
+
+    def meet(self) -> None:
+        """Between steps ranks do what is no part of one, and one of them may do more: a step begins at one time."""
+        clock = self.trace.clock
+        if isinstance(clock, VirtualClock):
+            clock.reach(max(self.topology.world.from_all(clock.now())))
 
     def write(self, folder: str, schedule: Schedule, message_bytes: int) -> None:
         """Write trace.json, of all ranks, and timeline.png, of rank 0's pipeline.

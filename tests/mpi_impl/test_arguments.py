@@ -110,7 +110,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
      "which is 31. With --sequence-parallel every rank has as many positions."),
     ("--recompute-granularity some", "--recompute-granularity: invalid choice: 'some'"),
     ("--recompute-method block", "--recompute-method is block, which belongs to --recompute-granularity full, but that "
-     "is none. Leave it out, or choose full."),
+     "is not given. Leave it out, or choose full."),
     ("--recompute-granularity selective --recompute-num-layers 1", "--recompute-num-layers is 1, which belongs to "
      "--recompute-granularity full, but that is selective."),
     ("--recompute-activations --recompute-granularity full", "--recompute-activations is --recompute-granularity "
