@@ -77,3 +77,22 @@ def traced(group, folder, clock, t, p, steps):
         traced_steps.write(folder, schedule_of(topology.config, MICROBATCHES), 1024)
     disconnect(topology)
     return began, panels
+
+
+def test_a_step_begins_at_one_time(ranks):
+    """However long a rank has been busy with what is no part of a step: checking it, for instance."""
+    starts = ranks.run(3, starts_of_steps)
+    assert starts[0][0] >= 100 and starts == [starts[0]] * 3
+
+
+def starts_of_steps(group):
+    clock = VirtualClock(times=Times())
+    watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
+    topology = connect(watched, ParallelConfig(pipeline_model_parallel_size=3))
+    traced, starts = TracedSteps(topology), []
+    for _ in range(2):
+        clock.reach(clock.now() + 100 * (group.rank == 0))
+        with traced.step():
+            starts.append(clock.now())
+    disconnect(topology)
+    return starts
