@@ -214,7 +214,8 @@ class Pretraining:
         if p.zero_stage:
             cut = ("optimizer states", "gradients", "parameters")[:p.zero_stage]
             far = f"; shards in {self.args.offload_folder or 'host memory'}" if p.cpu_offload else ""
-            found.append(f"ZeRO-{p.zero_stage} (the replicas share out {', '.join(cut)}{far})")
+            share = f"the replicas share out {', '.join(cut)}" if p.data_parallel_size > 1 else "one replica owns all"
+            found.append(f"ZeRO-{p.zero_stage} ({share}{far})")
         if p.recompute.selective:
             found.append("attention's core recomputed")
         if p.recompute.granularity == "full":

@@ -76,6 +76,7 @@ class Recompute:
     Names and meanings are Megatron's. `selective` does so with attention's core, in all layers; `full` with all of a
     layer but its input. By the method `uniform` each stage's layers are cut into groups of num_layers, of which only
     the input is kept; by `block` num_layers layers of each stage are recomputed, one by one, and the others kept.
+    Larger groups keep fewer inputs, but the backward holds all that a group's layers have computed, at once.
     """
 
     granularity: str = "none"

@@ -10,8 +10,12 @@ import numpy as np
 
 
 def key(seed: int, *purpose) -> tuple[int, int]:
-    """Two 32-bit words that stand for (seed, purpose), as in `key(1234, "weights", "blocks.3.mlp.w_in")`."""
-    digest = blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
+    """Two 32-bit words that stand for (seed, purpose), as in `key(1234, "weights", "blocks.3.mlp.w_in")`.
+
+    A purpose is made of strings, integers (of any library) and None.
+    """
+    plain = tuple(part if part is None or isinstance(part, str) else int(part) for part in (seed, *purpose))
+    digest = blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 

@@ -265,6 +265,12 @@ class Account:
             kept, deferred = kept + total(self.head()), deferred + total(self.head_deferred())
         return StageBytes(kept, deferred)
 
+    def recomputed(self, layers: Sequence[int]) -> int:
+        """What the backward of a stage with these layers computes again, and holds at once: a whole group's caches."""
+        groups = [len(group) for group, again in self.parallel.recompute.groups(layers) if again]
+        rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
+        return max(groups) * (total(self.kept_layer()) - rope) + rope if groups else 0
+
 
 def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
     """The most bytes that a rank holds at once, if it does these actions on these stages, in this order."""

@@ -392,7 +392,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches[action.stage, action.microbatch]"), *trained()),
     "an evaluation that keeps its layers' caches": (            # where a step with recompute would not
-        Bug("mpi_impl.parallel.passes", 'self.recompute = Recompute("full")', "self.recompute = Recompute()"),
+        Bug("mpi_impl.parallel.passes", "self.recompute = KEEP_INPUT", "self.recompute = Recompute()"),
         *run(rank_theorems.no_cache_outlives_its_use)),
     "an evaluation that keeps caches": (
         Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',

@@ -273,7 +273,15 @@ class Pending:
     def poll(self) -> bool:
         """Whether it is over. MPI makes little progress unless it is asked."""
         with self.group._posting():
-            return MPI.Request.Testall(self.requests)
+            over = MPI.Request.Testall(self.requests)
+        if over:
+            self.let_go()
+        return over
+
+    def let_go(self) -> None:
+        """It is over: x has what was sent, and may change from now on, so that nothing must be copied to it again."""
+        copy_back(self.buffer, self.x)
+        self.buffer, self.sent = self.x, None
 
     def wait(self):
         """Until what was posted may be used again (a send), or has what was sent (the others). -> that array."""
@@ -285,9 +293,8 @@ class Pending:
             if clock is not None:
                 clock.pause()
             MPI.Request.Waitall(self.requests)
-            copy_back(self.buffer, self.x)
-            # x may change from now on: another wait must not copy again.
-            self.requests, self.buffer, self.sent = [], self.x, None
+            self.let_go()
+            self.requests = []
             if clock is not None:
                 clock.reach(self.stamp[0] + self.takes)
                 clock.resume()

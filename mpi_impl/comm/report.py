@@ -96,7 +96,8 @@ def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, 
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
     paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
     tied = "" if c.untie_embeddings_and_output_weights else ", and a tied word table is gathered for the logits, too"
-    why = f"; the embedding's backward needs no parameters{tied}" if p.zero_stage == 3 else ""
+    twice = ", layers recomputed in groups come twice" if ledger.calls(reason="parameters", phase="recompute") else ""
+    why = f"; the embedding's backward needs no parameters{tied}{twice}" if p.zero_stage == 3 else ""
     return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {measured:,.0f}. "
             f"Predicted: {predicted:,.0f}. ZeRO stage {p.zero_stage} in short: {formula} Psi (N-1)/N = {paper:,.0f}, "
             f"with Psi = {psi:,}, N = {d}{why}.")

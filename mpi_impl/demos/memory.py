@@ -30,7 +30,7 @@ FAR = "far memory"
 
 # What a picture shows. Near the colours of Okabe and Ito: people who are blind to red or green can tell them apart.
 COLORS = {"parameters": "#0072B2", "gradients": "#EE7733", "optimizer": "#F0C842", "activations": "#008F6B",
-          "whole for a while": "#CC79A7", FAR: "#A0A0A0"}
+          "computed again": "#7CCBB4", "whole for a while": "#CC79A7", FAR: "#A0A0A0"}
 PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
 PALE = 0.7            # of white, under the hatches
 
@@ -46,7 +46,7 @@ model. ZeRO cuts that into as many parts: the optimizer's states (stage 1), the 
 be sent. Offloading puts a rank's own part into far memory.
 As tensor-parallel ranks they share every layer, and so the model and most activations. Sequence parallelism cuts the
 other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
-a layer but its input (full).
+a layer but its input (full), for one layer at a time.
 
 Training drops some activations at random (dropout), so that no other comes to rely on them. Which ones must be known in
 the backward pass, too: that is a mask, a byte for each.
@@ -210,17 +210,14 @@ def runs_table(found: list[Found]) -> str:
 def parts(states: Held | Expected) -> dict[str, int]:
     """A rank's bytes, as they are shown."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
-            "activations": states.activations, "whole for a while": states.gathered + (states.unreduced or 0),
-            FAR: states.far}
+            "activations": states.activations, "computed again": states.recomputed,
+            "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.far}
 
 
 def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> str:
     first = next(iter(accounts))
     account = accounts[first]
-    again = total(list(accounts.values())[-1].kept_layer())
     return "\n".join([
-        "Not counted is what an operation needs while it works. The largest such thing comes with full recompute: all",
-        f"activations of the one layer that is being computed again, here {again:,} bytes.", "",
         "Of the activations, one layer's. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
         variants_table(accounts, {name: found.kept for name, found in layers.items()}), "",
         f"Item by item: {first}, {account.b} x {account.s} words, elements of {account.itemsize} bytes",

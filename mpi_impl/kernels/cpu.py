@@ -107,6 +107,7 @@ def dropout(x, site):
 
 
 def dropout_backward(dy, mask):
+    """Of finite values: what is dropped is multiplied by 0, which is faster than to choose, and leaves no infinity."""
     if mask is None:
         return dy
     dx = np.empty(dy.shape, dy.dtype)

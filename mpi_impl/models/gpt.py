@@ -9,8 +9,8 @@ from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward, logits_backward, logits_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.parallel.units import in_turn, opened
-from reference.models.gpt import (GPT, KEEP_ALL, GPTCache, LayersCache, has_embedding, has_head, output_table,
-                                  stage_rotary)
+from reference.models.gpt import (GPT, KEEP_ALL, KEEP_INPUT, GPTCache, LayersCache, has_embedding, has_head,
+                                  output_table, stage_rotary)
 
 
 def gpt_forward(x, p: GPT, c, targets, region, dropout=None, recompute=KEEP_ALL):
@@ -50,17 +50,21 @@ def hidden_forward(x, p: GPT, c, region, dropout, recompute):
     rotary = stage_rotary(x, c, region.length(x))
     with closing(in_turn(p.blocks, p.blocks)) as blocks:
         for layers, again in recompute.groups(p.blocks):
-            y, caches = blocks_forward(x, layers, blocks, c, rotary, region, dropout, recompute.selective)
+            y, caches = blocks_forward(x, layers, blocks, c, rotary, region, dropout, recompute.selective,
+                                       keep=not again)
             kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
-            x, caches = y, None      # what is not kept is gone before the next layers' are there
+            x = y
     return x, GPTCache(embedding, kept, None, rotary, dropout)
 
 
-def blocks_forward(x, layers, blocks, c, rotary, region, dropout, selective=False):
+def blocks_forward(x, layers, blocks, c, rotary, region, dropout, selective=False, keep=True):
     """Some layers of a stage, whose parameters `blocks` gives in turn: x [b, s, h] -> [b, s, h], and their caches."""
     caches = {}
     for layer in layers:
-        x, caches[layer] = block_forward(x, next(blocks), c, rotary, region, dropout and dropout.at(layer), selective)
+        x, cache = block_forward(x, next(blocks), c, rotary, region, dropout and dropout.at(layer), selective)
+        if keep:
+            caches[layer] = cache
+        del cache                    # what is not kept is gone before the next layer's is there
     return x, caches
 
 
@@ -73,6 +77,7 @@ def layers_backward(dy, blocks, kept, cache, c, grads: GPT, sink, region):
         block = next(blocks)
         if layer not in caches:     # the last one's forward comes here, while its parameters are there for both
             caches |= forward_again(x, [layer], iter([block]), cache, c, region)[1]
+            sink.recomputed(caches)
         with opened(grads.blocks[layer]) as dblock:
             dy = block_backward(dy, block, caches[layer], c, dblock, sink, region)
         sink.done(grads.blocks[layer])
@@ -115,7 +120,7 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
 
 def gpt_logits(x, p: GPT, c, region):
     """Tokens [b, s], or the x of the stage before -> this rank's logits [b, s, V/t], or the x for the next stage."""
-    x, _ = hidden_forward(x, p, c, region, None, KEEP_ALL)
+    x, _ = hidden_forward(x, p, c, region, None, KEEP_INPUT)
     if not has_head(p, c):
         return x
     with opened(p.final_layernorm) as norm, opened(output_table(p)) as word:

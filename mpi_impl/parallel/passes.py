@@ -10,7 +10,7 @@ from reference.actions import Action
 from reference.config import ModelConfig, Recompute
 from reference.dropout import Dropout
 from reference.memory import array_bytes
-from reference.models.gpt import GPT, GPTCache, has_embedding, has_head
+from reference.models.gpt import KEEP_INPUT, GPT, GPTCache, has_embedding, has_head
 
 
 class ForwardPass:
@@ -25,7 +25,7 @@ class ForwardPass:
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.weight = microbatches, weight
         self.dropouts: Sequence[Dropout | None] = [None] * len(microbatches)    # nothing is dropped,
-        self.recompute = Recompute("full")             # and no layer keeps what a backward would need
+        self.recompute = KEEP_INPUT                    # and nothing is kept for a backward
         self.loss = 0.0                                # the weighted sum, where the last stage is
         self.compute: dict[str, Callable] = {"F": self.forward}
 
@@ -50,10 +50,14 @@ class TrainingPass(ForwardPass):
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
                  microbatches: Sequence, weight: float, grads: dict[int, GPT], sink: ImmediateSink,
                  dropouts: Sequence[Dropout], recompute: Recompute, measured: bool = False):
-        """`dropouts` are the microbatches'. If the run is `measured`, peak_bytes is the most that was held."""
+        """`dropouts` are the microbatches'. If the run is `measured`, peak_bytes is the most that was held,
+        and peak_recomputed what was held besides while layers were computed again.
+        """
         super().__init__(model, region, params, microbatches, weight)
         self.grads, self.sink, self.dropouts, self.recompute = grads, sink, dropouts, recompute
-        self.measured, self.peak_bytes = measured, 0
+        self.measured, self.peak_bytes, self.peak_recomputed = measured, 0, 0
+        if measured:
+            sink.recomputed = self.measure_recomputed
         self.caches: dict[tuple[int, int], GPTCache] = {}  # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
         self.peak = 0                                      # the most of both that were ever held
@@ -69,6 +73,10 @@ class TrainingPass(ForwardPass):
         if self.measured:
             waiting = [sink.held() for sink in self.deferred.values()]
             self.peak_bytes = max(self.peak_bytes, array_bytes([self.caches, waiting]))
+
+    def measure_recomputed(self, caches) -> None:
+        """What a backward has computed again."""
+        self.peak_recomputed = max(self.peak_recomputed, array_bytes(caches))
 
     def backward(self, action: Action, dy):
         """dx of the stage after -> dx for the stage before, with all gradients."""

@@ -13,9 +13,12 @@ from mpi_impl.kernels import accumulate
 class ImmediateSink:
     """Adds at once: a backward is then a schedule's B."""
 
-    def __init__(self, contributed: Callable | None = None):
-        """`contributed`, if given, is handed the trees that are done."""
-        self.contributed = contributed
+    def __init__(self, contributed: Callable | None = None, recomputed: Callable = lambda caches: None):
+        """`contributed`, if given, is handed the trees that are done.
+
+        `recomputed` is handed what a backward has computed again, and holds until it is through with it.
+        """
+        self.contributed, self.recomputed = contributed, recomputed
 
     def __call__(self, grad, x, dy) -> None:
         accumulate(grad, x, dy)
@@ -29,7 +32,7 @@ class DeferredSink:
     """Holds the calls, and so the activations: a backward is then a schedule's I, and `drain` is its W."""
 
     def __init__(self, sink: ImmediateSink):
-        self.sink, self.calls = sink, list[partial]()
+        self.sink, self.recomputed, self.calls = sink, sink.recomputed, list[partial]()
 
     def __call__(self, grad, x, dy) -> None:
         self.calls.append(partial(self.sink, grad, x, dy))

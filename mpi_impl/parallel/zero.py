@@ -9,7 +9,7 @@ What else it holds is the stage's choice:
     3       own part: a unit is gathered         as in 2                                        the own part
             before its use, and freed after it
 """
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
@@ -102,12 +102,17 @@ class Parameters:
                  initialize_shard(tensors, seed, self.own.flat.dtype, t, rank, self.own.flat))
 
     def publish(self) -> None:
-        """Every replica has moved its own parameters: now all get them all."""
+        """Every replica has moved its own parameters: now all get them all. (Each bucket under way takes a copy of the
+        own part: two are enough.)
+        """
         flat, owned = self.own.flat, [self.layout.own(bucket, self.group.rank) for bucket in self.layout.buckets]
-        begun = [self.group.post_all_gather(flat[piece.in_buffer], flat[piece.of.slice], "parameters")
-                 for piece in owned]
-        for pending in begun:
-            pending.wait()
+        under_way = deque[Pending]()
+        for piece in owned:
+            under_way.append(self.group.post_all_gather(flat[piece.in_buffer], flat[piece.of.slice], "parameters"))
+            if len(under_way) == 2:
+                under_way.popleft().wait()
+        while under_way:
+            under_way.popleft().wait()
 
 
 class ShardedParameters(Parameters):

@@ -74,12 +74,19 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
             "which needs --num-layers-per-virtual-pipeline-stage: how many layers each of a rank's several stages has."
             if each is None else "which takes no --num-layers-per-virtual-pipeline-stage. Leave that out, or choose "
             "interleaved."))
+    if args.zero_stage == 3 and args.ddp_bucket_size is not None:
+        raise UserError(f"--ddp-bucket-size is {args.ddp_bucket_size}, but --zero-stage 3 gathers and reduces block by "
+                        "block. Leave it out.")
+    if args.sequence_parallel and args.no_scatter_gather_tensors_in_pipeline:
+        raise UserError("--no-scatter-gather-tensors-in-pipeline sends whole activations to the next stage, but with "
+                        "--sequence-parallel no rank has one. Leave it out.")
     p = args.pipeline_model_parallel_size
     return ParallelConfig.for_world(
         world_size, args.tensor_model_parallel_size, p, pipeline_schedule=name,
         virtual_pipeline_size=None if each is None else virtual_size(each, args.num_layers, p),
         scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
-        ddp_bucket_size=args.ddp_bucket_size, zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
+        ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
+        zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
         sequence_parallel=args.sequence_parallel, keep_gathered_inputs=args.keep_gathered_inputs,
         recompute=recompute(args))
 
@@ -239,7 +246,7 @@ def parallelism_options(g) -> None:
                    help="cut a rank's layers into several stages of at most N, for the interleaved schedule")
     g.add_argument("--no-scatter-gather-tensors-in-pipeline", action="store_true",
                    help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
-    g.add_argument("--ddp-bucket-size", type=int, default=1 << 20, metavar="N",
+    g.add_argument("--ddp-bucket-size", type=int, metavar="N",
                    help="elements of gradients that are summed over the replicas in one go (default: 1048576)")
     g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
                    help="end the run when a rank has waited so long for another (for --verify, too)")

@@ -26,6 +26,7 @@ class Expected(NamedTuple):
     gathered: int
     unreduced: int | None     # None where backwards overlap, so that no formula says it
     activations: int
+    recomputed: int
 
 
 class RankMemory(NamedTuple):
@@ -41,7 +42,7 @@ class RankMemory(NamedTuple):
         """What has a formula: its name, measured, predicted. Activations are there if they were measured."""
         pairs = [(name, getattr(self.held, name), value) for name, value in self.expected._asdict().items()]
         return [(name, found, value) for name, found, value in pairs
-                if value is not None and (found or name != "activations")]
+                if value is not None and (self.held.activations or name not in ("activations", "recomputed"))]
 
     @property
     def as_predicted(self) -> bool:
@@ -65,7 +66,8 @@ def expected(trainer: Trainer, b: int, s: int, m: int) -> Expected:
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
     peak = peak_activations({stage: account.stage(layers) for stage, layers in trainer.stages.items()}, actions)
     return Expected(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
-                    gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak)
+                    gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
+                    max(account.recomputed(layers) for layers in trainer.stages.values()))
 
 
 def bytes_each(itemsize: int) -> tuple[int, int, int]:
@@ -151,7 +153,7 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
 def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     """What else there is, at most at once: the columns in which any rank has something."""
     columns = {"far": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
-               "activations": "activations"}
+               "activations": "activations", "recomputed": "computed again"}
     used = {name: title for name, title in columns.items() if any(getattr(one.held, name) for one in everyone)}
     if not used:
         return []

@@ -40,9 +40,10 @@ class Held(NamedTuple):
     gradients: int
     optimizer: int
     far: int                  # of parameters and optimizer, in far memory; not in those above
-    gathered: int             # for a while: units that ZeRO-3 has gathered
+    gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
     unreduced: int            # for a while: gradients that ZeRO-2 and 3 have yet to send
     activations: int          # for a while: caches, and what waits for W; 0 if they were not measured
+    recomputed: int           # for a while: the caches of layers that a backward has computed again; likewise
 
 
 class Trainer:
@@ -77,7 +78,8 @@ class Trainer:
             for units in (self.parameters.units(tensors), self.gradients.units(tensors)))
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
         self.peak_caches = 0                            # the most that this rank held at once in the last step
-        self.measured, self.peak_activations = False, 0     # in bytes, in the last step that was to be measured
+        self.measured = False                           # whether the next steps count the bytes of activations:
+        self.peak_activations = self.peak_recomputed = 0     # the most that were held, and computed again
 
     def make_parameters(self) -> Parameters:
         """A buffer of them all, or with ZeRO-3 of what this rank owns. No values yet."""
@@ -114,7 +116,7 @@ class Trainer:
         self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
         self.peak_caches = work.peak
         if self.measured:
-            self.peak_activations = work.peak_bytes
+            self.peak_activations, self.peak_recomputed = work.peak_bytes, work.peak_recomputed
         with self.ledger.phase("reduction"):
             self.gradients.finish()
             self.sum_copies()
@@ -193,7 +195,7 @@ class Trainer:
         parameters, moments = self.parameters.own, (self.optimizer.m, self.optimizer.v)
         return Held(parameters.near_bytes, self.gradients.own.near_bytes, sum(m.near_bytes for m in moments),
                     sum(buffer.far_bytes for buffer in (parameters, *moments)), self.parameters.whole_bytes,
-                    self.gradients.whole_bytes, self.peak_activations)
+                    self.gradients.whole_bytes, self.peak_activations, self.peak_recomputed)
 
 
 def weight_of(microbatches: Sequence, global_batch_size: int) -> float:

@@ -22,6 +22,7 @@ from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward,
 from reference.ops import rotary_cos_sin
 
 KEEP_ALL = Recompute()
+KEEP_INPUT = Recompute("full", num_layers=1 << 30)     # of a stage, and nothing else: for what goes forward only
 
 
 @dataclass(frozen=True)
@@ -114,17 +115,20 @@ def hidden_forward(x, p, c, dropout, recompute):
         x, embedding = embedding_forward(x, p.embedding, dropout)
     rotary = stage_rotary(x, c, x.shape[1])
     for layers, again in recompute.groups(p.blocks):
-        y, caches = blocks_forward(x, layers, p, c, rotary, dropout, recompute.selective)
+        y, caches = blocks_forward(x, layers, p, c, rotary, dropout, recompute.selective, keep=not again)
         kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
         x = y
     return x, GPTCache(embedding, kept, None, rotary, dropout)
 
 
-def blocks_forward(x, layers, p, c, rotary, dropout, selective=False):
-    """Some layers of a stage, in order: x [b, s, h] -> [b, s, h], and the cache of each layer."""
+def blocks_forward(x, layers, p, c, rotary, dropout, selective=False, keep=True):
+    """Some layers of a stage, in order: x [b, s, h] -> [b, s, h], and the cache of each layer, if they are kept."""
     caches = {}
     for layer in layers:
-        x, caches[layer] = block_forward(x, p.blocks[layer], c, rotary, dropout and dropout.at(layer), selective)
+        x, cache = block_forward(x, p.blocks[layer], c, rotary, dropout and dropout.at(layer), selective)
+        if keep:
+            caches[layer] = cache
+        del cache                    # what is not kept is gone before the next layer's is there
     return x, caches
 
 
@@ -158,7 +162,7 @@ def head_backward(dloss, p, cache):
 
 def gpt_logits(x, p, c):
     """Tokens [b, s], or the x of the stage before -> logits [b, s, V], or the x for the next stage: for sampling."""
-    x, _ = hidden_forward(x, p, c, None, KEEP_ALL)
+    x, _ = hidden_forward(x, p, c, None, KEEP_INPUT)
     if not has_head(p, c):
         return x
     normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
@@ -191,7 +195,8 @@ def sharded_gpt_forward(tokens, shards, c, targets, region, dropout=None, recomp
     xs, embedding = sharded_embedding_forward(tokens, [p.embedding for p in shards], region, dropout)
     rotary, kept = stage_rotary(xs[0], c, tokens.shape[1]), []
     for layers, again in recompute.groups(shards[0].blocks):
-        ys, caches = sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, recompute.selective)
+        ys, caches = sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, recompute.selective,
+                                            keep=not again)
         kept.append(LayersCache(layers, None, xs) if again else LayersCache(layers, caches, None))
         xs = ys
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
@@ -200,12 +205,14 @@ def sharded_gpt_forward(tokens, shards, c, targets, region, dropout=None, recomp
     return loss, GPTCache(embedding, kept, (norm, logits_cache, loss_cache), rotary, dropout)
 
 
-def sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, selective=False):
+def sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, selective=False, keep=True):
     """Some layers, in order: each rank's x [b, s, h], as it is outside the regions -> likewise, and the caches."""
     caches = {}
     for layer in layers:
-        xs, caches[layer] = sharded_block_forward(xs, [p.blocks[layer] for p in shards], c, rotary, region,
-                                                  dropout and dropout.at(layer), selective)
+        xs, cache = sharded_block_forward(xs, [p.blocks[layer] for p in shards], c, rotary, region,
+                                          dropout and dropout.at(layer), selective)
+        if keep:
+            caches[layer] = cache
     return xs, caches
 
 

@@ -14,8 +14,8 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
     --untie-embeddings-and-output-weights --data-path corpus.txt --tokenizer-type GPT2BPETokenizer
     --vocab-file vocab.json --merge-file merges.txt --exit-interval 30 --hidden-dropout 0.2 --attention-dropout 0.0
     --position-embedding-type rope --rotary-percent 0.5 --dtype float64 --verify --metrics-file m --ledger l
-    --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --ddp-bucket-size 77
-    --no-scatter-gather-tensors-in-pipeline --distributed-timeout-minutes 0.5 --trace t
+    --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
+    --distributed-timeout-minutes 0.5 --trace t
     --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder far
     --recompute-granularity full --recompute-method block --recompute-num-layers 1""".split()
 
@@ -34,8 +34,7 @@ def test_every_option_arrives():
     assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.8, 0.95)
     parallel = settings.parallel
     assert (parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_size) == (2, 3)
-    assert parallel.ddp_bucket_size == 77
-    assert parallel.pipeline_schedule == "interleaved" and not parallel.scatter_gather_tensors_in_pipeline
+    assert parallel.pipeline_schedule == "interleaved"
     assert (settings.args.trace, settings.args.trace_clock) == ("t", "virtual")
     assert settings.args.distributed_timeout_minutes == 0.5
     assert (model.hidden_dropout, model.attention_dropout) == (0.2, 0.0)
@@ -45,13 +44,18 @@ def test_every_option_arrives():
     assert settings.args.dtype == "float64" and settings.args.exit_interval == 30 and settings.args.seed == 7
 
 
+def test_options_that_do_not_go_with_those():
+    parallel = parse("--ddp-bucket-size 77 --no-scatter-gather-tensors-in-pipeline".split(), world_size=1).parallel
+    assert parallel.ddp_bucket_size == 77 and not parallel.scatter_gather_tensors_in_pipeline
+
+
 def test_what_is_left_open_follows_from_the_rest():
     settings = parse("--micro-batch-size 3 --seq-length 20 --train-iters 9".split(), world_size=4)
     assert settings.parallel.data_parallel_size == 4 and settings.args.global_batch_size == 12
     assert settings.microbatches == 1 and settings.optimizer.lr_decay_iters == 9
     assert settings.args.max_position_embeddings == 20
     assert settings.parallel.pipeline_schedule == "1f1b" and settings.parallel.virtual_pipeline_size is None
-    assert settings.parallel.scatter_gather_tensors_in_pipeline
+    assert settings.parallel.scatter_gather_tensors_in_pipeline and settings.parallel.ddp_bucket_size == 1 << 20
     assert settings.model(50).hidden_dropout == settings.model(50).attention_dropout == 0.1      # as in Megatron
     assert settings.parallel.zero_stage == 0 and settings.parallel.recompute == Recompute()
     assert not settings.parallel.sequence_parallel and not settings.parallel.cpu_offload
@@ -100,6 +104,8 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--attention-dropout nan", "--attention-dropout is nan, but must be in [0, 1)"),
     ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and gradients) or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
+    ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
+    (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),
     ("--use-distributed-optimizer --zero-stage 2", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2."),
     ("--use-distributed-optimizer --zero-stage 0", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 0."),
     ("--cpu-offload", "without ZeRO there are no shards. Choose --zero-stage 1, 2 or 3."),

@@ -50,7 +50,7 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, dtyp
     plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=cpu_offload and zero_stage > 0, recompute=recompute)
     for one in ranks.run(case.t * p * d, memory_of_a_run, case, plan, m, dtype):
         assert one.as_predicted, one.compared
-        assert len(one.compared) == 6 + (one.expected.unreduced is not None)
+        assert len(one.compared) == 7 + (one.expected.unreduced is not None)
 
 
 @pytest.mark.parametrize("positions", ["learned_absolute", "rope"])
