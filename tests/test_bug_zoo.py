@@ -142,7 +142,7 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.models.gpt", "LayersCache(layers, None, x) if again", "LayersCache(layers, caches, x) if again"),
         only_inputs_are_kept, CASE, FULL),
     "caches there while the next ones are made": (
-        Bug("mpi_impl.models.gpt", "x, caches = y, None ", "x = y "), only_inputs_are_kept, CASE, FULL),
+        Bug("mpi_impl.models.gpt", "        if keep:\n", "        if True:\n"), only_inputs_are_kept, CASE, FULL),
     "the core kept, though it is computed again": (
         Bug("mpi_impl.layers.attention", "inputs if selective else core", "core"),
         only_inputs_are_kept, CASE, Recompute("selective")),
@@ -342,7 +342,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         *small()),
     # ZeRO: replicas that divide the work
     "parameters not gathered after the step": (                  # every replica has moved its own part only
-        Bug("mpi_impl.parallel.zero", "for piece in owned]", "for piece in ()]"), *zero(1)),
+        Bug("mpi_impl.parallel.zero", "for piece in owned:", "for piece in ():"), *zero(1)),
     "another replica's part moved": (                            # with gradients that have not been summed
         Bug("mpi_impl.training.trainer", "self.layout.pieces(topology.data.rank %",
             "self.layout.pieces((topology.data.rank + 1) %"), *zero(1)),

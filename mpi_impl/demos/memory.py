@@ -294,7 +294,7 @@ def draw_legend(figure) -> None:
     entries |= {"measured": Patch(color="#606060"), "predicted": Patch(facecolor="#DFDFDF", edgecolor="#606060",
                                                                       **PREDICTED)}
     figure.legend(entries.values(), entries.keys(), loc="outside lower left", ncols=len(entries), frameon=False,
-                  fontsize=9, handlelength=1.5, columnspacing=1.2, handletextpad=0.5)
+                  fontsize=8, handlelength=1.2, columnspacing=1.0, handletextpad=0.5)
 
 
 def pale(color: str) -> tuple[float, ...]:

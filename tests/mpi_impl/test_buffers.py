@@ -91,6 +91,14 @@ def test_a_file_has_no_name_and_goes_with_its_shard(tmp_path):
     assert str(tmp_path) not in MAPS.read_text()
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for room on the disk")
+def test_a_file_has_its_room_on_the_disk_from_the_start(tmp_path):
+    """A disk that is full is found out now, and not when a number is stored."""
+    shard = FarShard(1 << 17, np.float64, np.empty(0), str(tmp_path))
+    found = os.fstat(shard.file.fileno())
+    assert found.st_size == 1 << 20 and 512 * found.st_blocks >= found.st_size
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 

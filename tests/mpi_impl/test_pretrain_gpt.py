@@ -1,9 +1,11 @@
 """The program itself, on real ranks and real text."""
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,10 +14,13 @@ from tokenizers import pre_tokenizers
 from mpi_impl.comm.group import Group
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.prepare import prepare
-from mpi_impl.pool import RankFailure
-from mpi_impl.pretrain_gpt import Pretraining
-from mpi_impl.training.arguments import parse
 from mpi_impl.files import check_folder
+from mpi_impl.parallel import buffers
+from mpi_impl.pool import RankFailure
+from mpi_impl.pretrain_gpt import Pretraining, bytes_of_parameter, check_memory
+from mpi_impl.training.arguments import parse
+from reference.config import ModelConfig, ParallelConfig
+from reference.cost import parameters
 from reference.errors import UserError
 from tests.planted import Bug, planted_run
 
@@ -88,6 +93,25 @@ def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd
     assert files["plot"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_with_its_parameters_cut_and_in_files(ranks, corpus, tmp_path, capfd):
+    """The files are in the folder. All replicas take part in the sampling, and one speaks. Activations are measured."""
+    options = [*SMALL, *corpus, "--train-iters", "3", "--sample-tokens", "2", "--zero-stage", "3", "--cpu-offload",
+               "--offload-folder", str(tmp_path)]
+    made = ranks.run(2, folders_of_files, options, timeout=20)      # a replica that gathers alone would wait for ever
+    assert made == [[str(tmp_path)] * 3] * 2, "parameters and two moments on each rank"
+    printed = capfd.readouterr().out
+    assert printed.count("2 tokens sampled from the model") == 1
+    (columns,) = (line for line in printed.splitlines() if line.startswith("ranks") and "far memory" in line)
+    assert "activations" in columns and "NOT" not in printed
+
+
+def folders_of_files(group, options):
+    """Where a run makes the files of its shards."""
+    with mock.patch.object(buffers, "TemporaryFile", wraps=buffers.TemporaryFile) as files:
+        pretrain(group, options)
+    return [call.kwargs["dir"] for call in files.call_args_list]
+
+
 def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
     """Runs of their own on 1, 2, 4 and 8 ranks: the same losses, norms and validation, to rounding."""
     curves = []
@@ -111,9 +135,11 @@ STEP = "return StepResult(loss, norm, rate)"
      'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
     ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
     ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
-    ("weights", "mpi_impl.training.optimizer", "piece.segment.tensor.decay, self.config", "False, self.config"),
+    ("weights", "mpi_impl.training.optimizer", "piece.of.tensor.decay, self.config", "False, self.config"),
     ("weights", "mpi_impl.training.trainer", STEP,
      f"self.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
+    ("gradient", "mpi_impl.training.trainer", STEP,
+     f"self.gradients.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
 ])
 def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wrong):
     """A wrong loss, norm, gradient or weight, if only on one replica: --verify says which, and the run fails."""
@@ -182,6 +208,8 @@ def launch(n, *options, program=("-m", "mpi_impl.pretrain_gpt")):
     (split(1, 4), "--tensor-model-parallel-size is 1 and --pipeline-model-parallel-size is 4, so the number of ranks"),
     (split(1, 2, "--pipeline-schedule interleaved"), "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--trace", __file__, "--data-path", "no/such"], f"{__file__} is a file, where a folder is needed"),
+    (["--zero-stage", "1", "--cpu-offload", "--offload-folder", __file__, "--data-path", "no/such"],
+     f"{__file__} is a file, where a folder is needed"),
     (["--trace", "/dev/null/trace", "--data-path", "no/such"], "/dev/null/trace cannot be written: Not a directory."),
     (["--data-path", "no/such/file"], "no/such/file"),
     (["--metrics-file", "no/such/folder/file"], "no/such/folder/file cannot be written"),
@@ -232,6 +260,28 @@ def test_a_vocabulary_too_small_for_the_data(corpus, tmp_path):
 def test_a_vocabulary_that_cannot_be_trained_is_refused_before_the_corpus_is_read(size, sentence):
     with pytest.raises(UserError, match=f"--vocab-size {size} is {sentence}"):
         prepare("no/such/corpus", vocab_size=size)
+
+
+@pytest.mark.parametrize("zero_stage, cpu_offload, in_files, expected", [
+    (0, False, False, 4 + 4 + 8), (1, False, False, 4 + 4 + 8 / 64), (2, False, False, 4 + (4 + 8) / 64),
+    (3, False, False, (4 + 4 + 8) / 64), (1, True, False, 4 + 4 + 8 / 64), (3, True, False, (4 + 4 + 8) / 64),
+    (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
+])
+def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, in_files, expected):
+    """In float32 on 64 replicas, in memory: parameter, gradient and moments. A machine with less is told so."""
+    parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
+    assert bytes_of_parameter(parallel, 4, in_files) == expected
+    model = ModelConfig(2, 64, 4, 512, 16)                   # 512 words need no padding; the buckets do, a little
+    needed = expected * parameters(model)
+    check_on_a_machine_of(1.01 * needed, model, parallel, in_files)
+    with pytest.raises(UserError, match=f"a rank would hold {expected:g} bytes each, .* a higher --zero-stage"):
+        check_on_a_machine_of(0.99 * needed, model, parallel, in_files)
+
+
+def check_on_a_machine_of(size, model, parallel, in_files):
+    """check_memory, where the machine has one page of memory, of this size."""
+    with mock.patch.object(os, "sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": size}.__getitem__):
+        check_memory(model, parallel, 4, in_files)
 
 
 def test_the_folder_of_a_trace_is_made(tmp_path):

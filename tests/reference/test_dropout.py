@@ -1,6 +1,7 @@
 """Dropout: every part's mask is a slice of one whole mask, draws are fair and independent, gradients are right."""
 import math
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from reference import ops
 from reference.config import ModelConfig
 from reference.dropout import Dropout, Site
-from reference.params import HOST
+from reference.models.gpt import gpt_forward, gpt_tensors
+from reference.params import HOST, initialize
 from tests.reference.test_ops import draw, gradient_is_right
 from tests.spy import SpyArray, to_device
 from tests.strategies import close
@@ -141,6 +143,20 @@ def test_purposes_are_unrelated(rate):
         unrelated(probs, mask_of(other.attention(), 2, 8, 64, 64), rate)
     unrelated(keep, mask_of(ours.hidden("attention"), 16, 64, 64), rate)
     unrelated(keep, probs.reshape(keep.shape), rate)
+
+
+def test_no_two_sites_of_a_model_share_a_key():
+    """One after the embedding; in each layer one of probabilities, and one after each branch."""
+    c, sites, make = model(), [], Dropout.site
+
+    def recorded(self, *args):
+        sites.append(make(self, *args))
+        return sites[-1]
+
+    tokens = np.zeros((1, 3), int)
+    with mock.patch.object(Dropout, "site", recorded):
+        gpt_forward(tokens, initialize(gpt_tensors(c), 1, np.float64), c, tokens, Dropout(c, 1, 1))
+    assert len({site.key for site in sites}) == len(sites) == 3 * c.num_layers + 1
 
 
 def test_a_site_is_the_same_whoever_asks():
