@@ -79,7 +79,7 @@ def contributions(units, m, uses, random):
 def test_a_bucket_begins_with_its_last_contribution(stage, case, size, m, uses, random):
     """In whatever order they come, and however often in a microbatch: not before, not later, and once a step.
 
-    Each contribution polls what is under way, for some MPIs move data only while they are called.
+    Each contribution polls what is under way: MPI makes little progress unless it is asked.
     """
     group = Posted()
     ours, units = gradients_of(case, stage, size, uses, group)

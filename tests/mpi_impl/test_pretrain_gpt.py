@@ -268,7 +268,7 @@ def test_a_vocabulary_that_cannot_be_trained_is_refused_before_the_corpus_is_rea
     (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
 ])
 def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, in_files, expected):
-    """In float32 on 64 replicas, in memory: parameter, gradient and moments. A machine with less is told so."""
+    """In float32 on 64 replicas, in memory: parameter, gradient and moments. A machine that has less refuses."""
     parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
     assert bytes_of_parameter(parallel, 4, in_files) == expected
     model = ModelConfig(2, 64, 4, 512, 16)                   # 512 words need no padding; the buckets do, a little
