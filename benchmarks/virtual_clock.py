@@ -34,7 +34,8 @@ from reference.cost import bubbles
 from reference.optimizer import OptimizerConfig
 from reference.stages import schedule_of
 
-MODEL = ModelConfig(num_layers=16, hidden_size=128, num_attention_heads=4, vocab_size=64, max_position_embeddings=128)
+MODEL = ModelConfig(num_layers=16, hidden_size=128, num_attention_heads=4, vocab_size=64, max_position_embeddings=128,
+                    hidden_dropout=0.0, attention_dropout=0.0)
 MICROBATCHES, MICRO_BATCH, STEPS, V = 16, 4, 7, 2
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
