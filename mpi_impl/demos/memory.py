@@ -16,7 +16,7 @@ from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.files import check_writable, writing
 from mpi_impl.tables import aligned
 from mpi_impl.training.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
-from mpi_impl.training.memory import Expected, RankMemory, distinct, rank_memory
+from mpi_impl.training.memory import RankMemory, distinct, rank_memory
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
@@ -207,7 +207,7 @@ def runs_table(found: list[Found]) -> str:
     return aligned(rows, left=(0, 1, 2, len(rows[0]) - 1))
 
 
-def parts(states: Held | Expected) -> dict[str, int]:
+def parts(states: Held) -> dict[str, int]:
     """A rank's bytes, as they are shown."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
             "activations": states.activations, "computed again": states.recomputed,

@@ -16,26 +16,13 @@ FORMULAS = ("(w + g + K) Psi", "(w + g) Psi + K Psi/N", "w Psi + (g + K) Psi/N",
 MIXED = ((2, 2, 12), (2, 4, 12))     # w, g, K in mixed precision: the paper's, and with float32 main gradients
 
 
-class Expected(NamedTuple):
-    """What the formulas say for the fields of Held that have the same names."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    far: int
-    gathered: int
-    unreduced: int | None     # None where backwards overlap, so that no formula says it
-    activations: int
-    recomputed: int
-
-
 class RankMemory(NamedTuple):
     """One rank's bytes."""
 
     psi: int              # parameters of the model's shard that the rank works on, without buckets' padding
     padding: int          # elements that make every bucket divide by the replicas
     held: Held
-    expected: Expected
+    expected: Held        # as the formulas say
 
     @property
     def compared(self) -> list[tuple[str, int, int]]:
@@ -56,7 +43,8 @@ def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
     return RankMemory(psi, layout.size - psi, trainer.held(), expected(trainer, b, s, m))
 
 
-def expected(trainer: Trainer, b: int, s: int, m: int) -> Expected:
+def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
+    """The same by formulas."""
     parallel, itemsize = trainer.topology.config, trainer.near.itemsize
     states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *bytes_each(itemsize))
     parameters, gradients, optimizer = map(round, states)
@@ -65,9 +53,9 @@ def expected(trainer: Trainer, b: int, s: int, m: int) -> Expected:
     account = Account(trainer.model, b, s, itemsize, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
     peak = peak_activations({stage: account.stage(layers) for stage, layers in trainer.stages.items()}, actions)
-    return Expected(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
-                    gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
-                    max(account.recomputed(layers) for layers in trainer.stages.values()))
+    return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
+                gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
+                max(account.recomputed(layers) for layers in trainer.stages.values()))
 
 
 def bytes_each(itemsize: int) -> tuple[int, int, int]:
@@ -173,7 +161,7 @@ def formulas_table(one: RankMemory, parallel: ParallelConfig, w: int) -> str:
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
         found = [sum(model_states(one.psi + one.padding, n, stage, *each)) for each in sizes]
-        held = f"{sum(one.held[:4]):,}" if stage == parallel.zero_stage else ""      # far memory included
+        held = f"{one.held.states:,}" if stage == parallel.zero_stage else ""      # far memory included
         rows.append([str(stage), formula, *(f"{value:,.0f}" for value in found), held])
     return aligned(rows, left=(0, 1))
 

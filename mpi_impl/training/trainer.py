@@ -34,16 +34,21 @@ class StepResult(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Bytes that a rank holds from step to step, and at most at once for a while."""
+    """Bytes that a rank holds from step to step, and at most at once for a while: measured, or as formulas say."""
 
     parameters: int
     gradients: int
     optimizer: int
     far: int                  # of parameters and optimizer, in far memory; not in those above
     gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
-    unreduced: int            # for a while: gradients that ZeRO-2 and 3 have yet to send
+    unreduced: int | None     # for a while: gradients that ZeRO-2 and 3 have yet to send; None where no formula says it
     activations: int          # for a while: caches, and what waits for W; 0 if they were not measured
     recomputed: int           # for a while: the caches of layers that a backward has computed again; likewise
+
+    @property
+    def states(self) -> int:
+        """The model's, near and far."""
+        return self.parameters + self.gradients + self.optimizer + self.far
 
 
 class Trainer:

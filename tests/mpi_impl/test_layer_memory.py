@@ -6,7 +6,7 @@ import pytest
 
 from mpi_impl.training import memory
 from mpi_impl.training.layer_memory import formula_of, layer_formula, variants, variants_table
-from mpi_impl.training.memory import Expected, RankMemory
+from mpi_impl.training.memory import RankMemory
 from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, model_states, total
@@ -73,7 +73,7 @@ def test_the_formulas_of_states(zero_stage):
     parallel = ParallelConfig(data_parallel_size=n, zero_stage=zero_stage)
     states = map(round, model_states(psi + padding, n, zero_stage, 4, 4, 8))
     held = Held(*states, *[0] * (len(Held._fields) - 3))
-    one = RankMemory(psi, padding, held, Expected(**held._asdict()))
+    one = RankMemory(psi, padding, held, held)
 
     row = cells(memory.states_table([one], parallel).splitlines()[1])
     assert number(row[-2]) == value(row[-1], w=4, g=4, K=8, Psi=psi + padding, N=n)

@@ -127,7 +127,7 @@ def test_the_report(ranks, plan):
     assert len(set(texts)) == 1
     report, psi, n = texts[0], everyone[0].psi + everyone[0].padding, 3
     published = {0: 16 * psi, 1: 8 * psi + 8 * psi // n, 2: 4 * psi + 12 * psi // n, 3: 16 * psi // n}[plan.zero_stage]
-    assert sum(everyone[0].held[:4]) == published
+    assert everyone[0].held.states == published
     row = report.splitlines()[2].split()
     assert row[:4] == ["0", "to", "2", f"{psi:,}"] and row[4] == f"{everyone[0].held.parameters:,}"
     assert "NOT" not in report and f"{published:,}\n" in report + "\n"
