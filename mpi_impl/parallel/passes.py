@@ -50,29 +50,29 @@ class TrainingPass(ForwardPass):
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
                  microbatches: Sequence, weight: float, grads: dict[int, GPT], sink: ImmediateSink,
                  dropouts: Sequence[Dropout], recompute: Recompute, measured: bool = False):
-        """`dropouts` are the microbatches'. If the run is `measured`, peak_bytes is the most that was held,
+        """`dropouts` are the microbatches'. If the run is `measured`, peak_activations is the most that was held,
         and peak_recomputed what was held besides while layers were computed again.
         """
         super().__init__(model, region, params, microbatches, weight)
         self.grads, self.sink, self.dropouts, self.recompute = grads, sink, dropouts, recompute
-        self.measured, self.peak_bytes, self.peak_recomputed = measured, 0, 0
+        self.measured, self.peak_activations, self.peak_recomputed = measured, 0, 0
         if measured:
             sink.recomputed = self.measure_recomputed
         self.caches: dict[tuple[int, int], GPTCache] = {}  # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
-        self.peak = 0                                      # the most of both that were ever held
+        self.peak_caches = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
 
     def keep(self, action: Action, cache: GPTCache) -> None:
         self.caches[action.stage, action.microbatch] = cache
-        self.peak = max(self.peak, len(self.caches) + len(self.deferred))
+        self.peak_caches = max(self.peak_caches, len(self.caches) + len(self.deferred))
         self.measure()
 
     def measure(self) -> None:
         """What this rank holds now."""
         if self.measured:
             waiting = [sink.held() for sink in self.deferred.values()]
-            self.peak_bytes = max(self.peak_bytes, array_bytes([self.caches, waiting]))
+            self.peak_activations = max(self.peak_activations, array_bytes([self.caches, waiting]))
 
     def measure_recomputed(self, caches) -> None:
         """What a backward has computed again."""

@@ -119,9 +119,9 @@ class Trainer:
                             ImmediateSink(self.gradients.contributed), self.dropouts(microbatches),
                             self.topology.config.recompute, self.measured)
         self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
-        self.peak_caches = work.peak
+        self.peak_caches = work.peak_caches
         if self.measured:
-            self.peak_activations, self.peak_recomputed = work.peak_bytes, work.peak_recomputed
+            self.peak_activations, self.peak_recomputed = work.peak_activations, work.peak_recomputed
         with self.ledger.phase("reduction"):
             self.gradients.finish()
             self.sum_copies()
