@@ -158,7 +158,7 @@ class ParallelConfig:
         return self.tensor_model_parallel_size if self.sequence_parallel else 1
 
     @property
-    def pieces(self) -> int:
+    def scattered_parts(self) -> int:
         """Into how many a rank's activation is cut on its way to the next stage, to be gathered there.
 
         With sequence parallelism it is cut already, and the receivers need not gather.
@@ -169,7 +169,7 @@ class ParallelConfig:
     @property
     def sent_parts(self) -> int:
         """Into how many a stage's result [b, s, h] is cut between its ranks, each of which sends one."""
-        return self.sequence_shards * self.pieces
+        return self.sequence_shards * self.scattered_parts
 
     @property
     def shards(self) -> int:

@@ -133,7 +133,7 @@ def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, 
     n, part = m * edges(c, p), " / t" if p.sent_parts > 1 else ""
     sent = Traffic("send", "pipeline", phase, content, n, n * bsh // p.sent_parts, f"edges b s h{part}")
     gathered = Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")
-    return [sent, gathered] if p.pieces > 1 else [sent]
+    return [sent, gathered] if p.scattered_parts > 1 else [sent]
 
 
 def edges(c: ModelConfig, p: ParallelConfig) -> int:

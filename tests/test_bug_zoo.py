@@ -271,7 +271,8 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "tags without the microbatch": (                             # right as long as ranks keep them in one order
         Bug("mpi_impl.parallel.pipeline", TAG, 'return 2 * action.stage + (action.kind == "F")'), *played(TURNED)),
     "receives into one buffer": (
-        Bug("mpi_impl.parallel.pipeline", "piece = np.empty_like(self.like, shape=prod(self.shape) // self.pieces)",
+        Bug("mpi_impl.parallel.pipeline",
+            "piece = np.empty_like(self.like, shape=prod(self.shape) // self.scattered_parts)",
             'piece = self.__dict__.setdefault("piece", np.empty(prod(self.shape)))'), *played(TURNED)),
     "sends from one buffer": (                                   # small messages are buffered by MPI: they get through
         Bug("mpi_impl.parallel.pipeline", "y = self.results.pop(step.action).reshape(-1)",

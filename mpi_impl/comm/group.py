@@ -143,8 +143,7 @@ class Group:
             return Pending(self, reason, [], out, out, [])
         with self._posting() as clock:
             sent, received = to_host_apart(x, out)
-            pending = Pending(self, reason, [begin(sent, received)], received, out, self.others,
-                              sent)
+            pending = Pending(self, reason, [begin(sent, received)], received, out, self.others, sent)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)

@@ -4,6 +4,7 @@ Who works on it (the optimizer, a sum over a few ranks) goes through it piece by
 what it gets, and gives it back, `buffer.store(piece, values)`.
 """
 import os
+from abc import ABC, abstractmethod
 from tempfile import TemporaryFile
 
 import numpy as np
@@ -13,15 +14,15 @@ from mpi_impl.comm.group import to_host
 from reference.layout import Piece
 
 
-class Buffer:
+class Buffer(ABC):
     """Elements of a rank, near at hand: what is loaded is a view, and storing a view where it is moves nothing."""
 
     def __init__(self, flat):
         self.flat = flat
 
+    @abstractmethod
     def place(self, piece: Piece) -> slice:
         """Where a piece lies."""
-        raise NotImplementedError
 
     def load(self, piece: Piece):
         """A piece's elements."""

@@ -48,17 +48,17 @@ class TrainingPass(ForwardPass):
     """Forward and backward, with gradients added to `grads`, by stage, through the sink."""
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
-                 microbatches: Sequence, weight: float, grads: dict[int, GPT], sink: ImmediateSink,
+                 microbatches: Sequence, weight: float, grads: dict[int, GPT], contributed: Callable,
                  dropouts: Sequence[Dropout], recompute: Recompute, measured: bool = False):
-        """`dropouts` are the microbatches'. If the run is `measured`, peak_activations is the most that was held,
-        and peak_recomputed what was held besides while layers were computed again.
+        """`contributed` is handed the units of `grads` to which a microbatch has given all; `dropouts` are the
+        microbatches'. If the run is `measured`, peak_activations is the most bytes that were held, and peak_recomputed
+        of what was held besides while layers were computed again.
         """
         super().__init__(model, region, params, microbatches, weight)
-        self.grads, self.sink, self.dropouts, self.recompute = grads, sink, dropouts, recompute
+        self.grads, self.dropouts, self.recompute = grads, dropouts, recompute
+        self.sink = ImmediateSink(contributed, self.measure_recomputed)
         self.measured, self.peak_activations, self.peak_recomputed = measured, 0, 0
-        if measured:
-            sink.recomputed = self.measure_recomputed
-        self.caches: dict[tuple[int, int], GPTCache] = {}  # by stage and microbatch: from F until B, or until I
+        self.caches: dict[tuple[int, int], GPTCache] = {}         # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
         self.peak_caches = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
@@ -76,7 +76,8 @@ class TrainingPass(ForwardPass):
 
     def measure_recomputed(self, caches) -> None:
         """What a backward has computed again."""
-        self.peak_recomputed = max(self.peak_recomputed, array_bytes(caches))
+        if self.measured:
+            self.peak_recomputed = max(self.peak_recomputed, array_bytes(caches))
 
     def backward(self, action: Action, dy):
         """dx of the stage after -> dx for the stage before, with all gradients."""

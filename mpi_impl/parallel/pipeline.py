@@ -31,7 +31,7 @@ class Pipeline:
     def __init__(self, schedule: Schedule, topology: Topology):
         """Raises UserError if there are more messages than MPI has tags for."""
         self.group, self.tensor, self.stages = topology.pipeline, topology.tensor, schedule.stages
-        self.pieces = topology.config.pieces
+        self.scattered_parts = topology.config.scattered_parts
         self.steps = lower(schedule)[self.group.rank]
         if tag(Action(self.stages, "F", schedule.microbatches), self.stages) > self.group.largest_tag:
             raise UserError(f"{schedule.microbatches:,} microbatches through {self.stages} stages are more messages "
@@ -74,22 +74,22 @@ class Pipeline:
 
     def send(self, step: Send) -> None:
         y = self.results.pop(step.action).reshape(-1)
-        if self.pieces > 1:
-            n = y.size // self.pieces
+        if self.scattered_parts > 1:
+            n = y.size // self.scattered_parts
             y = y[self.tensor.rank * n:(self.tensor.rank + 1) * n]
         self.sent.append(self.group.post_send(y, step.to, tag(step.action, self.stages), CONTENT[step.action.kind]))
 
     def receive(self, step: Receive) -> None:
         self.post_next()
         x = self.posted.popleft().wait()
-        if self.pieces > 1:
+        if self.scattered_parts > 1:
             x = self.tensor.all_gather(x, 0, f"gathered {CONTENT[step.action.kind]}")
         self.results[step.action] = x.reshape(self.shape)
 
     def post_next(self) -> None:
         """Post the next receive, in the order in which they will be needed, if there is one left."""
         if (step := next(self.unposted, None)) is not None:
-            piece = np.empty_like(self.like, shape=prod(self.shape) // self.pieces)
+            piece = np.empty_like(self.like, shape=prod(self.shape) // self.scattered_parts)
             self.posted.append(self.group.post_receive(piece, step.source, tag(step.action, self.stages),
                                                        CONTENT[step.action.kind]))
 

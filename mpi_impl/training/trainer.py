@@ -11,7 +11,6 @@ from mpi_impl.files import writing
 from mpi_impl.parallel.buffers import Buffer, FarShard, Shard, Whole
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.parallel.zero import GRADIENTS, Parameters, ShardedParameters
 from mpi_impl.training.optimizer import Adam, counted_pieces
 from reference.config import ModelConfig
@@ -116,7 +115,7 @@ class Trainer:
         self.gradients.expect(len(microbatches))
         work = TrainingPass(self.model, self.region, self.stage_params, microbatches,
                             weight_of(microbatches, global_batch_size), self.stage_grads,
-                            ImmediateSink(self.gradients.contributed), self.dropouts(microbatches),
+                            self.gradients.contributed, self.dropouts(microbatches),
                             self.topology.config.recompute, self.measured)
         self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
         self.peak_caches = work.peak_caches
