@@ -32,6 +32,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import bubbles
 from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
 from reference.stages import schedule_of
 
 MODEL = ModelConfig(num_layers=16, hidden_size=128, num_attention_heads=4, vocab_size=64, max_position_embeddings=128,
@@ -63,7 +64,8 @@ def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], fl
                        ParallelConfig(pipeline_model_parallel_size=ranks.size, pipeline_schedule=name,
                                       virtual_pipeline_size=V if name == "interleaved" else None))
     schedule = schedule_of(topology.config, MICROBATCHES)
-    everyone = ranks.from_all(steps_of(Trainer(MODEL, OptimizerConfig(1e-3, STEPS), topology, 1, np.float32), trace))
+    trainer = Trainer(MODEL, OptimizerConfig(1e-3, STEPS), topology, 1, Precision("float32"))
+    everyone = ranks.from_all(steps_of(trainer, trace))
     disconnect(topology)
     times = measured_times(everyone, schedule, sending=0.0)
     by_rank = [[sum(by_stage[stage] for stage in stages)

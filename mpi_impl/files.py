@@ -1,4 +1,4 @@
-"""Files that a run writes: whether they can be written is found out before the work, and if not, in a sentence."""
+"""Files of a run: whether those that it writes can be written is found out before the work. Errors are sentences."""
 import os
 from contextlib import contextmanager
 from tempfile import TemporaryFile
@@ -20,6 +20,15 @@ def writing(path: str):
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+@contextmanager
+def reading(path: str):
+    """The same for a file that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def check_writable(path: str, read: str | None, option: str = "--data-path") -> None:

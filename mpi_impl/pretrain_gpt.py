@@ -20,20 +20,25 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.files import check_folder, check_writable, writing
-from mpi_impl.training import memory
+from mpi_impl.recording.not_finite import first_not_finite
+from mpi_impl.recording.recording import RecordedSteps, description
+from mpi_impl.training import checkpoint, forecast, memory
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
+from mpi_impl.training.checkpoint_files import Manifest, check_free, read_manifest
+from mpi_impl.training.gpt2_config import check_vocabulary, read_config
+from mpi_impl.training.huggingface import check_weights, load_weights, save_model
 from mpi_impl.training.metrics import Metrics
 from mpi_impl.training.sample import sample
 from mpi_impl.training.tracing import TIMELINE, TRACE, TracedSteps
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters
 from reference.errors import UserError
-from reference.memory import model_states
 from reference.stages import layouts_of_ranks, schedule_of, stages_of_ranks
 from reference.traffic import Work
+
+ENOUGH = 20     # skipped steps in a row, where the loss scale cannot become smaller
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -62,6 +67,8 @@ class Pretraining:
         self.settings, self.args, self.world = settings, settings.args, ranks
         self.first = ranks.rank == 0
         ranks.from_first(self.check_outputs)
+        self.loaded = ranks.from_first(self.check_checkpoints)
+        ranks.from_first(self.check_weights)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         prefix, vocab_size, self.eod, self.unigram = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
@@ -70,27 +77,59 @@ class Pretraining:
         self.batches = Batches(self.dataset, self.topology, self.args.seq_length, self.args.micro_batch_size,
                                settings.microbatches)
         self.model = settings.model(vocab_size)
-        ranks.from_first(lambda: check_memory(self.model, settings.parallel, np.dtype(self.args.dtype).itemsize,
-                                               in_files=self.args.offload_folder is not None))
-        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, self.args.dtype,
+        self.plan = forecast.Plan(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
+                                  self.args.seq_length, settings.microbatches, self.args.offload_folder is not None)
+        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline)
+        self.forecast = forecast.check_memory(self.hosts, self.plan)
+        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
                                far_folder=self.args.offload_folder)
+        if self.loaded:
+            checkpoint.load(self.trainer, self.args.load, self.loaded)
+        if self.args.load_hf:
+            load_weights(self.trainer, self.args.load_hf)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
+        if self.verifier and (self.loaded or self.args.load_hf):
+            self.verifier.take_over()
         self.traced = TracedSteps(self.topology) if self.args.trace else None
+        self.recorded = self.record() if self.args.record else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
-                               self.args.log_interval, self.args.metrics_file, speaks=self.first)
+                               self.args.log_interval, self.args.metrics_file, speaks=self.first,
+                               scaled=self.args.fp16)
         self.evaluations = 0
+        self.skipped_in_a_row = 0
 
     # ---- before the first step ----
 
     def check_outputs(self) -> None:
         """On rank 0: every file that will be written can be."""
-        for folder in (self.args.trace, self.args.offload_folder):
+        for folder in (self.args.trace, self.args.offload_folder, self.args.save_hf, self.args.record):
             if folder:
                 check_folder(folder)
         traces = [os.path.join(self.args.trace, name) for name in (TRACE, TIMELINE)] if self.args.trace else []
         for path in (self.args.metrics_file, self.args.ledger, self.args.plot, *traces):
             if path:
                 check_writable(path, self.args.data_path)
+
+    def record(self) -> RecordedSteps:
+        about = description(self.trainer, self.args.global_batch_size, self.args.seq_length)
+        return RecordedSteps(self.trainer, self.args.record, about, self.say)
+
+    def check_checkpoints(self) -> Manifest | None:
+        """On rank 0: the checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
+        a, manifest = self.args, None
+        if a.load:
+            manifest = read_manifest(a.load)
+            checkpoint.check_iterations(a.load, manifest, a.train_iters)
+        if a.save:
+            check_folder(a.save)
+            check_free(a.save, manifest.iteration + 1 if manifest else 1)
+        return manifest
+
+    def check_weights(self) -> None:
+        """On rank 0: the weights to begin with are all there, and have the shapes that their config.json asks for."""
+        folder = self.args.load_hf
+        if folder:
+            check_weights(folder, self.settings.model(read_config(folder)["vocab_size"]))
 
     def prepare_data(self) -> tuple[str, int, int, float | None]:
         """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now.
@@ -100,6 +139,8 @@ class Pretraining:
         a = self.args
         prefix, self.tokenizer = prepare(a.data_path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file,
                                          a.data_cache_path, report=self.say)
+        if a.load_hf:
+            check_vocabulary(a.load_hf, self.tokenizer)
         vocab_size, dataset = self.tokenizer.vocab_size, self.open_dataset(prefix)
         dataset.check_vocabulary(vocab_size)
         dataset.batch("train", 0, 1)
@@ -116,9 +157,20 @@ class Pretraining:
 
     def run(self) -> None:
         self.say(self.introduction())
+        self.say(forecast.told(self.forecast, self.hosts))
+        self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size))
+        if self.args.load_hf:
+            self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
+                     f"{self.args.attention_dropout:g} of attention's probabilities")
+        if self.loaded:
+            self.say(checkpoint.told(self.args.load, self.loaded, checkpoint.settings_of(self.settings),
+                                     self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)
+        if self.args.save_hf:
+            save_model(self.trainer, self.args.save_hf, self.tokenizer)
+            self.say(f"\nthe model is in {self.args.save_hf}: transformers' GPT2LMHeadModel.from_pretrained opens it")
         gathers = self.settings.parallel.zero_stage == 3       # then every replica takes part, with its parameters
         if self.args.sample_tokens and (self.topology.place.data == 0 or gathers):
             self.write_sample()
@@ -129,7 +181,7 @@ class Pretraining:
         if self.traced:
             self.write_trace(self.traced)
         if self.first:
-            self.report_ledger(last, together)
+            self.report_ledger(self.metrics.steps, together)
             print(f"{held}\n", flush=True)
             self.report_outcome()
         self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
@@ -137,18 +189,25 @@ class Pretraining:
     def train(self) -> int:
         """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
         a = self.args
-        for iteration in range(1, a.train_iters + 1):
+        first = self.trainer.iteration + 1
+        for iteration in range(first, a.train_iters + 1):
             began = time.perf_counter()
-            self.trainer.measured = iteration == 1     # counting bytes takes time, and every step holds as many
+            self.trainer.measured = iteration == first     # counting bytes takes time, and every step holds as many
             with self.traced.step() if self.traced else nullcontext():
-                result = self.trainer.step(self.batches.microbatches_of("train", iteration - 1), a.global_batch_size)
+                batch = self.batches.microbatches_of("train", iteration - 1)
+                observer = self.recorded.observer if self.recorded else None
+                result = self.trainer.step(batch, a.global_batch_size, observer)
             seconds = time.perf_counter() - began
-            self.stop_if_diverged(iteration, "loss", result.loss)
-            self.stop_if_diverged(iteration, "gradient's norm", result.grad_norm)
+            if self.recorded:
+                self.recorded.write()
+            self.stop_if_diverged(iteration, result, batch)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
-            if a.exit_interval and iteration % a.exit_interval == 0:
+            last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
+            if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
+                self.say(checkpoint.save(self.trainer, a.save, checkpoint.settings_of(self.settings)))
+            if last:
                 break
-            if iteration % a.eval_interval == 0 and iteration < a.train_iters:
+            if iteration % a.eval_interval == 0:
                 self.evaluate(iteration)
         return iteration
 
@@ -168,13 +227,28 @@ class Pretraining:
         losses = [self.trainer.evaluate(self.batches.microbatches_of("validation", i), self.args.global_batch_size)
                   for i in range(self.args.eval_iters)]
         self.evaluations += len(losses)
-        self.stop_if_diverged(iteration, "validation loss", sum(losses) / len(losses))
-        self.metrics.evaluation(iteration, sum(losses) / len(losses))
+        mean = sum(losses) / len(losses)
+        if not isfinite(mean):
+            raise self.diverged(f"The validation loss of iteration {iteration} is {mean}")
+        self.metrics.evaluation(iteration, mean)
 
-    def stop_if_diverged(self, iteration: int, what: str, value: float) -> None:
-        if not isfinite(value):
-            raise UserError(f"The {what} of iteration {iteration} is {value}: the run has diverged. Try a smaller "
-                            f"--lr, now {self.args.lr}, or a longer warm-up (--lr-warmup-iters).")
+    def stop_if_diverged(self, iteration: int, result: StepResult, batch: list) -> None:
+        """Only a gradient that overflows float16 is no reason to stop, for a smaller loss scale may help."""
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
+        if not isfinite(result.loss) or (result.skipped and not self.args.fp16):
+            what, value = (("loss", result.loss) if not isfinite(result.loss) else
+                           ("gradient's norm", result.grad_norm))
+            where = first_not_finite(self.trainer, batch, self.args.global_batch_size) if result.skipped else ""
+            raise self.diverged(f"The {what} of iteration {iteration} is {value}", where)
+        if self.skipped_in_a_row >= ENOUGH and self.trainer.scaler.lowest:
+            raise self.diverged(f"Until iteration {iteration} the gradients of {self.skipped_in_a_row} iterations in a "
+                                f"row overflow float16 with a loss scale of {result.loss_scale:g}, and it cannot become"
+                                " smaller")
+
+    def diverged(self, what: str, where: str = "") -> UserError:
+        """`where` tells where it began, in sentences."""
+        return UserError(f"{what}: the run has diverged. {where}{' ' * bool(where)}Try a smaller --lr, now "
+                         f"{self.args.lr}, or a longer warm-up (--lr-warmup-iters).")
 
     def write_sample(self) -> None:
         tokens = sample(self.trainer, self.eod, self.args.sample_tokens, self.args.seed)
@@ -192,7 +266,7 @@ class Pretraining:
                 f"a step is {self.settings.microbatches} x {self.args.micro_batch_size} samples on each replica\n"
                 f"{self.saving()}"
                 f"GPT of {parameters(m):,} parameters, {held}; vocabulary "
-                f"{m.vocab_size:,}, padded to {m.padded_vocab_size(t):,}; {self.args.dtype}")
+                f"{m.vocab_size:,}, padded to {m.padded_vocab_size(t):,}; {self.settings.precision.compute}")
 
     def pipelining(self) -> str:
         """Of a pipeline: the schedule, and how many layers its stages have, in order."""
@@ -229,10 +303,10 @@ class Pretraining:
             together.add(ledger)
         return together
 
-    def report_ledger(self, last: int, ledger: Ledger) -> None:
+    def report_ledger(self, steps: int, ledger: Ledger) -> None:
         m = self.settings.microbatches
         sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size,
-                 self.args.seq_length, Work(last, last * m, self.evaluations, self.evaluations * m))
+                 self.args.seq_length, Work(steps, steps * m, self.evaluations, self.evaluations * m))
         print(f"\n{report.report(*sizes)}\n", flush=True)
         if self.args.ledger:
             with writing(self.args.ledger):
@@ -243,7 +317,7 @@ class Pretraining:
         elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // parallel.sent_parts
         with writing(folder):
             traced.write(folder, schedule_of(parallel, self.settings.microbatches),
-                         elements * np.dtype(self.args.dtype).itemsize)
+                         elements * self.settings.precision.form.bytes)
         self.say(f"\nthe last {len(traced.steps)} steps are in {folder}: trace.json opens in https://ui.perfetto.dev, "
                  "and timeline.png shows the very last one beside its prediction")
 
@@ -263,32 +337,6 @@ class Pretraining:
     def say(self, text: str) -> None:
         if self.first:
             print(text, flush=True)
-
-
-def check_memory(model: ModelConfig, parallel: ParallelConfig, itemsize: int, in_files: bool) -> None:
-    """Raises UserError if one rank's buffers alone are more than this machine has: before hours are spent on them.
-
-    `in_files`: whether what is offloaded is not in memory at all.
-    """
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    rank = parameters(model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
-    each = bytes_of_parameter(parallel, itemsize, in_files)
-    if rank * each <= there:      # on average; a model that is far too large is not laid out, tensor by tensor
-        rank = max(layout.size for layout in layouts_of_ranks(model, parallel))
-    if rank * each > there:
-        raise UserError(f"Of {rank:,} parameters a rank would hold {each:g} bytes each, of parameters, gradients and "
-                        f"moments: {rank * each / 1e9:,.1f} GB, but the machine has {there / 1e9:,.1f} GB. Choose a "
-                        "smaller --num-layers, --hidden-size or --vocab-size, a larger --tensor-model-parallel-size or "
-                        "--pipeline-model-parallel-size, or with several replicas a higher --zero-stage.")
-
-
-def bytes_of_parameter(parallel: ParallelConfig, itemsize: int, in_files: bool) -> float:
-    """On a rank, of each parameter of its shard of the model: itself, its gradient, and two moments."""
-    parameter, gradient, moments = model_states(1, parallel.data_parallel_size, parallel.zero_stage,
-                                                *memory.bytes_each(itemsize))
-    if parallel.cpu_offload and in_files:
-        parameter, moments = parameter if parallel.zero_stage < 3 else 0, 0
-    return parameter + gradient + moments
 
 
 if __name__ == "__main__":

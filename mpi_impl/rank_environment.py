@@ -1,4 +1,4 @@
-"""What must be true of a rank's process before NumPy and MPI load. Standard library only.
+"""What must be true of a rank's process: before NumPy and MPI load, and when they have. Standard library only.
 
 Eight ranks on two cores, each with a BLAS that starts a thread per core, spend their time waiting for one another:
 a job of small matrix products takes fifty times as long. So a rank gets one thread, and gives its core away while
@@ -75,3 +75,17 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_MAX, 0)           # take big arrays from the heap, too
         mallopt(M_TRIM_THRESHOLD, -1)    # never give the heap's free end back
         mallopt(M_TOP_PAD, 64 << 20)     # grow it by 64 MiB at a time
+
+
+def forget_shared_memory() -> None:
+    """Take the names from the memory that MPICH's ranks on one machine share, once all of them have it.
+
+    It is a file of 8 MiB in /dev/shm, which is memory, too. Ranks that are killed would leave it there until the
+    machine is started anew, job after job. A file without a name is gone with the last of those who have it.
+    """
+    with contextlib.suppress(OSError):  # a system that does not say what is mapped
+        with open("/proc/self/maps") as maps:
+            mapped = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}
+        for path in mapped:
+            with contextlib.suppress(OSError):  # another rank was faster
+                os.unlink(path)

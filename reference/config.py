@@ -31,6 +31,7 @@ class ModelConfig:
     hidden_dropout: float = 0.1                        # of the embedding, and of each branch before it is added
     attention_dropout: float = 0.1                     # of attention's probabilities
     make_vocab_size_divisible_by: int = 128
+    fp16_lm_cross_entropy: bool = False                # in float16, the loss too, rather than in float32
 
     def __post_init__(self):
         for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings",

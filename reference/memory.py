@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from reference.actions import Action
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_zero_stage, require_one_of
+from reference.precision import FORMATS, Precision
 
 # ---- model states ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Account:
     c: ModelConfig
     b: int
     s: int
-    itemsize: int              # bytes of an element: 4 in float32
+    precision: Precision
     parallel: ParallelConfig
 
     # ---- elements ----
@@ -166,7 +167,7 @@ class Account:
     def norm(self, name: str) -> list[Kept]:
         return [self.array(f"{name}: input, normalised", self.outside, 2 * self.outside),
                 self.array(f"{name}: 1 / std", self.outside // self.c.hidden_size, 0,
-                           "one a position: too small for the formula")]
+                           "one a position: too small for the formula", self.precision.main)]
 
     def region_input(self, what: str) -> Kept:
         gathered = self.parallel.keep_gathered_inputs
@@ -174,13 +175,18 @@ class Account:
                           "all positions, for what was gathered is kept" if gathered else "")
 
     def core(self) -> list[Kept]:
-        """Q, K and V, and what attention makes of them. Selective recompute makes it again."""
+        """Q, K and V, and what attention makes of them. Selective recompute makes it again; in 16 bits the kernel does,
+        as FlashAttention (Dao et al. 2022).
+        """
         found = [self.array("Q, K and V", 3 * self.inside, 6 * self.inside)]
         if self.c.position_embedding_type == "rope":
             found.append(self.rotary())
         if self.parallel.recompute.selective:
             return found
         n = self.b * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
+        if self.precision.half:
+            return [*found, Kept("attention's probabilities, dropped and not", 0, 0, 5 * n,
+                                 "the backward's kernel computes them again")]
         after = ("computed again from the two above" if self.c.attention_dropout else
                  "nothing is dropped: they are the probabilities")
         return found + [self.array("attention's probabilities", n, 2 * n),
@@ -192,9 +198,11 @@ class Account:
         n = 4 * self.inside
         if self.c.activation == "relu":
             return [Kept("input of ReLU", n, n, 2 * n, "its backward needs the sign alone, a byte")]
-        again = "takes long to compute: kept, where the formula computes it again"
-        return [self.array("input of GeLU", n, 2 * n),
-                self.array("GeLU's Phi" if self.c.activation == "gelu_exact" else "GeLU's tanh", n, 0, again)]
+        found = [self.array("input of GeLU", n, 2 * n)]
+        if not self.precision.half:
+            found.append(self.array("GeLU's Phi" if self.c.activation == "gelu_exact" else "GeLU's tanh", n, 0,
+                                    "takes long to compute: kept, where the formula computes it again"))
+        return found
 
     def rotary(self) -> Kept:
         return self.array("cos and sin of rope", self.s * self.c.rotary_size, 0,
@@ -221,7 +229,8 @@ class Account:
         """Final layer norm, logits and loss."""
         logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
         return [*self.norm("final norm"), self.region_input("input of the logits"),
-                self.array("probabilities of the words", self.logits, logits, "padded words have theirs, too"),
+                self.array("probabilities of the words", self.logits, logits, "padded words have theirs, too",
+                           self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
                 self.words("targets")]
 
     def head_deferred(self) -> list[Kept]:
@@ -240,11 +249,11 @@ class Account:
 
     # ---- a kind of item ----
 
-    def array(self, what: str, elements: int, paper: float, why: str = "") -> Kept:
-        """Of the run's dtype, which alone makes ours differ if nothing else is said."""
-        ours = elements * self.itemsize
-        return Kept(what, elements, ours, paper,
-                    "" if ours == paper else why or f"{self.itemsize} bytes an element, not 2")
+    def array(self, what: str, elements: int, paper: float, why: str = "", form: str = "") -> Kept:
+        """Of the format in which the run computes, or of another. That alone makes ours differ if nothing is said."""
+        size = FORMATS[form or self.precision.compute].bytes
+        return Kept(what, elements, elements * size, paper,
+                    "" if elements * size == paper else why or f"{size} bytes an element, not 2")
 
     def mask(self, what: str, elements: int, rate: float) -> Kept:
         """A byte for each element that dropout may drop, here and in the papers."""
@@ -257,8 +266,9 @@ class Account:
         """A stage with these layers."""
         rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
         kept, deferred = rope, len(layers) * total(self.layer_deferred())
+        its_input, whole = self.outside * self.precision.form.bytes, total(self.kept_layer()) - rope
         for group, again in self.parallel.recompute.groups(layers):
-            kept += self.outside * self.itemsize if again else len(group) * (total(self.kept_layer()) - rope)
+            kept += its_input if again else len(group) * whole
         if 0 in layers:
             kept += total(self.embedding())
         if self.c.num_layers - 1 in layers:

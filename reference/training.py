@@ -7,6 +7,7 @@ from reference.dropout import Dropout
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
+from reference.precision import rounded
 
 
 def loss_and_gradients(tokens, targets, p, c, dropout=None):
@@ -21,27 +22,44 @@ def loss_and_gradients(tokens, targets, p, c, dropout=None):
 
 
 class Trainer:
-    """A GPT, its Adam moments, and one step after another over whole global batches."""
+    """A GPT, its Adam moments, and one step after another over whole global batches.
 
-    def __init__(self, model, optimizer, seed, dtype):
-        """`model` is a ModelConfig, `optimizer` an OptimizerConfig."""
-        self.model, self.optimizer, self.seed = model, optimizer, seed
+    In mixed precision it is what 16 bits come close to: the model computes in float32, with the master weights rounded
+    to the 16-bit format, and nothing else rounded. So no gradient overflows, and the loss needs no scale.
+    """
+
+    def __init__(self, model, optimizer, seed, precision):
+        """`model` is a ModelConfig, `optimizer` an OptimizerConfig, `precision` a Precision."""
+        self.model, self.optimizer, self.seed, self.form = model, optimizer, seed, precision.form
         self.tensors = gpt_tensors(model)
-        self.params = initialize(self.tensors, seed, dtype)
+        self.params = self.in_format(initialize(self.tensors, seed, precision.main))     # the master weights
         self.m = tree_map(np.zeros_like, self.params)
         self.v = tree_map(np.zeros_like, self.params)
-        self.iteration = 0
+        self.iteration = self.updates = 0
 
-    def step(self, tokens, targets):
-        """One step on the global batch, tokens and targets [B, s] -> loss, norm before clipping, clipped gradients."""
+    def step(self, tokens, targets, skipped=False):
+        """One step on the global batch, tokens and targets [B, s] -> loss, norm before clipping, clipped gradients.
+
+        A step that is skipped, because gradients overflowed where they have 16 bits, moves nothing.
+        """
         self.iteration += 1
         dropout = Dropout(self.model, self.seed, self.iteration)
-        loss, grads = loss_and_gradients(tokens, targets, self.params, self.model, dropout)
+        loss, grads = loss_and_gradients(tokens, targets, self.in_format(self.params), self.model, dropout)
         norm = sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
         clip = clip_coefficient(norm, self.optimizer.clip_grad)
         grads = tree_map(lambda grad: grad * clip, grads)
-        lr = learning_rate(self.optimizer, self.iteration)
-        tree_map(lambda param, grad, m, v, tensor: adam_update(param, grad, m, v, self.iteration, lr, tensor.decay,
+        if not skipped:
+            self.update(grads)
+        return loss, norm, grads
+
+    def update(self, grads):
+        """Adam moves the weights."""
+        self.updates += 1
+        lr = learning_rate(self.optimizer, self.updates)
+        tree_map(lambda param, grad, m, v, tensor: adam_update(param, grad, m, v, self.updates, lr, tensor.decay,
                                                                self.optimizer),
                  self.params, grads, self.m, self.v, self.tensors)
-        return loss, norm, grads
+
+    def in_format(self, params):
+        """Parameters as the model has them."""
+        return tree_map(lambda x: rounded(x, self.form), params)

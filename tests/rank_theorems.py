@@ -41,6 +41,7 @@ from reference.models.gpt import KEEP_ALL, GPTCache, gpt_join, has_embedding, ha
 from reference.optimizer import OptimizerConfig
 from reference.layout import Layout, map_units
 from reference.params import join, split, tree_map
+from reference.precision import Precision
 from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
 from reference.traffic import Work, traffic
@@ -66,7 +67,7 @@ class Share:
                        TensorParallelRegion(group))
         self.p = tree_map(wrap, split(p, tensors, group.size)[group.rank])
         self.layout = Layout(tensors, group.size)
-        self.flat = wrap(np.ones(self.layout.size))        # gradients are *added* to what is there
+        self.flat = wrap(np.ones(self.layout.size, case.main))      # gradients are *added* to what is there
         self.grads = self.layout.views(self.flat)
 
     def outside(self, x):
@@ -149,7 +150,7 @@ def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap
     share.gradients_equal(grads, tolerance)
 
 
-def block_equals_whole(group, case: Case, selective=False, wrap=as_is):
+def block_equals_whole(group, case: Case, selective=False, wrap=as_is, tolerance=1e-11):
     c, tensors, rotary = case.model, textbook_block.block_tensors(case.model), rotary_of(case)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
     y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout)
@@ -159,9 +160,9 @@ def block_equals_whole(group, case: Case, selective=False, wrap=as_is):
     rotary = rotary and tuple(map(wrap, rotary))
     y_mine, cache = block.block_forward(share.outside(x), share.p, c, rotary, share.region, case.dropout, selective)
     dx_mine = block.block_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
-    share.outside_equals(y_mine, y)
-    share.outside_equals(dx_mine, dx)
-    share.gradients_equal(grads, 1e-11)
+    share.outside_equals(y_mine, y, tolerance)
+    share.outside_equals(dx_mine, dx, tolerance)
+    share.gradients_equal(grads, tolerance)
 
 
 def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
@@ -198,7 +199,7 @@ def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     share.gradients_equal({"word": dword}, tolerance)
 
 
-def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is):
+def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11):
     logits = scale * case.array("logits", case.b, case.s, 3 * case.t)
     targets = case.ids("targets", case.b, case.s) % logits.shape[-1]
     dloss = case.array("dloss", case.b, case.s)
@@ -207,8 +208,8 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is):
 
     mine = slice(3 * group.rank, 3 * group.rank + 3)
     loss_all, cache = cross_entropy.cross_entropy_forward(wrap(logits[..., mine].copy()), wrap(targets), group)
-    close(host(loss_all), loss)
-    close(host(cross_entropy.cross_entropy_backward(wrap(dloss), cache)), dlogits[..., mine])
+    close(host(loss_all), loss, tolerance)
+    close(host(cross_entropy.cross_entropy_backward(wrap(dloss), cache)), dlogits[..., mine], tolerance)
 
 
 def gpt_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
@@ -282,8 +283,8 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
     with connected(group, plan.parallel(group.size, case)) as topology:
         # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
-        ours = Trainer(case.model, optimizer, topology, case.seed, np.float64, wrap(np.empty(0)))
-        textbook = training.Trainer(case.model, optimizer, case.seed, np.float64) if group.rank == 0 else None
+        ours = Trainer(case.model, optimizer, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
+        textbook = training.Trainer(case.model, optimizer, case.seed, ours.precision) if group.rank == 0 else None
         if order is not None:
             ours.pipelines["training", microbatches] = Pipeline(order, topology)
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
@@ -346,7 +347,7 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
 def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
     """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, np.float64)
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
         together = Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, topology, case.s, case.b,
                           work.microbatches // work.steps)
@@ -377,7 +378,7 @@ class Words:
 def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
     """While an evaluation runs, a rank has no cache from an earlier forward; after a step it has none at all."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, np.float64)
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
         batch = microbatches * topology.data.size * case.b
         mine = dealt(trainer, case.b, case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s))
         gc.collect()        # what another run has left, if it has failed on this rank

@@ -25,6 +25,7 @@ class Case:
     integers: bool = False   # whole numbers: their sums and products are exact, in any order
     sequence_parallel: bool = False
     keep_gathered_inputs: bool = False
+    main = np.float64        # the dtype of gradients
 
     @property
     def region(self):

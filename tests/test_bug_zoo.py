@@ -3,6 +3,7 @@
 Read it as a list of what goes wrong in practice: the right line, the wrong one, the theorem that falls. Some comments
 tell how the mistake comes about, or what it does.
 """
+import numpy as np
 import pytest
 
 from reference.actions import from_csv
@@ -10,10 +11,12 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.schedules import gpipe
 from reference.traffic import Work
 from tests import rank_theorems, textbook_theorems
+from tests.mpi_impl import test_mixed_precision
 from tests.mpi_impl.test_layers import only_inputs_are_kept
 from tests.mpi_impl.test_pipeline import every_message_arrives
 from tests.mpi_impl.test_zero import no_gradient_outlives_its_use, units_come_and_go
 from tests.planted import Bug, assert_caught, planted
+from tests.rank_theorems import Plan
 from tests.strategies import Case
 
 # Four heads on two ranks; 10 words, so that the second rank's table ends in padding.
@@ -148,7 +151,7 @@ ON_RANKS: dict[str, tuple] = {
         only_inputs_are_kept, CASE, Recompute("selective")),
     # gradients and optimizer
     "gradients overwritten, not accumulated": (
-        Bug("mpi_impl.kernels", "grad += rows(x).T @ rows(dy)", "grad[...] = rows(x).T @ rows(dy)"),
+        Bug("mpi_impl.kernels", "grad += rows(", "grad[...] = rows("),
         rank_theorems.mlp_equals_whole, CASE),
     "replicas' gradients not summed": (
         Bug("mpi_impl.parallel.data_parallel",
@@ -253,8 +256,8 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "the loss of the last microbatch alone": (
         Bug("mpi_impl.parallel.passes", "self.loss += y.sum", "self.loss = y.sum"), *trained()),
     "the gradient of a microbatch's mean, not of the batch's": (
-        Bug("mpi_impl.parallel.passes", "self.weight, shape=targets.shape",
-            "self.weight * len(self.microbatches), shape=targets.shape"), *trained()),
+        Bug("mpi_impl.parallel.passes", "self.weight * self.scale, shape=targets.shape",
+            "self.weight * self.scale * len(self.microbatches), shape=targets.shape"), *trained()),
     # microbatches
     "the targets of the microbatch before": (
         Bug("mpi_impl.parallel.passes", "params, self.model, targets, self.region,",
@@ -337,7 +340,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", "samples_of(replica, k, d, b).start", "samples_of(0, k, d, b).start"),
         *small(d=2)),
     "every step drops alike": (
-        Bug("mpi_impl.training.trainer", "self.optimizer.iteration + 1, samples", "1, samples"), *small()),
+        Bug("mpi_impl.training.trainer", "self.seed, self.iteration, samples", "self.seed, 1, samples"), *small()),
     "an evaluation drops": (
         Bug("mpi_impl.parallel.passes", "[None] * len(microbatches)", "[Dropout(model, 1, 1)] * len(microbatches)"),
         *small()),
@@ -405,6 +408,57 @@ IN_A_PIPELINE: dict[str, tuple] = {
 def test_in_a_pipeline(ranks, name):
     bug, n, theorem, *args = IN_A_PIPELINE[name]
     assert_caught(ranks, n, bug, theorem, *args)
+
+
+FLOAT16 = (test_mixed_precision.CASE, 2, Plan(2), "float16")     # with four ranks, and microbatches
+ZERO_1 = (test_mixed_precision.CASE, Plan(2, zero_stage=1))
+
+IN_16_BITS: dict[str, tuple] = {
+    "gradients left as large as the loss scale made them": (
+        Bug("mpi_impl.training.optimizer", "clip_coefficient(norm, self.config.clip_grad) / scale",
+            "clip_coefficient(norm, self.config.clip_grad)"), test_mixed_precision.close_to_float32, *FLOAT16),
+    "the norm of scaled gradients": (                        # all of them are clipped
+        Bug("mpi_impl.training.optimizer", "global_norm(grads, self.counted, everyone) / scale",
+            "global_norm(grads, self.counted, everyone)"), test_mixed_precision.close_to_float32, *FLOAT16),
+    "the loss not scaled": (
+        Bug("mpi_impl.parallel.passes", "self.weight * self.scale", "self.weight"),
+        test_mixed_precision.close_to_float32, *FLOAT16),
+    "the loss in 16 bits": (
+        Bug("mpi_impl.models.gpt", "if not c.fp16_lm_cross_entropy:", "if False:"),
+        test_mixed_precision.the_loss_has_its_format, "float16", False),
+    "a skipped step drops what the one before it has": (     # a count of updates, where a count of steps is needed
+        Bug("mpi_impl.training.trainer", "self.seed, self.iteration, samples",
+            "self.seed, self.optimizer.iteration + 1, samples"),
+        test_mixed_precision.close_to_float32, *FLOAT16, 3, 1),
+    "no master weights": (                                   # small updates are rounded away
+        Bug("mpi_impl.training.trainer", "if self.precision.half:", "if False:"),
+        test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
+    "master weights that the model never sees": (
+        Bug("mpi_impl.training.optimizer", "self.model.store(piece, narrowed(param, self.model.flat.dtype))", "pass"),
+        test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
+    "an overflow that only its rank sees": (                 # the others move their weights
+        Bug("mpi_impl.training.optimizer",
+            'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
+        test_mixed_precision.one_overflow_skips_on_all, *ZERO_1, 3, np.inf, 0),
+    "an overflow that clips all gradients to nothing": (     # 0 x infinity is no number, and goes into the weights
+        Bug("mpi_impl.training.optimizer", "if not isfinite(norm):", "if False:"),
+        test_mixed_precision.one_overflow_skips_on_all, *ZERO_1, 3, np.inf, 0),
+    "a skipped step advances the learning rate": (
+        Bug("mpi_impl.training.optimizer", "            return norm, rate\n        self.iteration += 1",
+            "            self.iteration += 1\n            return norm, rate\n        self.iteration += 1"),
+        test_mixed_precision.scale_is_found, *ZERO_1),
+    "the scale stays where everything overflows": (
+        Bug("mpi_impl.training.trainer", "self.scaler.update(result.skipped)", "self.scaler.update(False)"),
+        test_mixed_precision.scale_is_found, *ZERO_1),
+    "no patience with the scale": (
+        Bug("reference.precision", "max(patience - 1, 0)", "0"), test_mixed_precision.scale_is_found, *ZERO_1),
+}
+
+
+@pytest.mark.parametrize("name", IN_16_BITS)
+def test_in_16_bits(ranks, name):
+    bug, theorem, *args = IN_16_BITS[name]
+    assert_caught(ranks, 4, bug, theorem, *args)
 
 
 IN_THE_TEXTBOOK: dict[str, tuple] = {

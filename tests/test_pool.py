@@ -127,7 +127,7 @@ def skip_an_all_reduce(group, idler):
 
 
 def test_a_deadlock_is_told_at_the_time_limit_with_every_stuck_stack(ranks):
-    ranks.run(1, where_and_what)
+    ranks.run(4, where_and_what)     # this module is imported there, which may take long
     start = time.monotonic()
     with pytest.raises(RankFailure, match="ranks 0, 1, 3: stuck\n.*\n.*group.all_reduce"):
         ranks.run(4, skip_an_all_reduce, 2, timeout=0.5)

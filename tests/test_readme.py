@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.training.arguments import parser
+from mpi_impl.training.options import parser
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}

@@ -3,6 +3,8 @@
 Arrays may live on the host (NumPy) or on a device (CuPy): a device array is staged through host memory, by copies
 that are asked for and not hidden. Every call over arrays is written into the ledger, a group of one rank's too; into
 the trace, if there is one; and it has a time limit, if the run has.
+
+MPI knows no formats of two bytes: it moves their bits as integers, and adding them up is done here.
 """
 import time
 from collections.abc import Iterable, Sequence
@@ -16,9 +18,11 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.kernels.formats import is_half, narrowed, widened
 from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
+UFUNCS = {"sum": np.add, "max": np.maximum}
 SPEAKS = 32_767     # a tag: every MPI allows it
 
 
@@ -53,7 +57,10 @@ class Group:
         with self._call("all_reduce", x.size, x.dtype, reason):
             if self.size > 1:
                 buffer = to_host(x)
-                self.comm.Allreduce(MPI.IN_PLACE, buffer, OPERATIONS[op])
+                if is_half(buffer):
+                    self._all_reduce_halves(buffer, op)
+                else:
+                    self.comm.Allreduce(MPI.IN_PLACE, buffer, OPERATIONS[op])
                 copy_back(buffer, x)
         return x
 
@@ -64,7 +71,7 @@ class Group:
                 return x
             send = to_host(x)
             parts = np.empty((self.size, *send.shape), send.dtype)
-            self.comm.Allgather(send, parts)
+            self.comm.Allgather(bits(send), bits(parts))
             return like(np.concatenate(list(parts), axis), x)
 
     def reduce_scatter(self, x, axis: int, reason: str):
@@ -73,6 +80,8 @@ class Group:
             if self.size == 1:
                 return x
             pieces = np.ascontiguousarray(np.split(to_host(x), self.size, axis))
+            if is_half(pieces):
+                return like(self._reduce_pieces(pieces, "sum"), x)
             mine = np.empty_like(pieces[0])
             self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
             return like(mine, x)
@@ -82,9 +91,28 @@ class Group:
         with self._call("broadcast", x.size, x.dtype, reason):
             if self.size > 1:
                 buffer = to_host(x)
-                self.comm.Bcast(buffer, root)
+                self.comm.Bcast(bits(buffer), root)
                 copy_back(buffer, x)
         return x
+
+    def _all_reduce_halves(self, x, op):
+        """Reduce the pieces that each rank is given, and gather them: 2 bytes an element on the wire. Overwrites x."""
+        flat = x.reshape(-1)
+        pieces = np.pad(flat, (0, -flat.size % self.size)).reshape(self.size, -1)
+        self.comm.Allgather(bits(self._reduce_pieces(pieces, op)), bits(pieces))
+        flat[...] = pieces.reshape(-1)[:flat.size]
+
+    def _reduce_pieces(self, pieces, op):
+        """Of every rank's pieces [size, ...], halves, the sum (or maximum) of those for this rank [...].
+
+        In float32, in the ranks' order, and rounded once: whoever does it, and whatever MPI, gets the same bits.
+        """
+        theirs = np.empty_like(pieces)
+        self.comm.Alltoall(bits(pieces), bits(theirs))
+        reduced = widened(theirs[0])
+        for one in theirs[1:]:
+            UFUNCS[op](reduced, widened(one), out=reduced)
+        return narrowed(reduced, pieces.dtype)
 
     # ---- what is posted now and waited for later ----
 
@@ -93,7 +121,7 @@ class Group:
         self._record("send", x.size, x.dtype, reason)
         with self._posting() as clock:
             buffer = to_host(x)
-            request = self.comm.Isend(buffer, to, 2 * tag)
+            request = self.comm.Isend(bits(buffer), to, 2 * tag)
             pending = Pending(self, f"send {reason}", [request], buffer, buffer, [self.ranks[to]])
             if clock is not None:
                 pending.stamp[0] = clock.tell()
@@ -104,7 +132,7 @@ class Group:
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
         with self._posting() as clock:
             buffer = to_host(x)
-            request = self.comm.Irecv(buffer, source, 2 * tag)
+            request = self.comm.Irecv(bits(buffer), source, 2 * tag)
             pending = Pending(self, f"receive {reason}", [request], buffer, x, [self.ranks[source]])
             if clock is not None:
                 pending.takes = clock.link.seconds("send", 2, x.nbytes)
@@ -135,6 +163,7 @@ class Group:
     def _post(self, operation, begin, x, out, reason):
         """Post a collective from x to out: `begin` is MPI's, which adds up where it reduces, unless told otherwise."""
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
+        assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
         whole = x if x.size > out.size else out
         self._record(operation, whole.size, whole.dtype, reason)
         if self.size == 1:
@@ -143,7 +172,7 @@ class Group:
             return Pending(self, reason, [], out, out, [])
         with self._posting() as clock:
             sent, received = to_host_apart(x, out)
-            pending = Pending(self, reason, [begin(sent, received)], received, out, self.others, sent)
+            pending = Pending(self, reason, [begin(bits(sent), bits(received))], received, out, self.others, sent)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)
@@ -170,6 +199,21 @@ class Group:
         if isinstance(outcome, UserError):
             raise outcome
         return outcome
+
+    def from_each(self, make) -> list:
+        """`make()` of every rank, in rank order, on every rank; or the UserError of the first rank that raised one.
+
+        For what each rank does with files of its own, while all must agree on failure. It takes what time it takes.
+        """
+        try:
+            outcome = make()
+        except UserError as error:
+            outcome = error
+        outcomes = self.comm.allgather(outcome)
+        for outcome in outcomes:
+            if isinstance(outcome, UserError):
+                raise outcome
+        return outcomes
 
     def from_all(self, value) -> list:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
@@ -323,6 +367,11 @@ def on_device(x) -> bool:
 def to_host(x):
     """A contiguous host array with x's elements: x itself if it is one."""
     return np.ascontiguousarray(x.get() if on_device(x) else x)
+
+
+def bits(x):
+    """The elements of a contiguous host array as MPI can move them: halves as integers, the others as they are."""
+    return x.view(np.uint16) if is_half(x) else x
 
 
 def to_host_apart(x, out):

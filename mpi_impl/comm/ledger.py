@@ -8,6 +8,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import ml_dtypes  # noqa: F401  it tells NumPy what "bfloat16" is
 import numpy as np
 
 from reference.cost import ring_all_gather, ring_all_reduce

@@ -14,7 +14,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.files import check_writable, writing
-from mpi_impl.tables import aligned
+from mpi_impl.tables import aligned, unit_for
 from mpi_impl.training.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.training.memory import RankMemory, distinct, rank_memory
 from mpi_impl.training.trainer import Held, Trainer
@@ -23,6 +23,7 @@ from reference.config import (ModelConfig, ParallelConfig, check_model_fits, che
 from reference.cost import parameters
 from reference.memory import Account, StageBytes, total
 from reference.optimizer import OptimizerConfig
+from reference.precision import FORMATS, Precision
 
 MICROBATCHES = 2      # of each replica, a step
 
@@ -82,8 +83,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
                         f"tensor parallel: {count(ranks.size, 'shard')}": sharers}.items():
         panels[title] = [trained(ranks, one, model, options) for one in runs]
         say(ranks, f"{title}; bytes on a rank, of each kind the most at once\n{runs_table(panels[title])}\n")
-    accounts = {one.name: Account(model, options.micro_batch_size, options.seq_length, itemsize(options), one.parallel)
-                for one in sharers}
+    sizes = model, options.micro_batch_size, options.seq_length, precision_of(options)
+    accounts = {one.name: Account(*sizes, one.parallel) for one in sharers}
     layers = {name: measure_layer(account, ranks) for name, account in accounts.items()}
     say(ranks, layers_text(accounts, layers))
     ranks.from_first(lambda: write_picture(options, panels, model))
@@ -116,7 +117,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
     parser.add_argument("--micro-batch-size", type=int, default=2, metavar="B", help="(default: 2)")
     parser.add_argument("--vocab-size", type=int, default=512, metavar="V", help="(default: 512)")
     parser.add_argument("--train-iters", type=int, default=2, metavar="N", help="steps of each run (default: 2)")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="(default: float32)")
+    parser.add_argument("--dtype", choices=tuple(FORMATS), default="float32", help="(default: float32)")
     parser.add_argument("--output", default="memory.png", metavar="F", help="the picture (default: memory.png)")
     options = parser.parse_args(argv)
     if options.num_attention_heads is None:
@@ -136,8 +137,8 @@ def model_of(options: argparse.Namespace) -> ModelConfig:
                        options.seq_length)
 
 
-def itemsize(options: argparse.Namespace) -> int:
-    return np.dtype(options.dtype).itemsize
+def precision_of(options: argparse.Namespace) -> Precision:
+    return Precision(options.dtype)
 
 
 def replica_runs(n: int, model: ModelConfig) -> list[Run]:
@@ -164,7 +165,7 @@ def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namesp
     """A few steps on random words."""
     topology = connect(ranks, one.parallel)
     try:
-        trainer = Trainer(model, OptimizerConfig(1e-3, options.train_iters), topology, 1234, options.dtype)
+        trainer = Trainer(model, OptimizerConfig(1e-3, options.train_iters), topology, 1234, precision_of(options))
         trainer.measured = True
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
@@ -220,7 +221,7 @@ def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> 
     return "\n".join([
         "Of the activations, one layer's. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
         variants_table(accounts, {name: found.kept for name, found in layers.items()}), "",
-        f"Item by item: {first}, {account.b} x {account.s} words, elements of {account.itemsize} bytes",
+        f"Item by item: {first}, {account.b} x {account.s} words, {account.precision.compute}",
         layer_table(account, layers[first].kept), "",
         "Some pipelines split the backward in two: I, the gradient of the layer's input, for which another rank waits,",
         "and W, later, those of its weights. Between the two, other arrays must be kept:",
@@ -255,7 +256,7 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
     from matplotlib.figure import Figure     # matplotlib takes a second to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    unit, name = scale(max(sum(parts(most(one).held).values()) for found in panels.values() for one in found))
+    unit, name = unit_for(max(sum(parts(most(one).held).values()) for found in panels.values() for one in found))
     rows = [len(found) for found in panels.values()]
     figure = Figure((10, 0.52 * sum(rows) + 2.2), dpi=150, layout=ConstrainedLayoutEngine(h_pad=0.08))
     all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=rows)
@@ -306,11 +307,6 @@ def pale(color: str) -> tuple[float, ...]:
 def most(one: Found) -> RankMemory:
     """Of the rank that holds most."""
     return max(one.everyone, key=lambda rank: sum(parts(rank.held).values()))
-
-
-def scale(size: int) -> tuple[float, str]:
-    """In what unit so many bytes are easily read."""
-    return next((unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if size >= unit)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,55 @@
 """The local math of reference/ops.py, made fast where that is worth it, under the same names.
 
-NumPy arrays take the spelling of cpu.py if there is one; arrays of another library take the textbook's.
+NumPy arrays take the spelling of cpu.py if there is one; arrays of another library take the textbook's. With arrays of
+two-byte formats either computes in float32, by half.py.
 """
 from functools import wraps
 
 import numpy as np
 
-from mpi_impl.kernels import cpu
+from mpi_impl.kernels import cpu, half
+from mpi_impl.kernels.formats import is_half, widened
 from reference import ops
-from reference.ops import linear, lookup, lookup_backward, rotate, rotate_backward, rows
+from reference.ops import lookup, rows
 
-__all__ = ["ACTIVATIONS", "accumulate", "attention_core", "attention_core_backward", "draw_mask", "dropout",
-           "dropout_backward", "layer_norm", "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotate",
-           "rotate_backward", "rows"]
+__all__ = ["ACTIVATIONS", "accumulate", "attention_core", "attention_core_backward", "dropout", "dropout_backward",
+           "layer_norm", "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotate", "rotate_backward",
+           "rows", "total"]
 
 
-def fastest(plain):
-    """The spelling for the library that the arrays among the arguments belong to."""
-    fast = getattr(cpu, plain.__name__)
+def chosen(plain):
+    """The spelling for the arrays among the arguments: for their library, and for their format."""
+    name = plain.__name__
 
     @wraps(plain)
-    def choose(*arguments, **named):
-        on_cpu = any(isinstance(x, np.ndarray) for x in arguments)
-        return fast(*arguments, **named) if on_cpu else plain(*arguments, **named)
+    def choose(*arguments):
+        library = cpu if any(isinstance(x, np.ndarray) for x in arguments) else ops
+        if any(map(is_half, arguments)):
+            return getattr(half, name)(library, *arguments)
+        return getattr(library, name)(*arguments)
 
     return choose
 
 
-layer_norm, layer_norm_backward = fastest(ops.layer_norm), fastest(ops.layer_norm_backward)
-draw_mask, dropout, dropout_backward = (fastest(f) for f in (ops.draw_mask, ops.dropout, ops.dropout_backward))
-attention_core, attention_core_backward = fastest(ops.attention_core), fastest(ops.attention_core_backward)
-ACTIVATIONS = ops.ACTIVATIONS | {"gelu": (fastest(ops.gelu), fastest(ops.gelu_backward))}
+linear, rotate, rotate_backward = chosen(ops.linear), chosen(ops.rotate), chosen(ops.rotate_backward)
+layer_norm, layer_norm_backward = chosen(ops.layer_norm), chosen(ops.layer_norm_backward)
+dropout, dropout_backward = chosen(ops.dropout), chosen(ops.dropout_backward)
+attention_core, attention_core_backward = chosen(ops.attention_core), chosen(ops.attention_core_backward)
+ACTIVATIONS = {name: tuple(map(chosen, pair)) for name, pair in ops.ACTIVATIONS.items()}
+
+
+# ---- what is added to gradients, which are float32 where dy is of halves ----
 
 
 def accumulate(grad, x, dy):
     """The sink that does not wait: grad [n, m] += x^T dy, over all positions of x [..., n] and dy [..., m]."""
-    grad += rows(x).T @ rows(dy)
+    grad += rows(widened(x)).T @ rows(widened(dy))
+
+
+def total(dy):
+    """dy [n, ...] -> its sum over n: what is added everywhere, as a bias is, has the sum of the gradients."""
+    return widened(dy).sum(0)
+
+
+def lookup_backward(dy, ids, dtable):
+    return ops.lookup_backward(widened(dy), ids, dtable)

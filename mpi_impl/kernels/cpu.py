@@ -1,17 +1,22 @@
 """Fast spellings for NumPy on one core: in place, tile by tile, so that a tile stays in the cache until it is done.
 
-Each function takes, gives and means what its namesake in reference/ops.py does, where its docstring stands.
+Each function takes, gives and means what its namesake in reference/ops.py does, where its docstring stands. What has
+no spelling of its own here is the textbook's.
 """
 from math import pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference import counter_rng
+from reference import counter_rng, ops
 from reference.ops import Mask, rows
 
 TILE = 1 << 15            # elements: a few arrays of this size fit the second-level cache
 ATTENTION_ROWS = 128      # queries at a time; keys after the last of them are skipped
+
+
+def __getattr__(name):
+    return getattr(ops, name)
 
 
 def tiles(*arrays):

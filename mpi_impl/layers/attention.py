@@ -1,7 +1,8 @@
 """Self-attention on one tensor-parallel rank, a/t of the heads. Its textbook twin is reference/layers/attention.py."""
 import numpy as np
 
-from mpi_impl.kernels import attention_core, attention_core_backward, linear, rotate, rotate_backward, rows
+from mpi_impl.kernels import attention_core, attention_core_backward, linear, rotate, rotate_backward, rows, total
+from mpi_impl.kernels.formats import is_half
 from reference.layers.attention import Attention, AttentionCache, CoreInputs
 
 
@@ -26,7 +27,7 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     kept, core, context, rotary = cache
     (b, s, _), h = context.shape, len(p.w_qkv)
     # forward: y = g(context @ w_out) + b_out
-    grads.b_out[...] += rows(dy).sum(0)
+    grads.b_out[...] += total(rows(dy))
     dy = region.leave_backward(dy, "attention output")       # g, backward
     sink(grads.w_out, context, dy)
     dcontext = linear(dy, p.w_out.T).reshape(b, s, *p.b_qkv.shape[1:])
@@ -37,11 +38,11 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
     # forward: q, k, v = f(x) @ w_qkv + b_qkv
     dqkv = np.stack([dq, dk, dv], 2).reshape(b, s, -1)                   # [b, s, 3 h/t]
     sink(grads.w_qkv.reshape(h, -1), region.enter_again(kept, "attention input"), dqkv)
-    grads.b_qkv[...] += rows(dqkv).sum(0).reshape(grads.b_qkv.shape)
+    grads.b_qkv[...] += total(rows(dqkv)).reshape(grads.b_qkv.shape)
     dx = linear(dqkv, p.w_qkv.reshape(h, -1).T)
     return region.enter_backward(dx, "attention input")      # f, backward
 
 
 def core_again(core):
-    """The core's cache, as it was kept; or computed again from the core's inputs."""
-    return attention_core(*core)[1] if isinstance(core, CoreInputs) else core
+    """The core's cache, as it was kept; or computed again from the core's inputs. Of halves they are the cache."""
+    return attention_core(*core)[1] if isinstance(core, CoreInputs) and not is_half(core.q) else core

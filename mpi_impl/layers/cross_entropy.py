@@ -6,7 +6,10 @@ from reference.layers.embedding import local_ids
 
 
 def cross_entropy_forward(logits, targets, group):
-    """logits [b, s, V/t], targets [b, s] -> loss [b, s], alike on all ranks. Overwrites logits."""
+    """logits [b, s, V/t], targets [b, s] -> loss [b, s], alike on all ranks. Overwrites logits.
+
+    All in the dtype of the logits; of float16, sums are float32 until they are rounded, in NumPy as on a GPU.
+    """
     highest = group.all_reduce(logits.max(-1), "loss: maximum", op="max")
     logits -= highest[..., None]
     ids, held = local_ids(targets, group.rank * logits.shape[-1], logits.shape[-1])

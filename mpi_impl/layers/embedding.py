@@ -1,6 +1,6 @@
 """Embedding and logits on one rank, V/t words of the vocabulary. Its textbook twin is reference/layers/embedding.py."""
 from mpi_impl import kernels
-from mpi_impl.kernels import linear, lookup, lookup_backward
+from mpi_impl.kernels import linear, lookup, lookup_backward, total
 from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_padding
 
 
@@ -21,7 +21,7 @@ def embedding_backward(dx, cache, grads: Embedding, region):
     ids, held, mask = cache
     dx = kernels.dropout_backward(dx, mask)
     if grads.position is not None:
-        grads.position[region.positions(dx)] += dx.sum(0)
+        grads.position[region.positions(dx)] += total(dx)
     dx = region.leave_backward(dx, "embedding output")       # g, backward
     lookup_backward(dx * held[..., None], ids, grads.word)
 

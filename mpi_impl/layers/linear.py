@@ -1,5 +1,5 @@
 """A linear layer on one rank, split by columns or by rows. Its textbook twin is reference/layers/linear.py."""
-from mpi_impl.kernels import linear, rows
+from mpi_impl.kernels import linear, rows, total
 from reference.layers.linear import Linear
 
 
@@ -15,7 +15,7 @@ def column_parallel_backward(dy, p: Linear, kept, gather_output, grads: Linear, 
     if gather_output:
         dy = region.gather_backward(dy, "linear output")
     sink(grads.w, region.enter_again(kept, "linear input"), dy)
-    grads.b[...] += rows(dy).sum(0)
+    grads.b[...] += total(rows(dy))
     return region.enter_backward(linear(dy, p.w.T), "linear input")   # f, backward
 
 
@@ -27,7 +27,7 @@ def row_parallel_forward(x, p: Linear, region):
 
 def row_parallel_backward(dy, p: Linear, x, grads: Linear, sink, region):
     """dy [b, s, m], outside the region -> dx [b, s, n/t], each rank's own."""
-    grads.b[...] += rows(dy).sum(0)
+    grads.b[...] += total(rows(dy))
     dy = region.leave_backward(dy, "linear output")          # g, backward
     sink(grads.w, x, dy)
     return linear(dy, p.w.T)

@@ -1,5 +1,5 @@
 """The transformer's MLP on one tensor-parallel rank. Its textbook twin is reference/layers/mlp.py."""
-from mpi_impl.kernels import ACTIVATIONS, linear, rows
+from mpi_impl.kernels import ACTIVATIONS, linear, rows, total
 from reference.layers.mlp import MLP
 
 
@@ -17,11 +17,11 @@ def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):
     kept, act_cache, a = cache
     _, act_backward = ACTIVATIONS[activation]
     # forward: y = g(a @ w_out) + b_out
-    grads.b_out[...] += rows(dy).sum(0)
+    grads.b_out[...] += total(rows(dy))
     dy = region.leave_backward(dy, "mlp output")             # g, backward
     sink(grads.w_out, a, dy)
     dz = act_backward(linear(dy, p.w_out.T), act_cache)
     # forward: a = act(f(x) @ w_in + b_in)
     sink(grads.w_in, region.enter_again(kept, "mlp input"), dz)
-    grads.b_in[...] += rows(dz).sum(0)
+    grads.b_in[...] += total(rows(dz))
     return region.enter_backward(linear(dz, p.w_in.T), "mlp input")   # f, backward

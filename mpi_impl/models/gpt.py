@@ -4,6 +4,7 @@
 """
 from contextlib import closing
 
+from mpi_impl.kernels.formats import narrowed, widened
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward, logits_backward, logits_forward
@@ -98,10 +99,12 @@ def forward_again(x, layers, blocks, cache, c, region):
 
 
 def head_forward(x, p: GPT, c, targets, region):
-    """x [b, s, h], outside the regions -> loss [b, s], alike on all ranks."""
+    """x [b, s, h], outside the regions -> loss [b, s], alike on all ranks, in float32 at least (or not, on request)."""
     with opened(p.final_layernorm) as norm, opened(output_table(p)) as word:
         normed, norm_cache = layer_norm_forward(x, norm, c.layernorm_epsilon)
         logits, logits_cache = logits_forward(normed, word, c.vocab_size, region)
+    if not c.fp16_lm_cross_entropy:
+        logits = widened(logits)
     loss, loss_cache = cross_entropy_forward(logits, targets, region.group)
     return loss, (norm_cache, logits_cache, loss_cache)
 
@@ -112,6 +115,7 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
     dlogits = cross_entropy_backward(dloss, loss_cache)
     with (opened(p.final_layernorm) as norm, opened(output_table(p)) as word,
           opened(grads.final_layernorm) as dnorm, opened(output_table(grads)) as dword):
+        dlogits = narrowed(dlogits, word.dtype)
         dnormed = logits_backward(dlogits, word, logits_cache, dword, sink, region)
         dx = layer_norm_backward(dnormed, norm, norm_cache, dnorm)
     sink.done(grads.final_layernorm, output_table(grads))

@@ -34,13 +34,13 @@ class ForwardPass:
         params, (tokens, targets) = self.params[action.stage], self.microbatches[action.microbatch]
         y, cache = gpt_forward(tokens if has_embedding(params) else x, params, self.model, targets, self.region,
                                self.dropouts[action.microbatch], self.recompute)
-        self.keep(action, cache)
+        self.keep(action, y, cache)
         if has_head(params, self.model):
             self.loss += y.sum(dtype=np.float64).item() * self.weight
             return None
         return y
 
-    def keep(self, action: Action, cache: GPTCache) -> None:
+    def keep(self, action: Action, y, cache: GPTCache) -> None:
         """Nothing goes backward, so no cache is kept."""
 
 
@@ -49,13 +49,13 @@ class TrainingPass(ForwardPass):
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, GPT],
                  microbatches: Sequence, weight: float, grads: dict[int, GPT], contributed: Callable,
-                 dropouts: Sequence[Dropout], recompute: Recompute, measured: bool = False):
+                 dropouts: Sequence[Dropout], recompute: Recompute, scale: float = 1.0, measured: bool = False):
         """`contributed` is handed the units of `grads` to which a microbatch has given all; `dropouts` are the
-        microbatches'. If the run is `measured`, peak_activations is the most bytes that were held, and peak_recomputed
-        of what was held besides while layers were computed again.
+        microbatches'. Gradients are those of `scale` times the loss. If the run is `measured`, peak_activations is the
+        most bytes that were held, and peak_recomputed of what was held besides while layers were computed again.
         """
         super().__init__(model, region, params, microbatches, weight)
-        self.grads, self.dropouts, self.recompute = grads, dropouts, recompute
+        self.grads, self.dropouts, self.recompute, self.scale = grads, dropouts, recompute, scale
         self.sink = ImmediateSink(contributed, self.measure_recomputed)
         self.measured, self.peak_activations, self.peak_recomputed = measured, 0, 0
         self.caches: dict[tuple[int, int], GPTCache] = {}         # by stage and microbatch: from F until B, or until I
@@ -63,7 +63,7 @@ class TrainingPass(ForwardPass):
         self.peak_caches = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
 
-    def keep(self, action: Action, cache: GPTCache) -> None:
+    def keep(self, action: Action, y, cache: GPTCache) -> None:
         self.caches[action.stage, action.microbatch] = cache
         self.peak_caches = max(self.peak_caches, len(self.caches) + len(self.deferred))
         self.measure()
@@ -99,5 +99,5 @@ class TrainingPass(ForwardPass):
         if has_head(params, self.model):
             targets = self.microbatches[action.microbatch][1]
             probabilities = cache.head[-1][0]      # whose library and dtype the loss has
-            dy = np.full_like(probabilities, self.weight, shape=targets.shape)
+            dy = np.full_like(probabilities, self.weight * self.scale, shape=targets.shape)
         return gpt_backward(dy, params, cache, self.model, self.grads[action.stage], sink, self.region)

@@ -1,26 +1,18 @@
-"""Megatron's command-line options for pre-training, and a few of our own, made into configs."""
+"""The options of a command line, checked against one another, and made into configs."""
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.entry import ArgumentParser
-from reference.config import (POSITION_EMBEDDINGS, ModelConfig, ParallelConfig, Recompute, check_model_fits,
-                              check_sequence_fits, number_of_microbatches, option, require_not_negative,
-                              require_positive)
+from mpi_impl.training.gpt2_config import adopt, check_expressible
+from mpi_impl.training.options import parser
+from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
+                              number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
-from reference.optimizer import DECAY_STYLES, OptimizerConfig
-from reference.schedules import SCHEDULES
+from reference.optimizer import OptimizerConfig
+from reference.precision import LossScaling, Precision
 from reference.stages import stages_of_ranks
 
 MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a list of them all
-
-# Megatron's options (and ours) for what is not built yet: refused, so that nobody believes they did something.
-NOT_YET = {
-    "mixed precision": "fp16 bf16 loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis "
-                       "fp16-lm-cross-entropy",
-    "saving and loading": "save save-interval load load-hf save-hf",
-    "training on GPUs": "device distributed-backend",
-}
+LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 
 
 @dataclass(frozen=True)
@@ -30,6 +22,7 @@ class Settings:
     args: argparse.Namespace   # the plain values, under their options' names
     parallel: ParallelConfig
     optimizer: OptimizerConfig
+    precision: Precision
     microbatches: int          # of each replica in each step
 
     def model(self, vocab_size: int) -> ModelConfig:
@@ -39,8 +32,10 @@ class Settings:
             a.num_layers, a.hidden_size, a.num_attention_heads, vocab_size, a.max_position_embeddings,
             position_embedding_type=a.position_embedding_type, rotary_percent=a.rotary_percent,
             untie_embeddings_and_output_weights=a.untie_embeddings_and_output_weights,
+            activation=a.activation, layernorm_epsilon=a.layernorm_epsilon,
             init_method_std=a.init_method_std, hidden_dropout=a.hidden_dropout,
-            attention_dropout=a.attention_dropout, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by)
+            attention_dropout=a.attention_dropout, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by,
+            fp16_lm_cross_entropy=a.fp16_lm_cross_entropy)
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
@@ -51,6 +46,9 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     """Options -> Settings. When an option is given twice, the last one counts. Raises UserError."""
     args = parser().parse_args(argv)
     check_names(args)
+    check_states(args)
+    if args.load_hf is not None:
+        args = adopt(parser(), argv, args.load_hf)
     require_positive("micro_batch_size", args.micro_batch_size)
     parallel = parallel_config(args, world_size)
     if args.global_batch_size is None:
@@ -60,7 +58,9 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     check_iterations(args)
     check_sequence(args)
     check_sequence_fits(args.seq_length, parallel)
-    settings = Settings(args, parallel, optimizer_config(args), microbatches)
+    if args.save_hf is not None:
+        check_expressible(args)
+    settings = Settings(args, parallel, optimizer_config(args), precision(args), microbatches)
     settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
     return settings
 
@@ -142,7 +142,7 @@ def virtual_size(each: int, num_layers: int, p: int) -> int:
 def check_names(args) -> None:
     """Raises UserError for a file's name that is given and empty, as an unset variable of a script gives it."""
     for name in ("data_path", "vocab_file", "merge_file", "data_cache_path", "metrics_file", "ledger", "plot", "trace",
-                 "offload_folder"):
+                 "offload_folder", "save", "load", "load_hf", "save_hf", "record"):
         if getattr(args, name) == "":
             raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
 
@@ -186,6 +186,38 @@ def check_sequence(args) -> None:
                         f"--seq-length, which is {args.seq_length}.")
 
 
+def check_states(args) -> None:
+    """Raises UserError for options of saving and loading that do not go together."""
+    if args.save_interval is not None:
+        require_positive("save_interval", args.save_interval)
+        if args.save is None:
+            raise UserError(f"--save-interval is {args.save_interval}, but nothing is saved. Give a folder with "
+                            "--save, too.")
+    if args.load is not None and args.load_hf is not None:
+        raise UserError(f"--load is {args.load} and --load-hf is {args.load_hf}, but a run begins with one set of "
+                        "weights. Give one of them.")
+
+
+def precision(args) -> Precision:
+    """Raises UserError for formats that do not go together, and for what is float16's alone."""
+    scaling = {name: getattr(args, name) for name in LOSS_SCALING if getattr(args, name) is not None}
+    given = [option(name) for name in (*scaling, *["fp16_lm_cross_entropy"] * args.fp16_lm_cross_entropy)]
+    if given and not args.fp16:
+        raise UserError(f"{given[0]} belongs to --fp16, which is not given: other formats have range enough for every "
+                        "gradient. Leave it out, or add --fp16.")
+    if not args.fp16 and not args.bf16:
+        return Precision(args.dtype)
+    if args.fp16 and args.bf16:
+        raise UserError("--fp16 and --bf16 are two formats, but the model computes in one. Give one of them.")
+    if args.dtype != "float32":
+        raise UserError(f"--dtype is {args.dtype}, but {'--fp16' if args.fp16 else '--bf16'} has its master weights in "
+                        "float32. Leave one of them out.")
+    if args.loss_scale is not None and len(scaling) > 1:
+        raise UserError(f"{given[1]} is for a loss scale that follows the gradients, but --loss-scale is "
+                        f"{args.loss_scale:g}, and stays. Leave one of them out.")
+    return Precision("float16", LossScaling(**scaling)) if args.fp16 else Precision("bfloat16")
+
+
 def optimizer_config(args) -> OptimizerConfig:
     decay_iters = args.train_iters if args.lr_decay_iters is None else args.lr_decay_iters
     if args.lr_warmup_fraction is not None:
@@ -198,133 +230,3 @@ def optimizer_config(args) -> OptimizerConfig:
     return OptimizerConfig(
         args.lr, decay_iters, args.min_lr, args.lr_decay_style, args.lr_warmup_iters, args.weight_decay,
         args.clip_grad, args.adam_beta1, args.adam_beta2, args.adam_eps)
-
-
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="pretrain_gpt",
-                       description="Train a GPT on text with tensor, pipeline and data parallelism.")
-    for title, add_options in (("model", model_options),
-                               ("parallelism", parallelism_options),
-                               ("memory", memory_options),
-                               ("training", training_options),
-                               ("data", data_options),
-                               ("what to report", report_options)):
-        add_options(p.add_argument_group(title))
-    for feature, names in NOT_YET.items():
-        for name in names.split():
-            p.add_argument(f"--{name}", nargs="*", action=Refused, const=feature, help=argparse.SUPPRESS)
-    return p
-
-
-def model_options(g) -> None:
-    g.add_argument("--num-layers", type=int, default=4, metavar="L")
-    g.add_argument("--hidden-size", type=int, default=256, metavar="H")
-    g.add_argument("--num-attention-heads", type=int, default=8, metavar="A")
-    g.add_argument("--seq-length", type=int, default=128, metavar="S")
-    g.add_argument("--max-position-embeddings", type=int, metavar="N", help="default: --seq-length")
-    g.add_argument("--position-embedding-type", choices=POSITION_EMBEDDINGS, default="learned_absolute")
-    g.add_argument("--rotary-percent", type=float, default=1.0, help="share of each head that rope turns")
-    g.add_argument("--make-vocab-size-divisible-by", type=int, default=128, metavar="N",
-                   help="the vocabulary is padded to a multiple of this x tensor-parallel size")
-    g.add_argument("--untie-embeddings-and-output-weights", action="store_true")
-    g.add_argument("--init-method-std", type=float, default=0.02)
-    g.add_argument("--hidden-dropout", type=float, default=0.1,
-                   help="share that training drops of the embedding, and of what each branch adds (default: 0.1)")
-    g.add_argument("--attention-dropout", type=float, default=0.1,
-                   help="share that training drops of attention's probabilities (default: 0.1)")
-
-
-def parallelism_options(g) -> None:
-    g.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="T",
-                   help="ranks that share each layer; data parallelism takes the rest of the world")
-    g.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="P",
-                   help="ranks (or groups of T) that hold the layers between them; what does not divide evenly goes to "
-                        "the first stages, a layer more for each")
-    g.add_argument("--pipeline-schedule", choices=[name for name in SCHEDULES if name != "forward-only"],
-                   help="default: 1f1b, or interleaved where the following option is given")
-    g.add_argument("--num-layers-per-virtual-pipeline-stage", type=int, metavar="N",
-                   help="cut a rank's layers into several stages of at most N, for the interleaved schedule")
-    g.add_argument("--no-scatter-gather-tensors-in-pipeline", action="store_true",
-                   help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
-    g.add_argument("--ddp-bucket-size", type=int, metavar="N",
-                   help="elements of gradients that are summed over the replicas in one go (default: 1048576)")
-    g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
-                   help="end the run when a rank has waited so long for another (for --verify, too)")
-
-
-def memory_options(g) -> None:
-    g.add_argument("--zero-stage", type=int, metavar="N",
-                   help="what the replicas share out, rather than each keep all: optimizer states (1), gradients, too "
-                        "(2), parameters, too (3); default: 0, nothing")
-    g.add_argument("--use-distributed-optimizer", action="store_true", help="the same as --zero-stage 1")
-    g.add_argument("--cpu-offload", action="store_true",
-                   help="keep a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, in host "
-                        "memory that it does not compute in")
-    g.add_argument("--offload-folder", metavar="DIR", help="with --cpu-offload: keep them in files in this folder")
-    g.add_argument("--sequence-parallel", action="store_true",
-                   help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
-    g.add_argument("--keep-gathered-inputs", action="store_true",
-                   help="with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
-    g.add_argument("--recompute-granularity", choices=("full", "selective"),
-                   help="of activations, keep only each layer's input (full), or all but attention's core (selective), "
-                        "and compute the rest again in the backward")
-    g.add_argument("--recompute-activations", action="store_true",
-                   help="the same as --recompute-granularity selective")
-    g.add_argument("--recompute-method", choices=("uniform", "block"),
-                   help="of full: in groups of N layers (uniform, the default), or N layers of each stage (block)")
-    g.add_argument("--recompute-num-layers", type=int, metavar="N", help="default: 1")
-
-
-def training_options(g) -> None:
-    g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")
-    g.add_argument("--global-batch-size", type=int, metavar="B",
-                   help="default: --micro-batch-size x data-parallel size; more means gradient accumulation")
-    g.add_argument("--train-iters", type=int, default=400)
-    g.add_argument("--exit-interval", type=int, metavar="N", help="stop after an iteration that N divides")
-    g.add_argument("--lr", type=float, default=1e-3)
-    g.add_argument("--min-lr", type=float, default=0.0)
-    g.add_argument("--lr-decay-style", choices=DECAY_STYLES, default="linear")
-    g.add_argument("--lr-decay-iters", type=int, help="default: --train-iters")
-    g.add_argument("--lr-warmup-iters", type=int, default=0)
-    g.add_argument("--lr-warmup-fraction", type=float, help="of --lr-decay-iters")
-    g.add_argument("--weight-decay", type=float, default=0.01)
-    g.add_argument("--clip-grad", type=float, default=1.0, help="largest global norm of the gradient; 0: no clipping")
-    g.add_argument("--adam-beta1", type=float, default=0.9)
-    g.add_argument("--adam-beta2", type=float, default=0.999)
-    g.add_argument("--adam-eps", type=float, default=1e-8)
-    g.add_argument("--seed", type=int, default=1234)
-    g.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-
-
-def data_options(g) -> None:
-    g.add_argument("--data-path", metavar="PATH", help="a text file, a folder, JSON lines, or the prefix of a Megatron "
-                   ".bin/.idx pair; default: the source of Python's own standard library")
-    g.add_argument("--split", default="969,30,1", help="proportions of training, validation and test")
-    g.add_argument("--tokenizer-type", choices=tuple(TOKENIZER_TYPES), default="ByteLevelBPETokenizer")
-    g.add_argument("--vocab-size", type=int, metavar="V",
-                   help="of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer")
-    g.add_argument("--vocab-file", metavar="F", help="GPT-2's vocab.json")
-    g.add_argument("--merge-file", metavar="F", help="GPT-2's merges.txt")
-    g.add_argument("--data-cache-path", metavar="DIR", help="default: ~/.cache/shardlab")
-
-
-def report_options(g) -> None:
-    g.add_argument("--log-interval", type=int, default=10)
-    g.add_argument("--eval-interval", type=int, default=100)
-    g.add_argument("--eval-iters", type=int, default=10, help="global batches in an evaluation; 0: none")
-    g.add_argument("--verify", action="store_true",
-                   help="also train in one process on rank 0, and fail if the two runs differ")
-    g.add_argument("--metrics-file", metavar="F", help="write JSON lines, one for each iteration and evaluation")
-    g.add_argument("--ledger", metavar="F", help="write what was sent, and the predictions, as JSON")
-    g.add_argument("--plot", metavar="F", help="draw the losses, as a PNG")
-    g.add_argument("--trace", metavar="DIR", help="write what each rank did when, for Perfetto, and draw it")
-    g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
-                   help="virtual: as if every rank had a device of its own, however many cores there are")
-    g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")
-
-
-class Refused(argparse.Action):
-    """An option that only says that its feature (`const`) is not there."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        raise UserError(f"{option_string} is not possible yet: {self.const} is not built. Leave it out.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
+from mpi_impl.kernels.formats import dtype_of
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from mpi_impl.parallel.units import Unit
@@ -21,15 +22,19 @@ from reference.layout import Layout, map_units
 from reference.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
 from reference.models.gpt import GPT
 from reference.params import initialize_shard
+from reference.precision import Precision
+
+HALF = Precision("bfloat16")      # float16 takes as much
 
 
 def measure_layer(account: Account, group: Group) -> StageBytes:
     """A real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
-    c, b, dtype, region = account.c, account.b, f"float{8 * account.itemsize}", region_of(group, account.parallel)
+    c, b, region = account.c, account.b, region_of(group, account.parallel)
+    dtype, main = (dtype_of(name) for name in (account.precision.compute, account.precision.main))
     layer, positions = c.num_layers, account.outside // (b * c.hidden_size)      # it neither embeds nor has the head
     tensors = GPT(Embedding(None, None), {layer: block_tensors(c)}, None, None)
     layout, params = Layout(tensors, group.size), initialize_shard(tensors, 0, dtype, group.size, group.rank)
-    p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, dtype))))
+    p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, main))))
     draw = np.random.default_rng(group.rank).normal
     x, dy = (draw(size=(b, positions, c.hidden_size)).astype(dtype) for _ in range(2))
     with group.ledger.phase("measured layer"):
@@ -46,15 +51,15 @@ def layer_table(account: Account, measured: int) -> str:
     rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in found]
     rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}", f"{published:,.0f}",
                  f"measured: {verdict(measured, total(found), 'the sum')}"])
-    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(account, itemsize=2).layer(), published)}"
+    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(account, precision=HALF).layer(), published)}"
 
 
 def bridge(found: Sequence[Kept], published: float) -> str:
-    """From the formula's bytes to ours, if an element had 2 as well."""
+    """From the formula's bytes to ours in 16 bits."""
     more = [(item.bytes - item.paper, item.what) for item in found if item.bytes != item.paper]
     steps = "".join(f"\n    {'+' if n > 0 else '-'} {abs(n):>14,}  {what}" for n, what in more)
     same = "which is the formula's" if not more else f"which is the formula's {published:,.0f}"
-    return f"With 2 bytes an element, as in the papers, ours would be {total(found):,}, {same}{steps}"
+    return f"In 16 bits, as in the papers, ours would be {total(found):,}, {same}{steps}"
 
 
 def deferred_table(account: Account, measured: int) -> str:
@@ -84,10 +89,10 @@ def variants(t: int) -> dict[str, ParallelConfig]:
 
 def variants_table(accounts: Mapping[str, Account], measured: Mapping[str, int]) -> str:
     """A layer's bytes, of each variant: measured, our account, what that would be in 16 bits, and the formula."""
-    rows = [["a layer keeps, on a rank", "measured", "our account", "at 2 bytes", "formula", "which is",
-             "at 2 bytes, beside the formula"]]
+    rows = [["a layer keeps, on a rank", "measured", "our account", "in 16 bits", "formula", "which is",
+             "in 16 bits, beside the formula"]]
     for name, account in accounts.items():
-        ours, narrow = total(account.layer()), replace(account, itemsize=2).layer()
+        ours, narrow = total(account.layer()), replace(account, precision=HALF).layer()
         rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{total(narrow):,}",
                      f"{layer_formula(account):,.0f}", formula_of(account.parallel), differences(narrow)])
     return aligned(rows, left=(0, 5, 6))

@@ -7,8 +7,8 @@ from mpi_impl.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ParallelConfig
 from reference.cost import parameters_of_stage
-from reference.memory import (Account, model_states,
-                              peak_activations)
+from reference.memory import Account, model_states, peak_activations
+from reference.precision import Precision
 from reference.stages import layers_of_rank, schedule_of
 
 # For stages 0 to 3: w bytes a parameter, g a gradient, K of Adam's, Psi parameters, N replicas.
@@ -45,22 +45,17 @@ def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
 
 def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
     """The same by formulas."""
-    parallel, itemsize = trainer.topology.config, trainer.near.itemsize
-    states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *bytes_each(itemsize))
+    parallel, precision = trainer.topology.config, trainer.precision
+    states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
     parameters, gradients, optimizer = map(round, states)
     far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
     far_optimizer = optimizer if parallel.cpu_offload else 0
-    account = Account(trainer.model, b, s, itemsize, parallel)
+    account = Account(trainer.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
     peak = peak_activations({stage: account.stage(layers) for stage, layers in trainer.stages.items()}, actions)
     return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
                 gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
                 max(account.recomputed(layers) for layers in trainer.stages.values()))
-
-
-def bytes_each(itemsize: int) -> tuple[int, int, int]:
-    """w, g and K of a run in one dtype: a parameter, a gradient, two moments."""
-    return itemsize, itemsize, 2 * itemsize
 
 
 def gathered(trainer: Trainer) -> int:
@@ -86,7 +81,7 @@ def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
     steps = [{home[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
     there = [{bucket for bucket in home.values() if any(bucket in step for step in steps[:i + 1])
               and any(bucket in step for step in steps[i:])} for i in range(len(steps))]
-    return trainer.near.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
+    return trainer.main.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
 
 
 def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
@@ -107,17 +102,17 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
     b sequences of s tokens are a microbatch, m of those a replica's step. Ranks that hold as much share a row.
     """
     everyone = trainer.topology.world.from_all(rank_memory(trainer, b, s, m))
-    parallel, dtype = trainer.topology.config, trainer.near.dtype
-    w = dtype.itemsize
+    parallel, precision = trainer.topology.config, trainer.precision
+    w, g, k = precision.bytes_each
     return "\n".join([
         "What each rank holds from step to step, in bytes of the arrays that exist (memory):",
         states_table(everyone, parallel), *while_table(everyone), "",
-        f"N = {parallel.data_parallel_size} replicas, ZeRO stage {parallel.zero_stage}, {dtype}: w = {w} bytes a "
-        f"parameter, g = {w} a gradient, K = {2 * w} for Adam's two moments.",
+        f"N = {parallel.data_parallel_size} replicas, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
+        f"bytes a parameter, g = {g} a gradient, K = {k} for {kept_by_adam(precision)}.",
         f"Psi is what the rank's layers have, 1/t of what is split.{padding(everyone)}", "",
         "The formulas for rank 0, in this run's bytes and in mixed precision's: there w is 2 (as the paper writes it),",
         "K is 12 for a float32 copy and two moments, and g is 2 as in the paper, or 4.",
-        formulas_table(everyone[0], parallel, w)])
+        formulas_table(everyone[0], parallel, precision)])
 
 
 def padding(everyone: Sequence[RankMemory]) -> str:
@@ -155,9 +150,13 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     return ["", "Beside these, elsewhere or for a while, the most at once:", aligned(rows), *unknown]
 
 
-def formulas_table(one: RankMemory, parallel: ParallelConfig, w: int) -> str:
+def kept_by_adam(precision: Precision) -> str:
+    return "a float32 copy and Adam's two moments" if precision.half else "Adam's two moments"
+
+
+def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precision) -> str:
     """All stages of ZeRO, in this run's bytes and in the papers'."""
-    sizes, n = (bytes_each(w), *MIXED), parallel.data_parallel_size
+    sizes, n = list(dict.fromkeys([precision.bytes_each, *MIXED])), parallel.data_parallel_size
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
         found = [sum(model_states(one.psi + one.padding, n, stage, *each)) for each in sizes]

@@ -1,6 +1,6 @@
 """What a run tells while it works: a line now and then for a person, JSON lines for a program."""
 import json
-from math import exp
+from math import exp, frexp
 
 from mpi_impl.files import open_for_writing, writing
 from mpi_impl.training.trainer import StepResult
@@ -9,33 +9,50 @@ from mpi_impl.training.trainer import StepResult
 class Metrics:
     """Keeps the curves, on every rank; on the one that `speaks` it prints progress and writes `--metrics-file`."""
 
-    def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool):
+    def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool,
+                 scaled: bool = False):
+        """`scaled`: whether the loss is, so that its scale is worth telling."""
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
-        self.speaks = speaks
+        self.speaks, self.scaled = speaks, scaled
         self.file = open_for_writing(path) if path and speaks else None
         self.losses: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
         self.step_seconds: list[float] = []                # since the last printed line
-        self.seconds = 0.0                                 # spent in steps
+        self.seconds = 0.0                                 # spent in steps,
+        self.steps = 0                                     # of this run, which may have begun at a checkpoint
+        self.skipped = 0                                   # of those since the last printed line
 
     def step(self, iteration: int, result: StepResult, seconds: float, note: str = "") -> None:
         """After each step, counted from 1, that took so many seconds."""
         self.losses.append((iteration, result.loss))
         self.step_seconds.append(seconds)
         self.seconds += seconds
-        self.write(iteration=iteration, lm_loss=result.loss, grad_norm=result.grad_norm,
-                   learning_rate=result.learning_rate, tokens_per_second=self.tokens_per_step / seconds,
+        self.steps += 1
+        self.skipped += result.skipped
+        scale = {"loss_scale": result.loss_scale, "skipped": result.skipped} if self.scaled else {}
+        self.write(iteration=iteration, lm_loss=result.loss, grad_norm=None if result.skipped else result.grad_norm,
+                   learning_rate=result.learning_rate, **scale, tokens_per_second=self.tokens_per_step / seconds,
                    consumed_tokens=iteration * self.tokens_per_step)
-        if self.speaks and (iteration % self.log_interval == 0 or iteration in (1, self.train_iters)):
+        if self.speaks and (iteration % self.log_interval == 0 or self.steps == 1 or iteration == self.train_iters):
             self.print_line(iteration, result, note)
 
     def print_line(self, iteration: int, result: StepResult, note: str) -> None:
-        rate = self.tokens_per_step * len(self.step_seconds) / sum(self.step_seconds)
-        left = self.seconds / iteration * (self.train_iters - iteration)
+        each = sum(self.step_seconds) / len(self.step_seconds)
+        left = self.seconds / self.steps * (self.train_iters - iteration)
         self.step_seconds.clear()
         print(f"iteration {iteration:>6}/{self.train_iters} | loss {result.loss:8.4f} | grad norm "
-              f"{result.grad_norm:8.3f} | lr {result.learning_rate:.2e} | {rate:>8,.0f} tokens/s | "
-              f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
+              f"{result.grad_norm:8.3f} | lr {result.learning_rate:.2e} | {self.scale(result)}{each:.3g} s/iteration | "
+              f"{self.tokens_per_step / each:,.0f} tokens/s | {duration(left)} left{' | ' if note else ''}{note}",
+              flush=True)
+
+    def scale(self, result: StepResult) -> str:
+        """Of a scaled loss: its scale, and how many steps were skipped since the last line."""
+        if not self.scaled:
+            return ""
+        skipped, self.skipped = self.skipped, 0
+        fraction, exponent = frexp(result.loss_scale)
+        scale = f"2^{exponent - 1}" if fraction == 0.5 else f"{result.loss_scale:g}"
+        return f"loss scale {scale} | " + (f"{skipped} skipped | " if skipped else "")
 
     def evaluation(self, iteration: int, loss: float) -> None:
         perplexity = exp(min(loss, 700.0))                 # exp(710) is infinite

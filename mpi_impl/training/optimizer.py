@@ -1,10 +1,11 @@
 """Adam on what a rank owns of the flat buffers, with a global norm that counts every tensor once."""
 from collections.abc import Iterator
-from math import sqrt
+from math import isfinite, sqrt
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
+from mpi_impl.kernels.formats import narrowed
 from mpi_impl.parallel.buffers import Buffer
 from reference.layout import Piece
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
@@ -13,32 +14,50 @@ TILE = 1 << 16      # elements at a time: they stay in the cache, and no more of
 
 
 class Adam:
-    """Moves parameters along gradients, by the formulas of reference/optimizer.py, piece by piece."""
+    """Moves master weights along gradients, by the formulas of reference/optimizer.py, piece by piece."""
 
-    def __init__(self, pieces: list[Piece], params: Buffer, moments: tuple[Buffer, Buffer], config: OptimizerConfig,
+    def __init__(self, pieces: list[Piece], model: Buffer, states: dict[str, Buffer], config: OptimizerConfig,
                  counted: list[Piece]):
-        """`counted`: the pieces whose squares this rank adds to the norm, as counted_pieces tells."""
-        self.pieces, self.params, self.config, self.counted = pieces, params, config, counted
-        self.m, self.v = moments
-        self.iteration = 0
+        """`states` are the master weights, "parameters", and the moments, "m" and "v". `model` has the parameters that
+        the model computes with: the master weights themselves, or a copy in another format.
 
-    def step(self, grads: Buffer, everyone: Group) -> tuple[float, float]:
-        """Clips grads in place, moves the parameters -> the norm before clipping, and the learning rate used.
-
-        `everyone` are the ranks that own the model between them.
+        `counted`: the pieces whose squares this rank adds to the norm, as counted_pieces tells.
         """
+        self.pieces, self.model, self.states, self.config, self.counted = pieces, model, states, config, counted
+        self.iteration = 0      # updates so far
+
+    def step(self, grads: Buffer, everyone: Group, scale: float = 1.0) -> tuple[float, float]:
+        """Clips grads in place, moves the parameters -> the norm before clipping, and the learning rate.
+
+        The gradients are `scale` times too large, and divided by it. If their norm is infinite or not a number nothing
+        is moved, nor does the learning rate advance. `everyone` are the ranks that own the model between them.
+        """
+        norm = global_norm(grads, self.counted, everyone) / scale
+        rate = learning_rate(self.config, self.iteration + 1)
+        if not isfinite(norm):
+            return norm, rate
         self.iteration += 1
-        norm, rate = global_norm(grads, self.counted, everyone), learning_rate(self.config, self.iteration)
-        clip = clip_coefficient(norm, self.config.clip_grad)
+        factor = clip_coefficient(norm, self.config.clip_grad) / scale
         for piece in tiles(self.pieces):
             grad = grads.load(piece)
-            if clip < 1:
-                grad *= clip
-            param, m, v = (buffer.load(piece) for buffer in (self.params, self.m, self.v))
+            if factor != 1:
+                grad *= factor
+            param, m, v = states = [buffer.load(piece) for buffer in self.states.values()]
             adam_update(param, grad, m, v, self.iteration, rate, piece.of.tensor.decay, self.config)
-            for buffer, values in ((self.params, param), (self.m, m), (self.v, v)):
+            for buffer, values in zip(self.states.values(), states):
                 buffer.store(piece, values)
+            self.round(piece, param)
         return norm, rate
+
+    def round(self, piece: Piece, param) -> None:
+        """Give the model the master weights of a piece, in its own format."""
+        if self.model is not self.states["parameters"]:
+            self.model.store(piece, narrowed(param, self.model.flat.dtype))
+
+    def take_over(self) -> None:
+        """The master weights have got new values: the model gets them, too."""
+        for piece in tiles(self.pieces):
+            self.round(piece, self.states["parameters"].load(piece))
 
 
 def tiles(pieces: list[Piece]) -> Iterator[Piece]:

@@ -1,5 +1,7 @@
 """One rank's model, and its steps: a schedule's forwards and backwards, reduction over replicas, Adam."""
 from collections.abc import Sequence
+from functools import partial
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -8,11 +10,14 @@ from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
 from mpi_impl.files import writing
+from mpi_impl.kernels.formats import dtype_of
 from mpi_impl.parallel.buffers import Buffer, FarShard, Shard, Whole
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.zero import GRADIENTS, Parameters, ShardedParameters
-from mpi_impl.training.optimizer import Adam, counted_pieces
+from mpi_impl.recording.observed import ObservedPass
+from mpi_impl.recording.observer import Observer
+from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
 from reference.config import ModelConfig
 from reference.data_parallel import samples_of
 from reference.dropout import Dropout
@@ -20,6 +25,7 @@ from reference.layout import Piece
 from reference.models.gpt import gpt_stage, gpt_tensors, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import HOST
+from reference.precision import LossScaler, Precision
 from reference.schedules import evaluation_schedule
 from reference.stages import layers_of_rank, layout_of, schedule_of, stages_of_ranks
 
@@ -30,6 +36,12 @@ class StepResult(NamedTuple):
     loss: float            # mean over the global batch
     grad_norm: float       # before clipping
     learning_rate: float
+    loss_scale: float = 1.0
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the gradients were not finite, so that no weight was moved."""
+        return not isfinite(self.grad_norm)
 
 
 class Held(NamedTuple):
@@ -53,13 +65,16 @@ class Held(NamedTuple):
 class Trainer:
     """One rank's parameters, gradients and moments, over one layout of flat buffers, and the steps that move them."""
 
-    def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, topology: Topology, seed: int, dtype, like=HOST,
-                 far_folder: str | None = None):
+    def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, topology: Topology, seed: int,
+                 precision: Precision, like=HOST, far_folder: str | None = None):
         """`like` is an array of the library that the buffers shall belong to. With --cpu-offload shards are in files
         in `far_folder`, or without one in host memory. Raises UserError for too few layers.
         """
         self.model, self.topology, self.ledger, self.seed = model, topology, topology.world.ledger, seed
-        self.near, self.far_folder = np.empty_like(like, shape=0, dtype=dtype), far_folder
+        self.precision, self.scaler, self.far_folder = precision, LossScaler(precision.scaling), far_folder
+        self.near, self.main = (np.empty_like(like, shape=0, dtype=dtype_of(name))      # of the model; of the optimizer
+                                for name in (precision.compute, precision.main))
+        self.iteration = 0                              # steps so far, skipped ones, too
         self.region = region_of(topology.tensor, topology.config)
         # Which layers are here, as which stages.
         self.stages_of_ranks, last = stages_of_ranks(model, topology.config), model.num_layers - 1
@@ -73,8 +88,8 @@ class Trainer:
         self.parameters = self.make_parameters()
         self.parameters.initialize(tensors, seed, topology.tensor.size, topology.tensor.rank)
         make_gradients = GRADIENTS[topology.config.zero_stage]
-        self.gradients = make_gradients(self.layout, topology.data, self.contributions, self.near)
-        self.optimizer = Adam(self.pieces, self.parameters.own, (self.own_shard(), self.own_shard()), optimizer,
+        self.gradients = make_gradients(self.layout, topology.data, self.contributions, self.main)
+        self.optimizer = Adam(self.pieces, self.parameters.own, self.make_states(), optimizer,
                               counted_pieces(self.pieces, topology.tensor.rank, self.counted_elsewhere))
         # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
@@ -88,15 +103,24 @@ class Trainer:
     def make_parameters(self) -> Parameters:
         """A buffer of them all, or with ZeRO-3 of what this rank owns. No values yet."""
         if self.topology.config.zero_stage == 3:
-            return ShardedParameters(self.layout, self.topology.data, self.own_shard(), self.near)
+            return ShardedParameters(self.layout, self.topology.data, self.own_shard(self.near), self.near)
         return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(self.near, shape=self.layout.size)))
 
-    def own_shard(self) -> Shard:
-        """A buffer for what this rank owns, of zeros."""
+    def make_states(self) -> dict[str, Buffer]:
+        """What the optimizer keeps: master weights, which in 16 bits are a copy of the parameters; and moments."""
+        master = self.parameters.own
+        if self.precision.half:
+            master = self.own_shard(self.main)
+            for piece in tiles(self.pieces):
+                master.store(piece, self.parameters.own.load(piece).astype(self.main.dtype))
+        return {"parameters": master, "m": self.own_shard(self.main), "v": self.own_shard(self.main)}
+
+    def own_shard(self, like) -> Shard:
+        """A buffer for what this rank owns, of zeros, of the kind of `like`."""
         if self.topology.config.cpu_offload:
             with writing(self.far_folder or "far memory"):
-                return FarShard(self.layout.shard_size, self.near.dtype, self.near, self.far_folder)
-        return Shard(np.zeros_like(self.near, shape=self.layout.shard_size))
+                return FarShard(self.layout.shard_size, like.dtype, like, self.far_folder)
+        return Shard(np.zeros_like(like, shape=self.layout.shard_size))
 
     def tie_word_table(self, tensors) -> None:
         """Tied logits read the embedding's table, so the first stage uses it, and the last.
@@ -110,13 +134,20 @@ class Trainer:
         self.embedding_group = self.topology.embedding if tied and first != last else None
         self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""
 
-    def step(self, microbatches: Sequence, global_batch_size: int) -> StepResult:
-        """One step on this replica's microbatches, pairs of tokens and targets [b, s], of a batch of B sequences."""
+    def step(self, microbatches: Sequence, global_batch_size: int, observer: Observer | None = None) -> StepResult:
+        """One step on this replica's microbatches, pairs of tokens and targets [b, s], of a batch of B sequences.
+
+        Where the gradients are not finite no weight moves; what then follows from that is the caller's business. An
+        `observer` is shown every tensor.
+        """
+        self.iteration += 1
+        scale = self.scaler.scale
         self.gradients.expect(len(microbatches))
-        work = TrainingPass(self.model, self.region, self.stage_params, microbatches,
-                            weight_of(microbatches, global_batch_size), self.stage_grads,
-                            self.gradients.contributed, self.dropouts(microbatches),
-                            self.topology.config.recompute, self.measured)
+        training_pass = partial(ObservedPass, observer) if observer else TrainingPass
+        work = training_pass(self.model, self.region, self.stage_params, microbatches,
+                             weight_of(microbatches, global_batch_size), self.stage_grads,
+                             self.gradients.contributed, self.dropouts(microbatches),
+                             self.topology.config.recompute, scale, self.measured)
         self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
         self.peak_caches = work.peak_caches
         if self.measured:
@@ -125,18 +156,30 @@ class Trainer:
             self.gradients.finish()
             self.sum_copies()
             loss = self.whole_loss(work.loss)
+        if observer:
+            observer.reduced(loss)
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
             zero = self.topology.config.zero_stage > 0
             owners = self.topology.world if zero else self.topology.model      # of the whole model between them
-            norm, rate = self.optimizer.step(self.gradients.own, owners)
-            if zero:
+            norm, rate = self.optimizer.step(self.gradients.own, owners, scale)
+            result = StepResult(loss, norm, rate, scale)
+            if zero and not result.skipped:
                 self.parameters.publish()
-        return StepResult(loss, norm, rate)
+        if observer:
+            observer.updated(norm, rate)
+        self.scaler.update(result.skipped)
+        return result
+
+    def take_over(self) -> None:
+        """The optimizer's states have got new values: the model gets the master weights, on all replicas."""
+        self.optimizer.take_over()
+        if self.topology.config.zero_stage:
+            self.parameters.publish()
 
     def dropouts(self, microbatches: Sequence) -> list[Dropout]:
         """What is dropped from each of this replica's microbatches, in the step that now begins."""
         b, (replica, d) = len(microbatches[0][0]), (self.topology.place.data, self.topology.data.size)
-        return [Dropout(self.model, self.seed, self.optimizer.iteration + 1, samples_of(replica, k, d, b).start)
+        return [Dropout(self.model, self.seed, self.iteration, samples_of(replica, k, d, b).start)
                 for k in range(len(microbatches))]
 
     def sum_copies(self) -> None:
@@ -189,16 +232,17 @@ class Trainer:
 
     def whole(self, buffer: Buffer):
         """The flat buffer [layout.size], like a NumPy array, of which the replicas own parts; called by all of them."""
-        flat = np.zeros_like(self.near, shape=self.layout.size)
+        flat = np.zeros_like(self.near, shape=self.layout.size, dtype=buffer.flat.dtype)
         for piece in self.pieces:
             flat[piece.in_buffer] = buffer.load(piece)
         return self.topology.data.all_reduce(flat, "all parts") if self.topology.config.shards > 1 else flat
 
     def held(self) -> Held:
         """What this rank holds, as its arrays say."""
-        parameters, moments = self.parameters.own, (self.optimizer.m, self.optimizer.v)
-        return Held(parameters.near_bytes, self.gradients.own.near_bytes, sum(m.near_bytes for m in moments),
-                    sum(buffer.far_bytes for buffer in (parameters, *moments)), self.parameters.whole_bytes,
+        parameters = self.parameters.own
+        states = [buffer for buffer in self.optimizer.states.values() if buffer is not parameters]
+        return Held(parameters.near_bytes, self.gradients.own.near_bytes, sum(buffer.near_bytes for buffer in states),
+                    sum(buffer.far_bytes for buffer in (parameters, *states)), self.parameters.whole_bytes,
                     self.gradients.whole_bytes, self.peak_activations, self.peak_recomputed)
 
 

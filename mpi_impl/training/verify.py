@@ -27,6 +27,7 @@ from reference import training
 from reference.errors import UserError
 from reference.models.gpt import gpt_join
 from reference.params import assign, join, leaves, tree_map
+from reference.precision import FORMATS
 from reference.stages import layouts_of_ranks
 
 
@@ -39,7 +40,9 @@ class Difference(NamedTuple):
 
 
 # What the formats explain, with room: rounding is 1e-16 and 6e-8, and sums run over thousands of terms.
-TOLERANCE = {"float64": Difference(1e-12, 1e-10, 1e-8), "float32": Difference(1e-5, 1e-4, 2e-3)}
+# In 16 bits they are epsilon, 2^-10 and 2^-7, times 1 and 32; a first step of Adam knows little but a gradient's sign.
+TOLERANCE = {"float64": Difference(1e-12, 1e-10, 1e-8), "float32": Difference(1e-5, 1e-4, 2e-3),
+             "float16": Difference(1e-3, 3e-2, 0.5), "bfloat16": Difference(8e-3, 0.25, 1.0)}
 
 
 class Verifier:
@@ -47,11 +50,22 @@ class Verifier:
 
     def __init__(self, trainer: Trainer, optimizer, seed: int):
         self.trainer, self.world = trainer, trainer.topology.world
-        self.dtype = trainer.near.dtype
+        self.precision = trainer.precision
         self.worst = Difference(0.0, 0.0, 0.0)
         if self.world.rank == 0:
             self.layouts = layouts_of_ranks(trainer.model, trainer.topology.config)
-            self.textbook = training.Trainer(trainer.model, optimizer, seed, self.dtype)
+            self.textbook = training.Trainer(trainer.model, optimizer, seed, self.precision)
+
+    def take_over(self) -> None:
+        """The ranks begin with what was loaded, and so does the textbook."""
+        with self.world.ledger.phase("verification"):
+            flats = {name: self.of_all_ranks(self.trainer.whole(buffer), "states of all ranks")
+                     for name, buffer in self.trainer.optimizer.states.items()}
+        if self.world.rank == 0:
+            mine = {"parameters": self.textbook.params, "m": self.textbook.m, "v": self.textbook.v}
+            for name, tree in mine.items():
+                tree_map(assign, tree, next(self.whole(flats[name])))
+            self.textbook.iteration, self.textbook.updates = self.trainer.iteration, self.trainer.optimizer.iteration
 
     def check(self, tokens, targets, result: StepResult) -> str:
         """After a step of the ranks: the same step in the textbook, on the whole batch [B, s], given on rank 0.
@@ -61,16 +75,17 @@ class Verifier:
         Raises UserError, on all ranks alike, if they are further apart than the tolerance.
         """
         with self.world.ledger.phase("verification"):
-            grads = self.of_all_ranks(self.trainer.whole(self.trainer.gradients.own), "gradients of all ranks")
-            params = self.of_all_ranks(self.trainer.whole(self.trainer.parameters.own), "weights of all ranks")
+            grads, params = (self.of_all_ranks(self.trainer.whole(buffer), reason) for buffer, reason in (
+                (self.trainer.gradients.own, "gradients of all ranks"),
+                (self.trainer.optimizer.states["parameters"], "weights of all ranks")))
         found = self.world.from_first(lambda: self.compare(tokens, targets, result, grads, params),
                                       "the textbook's step")
         self.worst = Difference(*map(max, self.worst, found))
-        for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.dtype.name], strict=True):
+        for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.precision.compute], strict=True):
             if not difference <= allowed:
-                raise UserError(f"--verify: the {name} of iteration {self.trainer.optimizer.iteration} and that of one "
+                raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} and that of one "
                                 f"process differ by {difference:.1e}, but {allowed:.0e} is allowed in "
-                                f"{self.dtype.name}. The ranks do not compute the same model.")
+                                f"{self.precision.compute}. The ranks do not compute the same model.")
         return "off by at most " + " ".join(f"{name} {value:.0e}" for name, value in self.worst._asdict().items())
 
     def of_all_ranks(self, flat, reason: str):
@@ -82,16 +97,23 @@ class Verifier:
 
     def compare(self, tokens, targets, result: StepResult, grads, params) -> Difference:
         """On rank 0. grads and params are the flat buffers of all ranks, [ranks, size]; every replica must agree."""
-        loss, norm, expected = self.textbook.step(tokens, targets)
+        loss, norm, expected = self.textbook.step(tokens, targets, result.skipped)
         replicas = list(self.whole(params))
-        step = result.learning_rate + 16 * np.finfo(self.dtype).eps * largest(self.textbook.params)
-        gradient = max(largest(difference(grad, expected)) for grad in self.whole(grads))
-        weights = max(root_mean_square(difference(replica, self.textbook.params)) for replica in replicas)
-        found = Difference(abs(result.loss - loss) / max(loss, 1.0),
-                           max(gradient / max(largest(expected), 1e-3), abs(result.grad_norm - norm) / max(norm, 1e-3)),
-                           weights / step)
+        found = Difference(loss=abs(result.loss - loss) / max(loss, 1.0),
+                           gradient=0.0 if result.skipped else max(
+                               abs(result.grad_norm - norm) / max(norm, 1e-3),
+                               *(largest(difference(grad, expected)) / max(largest(expected), 1e-3)
+                                 for grad in self.whole(grads))),
+                           weights=max(map(self.weights_apart, replicas)) / self.step_size(result))
         tree_map(assign, self.textbook.params, replicas[0])
         return found
+
+    def weights_apart(self, replica) -> float:
+        return root_mean_square(difference(replica, self.textbook.params))
+
+    def step_size(self, result: StepResult) -> float:
+        """About how far Adam moves a weight, and what a weight is rounded to."""
+        return result.learning_rate + 16 * FORMATS[self.precision.main].epsilon * largest(self.textbook.params)
 
     def whole(self, flats) -> Iterator:
         """Of each replica the whole tree, from the flat buffers of all ranks [ranks, size]."""
@@ -105,7 +127,7 @@ class Verifier:
 
     def summary(self) -> str:
         found = ", ".join(f"{name} {worst:.1e} (allowed {allowed:.0e})" for name, worst, allowed
-                          in zip(Difference._fields, self.worst, TOLERANCE[self.dtype.name], strict=True))
+                          in zip(Difference._fields, self.worst, TOLERANCE[self.precision.compute], strict=True))
         return f"verified against one process, every iteration; largest differences: {found}"
 
 

@@ -1,9 +1,11 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
 import pytest
 
-from mpi_impl.training.arguments import NOT_YET, parse
+from mpi_impl.training.arguments import parse
+from mpi_impl.training.options import NOT_YET
 from reference.config import Recompute
 from reference.errors import UserError
+from reference.precision import LossScaling, Precision
 from reference.stages import stages_of_ranks
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
@@ -17,7 +19,8 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
     --distributed-timeout-minutes 0.5 --trace t
     --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder far
-    --recompute-granularity full --recompute-method block --recompute-num-layers 1""".split()
+    --recompute-granularity full --recompute-method block --recompute-num-layers 1
+    --save out --save-interval 5 --load in --record r""".split()
 
 
 def test_every_option_arrives():
@@ -41,12 +44,43 @@ def test_every_option_arrives():
     assert (parallel.zero_stage, parallel.cpu_offload, settings.args.offload_folder) == (3, True, "far")
     assert parallel.sequence_parallel and parallel.keep_gathered_inputs
     assert parallel.recompute == Recompute("full", "block", 1)
+    assert (settings.args.save, settings.args.save_interval, settings.args.load) == ("out", 5, "in")
+    assert settings.args.record == "r"
+    assert settings.precision == Precision("float64")
     assert settings.args.dtype == "float64" and settings.args.exit_interval == 30 and settings.args.seed == 7
 
 
 def test_options_that_do_not_go_with_those():
     parallel = parse("--ddp-bucket-size 77 --no-scatter-gather-tensors-in-pipeline".split(), world_size=1).parallel
     assert parallel.ddp_bucket_size == 77 and not parallel.scatter_gather_tensors_in_pipeline
+
+
+@pytest.mark.parametrize("options, precision", [
+    ("", Precision("float32")),
+    ("--bf16", Precision("bfloat16")),
+    ("--fp16", Precision("float16", LossScaling(None, 2.0**32, 1.0, 1000, 2))),
+    ("--fp16 --loss-scale 128", Precision("float16", LossScaling(128.0))),
+    ("--fp16 --initial-loss-scale 65536 --min-loss-scale 2 --loss-scale-window 50 --hysteresis 3",
+     Precision("float16", LossScaling(None, 65536.0, 2.0, 50, 3))),
+])
+def test_precision(options, precision):
+    assert parse(options.split(), world_size=1).precision == precision
+
+
+# A launch script of a course, with Megatron's options, for eight GPUs.
+GPT_ARGS = """--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 24
+    --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4
+    --global-batch-size 16 --lr 0.00015 --train-iters 500000 --lr-decay-iters 320000 --lr-decay-style cosine
+    --min-lr 1.0e-5 --weight-decay 1e-2 --lr-warmup-fraction .01 --clip-grad 1.0 --fp16""".split()
+
+
+def test_a_launch_script_runs_as_it_stands():
+    """And with sizes overridden by later options."""
+    settings = parse(GPT_ARGS, world_size=8)
+    assert settings.parallel.data_parallel_size == 2 and settings.microbatches == 2
+    assert settings.optimizer.lr_warmup_iters == 3200 and settings.precision.compute == "float16"
+    smaller = parse([*GPT_ARGS, *"--num-layers 2 --hidden-size 32 --train-iters 3 --lr-decay-iters 3".split()], 8)
+    assert smaller.model(100).num_layers == 2 and smaller.args.train_iters == 3
 
 
 def test_what_is_left_open_follows_from_the_rest():
@@ -126,6 +160,20 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
      "layers than 4. Choose at most 4."),
     (f"{P4} --num-layers 8 --recompute-granularity full --recompute-method block --recompute-num-layers 3",
      "--recompute-num-layers is 3, but no stage has more layers than 2."),
+    ("--fp16 --bf16", "--fp16 and --bf16 are two formats, but the model computes in one. Give one of them."),
+    ("--fp16 --dtype float64", "--dtype is float64, but --fp16 has its master weights in float32."),
+    ("--bf16 --dtype float64", "--dtype is float64, but --bf16 has its master weights in float32."),
+    ("--loss-scale 2", "--loss-scale belongs to --fp16, which is not given"),
+    ("--bf16 --hysteresis 2", "--hysteresis belongs to --fp16, which is not given"),
+    ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy belongs to --fp16, which is not given"),
+    ("--fp16 --loss-scale 2 --min-loss-scale 1", "--min-loss-scale is for a loss scale that follows the gradients, but "
+     "--loss-scale is 2, and stays."),
+    ("--fp16 --loss-scale 0", "--loss-scale is 0.0, but must be a number above 0"),
+    ("--fp16 --min-loss-scale 1e10", "--initial-loss-scale is 4.29497e+09, but must not be below --min-loss-scale"),
+    ("--fp16 --loss-scale-window 0", "--loss-scale-window is 0, but must be at least 1."),
+    ("--save-interval 5", "--save-interval is 5, but nothing is saved. Give a folder with --save, too."),
+    ("--save d --save-interval 0", "--save-interval is 0, but must be at least 1."),
+    ("--load a --load-hf b", "--load is a and --load-hf is b, but a run begins with one set of weights."),
     ("--train-iters 0", "--train-iters is 0, but must be at least 1."),
     ("--exit-interval 0", "--exit-interval is 0, but must be at least 1."),
     ("--eval-iters -1", "--eval-iters is -1, but must be a number that is not negative."),
@@ -184,7 +232,7 @@ def test_an_option_of_what_is_not_built_is_refused(option, value):
 
 
 @pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "data-cache-path", "metrics-file", "ledger",
-                                  "plot", "trace", "offload-folder"])
+                                  "plot", "trace", "offload-folder", "save", "load", "load-hf", "save-hf", "record"])
 def test_an_empty_name_of_a_file_is_refused(name):
     """As a script's unset variable gives it."""
     with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):

@@ -19,6 +19,7 @@ from reference.layout import Layout
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves, tree_map
+from reference.precision import Precision
 from tests.rank_theorems import Plan, connected, dealt
 from tests.strategies import Case, cases, close
 
@@ -226,7 +227,7 @@ def order_of_a_step(group, case, plan):
         return call
 
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, np.float64)
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"))
         data, m = topology.data, 4
         tokens, targets = (case.ids(what, m * data.size, case.s) for what in ("tokens", "targets"))
         with (mock.patch.object(data, "post_all_reduce", recorded("sum", data.post_all_reduce)),

@@ -89,7 +89,7 @@ def show_what_is_wrong(group, argv):
     ("--num-attention-heads 0", r"--num-attention-heads is 0, but must be at least 1"),
     ("--hidden-size 30", r"--num-attention-heads is 4, but must divide --hidden-size, which is 30"),
     ("--seq-length 13", r"--tensor-model-parallel-size is 2, but must divide --seq-length, which is 13"),
-    ("--dtype float16", r"invalid choice: 'float16'|Did you mean float32"),
+    ("--dtype float8", r"invalid choice: 'float8'|Did you mean float"),
     ("--layers 3", r"has no option --layers"),
     ("--output no/memory.png", r"no/memory.png cannot be written: No such file"),
 ])

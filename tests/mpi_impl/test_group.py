@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
+from mpi_impl.kernels.formats import dtype_of
 from reference import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError
+from reference.precision import FORMATS
 from tests.rank_theorems import as_is, connected
 from tests.spy import SpyArray, to_host
 from tests.strategies import close
@@ -67,6 +69,24 @@ def agree_with_the_first(group, fails):
         assert group.from_first(look) == ["what", "it", "found"] and not fails
     except UserError as error:
         assert fails and str(error) == "There is no such file."
+
+
+@pytest.mark.parametrize("failing", [(), (2,), (3, 1)])
+def test_what_each_rank_finds_out_is_what_all_know(ranks, failing):
+    """In rank order; or the first failing rank's error, on every rank."""
+    ranks.run(4, each_looks, failing)
+
+
+def each_looks(group, failing):
+    def look():
+        if group.rank in failing:
+            raise UserError(f"There is no file {group.rank}.")
+        return group.rank ** 2
+
+    try:
+        assert group.from_each(look) == [0, 1, 4, 9] and not failing
+    except UserError as error:
+        assert str(error) == f"There is no file {min(failing)}."
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
@@ -240,6 +260,106 @@ def misfits(group):
                          (gather, np.ones(2, "f"), np.ones(4)), (scatter, np.ones(4), np.ones(2, "f"))]:
         with pytest.raises(AssertionError, match="elements|cannot become"):
             post(x, out, "test")
+
+
+# ---- formats of two bytes -------------------------------------------------------------------------------------------
+
+
+HALVES = st.sampled_from(["float16", "bfloat16"])
+ANYTHING = np.arange(2**16, dtype=np.uint16)      # every bit pattern there is
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
+@given(RANKS, st.sampled_from([0, 1, 2, 7, 8, 1000]), st.sampled_from(["sum", "max"]), HALVES,
+       st.sampled_from(["plain", "any bits", "cancelling"]), SEEDS)
+def test_halves_are_added_up_in_float32_in_the_order_of_ranks_and_rounded_once(ranks, n, size, op, name, kind, seed):
+    """So every rank has the same bits, whether the size divides or not; infinities and not-a-numbers arrive.
+
+    Where large numbers cancel, another order or another way of rounding is another sum.
+    """
+    rng, dtype = np.random.default_rng(seed), dtype_of(name)
+    xs = list(rng.normal(size=(n, size)).astype(dtype))
+    if kind == "any bits":
+        xs = list(rng.choice(ANYTHING, (n, size)).view(dtype))
+    if kind == "cancelling":
+        large = rng.choice([-2.0**15, 0, 2.0**15], (n, size))
+        xs = list(np.where(large, large, rng.normal(size=(n, size)) * 2.0**-11).astype(dtype))
+    expected = xs[0].astype(np.float32)
+    for x in xs[1:]:
+        expected = (np.add if op == "sum" else np.maximum)(expected, x.astype(np.float32))
+    for found in ranks.run(n, all_reduce_halves, xs, op):
+        same_halves(found, expected.astype(dtype))
+
+
+def same_halves(found, expected):
+    """The same bits, but that one not-a-number is like another."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    number = ~np.isnan(expected.astype(np.float32))
+    assert (np.isnan(found.astype(np.float32)) == ~number).all()
+    assert (found.view(np.uint16) == expected.view(np.uint16))[number].all()
+
+
+def all_reduce_halves(group, xs, op):
+    with np.errstate(all="ignore"):
+        x = xs[group.rank].copy()
+        assert group.all_reduce(x, "test", op) is x
+        [(entry, total)] = group.ledger.totals.items()
+        assert total == Total(1, x.size) and wire_bytes(entry, total) == 2 * x.size
+        return x
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_an_overflow_on_one_rank_is_seen_by_all(ranks, name):
+    """Also one that only the sum has."""
+    ranks.run(3, overflow, name)
+
+
+def overflow(group, name):
+    x = np.zeros(5, dtype_of(name))
+    x[2], x[3] = np.inf if group.rank == 1 else 1, np.nan if group.rank == 2 else 1
+    x[4] = np.float32(0.9 * FORMATS[name].largest)
+    with np.errstate(all="ignore"):
+        group.all_reduce(x, "test")
+    assert np.array_equal(x.astype(np.float32), [0, 0, np.inf, np.nan, np.inf], equal_nan=True)
+
+
+@given(RANKS, st.integers(0, 4), st.integers(0, 1), HALVES, st.sampled_from([as_is, SpyArray]), SEEDS)
+def test_collectives_of_halves_are_the_textbooks(ranks, n, length, axis, name, wrap, seed):
+    """What is not added up moves as it is, every bit pattern; a reduce-scatter is a piece of the all-reduce."""
+    xs = np.random.default_rng(seed).normal(size=(n, n * length, n)).astype(dtype_of(name))
+    ranks.run(n, collectives_of_halves, list(xs), axis, name, wrap)
+
+
+def collectives_of_halves(group, xs, axis, name, wrap):
+    x, n, rank = xs[group.rank], group.size, group.rank
+    whole = to_host(group.all_reduce(wrap(x.copy()), "test"))
+    same_halves(to_host(group.reduce_scatter(wrap(x), axis, "test")), np.split(whole, n, axis)[rank])
+    same_halves(to_host(group.all_gather(wrap(x), axis, "test")), np.concatenate(xs, axis))
+    same_halves(to_host(group.broadcast(wrap(x.copy()), "test", root=n - 1)), xs[n - 1])
+    every = ANYTHING.view(dtype_of(name)) if rank == 0 else np.zeros(2**16, dtype_of(name))
+    out = wrap(np.zeros(n * x.size, x.dtype))
+    gathered = group.post_all_gather(wrap(x.reshape(-1)), out, "test")
+    got = wrap(np.zeros(2**16, x.dtype))
+    received = group.post_receive(got, (rank - 1) % n, 1, "test")
+    sent = group.post_send(wrap(every), (rank + 1) % n, 1, "test")
+    same_halves(to_host(gathered.wait()), np.concatenate([one.reshape(-1) for one in xs]))
+    assert received.wait() is got
+    sent.wait()
+    if rank == 1 % n:
+        assert (to_host(got).view(np.uint16) == ANYTHING).all()
+    assert {entry.dtype for entry in group.ledger.totals} == {name}
+
+
+def test_halves_are_not_added_up_in_the_background(ranks):
+    """Gradients are float32; MPI would not know what to do with halves."""
+    ranks.run(2, posted_halves)
+
+
+def posted_halves(group):
+    x = np.ones(4, np.float16)
+    for post in (lambda: group.post_all_reduce(x, "test"), lambda: group.post_reduce_scatter(x, x[:2], "test")):
+        with pytest.raises(AssertionError, match="blocking"):
+            post()
 
 
 def test_ring_bytes_are_those_of_the_papers():

@@ -10,6 +10,7 @@ from mpi_impl.training.memory import RankMemory
 from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, model_states, total
+from reference.precision import Precision
 
 MODEL = ModelConfig(2, 420, 84, 11, 13)      # a and h that all the t below divide
 
@@ -36,7 +37,7 @@ def number(cell):
 
 
 def account_of(parallel):
-    return Account(MODEL, b=3, s=13, itemsize=4, parallel=parallel)
+    return Account(MODEL, b=3, s=13, precision=Precision("float32"), parallel=parallel)
 
 
 def value_for_a_layer(formula, account):
@@ -77,7 +78,7 @@ def test_the_formulas_of_states(zero_stage):
 
     row = cells(memory.states_table([one], parallel).splitlines()[1])
     assert number(row[-2]) == value(row[-1], w=4, g=4, K=8, Psi=psi + padding, N=n)
-    head, *rows = map(cells, memory.formulas_table(one, parallel, 4).splitlines())
+    head, *rows = map(cells, memory.formulas_table(one, parallel, Precision("float32")).splitlines())
     sizes = [dict(zip("wgK", map(int, re.findall(r"\d+", cell)), strict=True)) for cell in head[2:5]]
     assert sizes == [dict(w=4, g=4, K=8), dict(w=2, g=2, K=12), dict(w=2, g=4, K=12)] and len(rows) == 4
     for _, formula, *printed in rows:

@@ -13,9 +13,12 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, StageBytes, total
 from reference.optimizer import OptimizerConfig
+from reference.precision import FORMATS, Precision
 from tests.rank_theorems import Plan, connected, dealt
 from tests.strategies import Case, cases, recomputes
 
+FLOAT32 = Precision("float32")
+PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])
 SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe", None), (2, "1f1b", None),
                              (2, "zb-h1", None), (2, "interleaved", 2), (2, "zb-v", None)])
 
@@ -23,12 +26,12 @@ SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (2, "gpipe",
 # ---- activations ----------------------------------------------------------------------------------------------------
 
 
-@given(cases(), recomputes(), st.sampled_from([4, 8]))
-def test_the_account_of_a_layer_is_exact(ranks, case, recompute, itemsize):
-    """Until its backward, and from I to W: whatever activation, dropout, positions, split and recompute."""
+@given(cases(), recomputes(), PRECISIONS)
+def test_the_account_of_a_layer_is_exact(ranks, case, recompute, precision):
+    """Until its backward, and from I to W: whatever format, activation, dropout, positions, split and recompute."""
     parallel = ParallelConfig(case.t, sequence_parallel=case.sequence_parallel,
                               keep_gathered_inputs=case.keep_gathered_inputs, recompute=recompute)
-    account = Account(case.model, case.b, case.s, itemsize, parallel)
+    account = Account(case.model, case.b, case.s, precision, parallel)
     expected = StageBytes(total(account.layer()), total(account.layer_deferred()))
     assert ranks.run(case.t, measured_layer, account) == [expected] * case.t
 
@@ -39,8 +42,8 @@ def measured_layer(group, account):
 
 @settings(max_examples=30)
 @given(cases(sizes=st.sampled_from([1, 2, 3]), num_layers=4), SCHEDULES, recomputes(), st.integers(1, 4),
-       st.sampled_from([np.float32, np.float64]), st.integers(0, 3), st.booleans())
-def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, dtype, zero_stage, cpu_offload):
+       PRECISIONS, st.integers(0, 3), st.booleans())
+def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, precision, zero_stage, cpu_offload):
     """All of it, on every rank: states, far memory, and the most of activations, whatever the schedule.
 
     Ranks of a pipeline differ; replicas do not.
@@ -48,7 +51,7 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, dtyp
     p, name, v = schedule
     d, m = 2 if case.t * p <= 4 else 1, 2 * m
     plan = Plan(p, name, v, zero_stage=zero_stage, cpu_offload=cpu_offload and zero_stage > 0, recompute=recompute)
-    for one in ranks.run(case.t * p * d, memory_of_a_run, case, plan, m, dtype):
+    for one in ranks.run(case.t * p * d, memory_of_a_run, case, plan, m, precision):
         assert one.as_predicted, one.compared
         assert len(one.compared) == 7 + (one.expected.unreduced is not None)
 
@@ -60,18 +63,18 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, dtyp
 def test_every_way_to_recompute(ranks, recompute, positions):
     """On two stages with three and two layers, which share rope's tables."""
     case = Case(1, ModelConfig(5, 8, 2, 11, 4, positions), b=2, s=4, seed=1)
-    for one in ranks.run(2, memory_of_a_run, case, Plan(2, recompute=recompute), 2, np.float32):
+    for one in ranks.run(2, memory_of_a_run, case, Plan(2, recompute=recompute), 2, FLOAT32):
         assert one.as_predicted, one.compared
 
 
-def memory_of_a_run(group, case, plan, m, dtype):
+def memory_of_a_run(group, case, plan, m, precision):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m, dtype)
+        trainer = trained(case, topology, m, precision)
         return memory.rank_memory(trainer, case.b, case.s, m)
 
 
-def trained(case, topology, m, dtype=np.float32, steps=2):
-    trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, dtype)
+def trained(case, topology, m, precision=FLOAT32, steps=2):
+    trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, precision)
     trainer.measured = True
     batch = m * topology.data.size * case.b
     for _ in range(steps):
@@ -103,7 +106,7 @@ def allocations(group, case, plan, folder):
                 gc.collect()
                 tracemalloc.start()
             try:
-                trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, np.float32,
+                trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, FLOAT32,
                                   far_folder=folder)
                 gc.collect()
                 constructed = tracemalloc.get_traced_memory()[0]
@@ -167,13 +170,13 @@ def test_ranks_are_named_in_spans():
 @given(cases(), recomputes())
 def test_the_tables_add_up(case, recompute):
     """What is printed of a layer: its items, their sums, and the way from the formula's to ours in 16 bits."""
-    account = Account(case.model, case.b, case.s, 4, ParallelConfig(
+    account = Account(case.model, case.b, case.s, FLOAT32, ParallelConfig(
         case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
         recompute=recompute))
     ours = total(account.layer())
-    head, *items, end = layer_memory.layer_table(account, ours).split("With 2 bytes")[0].splitlines()
+    head, *items, end = layer_memory.layer_table(account, ours).split("In 16 bits")[0].splitlines()
     assert len(items) == len(account.layer()) and end.startswith("sum") and end.endswith("measured: = the sum")
     assert f" {ours:,}  " in end and layer_memory.layer_table(account, ours + 1).count("NOT") == 1
-    steps = layer_memory.layer_table(account, ours).split("With 2 bytes")[1].splitlines()[1:]
+    steps = layer_memory.layer_table(account, ours).split("In 16 bits")[1].splitlines()[1:]
     signed = sum(int(line.split()[1].replace(",", "")) * (1 if line.split()[0] == "+" else -1) for line in steps)
-    assert total(replace(account, itemsize=2).layer()) == layer_memory.layer_formula(account) + signed
+    assert total(replace(account, precision=layer_memory.HALF).layer()) == layer_memory.layer_formula(account) + signed

@@ -1,6 +1,7 @@
 """What a run tells: progress for a person, JSON lines for a program, and the ledger beside its predictions."""
 import json
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 
@@ -29,6 +30,28 @@ def test_progress(capsys, tmp_path):
     metrics.evaluation(5, 0.0)
     assert json.loads((tmp_path / "m").read_text().splitlines()[-1])["validation_perplexity"] == 1.0
     assert metrics.losses == [(i, 3.5) for i in range(1, 6)] and metrics.validation == [(5, 0.0)]
+
+
+def test_a_scaled_loss_tells_its_scale_and_what_was_skipped(capsys, tmp_path):
+    """Each step in the file, in JSON that every parser reads: no norm where there is none; counts on the lines."""
+    metrics = Metrics(10, 1000, 2, str(tmp_path / "m"), speaks=True, scaled=True)
+    for iteration, (norm, scale) in enumerate(((inf, 2.0**16), (nan, 2.0**16), (1.0, 2.0**15), (1.0, 384.0)), 1):
+        metrics.step(iteration, StepResult(3.5, norm, 1e-3, scale), 1.0)
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "m").read_text().splitlines()]
+    assert [row["grad_norm"] for row in rows] == [None, None, 1.0, 1.0]
+    assert [row["skipped"] for row in rows] == [True, True, False, False] and rows[3]["loss_scale"] == 384.0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert "loss scale 2^16 | 1 skipped" in first and "loss scale 2^16 | 1 skipped" in second
+    assert "loss scale 384 | " in last and "skipped" not in last
+
+
+def test_a_run_that_goes_on_counts_its_own_steps(capsys):
+    """From a checkpoint: time left by the steps of this run; its first line comes at once."""
+    metrics = Metrics(100, 1000, 50, None, speaks=True)
+    for iteration in (81, 82):
+        metrics.step(iteration, StepResult(3.5, 1.0, 1e-3), 2.0)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[1] == "81/100" and "0m 38s left" in line
 
 
 @pytest.mark.parametrize("seconds, text", [(0, "0m 00s"), (59.6, "1m 00s"), (3599, "59m 59s"), (7300, "2h 01m")])

@@ -57,7 +57,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
     params, m, v = (make(kind, layout) for _ in range(3))
     expected = [np.zeros(layout.size) for _ in range(3)]
     grads = make("whole" if kind == "whole" else "near shards", layout)
-    adam = Adam(pieces, params, (m, v), config, pieces)
+    adam = Adam(pieces, params, {"parameters": params, "m": m, "v": v}, config, pieces)
     for step in (1, 2, 3):
         whole = case.array(f"gradient {step}", layout.size)
         for piece in pieces:

@@ -1,7 +1,6 @@
 """The program itself, on real ranks and real text."""
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +16,8 @@ from mpi_impl.data.prepare import prepare
 from mpi_impl.files import check_folder
 from mpi_impl.parallel import buffers
 from mpi_impl.pool import RankFailure
-from mpi_impl.pretrain_gpt import Pretraining, bytes_of_parameter, check_memory
+from mpi_impl.pretrain_gpt import Pretraining
 from mpi_impl.training.arguments import parse
-from reference.config import ModelConfig, ParallelConfig
-from reference.cost import parameters
 from reference.errors import UserError
 from tests.planted import Bug, planted_run
 
@@ -260,28 +257,6 @@ def test_a_vocabulary_too_small_for_the_data(corpus, tmp_path):
 def test_a_vocabulary_that_cannot_be_trained_is_refused_before_the_corpus_is_read(size, sentence):
     with pytest.raises(UserError, match=f"--vocab-size {size} is {sentence}"):
         prepare("no/such/corpus", vocab_size=size)
-
-
-@pytest.mark.parametrize("zero_stage, cpu_offload, in_files, expected", [
-    (0, False, False, 4 + 4 + 8), (1, False, False, 4 + 4 + 8 / 64), (2, False, False, 4 + (4 + 8) / 64),
-    (3, False, False, (4 + 4 + 8) / 64), (1, True, False, 4 + 4 + 8 / 64), (3, True, False, (4 + 4 + 8) / 64),
-    (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
-])
-def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, in_files, expected):
-    """In float32 on 64 replicas, in memory: parameter, gradient and moments. A machine that has less refuses."""
-    parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
-    assert bytes_of_parameter(parallel, 4, in_files) == expected
-    model = ModelConfig(2, 64, 4, 512, 16)                   # 512 words need no padding; the buckets do, a little
-    needed = expected * parameters(model)
-    check_on_a_machine_of(1.01 * needed, model, parallel, in_files)
-    with pytest.raises(UserError, match=f"a rank would hold {expected:g} bytes each, .* a higher --zero-stage"):
-        check_on_a_machine_of(0.99 * needed, model, parallel, in_files)
-
-
-def check_on_a_machine_of(size, model, parallel, in_files):
-    """check_memory, where the machine has one page of memory, of this size."""
-    with mock.patch.object(os, "sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": size}.__getitem__):
-        check_memory(model, parallel, 4, in_files)
 
 
 def test_the_folder_of_a_trace_is_made(tmp_path):

@@ -11,6 +11,7 @@ from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_logits
 from reference.ops import softmax
 from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
 from tests.rank_theorems import connected
 
 MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
@@ -21,7 +22,7 @@ def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **choice
     config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, virtual_pipeline_size=chunks,
                                       **choices)
     with connected(group, config) as topology:
-        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, 1, np.float64)
+        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, 1, Precision("float64"))
         return sample(trainer, 2, count, seed)
 
 
@@ -63,7 +64,7 @@ def sampled_with(group, choices, *args):
 def test_tokens_come_from_the_models_distribution(ranks):
     """Over 1,500 tokens, each given up to 6 before it: frequencies are as probable as 5 standard errors allow."""
     tokens = ranks.run(1, sampled, 1500, 3)[0]
-    p = training.Trainer(MODEL, OptimizerConfig(1e-2, 5), 1, np.float64).params
+    p = training.Trainer(MODEL, OptimizerConfig(1e-2, 5), 1, Precision("float64")).params
     history, expected, variance, seen = [2], np.zeros(5), np.zeros(5), np.zeros(5)
     agreed = 0.0
     for token in tokens:

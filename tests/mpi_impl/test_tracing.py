@@ -18,6 +18,7 @@ from mpi_impl.training.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
 from reference.schedules import SCHEDULES, make
 from reference.simulate import Times, simulate
 from reference.stages import schedule_of
@@ -63,7 +64,7 @@ def traced(group, folder, clock, t, p, steps):
     """
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
     topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
-    trainer = Trainer(ModelConfig(4, 8, 2, 16, 8), OptimizerConfig(1e-3, 10), topology, 1, np.float32)
+    trainer = Trainer(ModelConfig(4, 8, 2, 16, 8), OptimizerConfig(1e-3, 10), topology, 1, Precision("float32"))
     tokens = np.arange(16).reshape(2, 8)
     batch = [(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
     traced_steps = TracedSteps(topology)

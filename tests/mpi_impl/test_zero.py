@@ -25,6 +25,7 @@ from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig, sum_of_squares
 from reference.params import leaves, tree_map
+from reference.precision import Precision
 from tests.rank_theorems import Plan, connected, dealt, training_equals_one_process
 from tests.strategies import Case, recomputes
 
@@ -40,7 +41,7 @@ def model(layers=5, untied=False, **choices):
 
 
 def trainer_on(topology, case, far_folder=None):
-    return Trainer(case.model, OPTIMIZER, topology, case.seed, np.float64, far_folder=far_folder)
+    return Trainer(case.model, OPTIMIZER, topology, case.seed, Precision("float64"), far_folder=far_folder)
 
 
 def batch_of(trainer, case, m, step=0):
@@ -249,7 +250,7 @@ def two_steps(group, case, plan, folder):
         for step in range(2):
             found[f"result {step}"] = np.array(trainer.step(*batch_of(trainer, case, 2, step)))
         found["loss"] = np.array(trainer.evaluate(*batch_of(trainer, case, 1)))
-        states = {"parameters": trainer.parameters.own, "m": trainer.optimizer.m, "v": trainer.optimizer.v}
+        states = trainer.optimizer.states
         return found | {name: trainer.whole(buffer).copy() for name, buffer in states.items()}
 
 
@@ -299,7 +300,7 @@ REPLICATED = Case(2, ModelConfig(4, 8, 2, 3, 6, init_method_std=0.1, make_vocab_
 
 def test_replicated_tensors_dominate():
     """The check of the next theorem's case."""
-    textbook = training.Trainer(REPLICATED.model, OPTIMIZER, REPLICATED.seed, np.float64)
+    textbook = training.Trainer(REPLICATED.model, OPTIMIZER, REPLICATED.seed, Precision("float64"))
     _, norm, clipped = textbook.step(*(REPLICATED.ids(f"{what} 0", 8, 4) for what in ("tokens", "targets")))
     squares = tree_map(lambda grad: sum_of_squares(grad), clipped)
     replicated = sum(square for (_, tensor), (_, square) in zip(leaves(textbook.tensors), leaves(squares))

@@ -13,6 +13,7 @@ from reference.errors import UserError
 from reference.memory import model_states
 from reference.optimizer import OptimizerConfig
 from reference.params import join
+from reference.precision import Precision
 from reference.training import Trainer
 from reference.zero import ZeroTrainer
 from tests.planted import planted
@@ -59,7 +60,7 @@ def padding_of(trainer: ZeroTrainer):
 def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5, steps=3):
     """Loss, norm and weights after every step; replicas stay alike, to the last bit; padding stays zero."""
     ours = trainer_of(case, d, stage, bucket_size, clip_grad)
-    textbook, padding = Trainer(case.model, optimizer_of(clip_grad), case.seed, np.float64), padding_of(ours)
+    textbook, padding = Trainer(case.model, optimizer_of(clip_grad), case.seed, Precision("float64")), padding_of(ours)
     for step in range(steps):
         tokens, targets = batch_of(case, step, d, m)
         loss, norm = ours.step(tokens, targets, case.b)

@@ -1,0 +1,33 @@
+"""NumPy's dtypes for the formats of reference/precision.py, and the way there and back."""
+import ml_dtypes
+import numpy as np
+
+HALVES = frozenset([np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)])
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The dtype of a format. NumPy has no bfloat16 of its own."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def is_half(x) -> bool:
+    """Whether x is an array of one of the formats of two bytes."""
+    return getattr(x, "dtype", None) in HALVES
+
+
+def widened(x):
+    """An array of halves in float32, which loses nothing; anything else as it is. Of a plain tuple, each."""
+    if type(x) is tuple:
+        return tuple(map(widened, x))
+    return x.astype(np.float32) if is_half(x) else x
+
+
+def narrowed(x, dtype: np.dtype):
+    """x of float32 in a format of two bytes: the nearest number there is, infinity beyond the largest.
+
+    On a CPU, NumPy needs 20 times as long for what becomes one of float16's numbers below 2^-14, and gradients are full
+    of them. They are 2^-24 apart, as float32's are from 0.5 to 1: so a sum there rounds as float16 does.
+    """
+    if dtype == np.float16 and isinstance(x, np.ndarray):
+        x = np.where(abs(x) < 2**-14, np.copysign((x + 0.75) - 0.75, x), x)
+    return x.astype(dtype, copy=False)

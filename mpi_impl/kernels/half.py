@@ -1,0 +1,100 @@
+"""Half precision, as a GPU's fused kernels have it: read float16 or bfloat16, compute in float32, round once.
+
+Each function computes with the float32 spellings of a `library`, cpu.py or reference/ops.py, where its namesake's
+docstring stands. What it returns is rounded to the format of its arguments, but for statistics and gradients of
+parameters. Caches hold halves, and nothing that can be had again from them in little time: so they are not always the
+namesake's.
+"""
+import numpy as np
+
+from mpi_impl.kernels.formats import is_half, narrowed, widened
+from reference.layers.attention import CoreInputs
+
+HALF, AS_IS = "rounded", "as it is"
+
+
+def rounding(name, returns=HALF):
+    """The kernel of this name, for halves. `returns` says, in the shape of what the kernel returns, what is rounded."""
+    def kernel(library, *arguments):
+        dtype = next(x.dtype for x in arguments if is_half(x))
+        return rounded(getattr(library, name)(*map(widened, arguments)), returns, dtype)
+
+    return kernel
+
+
+def rounded(result, returns, dtype):
+    if type(returns) is tuple:
+        return tuple(rounded(*one, dtype) for one in zip(result, returns, strict=True))
+    return narrowed(result, dtype) if returns is HALF else result
+
+
+linear, rotate, rotate_backward = map(rounding, ("linear", "rotate", "rotate_backward"))
+layer_norm = rounding("layer_norm", (HALF, (HALF, AS_IS)))                          # y, (normed, 1 / std)
+layer_norm_backward = rounding("layer_norm_backward", (HALF, AS_IS, AS_IS))         # dx, dweight, dbias
+relu, relu_backward = rounding("relu", (HALF, AS_IS)), rounding("relu_backward")    # y, x > 0
+
+
+# ---- GeLU -----------------------------------------------------------------------------------------------------------
+
+
+def keeping_input(name):
+    """An activation function's two kernels, for halves: the cache is x, and what the namesake keeps is computed again.
+    """
+    def forward(library, x):
+        return narrowed(getattr(library, name)(widened(x))[0], x.dtype), x
+
+    def backward(library, dy, x):
+        _, cache = getattr(library, name)(widened(x))
+        return narrowed(getattr(library, f"{name}_backward")(widened(dy), cache), dy.dtype)
+
+    return forward, backward
+
+
+gelu, gelu_backward = keeping_input("gelu")
+gelu_exact, gelu_exact_backward = keeping_input("gelu_exact")
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+def dropout(library, x, site):
+    if site is None:
+        return x, None
+    y, mask = library.dropout(widened(x), site)
+    return narrowed(y, x.dtype), mask
+
+
+def dropout_backward(library, dy, mask):
+    return dy if mask is None else narrowed(library.dropout_backward(widened(dy), mask), dy.dtype)
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def attention_core(library, q, k, v, causal, site=None):
+    """Keeps no probabilities, as FlashAttention (Dao et al. 2022): the cache is the inputs.
+
+    One sample at a time, so that no more than its probabilities, [1, a, s, s], are ever there.
+    """
+    inputs, context = CoreInputs(q, k, v, causal, site), np.empty_like(q)
+    for i in range(len(q)):
+        context[i:i + 1] = narrowed(library.attention_core(*sample(inputs, i))[0], q.dtype)
+    return context, inputs
+
+
+def attention_core_backward(library, dcontext, inputs):
+    gradients = [np.empty_like(x) for x in inputs[:3]]
+    for i in range(len(dcontext)):
+        _, core = library.attention_core(*sample(inputs, i))
+        mine = library.attention_core_backward(widened(dcontext[i:i + 1]), core)
+        del core                     # or its probabilities would be there until the next sample's are
+        for whole, one in zip(gradients, mine):
+            whole[i:i + 1] = narrowed(one, whole.dtype)
+    return tuple(gradients)
+
+
+def sample(inputs, i):
+    """The i-th one's inputs of attention's core, alone, in float32; dropout draws what it draws for it among all."""
+    q, k, v, causal, site = inputs
+    q, k, v = (widened(x[i:i + 1]) for x in (q, k, v))
+    return CoreInputs(q, k, v, causal, site and site._replace(first=(site.first[0] + i, *site.first[1:])))

@@ -1,0 +1,231 @@
+"""The first tensor, in the order of computation, in which two recordings differ beyond rounding.
+
+Of each tensor the whole is put together from the parts of run A, and every part of both runs is compared with it: also
+those of A, since ranks that should hold the same may not. What is known as a sum of parts is compared as the sum. What
+a backward has computed again must be what the forward had.
+
+A difference is the largest of an element, relative to the tensor's largest element. Of weights that Adam has moved it
+is the root mean square, relative to the learning rate, which is about how far Adam moves a weight: where a gradient is
+rounding alone Adam takes a whole step all the same, in any direction. For that reason the key bias is left out, and
+what all keys of a head have in common: softmax does not feel a constant added to all scores (training/verify.py tells
+more; with rope it does, and both stay). And what is computed with weights that were moved is compared less strictly.
+"""
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.recording.names import Key
+from mpi_impl.recording.recording import ALIKE, Part, Recording
+from reference.errors import UserError
+
+class Tolerance(NamedTuple):
+    """What a format explains, with room."""
+
+    first: float      # until the first update: sums run over thousands of terms
+    weights: float    # that were moved
+    later: float      # what is computed with them
+
+
+# Found on models of 4 layers: a tenth of it, or less.
+TOLERANCE = {"float64": Tolerance(1e-12, 1e-8, 1e-10), "float32": Tolerance(1e-4, 2e-3, 2e-3),
+             "float16": Tolerance(2e-2, 0.4, 0.2), "bfloat16": Tolerance(0.1, 0.7, 0.4)}
+AGAIN = {"forward": "recompute", "recompute": "forward"}    # phases whose tensors must be alike
+SHOWN = 6       # differences that are looked for: the first, and a few that follow from it
+
+
+class Holder(NamedTuple):
+    """Who says what of a tensor: a rank of a part, or some ranks together of their sum."""
+
+    run: str                   # "A" or "B"
+    ranks: tuple[int, ...]
+    box: tuple[slice, ...]
+    values: Any
+
+    def __str__(self):
+        ranks = ", ".join(map(str, self.ranks))
+        return f"{self.run}, rank {ranks}" if len(self.ranks) == 1 else f"{self.run}, sum over ranks {ranks}"
+
+
+class Difference(NamedTuple):
+    """Of one tensor, where the two runs are furthest apart."""
+
+    key: Key
+    holders: list[Holder]         # who is off from run A (or from the first who has it), the one that is furthest first
+    size: float
+    unit: float                   # what the size is relative to,
+    unit_is: str                  # in words
+    allowed: float                # relative to it
+    at: tuple[int, ...]           # coordinates, in the whole, of the element that differs most
+    shape: tuple[int, ...]        # of the whole
+    expected: Holder
+    values: tuple[float, float]   # of that element, expected and found
+
+    @property
+    def relative(self) -> float:
+        return self.size / self.unit if self.unit else np.inf if self.size else 0.0
+
+    @property
+    def strain(self) -> float:
+        """How much of what is allowed it takes."""
+        return self.relative / self.allowed
+
+    @property
+    def beyond_rounding(self) -> bool:
+        return not self.strain <= 1
+
+
+@dataclass
+class Findings:
+    """Of two recordings."""
+
+    differences: list[Difference] = field(default_factory=list)    # beyond rounding, the first few, in order
+    compared: int = 0                # tensors
+    alone: int = 0                   # tensors that one rank of one run has, and nobody else
+    worst: Difference | None = None  # of those that agree, the one that is nearest to what is allowed
+    before: int = 0                  # that agree before the first that differs,
+    last: Key | None = None          # and the last of those
+
+
+def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
+    """Raises UserError where the two are of different models, batches or seeds. It looks for so many differences."""
+    check_comparable(a, b)
+    found = Findings()
+    for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
+        difference = furthest_apart(key, a, b)
+        if difference is None:
+            found.alone += 1
+            continue
+        found.compared += 1
+        if difference.beyond_rounding:
+            found.differences.append(difference)
+            if len(found.differences) == shown:
+                break
+        elif not found.differences:
+            found.before, found.last = found.compared, key
+            if found.worst is None or difference.strain > found.worst.strain:
+                found.worst = difference
+    return found
+
+
+def check_comparable(a: Recording, b: Recording) -> None:
+    for name in ALIKE:
+        one, other = a.about.get(name), b.about.get(name)
+        if one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            field_name = next(name for name in [*one, *other] if one.get(name) != other.get(name))
+            name, one, other = f"{name}'s {field_name}", one.get(field_name), other.get(field_name)
+        raise UserError(f"A and B are not the same run on two topologies: the {name} is {one} in A, but {other} in B. "
+                        "Give both the same model, optimizer, data, seed and batch; ranks and how they share the work "
+                        "may differ, and so may the format.")
+
+
+# ---- one tensor -----------------------------------------------------------------------------------------------------
+
+
+def furthest_apart(key: Key, a: Recording, b: Recording) -> Difference | None:
+    """Where a tensor's holders are furthest from what is expected; None if there is only one."""
+    holders = [*holders_of("A", a, key), *holders_of("B", b, key)]
+    expected = first_known(key, a, b) or holders
+    if expected is holders and len(holders) < 2:
+        return None
+    whole, known = joined(expected, shape_of([*holders, *expected]))
+    apart = [np.where(known[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
+    largest = float(abs(whole[known & np.isfinite(whole)]).max(initial=0))
+    allowed = tolerance(key, a, b)
+    if moved(key, a):
+        sizes = [sqrt(float(np.vdot(one, one)) / whole.size) for one in apart]
+        unit, unit_is = a.about["optimizer"]["lr"] + 16 * np.finfo(main_format(a)).eps * largest, "the learning rate"
+    else:
+        sizes = [float(one.max()) for one in apart]
+        unit, unit_is = largest, "the largest element"
+    worst = int(np.argmax(sizes))
+    off = [i for i in np.argsort(sizes)[::-1] if not sizes[i] <= allowed * unit]
+    inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
+    at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
+    return Difference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed, at,
+                      whole.shape, next(one for one in expected if contains(one.box, at)),
+                      (float(whole[at]), float(holders[worst].values[inside])))
+
+
+def first_known(key: Key, a: Recording, b: Recording) -> list[Holder]:
+    """What is expected of a tensor: what run A has; of what is computed again, what the forward had."""
+    again = [key._replace(phase=AGAIN[key.phase])] if key.phase in AGAIN else []
+    for one in sorted([key, *again], key=lambda key: key.order):
+        if holders := holders_of("A", a, one):
+            return holders
+    return []
+
+
+def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
+    """Everyone who has a part; of what is known as a sum, all together."""
+    parts = recording.parts.get(key, [])
+    holders = [Holder(run, (part.rank,), part.box, felt(key, part, recording)) for part in parts]
+    if not any(part.summed for part in parts):
+        return holders
+    shape = shape_of(holders)
+    total = np.zeros(shape)
+    for holder in holders:
+        total[holder.box] += holder.values
+    return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
+
+
+def felt(key: Key, part: Part, recording: Recording):
+    """A part's values in float64, less what no loss feels."""
+    values = np.asarray(recording.load(part), np.float64)
+    if recording.about["model"]["position_embedding_type"] == "rope":
+        return values
+    if key.name.endswith("attention.b_qkv"):             # [3, a, d]
+        values = values.copy()
+        values[1 - part.first[0]:2 - part.first[0] or None] = 0
+    if key.name.endswith("attention.k"):                 # [b, s, a, d]
+        values = values - values.mean(1, keepdims=True)
+    return values
+
+
+def joined(holders: list[Holder], shape: tuple[int, ...]):
+    """The whole, and where it is known. Who comes first has the word."""
+    whole, known = np.zeros(shape), np.zeros(shape, bool)
+    for holder in holders:
+        whole[holder.box] = np.where(known[holder.box], whole[holder.box], holder.values)
+        known[holder.box] = True
+    return whole, known
+
+
+def shape_of(holders: list[Holder]) -> tuple[int, ...]:
+    """Of the smallest array that holds all their boxes."""
+    return tuple(max(along.stop for along in axis) for axis in zip(*(holder.box for holder in holders)))
+
+
+def distance(x, y):
+    """|x - y|: 0 where both are the same infinity, or no number; infinite where one of them alone is."""
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):
+        return np.where(same, 0, np.nan_to_num(abs(x - y), nan=np.inf))
+
+
+def contains(box: tuple[slice, ...], at: tuple[int, ...]) -> bool:
+    return all(along.start <= i < along.stop for along, i in zip(box, at))
+
+
+def moved(key: Key, recording: Recording) -> bool:
+    """Whether these are weights that an update has moved."""
+    return key.phase == "optimizer parameters" or (key.phase == "parameters" and later(key, recording))
+
+
+def later(key: Key, recording: Recording) -> bool:
+    """Whether an update of the recorded ones came before."""
+    return key.iteration > recording.first_iteration
+
+
+def tolerance(key: Key, a: Recording, b: Recording) -> float:
+    """Of the coarser format of the two."""
+    kind = "weights" if moved(key, a) else "later" if later(key, a) else "first"
+    return max(getattr(TOLERANCE[recording.about["format"]], kind) for recording in (a, b))
+
+
+def main_format(recording: Recording) -> str:
+    """Of the weights that the optimizer moves."""
+    return "float64" if recording.about["format"] == "float64" else "float32"

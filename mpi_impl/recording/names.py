@@ -1,0 +1,71 @@
+"""The tensors of a training step: their names, which say nothing of who holds them, and the order of computation.
+
+A tensor is known by iteration, phase and name. Names are paths, as in `blocks.3.mlp.hidden` (layers count from 0), and
+a gradient has the name of what it is the gradient of: the phase tells the two apart. The phases, in order:
+
+    batch                  tokens and targets
+    parameters             as the first microbatch finds them: gathered, rounded
+    forward                activations, from the embedding to the loss
+    recompute              those that a backward has computed again
+    kept                   what of the forward the weights' gradients are made from, as the backward finds it
+    backward               gradients of activations, from the loss to the embedding
+    gradients              of the parameters, over all microbatches: before anything is summed over ranks
+    reduction              the same, summed
+    step                   loss and norm, as the step reports them
+    optimizer m, v         Adam's moments, after the update
+    optimizer parameters   the weights, after the update
+
+This is the logical order, and not the schedule's: of all microbatches first the forward, then the backward.
+"""
+from typing import NamedTuple
+
+PHASES = ("batch", "parameters", "forward", "recompute", "kept", "backward", "gradients", "reduction", "step",
+          "optimizer m", "optimizer v", "optimizer parameters")
+FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases that go through the model the other way
+
+# What stands before the blocks, in a block, and after the blocks: in the order of the forward. The `partial` is what
+# goes into g: its sum over the tensor-parallel ranks is `output`, to which the bias is yet to be added.
+BEFORE = ("tokens", "embedding.word", "embedding.partial", "embedding.output", "embedding.position",
+          "embedding.output_mask")
+BLOCK = ("input",
+         *(f"input_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
+         *(f"attention.{name}" for name in ("input", "w_qkv", "b_qkv", "qkv", "q", "k", "v", "probs", "probs_mask",
+                                            "context", "w_out", "partial", "output", "b_out", "output_mask")),
+         *(f"post_attention_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
+         *(f"mlp.{name}" for name in ("input", "w_in", "b_in", "pre_activation", "hidden", "w_out", "partial",
+                                      "output", "b_out", "output_mask")))
+AFTER = (*(f"final_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
+         "logits.input", "output", "logits", "probabilities", "targets", "loss",
+         "loss of each replica", "mean loss", "gradient norm", "learning rate")
+
+
+class Key(NamedTuple):
+    """One tensor of a run."""
+
+    iteration: int
+    phase: str
+    name: str
+
+    @property
+    def order(self) -> tuple:
+        """Keys sort by it into the order of computation."""
+        place, turn = place_of(self.name), -1 if self.phase in FROM_THE_LOSS else 1
+        return self.iteration, PHASES.index(self.phase), *(turn * along for along in place)
+
+    @property
+    def layer(self) -> int | None:
+        return int(self.name.split(".")[1]) if self.name.startswith("blocks.") else None
+
+    def __str__(self):
+        what = "gradient of " if self.phase in ("backward", "gradients", "reduction") else ""
+        return f"iteration {self.iteration}, {self.phase}: {what}{self.name}"
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """Which layer (-1: before all of them), and where in it."""
+    if name in BEFORE:
+        return -1, BEFORE.index(name)
+    if name in AFTER:
+        return 1 << 30, AFTER.index(name)
+    _, layer, site = name.split(".", 2)
+    return int(layer), BLOCK.index(site)

@@ -1,0 +1,65 @@
+"""The first tensor of a step, in the order of computation, with an element that is infinite or no number.
+
+A step whose loss or gradient is not finite has moved no weight, so it can be computed once more, with an observer that
+looks for such elements. It keeps nothing and costs a look at every tensor, which is why not every step is observed.
+"""
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import to_host
+from mpi_impl.recording.names import Key
+from mpi_impl.recording.observer import Observer
+from mpi_impl.training.trainer import Trainer
+
+
+class Finding(NamedTuple):
+    """A part of a tensor that is not finite."""
+
+    key: Key
+    rank: int
+    at: tuple[int, ...]     # coordinates, in the whole tensor, of the first such element
+    value: float
+    bad: int                # such elements, in the part
+    size: int               # elements of the part
+
+
+class FiniteCheck(Observer):
+    """Keeps the first part that is not finite."""
+
+    def __init__(self, trainer: Trainer):
+        super().__init__(trainer)
+        self.found: Finding | None = None
+
+    def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
+        key = Key(self.iteration, phase, name)
+        if self.found is not None and (self.found.key.order, self.found.at) <= (key.order, first):
+            return
+        values = to_host(x)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            at = np.unravel_index(int(bad.argmax()), bad.shape)
+            self.found = Finding(key, self.topology.world.rank, tuple(int(i) + start for i, start in zip(at, first)),
+                                 float(values[at]), int(bad.sum()), bad.size)
+
+
+def first_not_finite(trainer: Trainer, microbatches: Sequence, global_batch_size: int) -> str:
+    """The trainer's last step, which moved nothing, once more -> where its first infinity or NaN is, for a person.
+
+    `microbatches` are those of that step. Called by all ranks, which get the same answer.
+    """
+    check = FiniteCheck(trainer)
+    trainer.iteration -= 1
+    trainer.step(microbatches, global_batch_size, check)
+    everyone = [found for found in trainer.topology.world.from_all(check.found) if found is not None]
+    if not everyone:
+        return "Computed once more the step is finite: the machine does not compute the same twice."
+    first = min(everyone, key=lambda found: (found.key.order, found.rank))
+    others = [str(found.rank) for found in everyone if found.key == first.key and found.rank != first.rank]
+    layer = "" if first.key.layer is None else f", layer {first.key.layer}"
+    also = f" (and on {', '.join(others)})" if others else ""
+    begins = ("The weights were not finite when the step began:" if first.key.phase == "parameters" else
+              "In the order of computation it appears first in")
+    return (f"{begins} {first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: {first.bad:,} of "
+            f"its {first.size:,} elements there, the first at {list(first.at)}, which is {first.value}.")

@@ -1,0 +1,209 @@
+"""A training step that is observed, though its layers know nothing of it: by what is handed to them.
+
+A pass hands its layers units, a region and a sink, and gets caches back. An observed pass hands them units, a region
+and a sink that tell the observer what goes through them, and shows it the caches:
+
+    units      parameters, as they are used; and which layer is at work
+    region     what enters and leaves the tensor-parallel regions, before and after it is sent
+    sink       the factors of each weight's gradient
+    caches     the intermediate activations of every layer, also of those that were computed again
+    the pass   what comes from other stages and goes to them, and the loss
+"""
+from collections.abc import Callable
+from typing import Any
+
+from mpi_impl.parallel.passes import TrainingPass
+from mpi_impl.parallel.sinks import ImmediateSink
+from mpi_impl.recording.observer import Observer
+from reference import ops
+from reference.actions import Action
+from reference.layers.attention import CoreInputs
+from reference.layers.block import BlockCache
+from reference.models.gpt import GPTCache
+from reference.params import leaves, tree_map
+
+
+class ObservedPass(TrainingPass):
+    """A TrainingPass that tells an observer what it computes."""
+
+    def __init__(self, observer: Observer, model, region: Any, params, microbatches, weight, grads,
+                 contributed: Callable, *others, **named):
+        """Arguments as TrainingPass takes them."""
+        self.observer = observer
+
+        def told(*units) -> None:
+            for tree in units:
+                for _, unit in leaves(tree):
+                    observer.contributes(unit.name)
+            contributed(*units)
+
+        region = ObservedRegion(region, observer)
+        super().__init__(model, region, observed_units(params, observer.uses), microbatches, weight,
+                         observed_units(grads, observer.differentiates), told, *others, **named)
+        self.sink = ObservedSink(self.sink, observer)
+        self.compute = {kind: self.observed(function) for kind, function in self.compute.items()}
+        observer.begins(self)
+
+    def observed(self, function: Callable) -> Callable:
+        """One of the schedule's actions."""
+        def act(action: Action, x):
+            self.observer.acts(action)
+            layers = self.observer.trainer.stages[action.stage]
+            before, after = (f"blocks.{layer}.input" for layer in (layers[0], layers[-1] + 1))
+            came, goes, phase = (before, after, "forward") if action.kind == "F" else (after, before, "backward")
+            if x is not None:
+                self.observer.outside(phase, came, x)
+            y = function(action, x)
+            if y is not None:
+                self.observer.outside(phase, goes, y)
+            return y
+
+        return act
+
+    def keep(self, action: Action, y, cache: GPTCache) -> None:
+        super().keep(action, y, cache)
+        see = self.observer
+        if cache.embedding is not None:
+            show_mask(see, "forward", "embedding.output_mask", cache.embedding[-1])
+        for kept in cache.layers:
+            self.show_blocks("forward", kept.caches or {})
+        if cache.head is not None:
+            norm, _, loss = cache.head
+            show_norm(see, "forward", "final_layernorm", norm)
+            see.inside("forward", "probabilities", loss[0])
+            see.inside("forward", "loss", y)
+
+    def measure_recomputed(self, caches) -> None:
+        super().measure_recomputed(caches)
+        self.show_blocks("recompute", caches)
+
+    def show_blocks(self, phase: str, caches: dict[int, BlockCache]) -> None:
+        for layer, cache in caches.items():
+            show_block(self.observer, phase, f"blocks.{layer}", cache)
+
+
+# ---- the caches -----------------------------------------------------------------------------------------------------
+
+
+def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None:
+    """A cache of halves holds less, since their kernels compute more of it again."""
+    show_norm(see, phase, f"{block}.input_layernorm", cache.input_layernorm)
+    core = cache.attention.core
+    q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        see.inside(phase, f"{block}.attention.{name}", x, axis=2)             # [b, s, a/t, d]
+    if not isinstance(core, CoreInputs):
+        see.inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
+        if core.mask is not None:
+            see.inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs > 0), axis=1)
+    see.inside(phase, f"{block}.attention.context", cache.attention.context)
+    show_mask(see, phase, f"{block}.attention.output_mask", cache.attention_mask)
+    show_norm(see, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
+    _, activation, hidden = cache.mlp
+    z = activation[0] if isinstance(activation, tuple) else activation
+    if z.dtype != bool:                                                       # ReLU keeps no more than its sign
+        see.inside(phase, f"{block}.mlp.pre_activation", z)
+    see.inside(phase, f"{block}.mlp.hidden", hidden)
+    show_mask(see, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
+
+
+def show_norm(see: Observer, phase: str, name: str, cache) -> None:
+    normed, inverse_std = cache
+    see.outside(phase, f"{name}.normed", normed)
+    see.outside(phase, f"{name}.inverse_std", inverse_std)
+
+
+def show_mask(see: Observer, phase: str, name: str, mask) -> None:
+    if mask is not None:
+        see.outside(phase, name, mask.keep)
+
+
+# ---- what is handed to the layers -----------------------------------------------------------------------------------
+
+
+class ObservedRegion:
+    """A region that shows what goes through it, before it is sent and after."""
+
+    def __init__(self, region, observer: Observer):
+        self.region, self.observer = region, observer
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not observed is the region's own."""
+        return getattr(self.region, name)
+
+    def enter(self, x, reason):
+        before, after = self.names_at_f(reason)
+        self.observer.outside(self.observer.computing, before, x)
+        entered = self.region.enter(x, reason)
+        self.observer.inside(self.observer.computing, after, entered)
+        return entered
+
+    def enter_backward(self, dx, reason):
+        before, after = self.names_at_f(reason)
+        self.observer.inside("backward", after, dx, summed=True)
+        dx = self.region.enter_backward(dx, reason)
+        self.observer.outside("backward", before, dx)
+        return dx
+
+    def leave(self, partial, reason):
+        before, after = self.names_at_g(reason)
+        self.observer.inside(self.observer.computing, before, partial, summed=True)
+        y = self.region.leave(partial, reason)
+        self.observer.outside(self.observer.computing, after, y)
+        return y
+
+    def leave_backward(self, dy, reason):
+        before, after = self.names_at_g(reason)
+        self.observer.outside("backward", after, dy)
+        dy = self.region.leave_backward(dy, reason)
+        self.observer.inside("backward", before, dy)
+        return dy
+
+    def names_at_f(self, reason: str) -> tuple[str, str]:
+        """'mlp input' -> what stands before f, and what after it, in the layer that is at work."""
+        layer, _ = reason.split()
+        if layer == "logits":
+            return "final_layernorm.output", "logits.input"
+        norm = "input_layernorm" if layer == "attention" else "post_attention_layernorm"
+        return f"{self.observer.unit}.{norm}.output", f"{self.observer.unit}.{layer}.input"
+
+    def names_at_g(self, reason: str) -> tuple[str, str]:
+        """'mlp output' -> the partial sums before g, and their sum."""
+        layer, _ = reason.split()
+        path = layer if layer == "embedding" else f"{self.observer.unit}.{layer}"
+        return f"{path}.partial", f"{path}.output"
+
+
+class ObservedUnit:
+    """A unit that tells when it is taken."""
+
+    def __init__(self, unit, taken: Callable):
+        self.unit, self.taken, self.name = unit, taken, unit.name
+
+    def fetch(self) -> None:
+        self.unit.fetch()
+
+    def take(self):
+        tensors = self.unit.take()
+        self.taken(self.name, tensors)
+        return tensors
+
+    def free(self) -> None:
+        self.unit.free()
+
+
+def observed_units(stages: dict[int, Any], taken: Callable) -> dict[int, Any]:
+    """Trees of units, by stage."""
+    return {stage: tree_map(lambda unit: ObservedUnit(unit, taken), tree) for stage, tree in stages.items()}
+
+
+class ObservedSink(ImmediateSink):
+    """A sink that shows the factors of each gradient when they are multiplied."""
+
+    def __init__(self, sink: ImmediateSink, observer: Observer):
+        super().__init__(sink.done, sink.recomputed)
+        self.observer = observer
+
+    def __call__(self, grad, x, dy) -> None:
+        self.observer.factors(grad, x, dy)
+        super().__call__(grad, x, dy)

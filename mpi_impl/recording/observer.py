@@ -1,0 +1,157 @@
+"""Where each tensor that a rank sees of a training step lies in the whole one, and what it is called."""
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from reference.actions import Action
+from reference.boxes import boxes_of_piece, shape_of, without_padding
+from reference.data_parallel import samples_of
+from reference.layout import unit_of
+from reference.models.gpt import has_embedding, has_head
+from reference.params import leaves
+
+# The factors of a weight's gradient x^T dy: what was kept of the forward, and the gradient of what the weight gave.
+FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
+           "attention.w_out": ("attention.context", "attention.partial"),
+           "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial")}
+BY_COLUMNS = ("attention.context", "mlp.hidden", "mlp.pre_activation", "logits", "probabilities")    # of [b, s, n/t]
+OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding included
+
+
+class Observer(ABC):
+    """A rank's view of a step. What it does with what it sees is a subclass's."""
+
+    def __init__(self, trainer):
+        self.trainer, self.topology = trainer, trainer.topology
+        self.tensor_rank = trainer.topology.tensor.rank
+        self.first_stage = has_embedding(trainer.layout.tensors)
+        self.last_stage = has_head(trainer.layout.tensors, trainer.model)
+
+    @abstractmethod
+    def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
+        """A part of a tensor, which begins at `first` in the whole. It may be overwritten later.
+
+        `summed`: the whole is the sum of the parts that are in one place, and not alike in all of them.
+        """
+
+    # ---- the step begins, and ends: what the trainer and its pass tell ----
+
+    def begins(self, work) -> None:
+        """A step of this ObservedPass."""
+        self.work, self.iteration = work, self.trainer.iteration
+        self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
+        for self.microbatch, (tokens, targets) in enumerate(work.microbatches):
+            if self.first_stage:
+                self.inside("batch", "tokens", tokens)
+            if self.last_stage:
+                self.inside("batch", "targets", targets)
+
+    def reduced(self, loss: float) -> None:
+        """Gradients and loss have been summed over the ranks."""
+        self.pieces("reduction", self.trainer.gradients.own, self.work.scale)
+        if self.last_stage and self.tensor_rank == 0:
+            self.see("step", "loss of each replica", np.array([self.work.loss]), (0,), summed=True)
+        self.see("step", "mean loss", np.array([loss]), (0,))
+
+    def updated(self, norm: float, rate: float) -> None:
+        """The optimizer has moved the weights, if the norm is finite."""
+        self.see("step", "gradient norm", np.array([norm]), (0,))
+        self.see("step", "learning rate", np.array([rate]), (0,))
+        for state, buffer in self.trainer.optimizer.states.items():
+            self.pieces(f"optimizer {state}", buffer)
+
+    # ---- in between: what the observed pass tells ----
+
+    def acts(self, action: Action) -> None:
+        """The schedule's next action. A forward inside a backward is a layer that is computed again."""
+        self.microbatch, self.computing = action.microbatch, "forward" if action.kind == "F" else "recompute"
+
+    def uses(self, unit: str, tensors) -> None:
+        """A unit's parameters are used: it is at work from now on."""
+        self.unit = unit
+        for name, x in leaves(tensors, unit):
+            if name not in self.used:
+                self.used.add(name)
+                self.parameter("parameters", name, x)
+
+    def differentiates(self, unit: str, tensors) -> None:
+        """A unit's gradients will be added to."""
+        self.unit = unit
+        self.gradients |= leaves(tensors, unit)
+
+    def contributes(self, unit: str) -> None:
+        """A microbatch has given a unit all that it gives: after the last one the gradient is what this rank knows.
+
+        (From ZeRO-2 on it is sent after every microbatch, and gone. Where all tensor-parallel ranks have the same
+        gradient, the first one's counts.)
+        """
+        config = self.topology.config
+        if config.zero_stage >= 2:
+            return
+        for name, segment in self.trainer.layout.by_name.items():
+            if unit_of(name) == unit:
+                alike = segment.tensor.split is None and not config.sequence_parallel
+                if self.tensor_rank == 0 or not alike:
+                    self.parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
+
+    def factors(self, grad, x, dy) -> None:
+        """x^T dy is added to a weight's gradient."""
+        name = next(name for name, known in self.gradients.items() if np.may_share_memory(known, grad))
+        unit = unit_of(name)
+        if unit == name:                                 # a word table: it gets dlogits^T x
+            self.inside("kept", "logits.input", dy)
+            self.inside("backward", "logits", x)
+            return
+        kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
+        if gradient == "attention.qkv":                  # [b, s, 3 h/t] -> [b, s, 3, a/t, d]
+            dy = dy.reshape(*dy.shape[:2], 3, -1, self.trainer.model.head_size)
+        self.inside("kept", f"{unit}.{kept}", x)
+        self.inside("backward", f"{unit}.{gradient}", dy)
+
+    # ---- where a part lies in the whole ----
+
+    @property
+    def sample(self) -> int:
+        """The microbatch's first, in the global batch."""
+        b = len(self.work.microbatches[0][0])
+        return samples_of(self.topology.place.data, self.microbatch, self.topology.data.size, b).start
+
+    def outside(self, phase: str, name: str, x) -> None:
+        """x [b, s, ...] outside the regions, of this rank's positions."""
+        positions = self.trainer.region.positions(x)
+        self.see(phase, name, self.unscaled(phase, x), (self.sample, positions.start, *[0] * (x.ndim - 2)))
+
+    def inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
+        """x [b, ...] of all positions: alike on all tensor-parallel ranks, or cut along an axis."""
+        site = name.removeprefix(f"{unit_of(name)}.")
+        axis = 2 if site in BY_COLUMNS else 3 if site == "attention.qkv" else axis
+        first = [self.sample, *[0] * (x.ndim - 1)]
+        if axis is not None:
+            first[axis] = self.tensor_rank * x.shape[axis]
+        if site in OF_WORDS:
+            x = x[..., :max(self.trainer.model.vocab_size - first[2], 0)]
+        self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
+
+    def unscaled(self, phase: str, x):
+        """Gradients are those of the loss, not of the scaled loss."""
+        return x / self.work.scale if phase == "backward" and self.work.scale != 1 else x
+
+    def parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
+        """x is this rank's shard of a parameter, or of its gradient. Its padding is no part of the model."""
+        tensor, first = self.trainer.layout.by_name[name].tensor, [0] * x.ndim
+        if (split := tensor.split) is not None:
+            first[split] = self.tensor_rank * x.shape[split]
+            x = x[(slice(None),) * split + (slice(max(tensor.shape[split] - first[split], 0)),)]
+        self.see(phase, name, x, tuple(first), summed)
+
+    def pieces(self, phase: str, buffer, scale: float = 1.0) -> None:
+        """What this rank owns, of a buffer that lies as its parameters do."""
+        for piece in without_padding(self.trainer.pieces, self.tensor_rank):
+            values, start = buffer.load(piece), 0
+            for box in boxes_of_piece(piece, self.tensor_rank):
+                shape = shape_of(box)
+                stop = start + int(np.prod(shape))
+                x = values[start:stop].reshape(shape)
+                self.see(phase, piece.of.name, x / scale if scale != 1 else x, tuple(along.start for along in box))
+                start = stop

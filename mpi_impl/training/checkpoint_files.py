@@ -1,0 +1,284 @@
+"""Checkpoints on disk: what their folder holds, how one gets there whole or not at all, and how it is found sound.
+
+    DIR/latest_checkpointed_iteration.txt     the tracker, as Megatron has it: the number of the last good one
+    DIR/iter_0000020/manifest.json            what was saved, which rank saved which box of which tensor, checksums
+                     manifest.json.sha256     the manifest's own, as sha256sum writes it
+                     parameters-00003.safetensors, m-..., v-...      what rank 3 owned of each of the optimizer's states
+    DIR/iter_0000030.tmp                      one on its way, or what a run has left that was killed on the way
+
+A checkpoint is written aside, and every file is on the disk before the folder gets its name; then the tracker follows.
+So whenever a run is killed, the tracker names a whole one. Numbers come from JSON and safetensors: nothing that is read
+can run as a program, as a pickle can.
+"""
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from itertools import chain
+from math import prod
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from mpi_impl.files import reading, writing
+from reference.boxes import Box, inside, overlap, shape_of
+from reference.errors import UserError
+
+FORMAT = 1
+TRACKER = "latest_checkpointed_iteration.txt"
+MANIFEST, SEAL = "manifest.json", "manifest.json.sha256"
+TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
+
+
+class Sealed(NamedTuple):
+    """A file as it was written."""
+
+    bytes: int
+    sha256: str
+
+
+class Stored(NamedTuple):
+    """A tensor, and where its elements are: each in one box, in the files of one rank."""
+
+    shape: tuple[int, ...]
+    boxes: list[tuple[Box, int]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds. Raises ValueError if its boxes are more or less than its tensors."""
+
+    iteration: int                # steps done
+    updates: int                  # of the weights: less, where steps were skipped
+    loss_scale: list | None       # what a scale that follows the gradients depends on
+    dtype: str                    # of all states
+    model: dict[str, Any]         # the ModelConfig
+    settings: dict[str, Any]      # of the run, by the options' names
+    tensors: dict[str, Stored]
+    files: dict[str, Sealed]
+
+    def __post_init__(self):
+        for name, (shape, boxes) in self.tensors.items():
+            if sum(prod(shape_of(box)) for box, _ in boxes) != prod(shape):
+                raise ValueError(f"{name} {shape} is not {boxes}")
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    def text(self) -> str:
+        """As JSON that a person can read."""
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        content["tensors"] = {name: {"shape": shape, "ranks_of_boxes": {text_of(box): rank for box, rank in boxes}}
+                              for name, (shape, boxes) in self.tensors.items()}
+        content["files"] = {name: file._asdict() for name, file in self.files.items()}
+        return json.dumps({"format": FORMAT} | content, indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Manifest":
+        """Raises ValueError, TypeError or KeyError for anything else."""
+        content = json.loads(text)
+        if content.pop("format") != FORMAT:
+            raise ValueError
+        content["tensors"] = {name: Stored(tuple(tensor["shape"]), [
+            (box_of(box), rank) for box, rank in tensor["ranks_of_boxes"].items()])
+            for name, tensor in content["tensors"].items()}
+        content["files"] = {name: Sealed(**file) for name, file in content["files"].items()}
+        return cls(**content)
+
+
+def text_of(box: Box) -> str:
+    """'0:3,4:8', as one would write it in brackets."""
+    return ",".join(f"{along.start}:{along.stop}" for along in box)
+
+
+def box_of(text: str) -> Box:
+    return tuple(slice(*map(int, along.split(":"))) for along in text.split(","))
+
+
+def key_of(tensor: str, box: Box) -> str:
+    """What a box is called in a file."""
+    return f"{tensor}[{text_of(box)}]"
+
+
+def file_of(state: str, rank: int) -> str:
+    return f"{state}-{rank:05}.safetensors"
+
+
+def folder_of(root: str, iteration: int) -> str:
+    return os.path.join(root, f"iter_{iteration:07}")
+
+
+# ---- written --------------------------------------------------------------------------------------------------------
+
+
+def check_free(root: str, iteration: int) -> None:
+    """Raises UserError if the folder has a good checkpoint of this iteration, or of a later one."""
+    last = tracked(root)
+    if last is not None and last >= iteration:
+        raise UserError(f"--save {root} holds a checkpoint of iteration {last}, which this run, at iteration "
+                        f"{iteration - 1} now, would write again. Add --load {root} to go on from there, or choose "
+                        "another folder.")
+
+
+def make_aside(root: str, iteration: int) -> str:
+    """An empty folder for a checkpoint on its way. What killed runs have left of theirs is removed."""
+    check_free(root, iteration)
+    with writing(root):
+        os.makedirs(root, exist_ok=True)
+        for name in os.listdir(root):
+            if re.fullmatch(r"iter_\d+\.tmp", name):
+                shutil.rmtree(os.path.join(root, name))
+        aside = f"{folder_of(root, iteration)}.tmp"
+        os.mkdir(aside)
+    return aside
+
+
+def write_tensors(path: str, dtype: str, shapes: dict[str, tuple[int, ...]], elements: Iterable,
+                  metadata: dict[str, str] | None = None) -> Sealed:
+    """A safetensors file of these arrays. `elements` are theirs, one array after another, in parts of any size.
+
+    So a rank needs no copy of what it saves: a few boxes that lie one after another are written as they lie.
+    """
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    stop = 0
+    for name, shape in shapes.items():
+        start, stop = stop, stop + prod(shape) * int(TYPES[dtype][1:]) // 8
+        header[name] = {"dtype": TYPES[dtype], "shape": shape, "data_offsets": [start, stop]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)         # the elements begin at a multiple of 8
+    return write_synced(path, chain([len(text).to_bytes(8, "little"), text], elements))
+
+
+def publish(root: str, aside: str, manifest: Manifest) -> None:
+    """All shards are aside, and on the disk: the manifest goes beside them, the folder gets its name, the tracker it.
+
+    Each is on the disk before the next is begun. Raises UserError if one cannot be: what the tracker names is whole.
+    """
+    final, tracker = folder_of(root, manifest.iteration), os.path.join(root, TRACKER)
+    text = manifest.text().encode()
+    write_synced(os.path.join(aside, MANIFEST), [text])
+    write_synced(os.path.join(aside, SEAL), [seal_of(text)])
+    with writing(final):
+        sync_folder(aside)
+        if os.path.exists(final):           # of a run that was killed before the tracker named it
+            shutil.rmtree(final)
+        os.rename(aside, final)
+        sync_folder(root)
+    write_synced(f"{tracker}.tmp", [str(manifest.iteration).encode()])
+    with writing(tracker):
+        os.replace(f"{tracker}.tmp", tracker)
+        sync_folder(root)
+
+
+def discard(aside: str) -> None:
+    """What could not be finished goes, as far as possible."""
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_synced(path: str, parts: Iterable) -> Sealed:
+    """A file of these bytes, or arrays; it is on the disk when this returns. Raises UserError."""
+    digest = hashlib.sha256()
+    with writing(path), open(path, "wb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+        file.flush()
+        os.fsync(file.fileno())
+        return Sealed(file.tell(), digest.hexdigest())
+
+
+def sync_folder(path: str) -> None:
+    """The names in a folder are on the disk, too."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def seal_of(manifest: bytes) -> bytes:
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+
+
+# ---- read -----------------------------------------------------------------------------------------------------------
+
+
+def tracked(root: str) -> int | None:
+    """The iteration that the tracker names; None if there is no tracker. Raises UserError."""
+    path = os.path.join(root, TRACKER)
+    if not os.path.exists(path):
+        return None
+    content = read(path)
+    if not re.fullmatch(rb"\d{1,15}\n?", content):
+        raise UserError(f"{path} holds {content[:30]!r}, but must hold the number of an iteration.{others(root)}")
+    return int(content)
+
+
+def others(root: str) -> str:
+    """What else could be loaded, for the end of a sentence about what cannot be."""
+    found = sorted(int(name[5:]) for name in os.listdir(root) if re.fullmatch(r"iter_\d+", name))
+    listed = f"those of iterations {', '.join(map(str, found))}" if found else "none"
+    return f" Of checkpoints {root} has {listed}; {TRACKER} there says which one is loaded."
+
+
+def read_manifest(root: str) -> Manifest:
+    """Of the checkpoint that the tracker names. Raises UserError."""
+    iteration = tracked(root)
+    if iteration is None:
+        raise UserError(f"--load {root} holds no checkpoint: {os.path.join(root, TRACKER)} is not there.")
+    folder = folder_of(root, iteration)
+    path = os.path.join(folder, MANIFEST)
+    if not os.path.isdir(folder):
+        raise UserError(f"{os.path.join(root, TRACKER)} names iteration {iteration}, but {folder} is not there."
+                        f"{others(root)}")
+    text = read(path)
+    if read(os.path.join(folder, SEAL)) != seal_of(text):
+        raise UserError(f"{path} is damaged, or {SEAL} beside it: that is not its checksum.{others(root)}")
+    try:
+        manifest = Manifest.from_text(text.decode())
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is not a manifest of format {FORMAT}, the only one that is known here.") from error
+    if manifest.iteration != iteration:
+        raise UserError(f"{path} is of iteration {manifest.iteration}: the folder has been given another's name.")
+    return manifest
+
+
+def read(path: str) -> bytes:
+    with reading(path), open(path, "rb") as file:
+        return file.read()
+
+
+def check_file(root: str, folder: str, name: str, sealed: Sealed) -> None:
+    """Raises UserError if a file is not as it was written. It is read once, a little at a time."""
+    path = os.path.join(folder, name)
+    with reading(path), open(path, "rb") as file:
+        size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    if (size, sha256) != sealed:
+        fault = (f"it has {size:,} bytes, and {sealed.bytes:,} were written" if size != sealed.bytes else
+                 f"its checksum is not the one in {MANIFEST}")
+        raise UserError(f"{path} is damaged: {fault}.{others(root)}")
+
+
+class StateReader:
+    """Reads boxes of the tensors of one state, from all the files that have a part of them."""
+
+    def __init__(self, folder: str, state: str, manifest: Manifest):
+        self.folder, self.state, self.tensors = folder, state, manifest.tensors
+        self.files: dict[int, Any] = {}       # those that were needed so far, by rank; nothing of them is in memory
+
+    def read(self, tensor: str, box: Box, out) -> None:
+        """Fill the array `out`, of the box's shape, with these elements of the tensor. Raises UserError."""
+        for stored, rank in self.tensors[tensor].boxes:
+            if common := overlap(box, stored):
+                path = os.path.join(self.folder, file_of(self.state, rank))
+                try:
+                    if rank not in self.files:
+                        self.files[rank] = safe_open(path, framework="numpy")
+                    part = self.files[rank].get_slice(key_of(tensor, stored))
+                    out[inside(common, box)] = part[inside(common, stored)]
+                except (OSError, SafetensorError) as error:
+                    raise UserError(f"{path} cannot be read: {error}.") from error

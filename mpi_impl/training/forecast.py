@@ -1,0 +1,151 @@
+"""What a run will take, told before it begins: the memory of its ranks, and the time of an iteration."""
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group
+from mpi_impl.tables import bytes_of
+from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.cost import iteration_flops, parameters_of_stage
+from reference.errors import UserError
+from reference.memory import Account, model_states, peak_activations
+from reference.precision import Precision
+from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+class Forecast(NamedTuple):
+    """Bytes of one rank. What an operation needs while it works comes on top: little, beside these."""
+
+    states: float        # parameters, gradients, and what Adam keeps of them
+    activations: int     # the most at once, with what is computed again
+
+    @property
+    def total(self) -> float:
+        return self.states + self.activations
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a run's memory depends on."""
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    precision: Precision
+    micro_batch_size: int
+    seq_length: int
+    microbatches: int
+    in_files: bool = False     # whether what is offloaded is not in memory at all
+
+    def forecast(self) -> list[Forecast]:
+        """Of the ranks of a pipeline, in order: those that share a stage hold as much."""
+        account = Account(self.model, self.micro_batch_size, self.seq_length, self.precision, self.parallel)
+        schedule, each = schedule_of(self.parallel, self.microbatches), self.bytes_of_parameter()
+        t, found = self.parallel.tensor_model_parallel_size, []
+        for rank, stages in enumerate(stages_of_ranks(self.model, self.parallel)):
+            kept = {stage: account.stage(layers) for stage, layers in stages.items()}
+            again = max(account.recomputed(layers) for layers in stages.values())
+            found.append(Forecast(each * parameters_of_stage(self.model, t, layers_of_rank(stages)),
+                                  peak_activations(kept, schedule.ranks[rank]) + again))
+        return found
+
+    def bytes_of_parameter(self) -> float:
+        """On a rank, of each parameter of its shard of the model: itself, its gradient, and what Adam keeps of it."""
+        parallel = self.parallel
+        parameter, gradient, adam = model_states(1, parallel.data_parallel_size, parallel.zero_stage,
+                                                 *self.precision.bytes_each)
+        if parallel.cpu_offload and self.in_files:
+            parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
+        return parameter + gradient + adam
+
+
+class Host(NamedTuple):
+    """A machine, and how many of the run's ranks it has of each place in a pipeline."""
+
+    memory: int        # bytes
+    ranks: Counter[int]
+
+    def holds(self, found: Sequence[Forecast]) -> float:
+        return sum(count * found[place].total for place, count in self.ranks.items())
+
+
+def hosts_of(world: Group, place: int) -> list[Host]:
+    """The machines of a run; called by all ranks together, each with its place in a pipeline."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    hosts: dict[str, Host] = {}
+    for name, size, where in world.from_all((socket.gethostname(), memory, place)):
+        hosts.setdefault(name, Host(size, Counter())).ranks[where] += 1
+    return list(hosts.values())
+
+
+def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
+    """What the ranks will hold. Raises UserError if a machine has less: now, and not after hours."""
+    found = plan.forecast()
+    for host in hosts:
+        if host.holds(found) > host.memory:
+            states = sum(count * found[place].states for place, count in host.ranks.items())
+            raise UserError(
+                f"The {host.ranks.total()} ranks of a machine would hold {bytes_of(host.holds(found))}: "
+                f"{bytes_of(states)} of parameters, gradients and moments ({plan.bytes_of_parameter():g} bytes a "
+                f"parameter), and {bytes_of(host.holds(found) - states)} of activations. It has "
+                f"{bytes_of(host.memory)}. {remedy(hosts, plan)}")
+    return found
+
+
+def remedy(hosts: Sequence[Host], plan: Plan) -> str:
+    """One option that would help, if there is one."""
+    parallel = plan.parallel
+    options = {"--recompute-granularity full": replace(parallel, recompute=Recompute("full"))}
+    if parallel.data_parallel_size > 1:
+        options |= {f"--zero-stage {stage}": replace(parallel, zero_stage=stage)
+                    for stage in range(parallel.zero_stage + 1, 4)}
+    for option, choice in options.items():
+        found = replace(plan, parallel=choice).forecast()
+        if all(host.holds(found) <= host.memory for host in hosts):
+            return f"With {option} it would be {bytes_of(max(host.holds(found) for host in hosts))}."
+    return ("Choose a smaller --num-layers, --hidden-size, --micro-batch-size or --vocab-size, or start the ranks on "
+            "more machines.")
+
+
+def told(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
+    states, activations = (span([getattr(one, name) for one in found]) for name in ("states", "activations"))
+    together = sum(host.holds(found) for host in hosts)
+    return (f"a rank will hold {states} of parameters, gradients and moments, and at most {activations} of "
+            f"activations: {bytes_of(together)} on all of them")
+
+
+def span(sizes: Sequence[float]) -> str:
+    least, most = bytes_of(min(sizes)), bytes_of(max(sizes))
+    return most if least == most else f"{least} to {most}"
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+SIZE, SECONDS = 384, 0.05     # of the matrices that are multiplied, and for how long
+
+
+def multiplications_per_second(world: Group) -> float:
+    """FLOP/s at which all ranks together multiply matrices, at the same time."""
+    x = np.ones((SIZE, SIZE), np.float32)
+    y = x @ x
+    world.from_all(None)
+    count, began = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - began) < SECONDS:
+        np.matmul(x, x, out=y)
+        count += 1
+    return sum(world.from_all(2 * SIZE**3 * count / seconds))
+
+
+def time_told(world: Group, plan: Plan, global_batch_size: int) -> str:
+    """How long an iteration takes at least; called by all ranks together."""
+    flops = iteration_flops(plan.model, global_batch_size, plan.seq_length, plan.parallel.recompute.granularity)
+    rate = multiplications_per_second(world)
+    return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / rate:.2g} s at the "
+            f"{rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply, and more for all else")

@@ -1,0 +1,222 @@
+"""The divergence finder names what each bug of the zoo makes wrong first; and the program around it.
+
+A bug is planted in run B alone, on ranks that it bites, and B is compared with a run on one rank.
+"""
+import pytest
+
+from mpi_impl.recording.differences import compare
+from reference.actions import from_csv
+from reference.config import Recompute
+from tests import rank_theorems
+from tests.launching import command, launch
+from tests.planted import planted_run
+from tests.rank_theorems import Plan
+from tests.recorded_runs import case, record, written
+from tests.test_bug_zoo import IN_A_PIPELINE, IN_THE_TEXTBOOK, ON_RANKS
+
+# By bug, the first tensor that it makes wrong: iteration, phase and name. The biases of row-parallel layers begin at 0,
+# so that adding them several times is seen in the second iteration.
+FOUND = {
+    "f without its all-reduce": "1 backward: final_layernorm.output",
+    "g without its all-reduce": "1 forward: embedding.output",
+    "g all-reduces backward too": "1 backward: blocks.3.mlp.partial",
+    "the MLP's output bias added t times": "2 forward: blocks.0.mlp.partial",
+    "attention's output bias added t times": "2 forward: blocks.0.attention.partial",
+    "the vocabulary's offset off by one": "1 forward: embedding.partial",
+    "words of other ranks not zeroed": "1 forward: embedding.partial",
+    "the gradient of words of other ranks kept": "1 gradients: embedding.word",
+    "padding not masked": "1 forward: probabilities",
+    "the maximum not shared": "1 forward: probabilities",
+    "the target's logit from every rank": "1 forward: loss",
+    "the loss over the local batch": "1 backward: logits",
+    "scores divided by the root of the model's size": "1 forward: blocks.0.attention.probs",
+    "an all-gather without its reduce-scatter": "1 backward: final_layernorm.output",
+    "a reduce-scatter of what is alike already": "1 forward: embedding.partial",
+    "a reduce-scatter backward, too": "1 backward: blocks.3.mlp.partial",
+    "every rank's positions begin at 0": "1 forward: blocks.0.input_layernorm.normed",
+    "the gradient of positions that other ranks have": "1 gradients: embedding.position",
+    "one mask for the heads of all ranks": "1 forward: blocks.0.attention.probs_mask",
+    "another mask on each rank, outside": "1 forward: blocks.0.attention.output_mask",
+    "one mask for the positions of all ranks": "1 forward: blocks.0.attention.output_mask",
+    "one mask for all layers": "1 forward: blocks.1.attention.probs_mask",
+    "no mask backward": "1 backward: blocks.3.mlp.output",
+    "the output kept, where the input is needed": "1 recompute: blocks.0.input_layernorm.normed",
+    "a group's layers backward in the order of the forward": "1 recompute: blocks.0.input_layernorm.output",
+    "nothing dropped when it is computed again": "1 recompute: blocks.0.attention.context",
+    "something else dropped when it is computed again": "1 recompute: blocks.0.attention.probs_mask",
+    "gradients overwritten, not accumulated": "1 gradients: blocks.3.mlp.w_out",
+    "replicas' gradients not summed": "1 reduction: final_layernorm.bias",
+    "replicated weights counted t times in the norm": "1 step: gradient norm",
+    "the norm over one rank's shard": "1 step: gradient norm",
+    "every rank draws the same shard": "1 parameters: embedding.word",
+    "the tied table's gradients not summed": "1 reduction: embedding.word",
+    "the tied table counted twice in the norm": "1 step: gradient norm",
+    "the tied table counted by no stage": "1 step: gradient norm",
+    "every stage draws from a seed of its own": "1 parameters: embedding.word",
+    "the norm over the tensor group alone": "1 step: gradient norm",
+    "the norm over the pipeline alone": "1 step: gradient norm",
+    "the loss broadcast from the first rank": "1 step: mean loss",
+    "the loss broadcast from the last rank of a V": "1 step: mean loss",
+    "the loss not broadcast": "1 step: mean loss",
+    "the loss of one replica": "1 step: mean loss",
+    "the loss of the last microbatch alone": "1 step: loss of each replica",
+    "the gradient of a microbatch's mean, not of the batch's": "1 backward: logits",
+    "the targets of the microbatch before": "1 forward: loss",
+    "the cache of the latest forward": "1 kept: blocks.1.mlp.hidden",
+    "the last stage gets no targets": "1 batch: targets",
+    "no tags": "1 forward: blocks.1.input",
+    "tags without the microbatch": "1 forward: blocks.2.input",
+    "receives into one buffer": "1 forward: blocks.2.input",
+    "the first piece sent by every rank": "1 forward: blocks.2.input",
+    "the pieces not gathered": "1 forward: blocks.2.input",
+    "W adds twice": "1 gradients: blocks.3.mlp.w_out",
+    "I adds, and W again": "1 gradients: blocks.3.mlp.w_out",
+    "gradients counted as complete by I": "1 gradients: blocks.3.mlp.w_out",
+    "gradients of the step before kept": "2 gradients: final_layernorm.bias",
+    "gradients of replicated tensors not summed": "1 reduction: final_layernorm.bias",
+    "those of the biases forgotten": "1 reduction: blocks.3.mlp.b_out",
+    "those of the norms forgotten": "1 reduction: final_layernorm.bias",
+    "those of the positions forgotten": "1 reduction: embedding.position",
+    "split tensors' gradients summed, too": "1 reduction: blocks.3.mlp.w_out",
+    "what is cut already cut once more on its way": "1 forward: blocks.2.input",
+    "every microbatch drops alike": "1 forward: embedding.output_mask",
+    "every replica drops alike": "1 forward: embedding.output_mask",
+    "every step drops alike": "2 forward: embedding.output_mask",
+    "parameters not gathered after the step": "2 parameters: embedding.word",
+    "another replica's part moved": "1 reduction: final_layernorm.bias",
+    "the first part on every replica": "1 parameters: embedding.word",
+    "only the last microbatch's gradients": "1 reduction: final_layernorm.bias",
+    "the norm over one replica": "1 step: gradient norm",
+    "all pieces with the moments of the first": "1 optimizer m: embedding.word",
+    "a unit gathered once and for all": "2 parameters: embedding.word",
+    "gradients sent twice": "1 reduction: final_layernorm.bias",
+    "far shards not stored": "1 optimizer m: embedding.word",
+    "interleaved stages given to ranks in a row": "1 forward: blocks.1.input_layernorm.normed",
+    "a layer on two stages": "1 forward: blocks.1.input_layernorm.normed",
+}
+
+# The others, and why two recordings do not tell them apart.
+ENDS = "the run ends in an error, before there is anything to compare"
+MEMORY = "what is computed is right: it is only held too long, or not early enough"
+EVALUATION = "an evaluation is not recorded"
+NOT_FOUND = {
+    "a gathered output scattered by the wrong rank": "a GPT gathers no layer's output",
+    "the row-parallel bias added t times": "a GPT's layers add their biases themselves",
+    "QKV cut across, not by heads": "ranks draw their shards, and cut nothing",
+    "caches kept, though they are computed again": MEMORY,
+    "caches there while the next ones are made": MEMORY,
+    "the core kept, though it is computed again": MEMORY,
+    "the tied table's two uses on one rank taken for one": ENDS,
+    "sends from one buffer": "messages as short as a test's are buffered by MPI, and arrive",
+    "the pieces gathered, but the whole sent": "what arrives is right: too much is sent",
+    "W forgets the last of what I held": ENDS,
+    "W does nothing": ENDS,
+    "gradients summed before the last microbatch": ENDS,
+    "an evaluation drops": EVALUATION,
+    "the tied table in a bucket with others": ENDS,
+    "a name that keeps a block": MEMORY,
+    "a name that keeps the tables": MEMORY,
+    "nothing on its way": MEMORY,
+    "whole gradients kept": MEMORY,
+    "the layers that do not divide lost": ENDS,
+    "caches kept until the end of the step": MEMORY,
+    "an evaluation that keeps its layers' caches": EVALUATION,
+    "an evaluation that keeps caches": EVALUATION,
+}
+
+TURNED = from_csv("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F1,1B1,1F0,1B0,1F3,1B3,1F2,1B2")   # of four microbatches
+OTHERWISE = {      # run in another way than in the zoo
+    "tags without the microbatch": (2, case(), Plan(2), TURNED),
+    "receives into one buffer": (2, case(), Plan(2), TURNED),
+    "the last stage gets no targets": (2, case(), Plan(2)),
+    "the cache of the latest forward": (2, case(), Plan(2)),
+}
+
+
+def test_every_bug_has_its_place():
+    """What is in the textbook alone no rank runs."""
+    assert FOUND.keys() | NOT_FOUND.keys() == ON_RANKS.keys() | IN_A_PIPELINE.keys()
+    assert not FOUND.keys() & NOT_FOUND.keys() and not ON_RANKS.keys() & IN_A_PIPELINE.keys()
+    assert all(bug.module.startswith("reference.") for bug, *_ in IN_THE_TEXTBOOK.values())
+
+
+@pytest.fixture(scope="module")
+def one_rank(ranks):
+    return record(ranks, 1, case())
+
+
+@pytest.mark.parametrize("name", [name if i % 4 == 0 else pytest.param(name, marks=pytest.mark.deep)
+                                  for i, name in enumerate(FOUND)])
+def test_the_finder_finds_the_bug(ranks, one_rank, name):
+    bug = (ON_RANKS | IN_A_PIPELINE)[name][0]
+    buggy = record(ranks, *topology_of(name), bug=bug, steps=int(FOUND[name][0]))
+    first, *_ = compare(one_rank, buggy, shown=1).differences
+    assert f"{first.key.iteration} {first.key.phase}: {first.key.name}" == FOUND[name]
+    assert {holder.run for holder in first.holders} == {"B"}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", FOUND)
+def test_without_the_bug_there_is_nothing_to_find(ranks, one_rank, name):
+    """And nothing is beyond a hundredth of what is allowed."""
+    found = compare(one_rank, record(ranks, *topology_of(name)))
+    assert not found.differences and found.worst.strain < 0.01 and found.compared > 900, found
+
+
+def topology_of(name: str) -> tuple:
+    """Ranks, case and plan on which the bug bites: those of the zoo, for our model."""
+    if name in OTHERWISE:
+        return OTHERWISE[name]
+    if name in ON_RANKS:
+        _, theorem, of, *others = ON_RANKS[name]
+        replicas = 2 if theorem is rank_theorems.training_equals_one_process else 1
+        recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
+        return of.t * replicas, case(of.t, of.sequence_parallel), Plan(recompute=recompute, bucket_size=300)
+    _, n, _, of, *_, plan = IN_A_PIPELINE[name]
+    return n, case(of.t, of.sequence_parallel), plan
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+TINY = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1 "
+        "--global-batch-size 2 --vocab-size 300 --split 8,2 --dtype float64")
+
+
+def test_two_runs_that_agree(tmp_path):
+    """One is run here, the other has recorded itself."""
+    (tmp_path / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
+    tiny = f"{TINY} --data-path {tmp_path / 'text.txt'} --data-cache-path {tmp_path / 'cache'}"
+    ended = launch(2, "-m", "mpi_impl.pretrain_gpt", *tiny.split(), "--tensor-model-parallel-size", 2,
+                   "--record", tmp_path / "two", "--train-iters", 400, "--exit-interval", 2, "--eval-iters", 0)
+    assert ended.returncode == 0 and "recording iteration 2: " in ended.stdout, ended.stderr
+    ended = command("-m", "mpi_impl.compare", f"-n 1 {tiny}", tmp_path / "two")
+    assert ended.returncode == 0 and "A and B agree: " in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_two_runs_that_differ(ranks, tmp_path):
+    """What is said of the first tensor: everything that one needs to look for the line."""
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    ranks.run(1, written, case(), Plan(), a, 1, "float64")
+    bug = ON_RANKS["one mask for the heads of all ranks"][0]
+    ranks.run(2, planted_run, bug, written, case(2), Plan(), b, 1, "float64")
+    ended = command("-m", "mpi_impl.compare", a, b)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.startswith("""\
+A and B differ. The first tensor, in the order of computation:
+
+  iteration 1, forward: blocks.0.attention.probs_mask
+  where      rank 1 of B, layer 0
+  size       1.0e+00, which is 1.0e+00 of the largest element; rounding explains 1e-12
+  largest    at [0, 2, 3, 1] of [4, 4, 4, 4]: 1 (A, rank 0), but 0 (B, rank 1)
+  before     the """), ended.stdout
+    assert "tensors before it agree, the last of them is iteration 1, forward: blocks.0." in ended.stdout
+    assert "iteration 1, forward: blocks.0.attention.context" in ended.stdout
+
+
+@pytest.mark.parametrize("a, b, told", [
+    ("no/such", "no/such", "no/such holds no recording: "), ("-n 0 --lr 1", "x", "Run A ended with status 2"),
+    ("--lr 1", "x", "Run A does not say how many ranks it has. Begin it with -n RANKS."),
+    ("-n 2 'x", "x", "The options of run A cannot be read: No closing quotation.")])
+def test_nonsense_is_told_in_a_sentence(a, b, told):
+    ended = command("-m", "mpi_impl.compare", a, b)
+    assert ended.returncode == 2 and ended.stderr.startswith(f"error: {told}"), ended.stderr

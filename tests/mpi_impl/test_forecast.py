@@ -1,0 +1,113 @@
+"""What a run will take, as it is told before it begins, is what it takes."""
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.training.forecast import Forecast, Host, Plan, check_memory, hosts_of, remedy, time_told, told
+from mpi_impl.training.memory import rank_memory
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.cost import iteration_flops
+from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
+from reference.precision import FORMATS, Precision
+from tests import rank_theorems
+from tests.mpi_impl.test_training import runs
+
+MODEL = ModelConfig(4, 64, 4, 512, 16)      # 512 words need no padding
+FLOAT32 = Precision("float32")
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(runs(), st.sampled_from(sorted(FORMATS)))
+def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
+    """To the byte, on every rank; but for padding that makes buckets divide by the replicas."""
+    n, case, m, plan = run
+    for forecast, expected, padding, hosts in ranks.run(n, forecast_and_account, case, m, plan, Precision(compute)):
+        assert forecast.activations == expected.activations + expected.recomputed
+        assert expected.states - padding <= forecast.states <= expected.states + 1
+        assert hosts.total() == n
+
+
+def forecast_and_account(group, case, m, plan, precision):
+    """Of one rank: both, and the most bytes of padding; and how many ranks its machine has."""
+    with rank_theorems.connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, precision)
+        found = rank_memory(trainer, case.b, case.s, m)
+        plan = Plan(case.model, topology.config, precision, case.b, case.s, m)
+        (host,) = hosts_of(group, topology.place.pipeline)
+        return (plan.forecast()[topology.place.pipeline], found.expected,
+                found.padding * sum(precision.bytes_each), host.ranks)
+
+
+@pytest.mark.parametrize("zero_stage, cpu_offload, in_files, expected", [
+    (0, False, False, 4 + 4 + 8), (1, False, False, 4 + 4 + 8 / 64), (2, False, False, 4 + (4 + 8) / 64),
+    (3, False, False, (4 + 4 + 8) / 64), (1, True, False, 4 + 4 + 8 / 64), (3, True, False, (4 + 4 + 8) / 64),
+    (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
+])
+def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, in_files, expected):
+    """In float32 on 64 replicas: parameter, gradient and moments, if they are in memory."""
+    parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
+    assert Plan(MODEL, parallel, FLOAT32, 1, 16, 1, in_files).bytes_of_parameter() == expected
+
+
+def machine(memory, *places) -> Host:
+    return Host(round(memory), Counter(places))
+
+
+def test_a_machine_that_has_less_refuses():
+    """The ranks on one machine count together; each of several machines has its own."""
+    plan = Plan(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
+    first, last = plan.forecast()
+    both = first.total + last.total
+    assert first.activations > last.activations > 0
+    assert check_memory([machine(1.01 * both, 0, 1)], plan) == [first, last]
+    check_memory([machine(1.01 * first.total, 0), machine(1.01 * last.total, 1)], plan)
+    for hosts in ([machine(0.99 * both, 0, 1)], [machine(2 * both, 0), machine(0.99 * last.total, 1)]):
+        with pytest.raises(UserError, match=r"The [12] ranks of a machine would hold .* \(16 bytes a parameter\)"):
+            check_memory(hosts, plan)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_the_remedy_helps(share):
+    """The option that is named makes it fit; where none is named, no single one does."""
+    plan = Plan(MODEL, ParallelConfig(data_parallel_size=4), FLOAT32, 8, 16, 2)
+    (found,) = plan.forecast()
+    host = machine(share * 4 * found.total, 0, 0, 0, 0)
+    advice = remedy([host], plan)
+    choices = {f"--zero-stage {stage}": {"zero_stage": stage} for stage in (1, 2, 3)}
+    choices["--recompute-granularity full"] = {"recompute": Recompute("full")}
+    named = [name for name in choices if advice.startswith(f"With {name} it would be ")]
+    for name in named:
+        check_memory([host], replace(plan, parallel=replace(plan.parallel, **choices[name])))
+    if not named:
+        assert share < 0.6 and advice.startswith("Choose a smaller --num-layers")
+        for choice in choices.values():
+            with pytest.raises(UserError):
+                check_memory([host], replace(plan, parallel=replace(plan.parallel, **choice)))
+
+
+def test_what_is_told():
+    hosts = [machine(1e9, 0, 1), machine(1e9, 1)]
+    assert told([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
+        "a rank will hold 1 MB to 3 MB of parameters, gradients and moments, and at most 500 bytes to 2 MB of "
+        "activations: 7 MB on all of them")
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_is_that_of_the_multiplications(ranks):
+    """All ranks say the same, from the rates that each has measured."""
+    plan = Plan(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
+    (text,) = set(ranks.run(3, time_told, plan, 8))
+    flops, seconds, rate = map(float, re.search(r"takes (.*) FLOPs .*: (.*) s at the (.*) GFLOP/s", text).groups())
+    assert flops == pytest.approx(iteration_flops(MODEL, 8, 16), rel=0.1)
+    assert seconds == pytest.approx(flops / (1e9 * rate), rel=0.2)

@@ -1,0 +1,248 @@
+"""Training in 16 bits on ranks: as close to float32 as the format lets it be, and skipped on all ranks or on none."""
+from dataclasses import replace
+from math import isfinite, sqrt
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.kernels.formats import dtype_of
+from mpi_impl.models import gpt
+from mpi_impl.training.trainer import StepResult, Trainer
+from reference import training
+from reference.config import ModelConfig
+from reference.models.gpt import gpt_join
+from reference.optimizer import OptimizerConfig, learning_rate
+from reference.params import assign, join, leaves, tree_map
+from reference.precision import FORMATS, LossScaling, Precision
+from tests.mpi_impl.test_training import runs
+from tests.rank_theorems import Plan, connected, dealt, first_checks
+from tests.strategies import Case
+
+HALVES = ["float16", "bfloat16"]
+OPTIMIZER = OptimizerConfig(1e-2, 10, clip_grad=0.5)
+CASE = Case(2, ModelConfig(3, 16, 4, 21, 6, make_vocab_size_divisible_by=3), 2, 6, seed=11)
+PLANS = {"zb-h1, ZeRO-1": Plan(2, "zb-h1", zero_stage=1), "interleaved": Plan(2, "interleaved", 1),
+         "1f1b, ZeRO-3, offload": Plan(2, zero_stage=3, cpu_offload=True), "one stage, ZeRO-2": Plan(zero_stage=2)}
+
+
+def precision_of(compute: str) -> Precision:
+    """With a scale at which hardly anything overflows or is lost."""
+    return Precision(compute, LossScaling(loss_scale=256.0 if compute == "float16" else 1.0))
+
+
+def batch_of(trainer: Trainer, case: Case, m: int, step: int):
+    batch = m * trainer.topology.data.size * case.b
+    return (*(case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets")), batch)
+
+
+def one_step(trainer: Trainer, case: Case, m: int, step: int) -> StepResult:
+    tokens, targets, batch = batch_of(trainer, case, m, step)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return trainer.step(dealt(trainer, case.b, tokens, targets), batch)
+
+
+# ---- how far from float32 -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(runs(), st.sampled_from(HALVES))
+def test_a_step_is_as_close_to_float32_as_the_format_explains(ranks, run, compute):
+    """On every topology, by every schedule, from the same weights."""
+    n, case, m, plan = run
+    ranks.run(n, close_to_float32, case, m, plan, compute)
+
+
+def close_to_float32(group, case: Case, m: int, plan: Plan, compute: str, steps: int = 2, skips: int = 0) -> None:
+    """The first `skips` steps have a scale with which everything overflows."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        ours = Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute))
+        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.precision)
+        usual = ours.scaler.state
+        for step in range(steps):
+            ours.scaler.state = usual._replace(scale=2.0**100) if step < skips else usual
+            result = one_step(ours, case, m, step)
+            assert result.skipped or step >= skips
+            tokens, targets, _ = batch_of(ours, case, m, step)
+            flats = [ours.whole(buffer) for buffer in (ours.gradients.own, ours.optimizer.states["parameters"])]
+            found = topology.place, result, ours.layout.tensors, *map(ours.layout.views, flats)
+            first_checks(group, found, lambda everyone, tokens=tokens, targets=targets: as_the_format_explains(
+                textbook, tokens, targets, everyone, FORMATS[compute].epsilon))
+
+
+def as_the_format_explains(textbook: training.Trainer, tokens, targets, everyone, epsilon: float) -> None:
+    """A layer rounds about 12 times forward, and 12 times backward; what is around the layers, 8 times in all. A
+    rounding errs by at most epsilon / 2, and they are as good as independent: so epsilon sqrt(n) has room for twice.
+    """
+    results = [result for _, result, *_ in everyone]
+    (skipped,) = {result.skipped for result in results}
+    loss, norm, expected = textbook.step(tokens, targets, skipped)
+    assert abs(results[0].loss - loss) <= epsilon / 4 * max(1, loss)
+    if skipped:
+        return
+    assert len(set(results)) == 1, "ranks report different losses or norms"
+    stages = {place.pipeline: [one for one in everyone if one[0][1:] == (0, place.pipeline)] for place, *_ in everyone}
+    grads, params = (gpt_join([join([one[field] for one in stages[stage]], stages[stage][0][2])
+                               for stage in sorted(stages)]) for field in (3, 4))
+    n = 24 * textbook.model.num_layers + 8
+    assert distance(grads, expected) <= epsilon * sqrt(n) * length(expected)
+    assert abs(results[0].grad_norm - norm) <= epsilon * sqrt(n) * norm
+    tree_map(assign, textbook.params, params)     # each step is compared from the same weights
+
+
+def length(tree) -> float:
+    return sqrt(sum(float(np.vdot(x, x)) for _, x in leaves(tree)))
+
+
+def distance(tree, expected) -> float:
+    return length(tree_map(np.subtract, tree, expected))
+
+
+@pytest.mark.parametrize("compute", HALVES)
+def test_a_step_is_no_closer_than_16_bits_can_be(ranks, compute):
+    """What moves between ranks, and what they compute, is really rounded: not to float32, nor to the other format."""
+    for error in ranks.run(4, relative_error, CASE, Plan(2), compute):
+        assert FORMATS[compute].epsilon / 8 < error < 4 * FORMATS[compute].epsilon
+
+
+def relative_error(group, case: Case, plan: Plan, compute: str) -> float:
+    """Of this rank's gradients, against those of float32 from the same weights."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        ours, exact = (Trainer(case.model, OPTIMIZER, topology, case.seed, precision)
+                       for precision in (precision_of(compute), Precision("float32")))
+        exact.parameters.own.flat[...] = ours.optimizer.states["parameters"].flat
+        for trainer in (ours, exact):
+            one_step(trainer, case, 2, 0)
+        found, expected = ours.gradients.own.flat, exact.gradients.own.flat
+        return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+# ---- the loss scale -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_power_of_two_changes_no_bit(ranks, plan):
+    """Multiplied into the loss and divided out of the gradients, where nothing is too small or too large for it."""
+    unscaled, scaled = (ranks.run(8, states_after, CASE, plan, Precision("bfloat16", LossScaling(loss_scale=scale)), 3)
+                        for scale in (1.0, 2.0**40))
+    for (results, states), (again, others) in zip(unscaled, scaled, strict=True):
+        assert [result[:3] for result in results] == [result[:3] for result in again]
+        for name, state in states.items():
+            assert np.array_equal(state, others[name]), name
+
+
+def states_after(group, case: Case, plan: Plan, precision: Precision, steps: int):
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OPTIMIZER, topology, case.seed, precision)
+        results = [one_step(trainer, case, 2, step) for step in range(steps)]
+        return results, {name: trainer.whole(buffer).copy() for name, buffer in trainer.optimizer.states.items()}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_too_large_a_scale_is_halved_until_it_is_not(ranks, plan):
+    """Every rank skips the same steps."""
+    skipped = ranks.run(8, scale_is_found, CASE, plan)
+    assert skipped == [skipped[0]] * 8
+
+
+def scale_is_found(group, case: Case, plan: Plan, steps: int = 14) -> int:
+    """It is halved after each skipped step but the first, which patience takes; none of them counts as an update, nor
+    advances the learning rate. -> how many are skipped.
+    """
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OPTIMIZER, topology, case.seed,
+                          Precision("float16", LossScaling(initial_loss_scale=2.0**24)))
+        results = [one_step(trainer, case, 2, step) for step in range(steps)]
+        first = [result.skipped for result in results].index(False)
+        assert 3 < first < steps - 1 and not any(result.skipped for result in results[first:])
+        assert all(isfinite(result.loss) for result in results)
+        assert [result.loss_scale for result in results] == [2.0**min(24, 25 - min(i, first)) for i in range(steps)]
+        assert (trainer.iteration, trainer.optimizer.iteration) == (steps, steps - first)
+        assert [result.learning_rate for result in results[first:]] == [
+            learning_rate(OPTIMIZER, 1 + i) for i in range(steps - first)]
+        return first
+
+
+@settings(max_examples=settings().max_examples // 8)
+@given(st.sampled_from(sorted(PLANS)), st.integers(0, 7), st.sampled_from([np.inf, -np.inf, np.nan]),
+       st.integers(0, 10**6))
+def test_one_overflow_on_one_rank_skips_the_step_on_all(ranks, plan, rank, value, where):
+    """Whoever finds it, wherever: no rank moves a weight, or a moment, and all halve the scale."""
+    ranks.run(8, one_overflow_skips_on_all, CASE, PLANS[plan], rank, value, where)
+
+
+def one_overflow_skips_on_all(group, case: Case, plan: Plan, rank: int, value: float, where: int) -> None:
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OPTIMIZER, topology, case.seed,
+                          Precision("float16", LossScaling(initial_loss_scale=128.0, hysteresis=1)))
+        one_step(trainer, case, 2, 0)
+        before = {name: buffer.flat.copy() for name, buffer in buffers(trainer).items()}
+        if group.rank == rank:
+            spoil_once(trainer, value, where)
+        result = one_step(trainer, case, 2, 1)
+        assert result.skipped and trainer.scaler.scale == 64.0
+        assert (trainer.iteration, trainer.optimizer.iteration) == (2, 1)
+        assert all(np.array_equal(before[name], buffer.flat) for name, buffer in buffers(trainer).items())
+
+
+def buffers(trainer: Trainer):
+    return trainer.optimizer.states | {"of the model": trainer.parameters.own}
+
+
+def spoil_once(trainer: Trainer, value: float, where: int) -> None:
+    """In the middle of the step, before anything is sent: one element of a weight gradient, as a product gives it."""
+    expect = trainer.gradients.expect
+
+    def spoiled(microbatches: int) -> None:
+        expect(microbatches)
+        pieces = [piece for piece in trainer.optimizer.counted if piece.size] or trainer.pieces
+        piece = pieces[where % len(pieces)]
+        at = trainer.gradients.own.load(piece)
+        at[where % at.size] = value
+
+    trainer.gradients.expect = spoiled
+
+
+# ---- what float32 is kept for ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute, lr", [("bfloat16", 2.0**-12), ("float16", 2.0**-15)])
+def test_small_updates_are_not_lost(ranks, compute, lr):
+    """A step of lr on a weight near 1 is below the format's half distance: the master weights move all the same, and
+    after enough steps so do the model's.
+    """
+    ranks.run(2, gains_move, compute, lr)
+
+
+def gains_move(group, compute: str, lr: float, steps: int = 40) -> None:
+    """The final layer norm's, which all start at 1."""
+    with connected(group, Plan().parallel(group.size, CASE)) as topology:
+        trainer = Trainer(CASE.model, OptimizerConfig(lr, steps, lr_decay_style="constant"), topology, CASE.seed,
+                          precision_of(compute))
+        for _ in range(steps):
+            one_step(trainer, CASE, 1, step=0)
+        master, model = (trainer.layout.views(trainer.whole(buffer)).final_layernorm.weight
+                         for buffer in (trainer.optimizer.states["parameters"], trainer.parameters.own))
+        assert (abs(master - 1) > 8 * lr).mean() > 0.5
+        assert (model == master.astype(model.dtype)).all() and (model != 1).any()
+
+
+@pytest.mark.parametrize("compute", HALVES)
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_softmax_and_loss_are_in_float32(ranks, compute, asked_for):
+    """Unless --fp16-lm-cross-entropy asks for less; and so is its gradient, until it is that of the logits."""
+    ranks.run(2, the_loss_has_its_format, compute, asked_for)
+
+
+def the_loss_has_its_format(group, compute: str, asked_for: bool) -> None:
+    case = replace(CASE, model=replace(CASE.model, fp16_lm_cross_entropy=asked_for))
+    expected = np.float32 if not asked_for else dtype_of(compute)
+    with (connected(group, Plan().parallel(group.size, case)) as topology,
+          mock.patch.object(gpt, "cross_entropy_forward", wraps=gpt.cross_entropy_forward) as forward,
+          mock.patch.object(gpt, "cross_entropy_backward", wraps=gpt.cross_entropy_backward) as backward,
+          mock.patch.object(gpt, "logits_backward", wraps=gpt.logits_backward) as after):
+        result = one_step(Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute)), case, 1, 0)
+        assert forward.call_args.args[0].dtype == backward.call_args.args[0].dtype == expected
+        assert after.call_args.args[0].dtype == dtype_of(compute) and not result.skipped

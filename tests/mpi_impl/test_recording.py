@@ -1,0 +1,246 @@
+"""Observing a step changes nothing in it; a recording says where its parts lie; the finder finds what was changed."""
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.recording.differences import compare
+from mpi_impl.recording.names import PHASES, Key
+from mpi_impl.recording.not_finite import first_not_finite
+from mpi_impl.recording.recording import INDEX, Part, Recorder, in_memory, read
+from reference.config import Recompute
+from reference.errors import UserError
+from reference.params import leaves
+from tests.planted import Bug, planted_run
+from tests.rank_theorems import Plan, connected
+from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
+
+PLANS = {
+    "tensor": (2, case(2), Plan()),
+    "sequence": (2, case(2, cut=True), Plan(recompute=Recompute("full", "uniform", 3))),
+    "selective": (4, case(4), Plan(recompute=Recompute("selective"))),
+    "interleaved": (4, case(2), Plan(2, "interleaved", 2)),
+    "a V, split backward": (2, case(), Plan(2, "zb-v")),
+    "replicas": (4, case(), Plan()),
+    "ZeRO-1, far": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
+    "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
+    "ZeRO-3": (2, case(), Plan(zero_stage=3)),
+}
+
+
+# ---- observed -------------------------------------------------------------------------------------------------------
+
+
+def observing_changes_nothing(group, of, plan):
+    """To the bit: not what a step reports, nor the weights."""
+    found = []
+    for observed in (False, True):
+        with connected(group, plan.parallel(group.size, of)) as topology:
+            trainer, batches = trainer_of(of, topology), batches_of(of, topology)
+            recorder = Recorder(trainer) if observed else None
+            results = [trainer.step(batches.microbatches_of("train", step), BATCH, recorder) for step in range(2)]
+            found.append((results, trainer.whole(trainer.parameters.own).tobytes(), trainer.peak_caches))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["sequence", "a V, split backward", "ZeRO-1, far", "ZeRO-3"])
+def test_observing_changes_nothing(ranks, name):
+    n, of, plan = PLANS[name]
+    ranks.run(n, observing_changes_nothing, of, plan)
+
+
+@pytest.fixture(scope="module")
+def one_rank(ranks):
+    return record(ranks, 1, case())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
+    """Every tensor that one rank sees, other topologies see too, or a part of it that makes up the whole; and agree."""
+    other = record(ranks, *PLANS[name])
+    found = compare(one_rank, other)
+    assert not found.differences and found.worst.strain < 0.01 and found.compared > 900
+    missing = {(key.phase, key.name.split(".", 2)[-1]) for key in one_rank.parts.keys() - other.parts.keys()}
+    zero, recompute = PLANS[name][2].zero_stage, PLANS[name][2].recompute
+    if zero >= 2:
+        missing = {one for one in missing if one[0] != "gradients"}       # each microbatch's are sent, and gone
+    if recompute.granularity == "full":
+        missing = {one for one in missing if one[0] != "forward"}         # not kept, and seen when computed again
+    if recompute.selective:
+        missing -= {("forward", "attention.probs"), ("forward", "attention.probs_mask")}
+    assert not missing
+
+
+@pytest.mark.parametrize("form, choices", [
+    ("float64", {"position_embedding_type": "rope", "untie_embeddings_and_output_weights": True}),
+    ("float64", {"activation": "relu"}), ("float32", {}), ("float16", {"activation": "gelu_exact"}),
+    ("bfloat16", {"hidden_dropout": 0.0, "attention_dropout": 0.0})])
+def test_every_model_and_format(ranks, form, choices):
+    model = replace(MODEL, **choices)
+    found = compare(*(record(ranks, of.t, of, form=form)
+                      for of in (case(model=model), case(2, cut=True, model=model))))
+    assert not found.differences and found.worst.strain < 0.5, found
+
+
+def test_what_is_seen_is_what_is_there(one_rank):
+    """The weights after the first step are those that the second begins with; one rank's gradients are all there are.
+    """
+    run = one_rank
+    for key, parts in run.parts.items():
+        if key.phase == "optimizer parameters" and key.iteration == 1:
+            again = run.parts[Key(2, "parameters", key.name)]
+            assert bits_of(run, parts) == bits_of(run, again)
+        if key.phase == "gradients":
+            assert bits_of(run, parts) == bits_of(run, run.parts[key._replace(phase="reduction")])
+    assert {key.phase for key in run.parts} == set(PHASES) - {"recompute"}
+
+
+# ---- compared -------------------------------------------------------------------------------------------------------
+
+ABOUT = {"model": {"position_embedding_type": "rope"}, "optimizer": {"lr": 1.0}, "format": "float64"}
+
+
+@st.composite
+def cut_tensors(draw):
+    """A tensor, and two ways to cut it along an axis, or to copy it, over a few ranks."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    whole = np.random.default_rng(draw(st.integers(0, 99))).normal(size=shape)
+
+    def parts():
+        axis, copies = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 2))
+        ends = sorted({0, shape[axis], *draw(st.lists(st.integers(0, shape[axis]), max_size=2))})
+        summed = draw(st.booleans())
+        found = []
+        for start, stop in zip(ends, ends[1:]):
+            box = (slice(None),) * axis + (slice(start, stop),)
+            for copy in range(copies):
+                values = whole[box] * ((0.25, 0.75)[copy] if summed and copies == 2 else 1.0)
+                first = tuple(start if i == axis else 0 for i in range(len(shape)))
+                found.append((Part(len(found), first, values.shape, summed), np.array(values)))
+        return found
+
+    return parts(), parts()
+
+
+def recording_of(parts, name="loss"):
+    return in_memory(ABOUT, [(Key(1, "forward", name), part, values) for part, values in parts])
+
+
+@given(cut_tensors(), st.data())
+def test_one_wrong_element_is_found(cut, data):
+    """However a tensor is cut, the runs agree; and one element that is wrong on one rank is named, with that rank."""
+    one, other = cut
+    assert not compare(recording_of(one), recording_of(other)).differences
+    part, values = data.draw(st.sampled_from(other))
+    at = tuple(data.draw(st.integers(0, n - 1)) for n in values.shape)
+    values[at] += 1e-3 * data.draw(st.sampled_from([1, -1, np.nan, np.inf]))
+    difference, = compare(recording_of(one), recording_of(other)).differences
+    assert difference.at == tuple(i + start for i, start in zip(at, part.first))
+    assert difference.holders[0].run == "B" and part.rank in difference.holders[0].ranks
+    assert part.summed or [holder.ranks for holder in difference.holders] == [(part.rank,)]
+
+
+ORDERED = [Key(1, "parameters", "blocks.0.mlp.w_in"), Key(1, "forward", "embedding.output"),
+           Key(1, "forward", "blocks.0.attention.q"), Key(1, "forward", "blocks.9.mlp.output"),
+           Key(1, "forward", "blocks.10.input"), Key(1, "forward", "loss"), Key(1, "recompute", "blocks.0.mlp.hidden"),
+           Key(1, "kept", "blocks.2.mlp.hidden"), Key(1, "backward", "logits"),
+           Key(1, "backward", "blocks.10.mlp.output"), Key(1, "backward", "blocks.10.mlp.input"),
+           Key(1, "backward", "blocks.9.attention.output"), Key(1, "backward", "embedding.output"),
+           Key(1, "gradients", "blocks.1.mlp.w_in"), Key(1, "gradients", "blocks.0.mlp.w_in"),
+           Key(1, "step", "mean loss"), Key(1, "optimizer m", "blocks.0.mlp.w_in"), Key(2, "batch", "tokens")]
+
+
+@given(st.permutations(ORDERED))
+def test_the_order_of_computation(shuffled):
+    """Forward from the embedding to the loss, backward from there to the embedding; layers by number."""
+    assert sorted(shuffled, key=lambda key: key.order) == ORDERED
+
+
+@pytest.mark.parametrize("name, other, told", [
+    ("model", {"position_embedding_type": "learned_absolute"},
+     "the model's position_embedding_type is rope in A, but learned_absolute in B"),
+    ("seed", 3, "the seed is None in A, but 3 in B")])
+def test_other_runs_are_not_compared(name, other, told):
+    a, b = recording_of([]), recording_of([])
+    b.about = b.about | {name: other}
+    with pytest.raises(UserError, match=told):
+        compare(a, b)
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps):
+    """To the bit, of two steps at most; who writes says how much it is."""
+    found = ranks.run(2, written, case(), Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
+    memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
+    assert bits(memory) == bits(disk) and disk.about["format"] == "bfloat16"
+    assert {key.iteration for key in disk.parts} == {*range(1, min(steps, 2) + 1)}
+    assert ["MB, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
+
+
+@pytest.mark.parametrize("spoil, told", [
+    (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json cannot be read"),
+    (lambda folder: (folder / INDEX).write_text("[]"), "is not what `pretrain_gpt --record` writes"),
+    (lambda folder: (folder / INDEX).write_text(json.dumps({"about": {}, "parts": []})), "is not what"),
+    (lambda folder: (folder / "iteration-1.rank-0.safetensors").write_bytes(b"x" * 50), "rank-0.*cannot be read"),
+    (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
+def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
+    folder = tmp_path / "run"
+    ranks.run(1, written, case(), Plan(), str(folder), 1, "float64")
+    spoil(folder)
+    with pytest.raises(UserError, match=told):
+        compare(read(str(folder)), read(str(folder)))
+
+
+# ---- not finite -----------------------------------------------------------------------------------------------------
+
+
+def step_that_fails(group, of, plan, spoiled=""):
+    """-> where it began that a step was not finite. No weight has moved, and the step counts once."""
+    with connected(group, plan.parallel(group.size, of)) as topology:
+        trainer, batches = trainer_of(of, topology), batches_of(of, topology)
+        for name, parameter in leaves(trainer.layout.views(trainer.parameters.own.flat)):
+            if name == spoiled and topology.place.tensor == 1:
+                parameter[0, 0] = np.inf
+        before = trainer.parameters.own.flat.copy()
+        batch = batches.microbatches_of("train", 0)
+        assert trainer.step(batch, BATCH).skipped
+        where = first_not_finite(trainer, batch, BATCH)
+        np.testing.assert_array_equal(trainer.parameters.own.flat, before)
+        assert trainer.iteration == 1
+        return where
+
+
+SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone, and what is said then
+    "forward": (Bug("mpi_impl.layers.mlp", "    y = region.leave(linear(a",
+                    "    a[0, 1, 2] = 1e999 if region.rank else a[0, 1, 2]\n    y = region.leave(linear(a"),
+                "appears first in blocks.0.mlp.hidden, phase forward, layer 0, on rank 1: 1 of its 64 elements there, "
+                "the first at [0, 1, 18], which is inf"),
+    "backward": (Bug("mpi_impl.layers.mlp", "    sink(grads.w_in,",
+                     "    dz[0, 3, 0] += 1e999 if region.rank else 0\n    sink(grads.w_in,"),
+                 "appears first in blocks.3.mlp.pre_activation, phase backward, layer 3, on rank 1: 1 of its 64 "),
+    "gradients": (Bug("mpi_impl.layers.mlp", "grads.b_in[...] += total(rows(dz))",
+                      "grads.b_in[...] += total(rows(dz)) * (1e999 if region.rank else 1)"),
+                  "appears first in blocks.3.mlp.b_in, phase gradients, layer 3, on rank 1: 16 of its 16"),
+}
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "gradients"])
+@pytest.mark.parametrize("plan", [Plan(), Plan(2, "zb-h1")], ids=["one stage", "two"])
+def test_the_first_that_is_not_finite_is_named(ranks, name, plan):
+    """With the rank on which it is; the ranks agree."""
+    bug, told = SPOILED[name]
+    found = ranks.run(2 * plan.p, planted_run, bug, step_that_fails, case(2), plan)
+    assert told.replace("rank 1", f"rank {2 * plan.p - 1}" if "layer 3" in told else "rank 1") in found[0]
+    assert len(set(found)) == 1
+
+
+def test_weights_that_were_not_finite_are_named(ranks):
+    found, *_ = ranks.run(2, step_that_fails, case(2), Plan(), "blocks.2.mlp.w_in")
+    assert found == ("The weights were not finite when the step began: blocks.2.mlp.w_in, phase parameters, layer 2, "
+                     "on rank 1: 1 of its 128 elements there, the first at [0, 16], which is inf.")

@@ -1,0 +1,90 @@
+"""Runs that are recorded in memory: the same tiny training on any topology, with a bug planted in it or without."""
+import numpy as np
+
+from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.recording.recording import Part, RecordedSteps, Recorder, Recording, description, in_memory
+from mpi_impl.training.batches import Batches
+from mpi_impl.training.trainer import Trainer
+from reference.actions import Schedule
+from reference.config import ModelConfig
+from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
+from tests.planted import Bug, planted_run
+from tests.rank_theorems import Plan, connected
+from tests.strategies import Case
+
+# Four heads and 10 words, so that the last of two or four ranks has a table that ends in padding.
+MODEL = ModelConfig(4, 8, 4, 10, 6, make_vocab_size_divisible_by=3)
+SEQUENCE, BATCH = 4, 4
+ALONE = Plan()
+
+
+def case(t=1, cut=False, model=MODEL) -> Case:
+    return Case(t, model, 1, SEQUENCE, seed=7, sequence_parallel=cut)
+
+
+class Corpus:
+    """A data set of random words: sample i is the same, whoever asks for it."""
+
+    def __init__(self, of: Case):
+        self.words = of.ids("words", 3 * BATCH, of.s + 1)
+
+    def batch(self, part, first, count):
+        return self.words[first:first + count]
+
+
+def trainer_of(of: Case, topology, form="float64") -> Trainer:
+    """Clipping is at work, and eps is above the rounding in a gradient that is zero otherwise, the key bias's."""
+    optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.05, adam_eps=1e-4)
+    return Trainer(of.model, optimizer, topology, of.seed, Precision(form))
+
+
+def batches_of(of: Case, topology) -> Batches:
+    corpus = Corpus(of) if topology.place.tensor == 0 else None
+    return Batches(corpus, topology, of.s, of.b, BATCH // (of.b * topology.data.size))
+
+
+def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, form: str):
+    """On a rank: what was run, and what this rank has seen."""
+    with connected(group, plan.parallel(group.size, of)) as topology:
+        trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
+        if order is not None:
+            trainer.pipelines["training", batches.microbatches] = Pipeline(order, topology)
+        recorder, taken = Recorder(trainer), []
+        for step in range(steps):
+            trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
+            taken += recorder.taken()
+        return description(trainer, BATCH, of.s), taken
+
+
+def record(ranks, n: int, of: Case, plan: Plan = ALONE, order: Schedule | None = None, steps=2, bug: Bug | None = None,
+           form="float64") -> Recording:
+    """On n ranks of the pool. With `order` a pipeline's stages do their work in that order."""
+    job = (recorded, of, plan, order, steps, form)
+    found = ranks.run(n, *job) if bug is None else ranks.run(n, planted_run, bug, *job)
+    return in_memory(found[0][0], [one for _, taken in found for one in taken])
+
+
+def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
+    """On a rank: a run that is recorded on disk -> what was run, what this rank has seen, and what is said of it."""
+    with connected(group, plan.parallel(group.size, of)) as topology:
+        trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
+        about, said = description(trainer, BATCH, of.s), []
+        recorded, taken = RecordedSteps(trainer, folder, about, said.append), []
+        for step in range(steps):
+            observer = recorded.observer
+            trainer.step(batches.microbatches_of("train", step), BATCH, observer)
+            if observer is not None:
+                taken += [(key, part, values) for (key, _), (part, values) in observer.seen.items()]
+            recorded.write()
+        return about, taken, said
+
+
+def bits(recording: Recording) -> dict:
+    """Every tensor's values."""
+    return {key: bits_of(recording, parts) for key, parts in recording.parts.items()}
+
+
+def bits_of(recording: Recording, parts: list[Part]) -> dict:
+    """Of parts of one tensor."""
+    return {(part.rank, part.first): np.array(recording.load(part)).tobytes() for part in parts}

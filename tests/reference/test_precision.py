@@ -1,0 +1,161 @@
+"""Formats round as NumPy's do, and the loss scale follows Megatron's rule."""
+from math import inf, nan
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
+from reference.params import leaves
+from reference.precision import FORMATS, UNSCALED, LossScaler, LossScaling, Precision, ScaleState, rounded
+from reference.training import Trainer
+
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
+BITS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_format_is_what_its_bits_say(name):
+    form, info = FORMATS[name], ml_dtypes.finfo(DTYPES[name])
+    assert (form.epsilon, form.smallest_normal, form.largest) == (info.eps, info.smallest_normal, info.max)
+    assert form.bytes == DTYPES[name].itemsize
+
+
+@given(BITS, st.sampled_from(["float16", "bfloat16"]))
+def test_rounding_is_the_cast(bits, name):
+    """Of any float32 bits: subnormal numbers, ties, overflow, infinities, no numbers, and the sign of zero."""
+    with np.errstate(all="ignore"):
+        rounding_is_the_cast(np.array(bits, np.uint32).view(np.float32), name)
+
+
+@given(st.lists(st.tuples(st.integers(-2**12, 2**12), st.integers(-40, 10)), min_size=1, max_size=300),
+       st.sampled_from(["float16", "bfloat16"]))
+def test_ties_go_to_even(numbers, name):
+    """Half-way between two numbers of the format, where random bits hardly ever are."""
+    rounding_is_the_cast(np.array([n * 2.0**e for n, e in numbers], np.float32), name)
+
+
+def rounding_is_the_cast(x, name):
+    with np.errstate(all="ignore"):
+        expected = x.astype(DTYPES[name]).astype(np.float32)
+        found = rounded(x, FORMATS[name])
+    assert found.dtype == x.dtype
+    assert np.array_equal(found, expected, equal_nan=True)
+    numbers = ~np.isnan(expected)
+    assert (np.signbit(found) == np.signbit(expected))[numbers].all()
+
+
+@given(st.lists(st.floats(width=64), min_size=1), st.sampled_from(sorted(DTYPES)))
+def test_rounding_float64_is_nearest(numbers, name):
+    """As near as any number of the format; and what is rounded is a number of the format, which stays."""
+    x, form = np.array(numbers), FORMATS[name]
+    with np.errstate(all="ignore"):
+        found = rounded(x, form)
+        again = found.astype(DTYPES[name]).astype(np.float64)
+    assert np.array_equal(found, again, equal_nan=True) and np.array_equal(rounded(found, form), found, equal_nan=True)
+    inside = abs(x) <= form.largest
+    spacing = np.maximum(abs(x[inside]), form.smallest_normal) * form.epsilon
+    assert (abs(found[inside] - x[inside]) <= spacing / 2).all()
+    assert np.isnan(found[np.isnan(x)]).all() and (abs(found[abs(x) >= 2 * form.largest]) == inf).all()
+
+
+def test_a_format_of_as_many_bits_rounds_nothing():
+    x = np.array([0.1, -1e300, nan])
+    assert rounded(x, FORMATS["float64"]) is x
+
+
+# ---- a run's choices ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_format_takes():
+    """Bytes of a parameter, a gradient, and what Adam keeps: 16 a parameter in 16 bits, and 18 with main gradients."""
+    assert Precision("bfloat16").bytes_each == Precision("float16").bytes_each == (2, 4, 12)
+    assert Precision("float32").bytes_each == (4, 4, 8) and Precision("float64").bytes_each == (8, 8, 16)
+    assert [Precision(name).main for name in FORMATS] == ["float32", "float32", "float32", "float64"]
+
+
+@pytest.mark.parametrize("choices, message", [
+    ({"loss_scale": 0.0}, "--loss-scale is 0.0, but must be a number above 0"),
+    ({"initial_loss_scale": inf}, "--initial-loss-scale is inf"),
+    ({"min_loss_scale": -1.0}, "--min-loss-scale is -1.0"),
+    ({"min_loss_scale": nan}, "--min-loss-scale is nan"),
+    ({"loss_scale_window": 0}, "--loss-scale-window is 0, but must be at least 1"),
+    ({"hysteresis": 0}, "--hysteresis is 0, but must be at least 1"),
+    ({"initial_loss_scale": 2.0, "min_loss_scale": 4.0}, "--initial-loss-scale is 2, but must not be below"),
+])
+def test_choices_that_make_no_sense(choices, message):
+    with pytest.raises(UserError, match=message):
+        LossScaling(**choices)
+
+
+def test_an_unknown_format():
+    with pytest.raises(UserError, match="format to compute in is 'float8'"):
+        Precision("float8")
+
+
+# ---- the loss scale -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(-3, 6))
+def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial):
+    """Told over the whole history: a scale is doubled when a window of good steps is full, counted from the last
+    overflow or doubling; it is halved at each overflow from the n-th on since it was last doubled.
+    """
+    scaler = LossScaler(LossScaling(None, 2.0**initial, 2.0**-4, window, hysteresis))
+    scale, good, bad = 2.0**initial, 0, 0
+    for overflow in overflows:
+        if overflow:
+            good, bad = 0, bad + 1
+            if bad >= hysteresis:
+                scale = max(scale / 2, 2.0**-4)
+        else:
+            good += 1
+            if good == window:
+                scale, good, bad = scale * 2, 0, 0
+        scaler.update(overflow)
+        assert scaler.scale == scale and scaler.lowest == (scale == 2.0**-4)
+
+
+def test_a_constant_scale_stays():
+    scaler = LossScaler(LossScaling(loss_scale=8.0, hysteresis=1, loss_scale_window=1))
+    for overflow in (True, False, True):
+        scaler.update(overflow)
+    assert scaler.scale == 8.0 and scaler.lowest
+
+
+def test_its_state_is_plain_numbers():
+    """So that a checkpoint can hold it, and a scaler that gets it goes on alike."""
+    one, other = (LossScaler(LossScaling(None, 64.0, 1.0, 3, 2)) for _ in range(2))
+    one.update(True)
+    one.update(False)
+    other.state = ScaleState(*[float(one.state.scale), int(one.state.good_steps), int(one.state.patience)])
+    for overflow in (False, False, True, True, True):
+        one.update(overflow)
+        other.update(overflow)
+        assert one.state == other.state
+    assert one.scale == 32.0
+
+
+# ---- the textbook's run ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_the_textbook_computes_with_rounded_weights_and_moves_exact_ones(compute):
+    """Its first loss is that of the rounded weights; a skipped step moves nothing, and does not count as an update."""
+    model, optimizer = ModelConfig(1, 8, 2, 11, 4), OptimizerConfig(2.0**-14, 5, weight_decay=0.0)
+    trainer = Trainer(model, optimizer, 1, Precision(compute, UNSCALED))
+    tokens = np.arange(12).reshape(3, 4) % 11
+    start = {name: x.copy() for name, x in leaves(trainer.params)}
+    assert all(np.array_equal(x, rounded(x, FORMATS[compute])) for x in start.values())
+    loss, *_ = trainer.step(tokens, tokens, skipped=True)
+    assert all(np.array_equal(x, start[name]) for name, x in leaves(trainer.params))
+    assert (trainer.iteration, trainer.updates) == (1, 0)
+    trainer.step(tokens, tokens)
+    assert (trainer.iteration, trainer.updates) == (2, 1)
+    gains = trainer.params.final_layernorm.weight
+    assert (gains != 1).all() and (rounded(gains, FORMATS[compute]) == 1).all(), "the step was not below rounding"
+    assert all(x.dtype == np.float32 for _, x in leaves(trainer.params)) and np.isfinite(loss)
