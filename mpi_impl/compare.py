@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.recording.differences import Difference, Findings, compare
-from mpi_impl.recording.recording import ITERATIONS, Recording, read
+from mpi_impl.recording.recording import Recording, read
 from mpi_impl.tables import aligned
 from reference.errors import UserError
 
@@ -55,7 +55,7 @@ def recorded(name: str, run: str, until_compared: ExitStack) -> Recording:
     print(f"running {name}: {run}", flush=True)
     ranks, options = ranks_and_options(name, run)
     command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), "-m", "mpi_impl.pretrain_gpt", *options,
-               "--record", folder, "--exit-interval", str(ITERATIONS), "--eval-iters", "0"]
+               "--record", folder, "--exit-interval", "2", "--eval-iters", "0"]      # as many as are recorded
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode:
         raise UserError(f"Run {name} ended with status {done.returncode}, and has said:\n{done.stdout.strip()}")
@@ -88,8 +88,10 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
     if worst is None:
         raise UserError("A and B have no tensor in common: they are recordings of different iterations. Record both "
                         "again, from the same beginning.")
-    return (f"A and B agree: {found.compared:,} tensors were compared, in {formats}. They differ most in {worst.key}: "
-            f"by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; {worst.allowed:.0e} is allowed.")
+    alone = f" ({found.alone:,} are in one of them alone)" if found.alone else ""
+    return (f"A and B agree: {found.compared:,} tensors were compared, in {formats}{alone}. They differ most in "
+            f"{worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; {worst.allowed:.0e} "
+            "is allowed.")
 
 
 def first(found: Findings) -> list[str]:

@@ -21,7 +21,7 @@ from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.files import check_folder, check_writable, writing
 from mpi_impl.recording.not_finite import first_not_finite
-from mpi_impl.recording.recording import RecordedSteps, description
+from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.training import checkpoint, forecast, memory
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch

@@ -2,13 +2,14 @@
 import numpy as np
 
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.recording.recording import Part, RecordedSteps, Recorder, Recording, description, in_memory
+from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
+from mpi_impl.recording.recording import Part, Recording, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.actions import Schedule
 from reference.config import ModelConfig
 from reference.optimizer import OptimizerConfig
-from reference.precision import Precision
+from reference.precision import LossScaling, Precision
 from tests.planted import Bug, planted_run
 from tests.rank_theorems import Plan, connected
 from tests.strategies import Case
@@ -36,7 +37,8 @@ class Corpus:
 def trainer_of(of: Case, topology, form="float64") -> Trainer:
     """Clipping is at work, and eps is above the rounding in a gradient that is zero otherwise, the key bias's."""
     optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.05, adam_eps=1e-4)
-    return Trainer(of.model, optimizer, topology, of.seed, Precision(form))
+    scaling = LossScaling(loss_scale=2.0**16 if form == "float16" else 1.0)
+    return Trainer(of.model, optimizer, topology, of.seed, Precision(form, scaling))
 
 
 def batches_of(of: Case, topology) -> Batches:

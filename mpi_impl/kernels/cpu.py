@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpi_impl.kernels.formats import TILE
 from reference import counter_rng, ops
 from reference.ops import Mask, rows
 
-TILE = 1 << 15            # elements: a few arrays of this size fit the second-level cache
 ATTENTION_ROWS = 128      # queries at a time; keys after the last of them are skipped
 
 

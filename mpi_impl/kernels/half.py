@@ -7,8 +7,10 @@ namesake's.
 """
 import numpy as np
 
-from mpi_impl.kernels.formats import is_half, narrowed, widened
+from mpi_impl.kernels import cpu
+from mpi_impl.kernels.formats import TILE, is_half, narrowed, widened
 from reference.layers.attention import CoreInputs
+from reference.ops import rows
 
 HALF, AS_IS = "rounded", "as it is"
 
@@ -28,10 +30,31 @@ def rounded(result, returns, dtype):
     return narrowed(result, dtype) if returns is HALF else result
 
 
-linear, rotate, rotate_backward = map(rounding, ("linear", "rotate", "rotate_backward"))
+rotate, rotate_backward = map(rounding, ("rotate", "rotate_backward"))
 layer_norm = rounding("layer_norm", (HALF, (HALF, AS_IS)))                          # y, (normed, 1 / std)
 layer_norm_backward = rounding("layer_norm_backward", (HALF, AS_IS, AS_IS))         # dx, dweight, dbias
 relu, relu_backward = rounding("relu", (HALF, AS_IS)), rounding("relu_backward")    # y, x > 0
+
+
+def in_parts(library, elements, *arrays):
+    """The arrays [..., n], all cut alike into parts of whole rows, so that little is in float32 at once.
+
+    A GPU has kernels that do so by themselves, and is given all of them in one.
+    """
+    flat = [rows(x) for x in arrays]
+    step = max(1, elements // flat[0].shape[1]) if library is cpu else max(1, len(flat[0]))
+    for start in range(0, len(flat[0]), step):
+        yield [x[start:start + step] for x in flat]
+
+
+# ---- linear ---------------------------------------------------------------------------------------------------------
+
+
+def linear(library, x, w, b=None):
+    y, w, b = np.empty_like(x, shape=(*x.shape[:-1], w.shape[-1])), widened(w), widened(b)
+    for x_, y_ in in_parts(library, 1 << 20, x, y):
+        y_[...] = narrowed(library.linear(widened(x_), w, b), y.dtype)
+    return y
 
 
 # ---- GeLU -----------------------------------------------------------------------------------------------------------
@@ -41,11 +64,17 @@ def keeping_input(name):
     """An activation function's two kernels, for halves: the cache is x, and what the namesake keeps is computed again.
     """
     def forward(library, x):
-        return narrowed(getattr(library, name)(widened(x))[0], x.dtype), x
+        y = np.empty_like(x)
+        for x_, y_ in in_parts(library, TILE, x, y):
+            y_[...] = narrowed(getattr(library, name)(widened(x_))[0], x.dtype)
+        return y, x
 
     def backward(library, dy, x):
-        _, cache = getattr(library, name)(widened(x))
-        return narrowed(getattr(library, f"{name}_backward")(widened(dy), cache), dy.dtype)
+        dx = np.empty_like(dy)
+        for dx_, dy_, x_ in in_parts(library, TILE, dx, dy, x):
+            _, cache = getattr(library, name)(widened(x_))
+            dx_[...] = narrowed(getattr(library, f"{name}_backward")(widened(dy_), cache), dy.dtype)
+        return dx
 
     return forward, backward
 

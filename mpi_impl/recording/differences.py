@@ -19,6 +19,8 @@ import numpy as np
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.recording import ALIKE, Part, Recording
 from reference.errors import UserError
+from reference.precision import FORMATS, Precision
+
 
 class Tolerance(NamedTuple):
     """What a format explains, with room."""
@@ -31,7 +33,6 @@ class Tolerance(NamedTuple):
 # Found on models of 4 layers: a tenth of it, or less.
 TOLERANCE = {"float64": Tolerance(1e-12, 1e-8, 1e-10), "float32": Tolerance(1e-4, 2e-3, 2e-3),
              "float16": Tolerance(2e-2, 0.4, 0.2), "bfloat16": Tolerance(0.1, 0.7, 0.4)}
-AGAIN = {"forward": "recompute", "recompute": "forward"}    # phases whose tensors must be alike
 SHOWN = 6       # differences that are looked for: the first, and a few that follow from it
 
 
@@ -73,7 +74,7 @@ class Difference(NamedTuple):
 
     @property
     def beyond_rounding(self) -> bool:
-        return not self.strain <= 1
+        return self.strain > 1
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Findings:
 
     differences: list[Difference] = field(default_factory=list)    # beyond rounding, the first few, in order
     compared: int = 0                # tensors
-    alone: int = 0                   # tensors that one rank of one run has, and nobody else
+    alone: int = 0                   # tensors of one run, of which only the ranks that have them could be compared
     worst: Difference | None = None  # of those that agree, the one that is nearest to what is allowed
     before: int = 0                  # that agree before the first that differs,
     last: Key | None = None          # and the last of those
@@ -93,17 +94,19 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     check_comparable(a, b)
     found = Findings()
     for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
+        if all(known(key, recording) for recording in (a, b)):
+            found.compared += 1
+        else:
+            found.alone += 1
         difference = furthest_apart(key, a, b)
         if difference is None:
-            found.alone += 1
             continue
-        found.compared += 1
         if difference.beyond_rounding:
             found.differences.append(difference)
             if len(found.differences) == shown:
                 break
         elif not found.differences:
-            found.before, found.last = found.compared, key
+            found.before, found.last = found.before + 1, key
             if found.worst is None or difference.strain > found.worst.strain:
                 found.worst = difference
     return found
@@ -128,35 +131,33 @@ def check_comparable(a: Recording, b: Recording) -> None:
 def furthest_apart(key: Key, a: Recording, b: Recording) -> Difference | None:
     """Where a tensor's holders are furthest from what is expected; None if there is only one."""
     holders = [*holders_of("A", a, key), *holders_of("B", b, key)]
-    expected = first_known(key, a, b) or holders
+    expected = [holder for one in known(key, a)[:1] for holder in holders_of("A", a, one)] or holders
     if expected is holders and len(holders) < 2:
         return None
-    whole, known = joined(expected, shape_of([*holders, *expected]))
-    apart = [np.where(known[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
-    largest = float(abs(whole[known & np.isfinite(whole)]).max(initial=0))
-    allowed = tolerance(key, a, b)
-    if moved(key, a):
+    whole, there = joined(expected, shape_of([*holders, *expected]))
+    apart = [np.where(there[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
+    largest = float(abs(whole[there & np.isfinite(whole)]).max(initial=0))
+    allowed, rate = tolerance(key, a, b), a.about["optimizer"]["lr"]
+    if moved(key, a) and rate > 0:
         sizes = [sqrt(float(np.vdot(one, one)) / whole.size) for one in apart]
-        unit, unit_is = a.about["optimizer"]["lr"] + 16 * np.finfo(main_format(a)).eps * largest, "the learning rate"
+        unit, unit_is = rate, "the learning rate"
+        allowed += max(epsilon(key, recording) for recording in (a, b)) * largest / rate
     else:
         sizes = [float(one.max()) for one in apart]
         unit, unit_is = largest, "the largest element"
     worst = int(np.argmax(sizes))
-    off = [i for i in np.argsort(sizes)[::-1] if not sizes[i] <= allowed * unit]
+    off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > allowed * unit]
     inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
     at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
     return Difference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed, at,
-                      whole.shape, next(one for one in expected if contains(one.box, at)),
+                      whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
                       (float(whole[at]), float(holders[worst].values[inside])))
 
 
-def first_known(key: Key, a: Recording, b: Recording) -> list[Holder]:
-    """What is expected of a tensor: what run A has; of what is computed again, what the forward had."""
-    again = [key._replace(phase=AGAIN[key.phase])] if key.phase in AGAIN else []
-    for one in sorted([key, *again], key=lambda key: key.order):
-        if holders := holders_of("A", a, one):
-            return holders
-    return []
+def known(key: Key, recording: Recording) -> list[Key]:
+    """Under which keys a run has a tensor: one that is computed again has two, that of the forward first."""
+    phases = ("forward", "recompute") if key.phase in ("forward", "recompute") else (key.phase,)
+    return [one for phase in phases if (one := key._replace(phase=phase)) in recording.parts]
 
 
 def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
@@ -178,8 +179,8 @@ def felt(key: Key, part: Part, recording: Recording):
     if recording.about["model"]["position_embedding_type"] == "rope":
         return values
     if key.name.endswith("attention.b_qkv"):             # [3, a, d]
-        values = values.copy()
-        values[1 - part.first[0]:2 - part.first[0] or None] = 0
+        is_key = part.first[0] + np.arange(len(values)) == 1
+        values = np.where(is_key[:, None, None], 0, values)
     if key.name.endswith("attention.k"):                 # [b, s, a, d]
         values = values - values.mean(1, keepdims=True)
     return values
@@ -203,7 +204,7 @@ def distance(x, y):
     """|x - y|: 0 where both are the same infinity, or no number; infinite where one of them alone is."""
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):
-        return np.where(same, 0, np.nan_to_num(abs(x - y), nan=np.inf))
+        return np.where(same, 0, np.nan_to_num(abs(x - y), nan=np.inf, posinf=np.inf))
 
 
 def contains(box: tuple[slice, ...], at: tuple[int, ...]) -> bool:
@@ -226,6 +227,7 @@ def tolerance(key: Key, a: Recording, b: Recording) -> float:
     return max(getattr(TOLERANCE[recording.about["format"]], kind) for recording in (a, b))
 
 
-def main_format(recording: Recording) -> str:
-    """Of the weights that the optimizer moves."""
-    return "float64" if recording.about["format"] == "float64" else "float32"
+def epsilon(key: Key, recording: Recording) -> float:
+    """Of the format of weights: the optimizer's, or those that the model computes with."""
+    precision = Precision(recording.about["format"])
+    return FORMATS[precision.main if key.phase.startswith("optimizer") else precision.compute].epsilon

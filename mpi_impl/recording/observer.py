@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from mpi_impl.kernels.formats import widened
 from reference.actions import Action
 from reference.boxes import boxes_of_piece, shape_of, without_padding
 from reference.data_parallel import samples_of
@@ -53,6 +54,7 @@ class Observer(ABC):
         if self.last_stage and self.tensor_rank == 0:
             self.see("step", "loss of each replica", np.array([self.work.loss]), (0,), summed=True)
         self.see("step", "mean loss", np.array([loss]), (0,))
+        self.gradients = {}         # let go: with ZeRO they were there for a while
 
     def updated(self, norm: float, rate: float) -> None:
         """The optimizer has moved the weights, if the norm is finite."""
@@ -134,8 +136,8 @@ class Observer(ABC):
         self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
 
     def unscaled(self, phase: str, x):
-        """Gradients are those of the loss, not of the scaled loss."""
-        return x / self.work.scale if phase == "backward" and self.work.scale != 1 else x
+        """Gradients are those of the loss, not of the scaled loss, and may be too small for float16."""
+        return widened(x) / self.work.scale if phase == "backward" and self.work.scale != 1 else x
 
     def parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
         """x is this rank's shard of a parameter, or of its gradient. Its padding is no part of the model."""

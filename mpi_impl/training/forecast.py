@@ -12,7 +12,7 @@ import numpy as np
 from mpi_impl.comm.group import Group
 from mpi_impl.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.cost import iteration_flops, parameters_of_stage
+from reference.cost import iteration_flops, parameters, parameters_of_stage
 from reference.errors import UserError
 from reference.memory import Account, model_states, peak_activations
 from reference.precision import Precision
@@ -87,6 +87,7 @@ def hosts_of(world: Group, place: int) -> list[Host]:
 
 def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
     """What the ranks will hold. Raises UserError if a machine has less: now, and not after hours."""
+    check_one_rank(hosts, plan)
     found = plan.forecast()
     for host in hosts:
         if host.holds(found) > host.memory:
@@ -97,6 +98,21 @@ def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
                 f"parameter), and {bytes_of(host.holds(found) - states)} of activations. It has "
                 f"{bytes_of(host.memory)}. {remedy(hosts, plan)}")
     return found
+
+
+def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
+    """Raises UserError if a rank's states alone are more than any machine has, on average over the pipeline.
+
+    A model that is so far too large is not looked at layer by layer.
+    """
+    parallel, most = plan.parallel, max(host.memory for host in hosts)
+    rank = parameters(plan.model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
+    if rank * plan.bytes_of_parameter() > most:
+        raise UserError(f"Of {rank:,} parameters a rank would hold {plan.bytes_of_parameter():g} bytes each, of "
+                        f"parameters, gradients and moments: {bytes_of(rank * plan.bytes_of_parameter())}, but the "
+                        f"machine has {bytes_of(most)}. Choose a smaller --num-layers, --hidden-size or --vocab-size, "
+                        "a larger --tensor-model-parallel-size or --pipeline-model-parallel-size, or with several "
+                        "replicas a higher --zero-stage.")
 
 
 def remedy(hosts: Sequence[Host], plan: Plan) -> str:

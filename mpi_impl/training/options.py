@@ -161,7 +161,8 @@ def report_options(g) -> None:
     g.add_argument("--metrics-file", metavar="F", help="write JSON lines, one for each iteration and evaluation")
     g.add_argument("--ledger", metavar="F", help="write what was sent, and the predictions, as JSON")
     g.add_argument("--plot", metavar="F", help="draw the losses, as a PNG")
-    g.add_argument("--record", metavar="DIR", help="write every tensor of the first two iterations, for mpi_impl.compare")
+    g.add_argument("--record", metavar="DIR",
+                   help="write every tensor of the first two iterations, for mpi_impl.compare")
     g.add_argument("--trace", metavar="DIR", help="write what each rank did when, for Perfetto, and draw it")
     g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
                    help="virtual: as if every rank had a device of its own, however many cores there are")

@@ -75,6 +75,13 @@ def test_a_machine_that_has_less_refuses():
             check_memory(hosts, plan)
 
 
+def test_a_model_that_is_far_too_large_is_refused_at_once():
+    """Not after a look at each of its layers."""
+    plan = Plan(replace(MODEL, num_layers=10**12), ParallelConfig(), FLOAT32, 1, 16, 1)
+    with pytest.raises(UserError, match="parameters a rank would hold 16 bytes each, .* a higher --zero-stage"):
+        check_memory([machine(1e12, 0)], plan)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_the_remedy_helps(share):
     """The option that is named makes it fit; where none is named, no single one does."""

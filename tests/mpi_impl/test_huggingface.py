@@ -464,6 +464,19 @@ def test_weights_that_are_not_the_models_are_refused(folder, damage, sentence):
     said_of(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
 
 
+@pytest.mark.parametrize("kind", ["tied"])
+@pytest.mark.parametrize("rows", [1, 4, 11, 1024])
+def test_a_tied_table_may_be_written_twice_if_both_are_equal(folder, rows):
+    """To the last row, however many are compared at a time."""
+    model, twice = parse(options(folder), 1).model(11), load_file(folder / WEIGHTS)["transformer.wte.weight"]
+    with mock.patch.object(huggingface, "ROWS", rows):
+        changed(lm_head_at_weight=twice)(folder)
+        check_weights(str(folder), model)
+        twice[-1, -1] += 1
+        changed(lm_head_at_weight=twice)(folder)
+        said_of(lambda: check_weights(str(folder), model), "has a tensor lm_head.weight, for which")
+
+
 @pytest.mark.parametrize("kind", ["untied"])
 def test_an_untied_model_needs_its_own_table(folder):
     changed(lm_head_at_weight=None)(folder)

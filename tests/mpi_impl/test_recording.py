@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import PHASES, Key
 from mpi_impl.recording.not_finite import first_not_finite
-from mpi_impl.recording.recording import INDEX, Part, Recorder, in_memory, read
+from mpi_impl.recording.recorder import Recorder
+from mpi_impl.recording.recording import INDEX, Part, in_memory, read
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.params import leaves
@@ -62,7 +63,7 @@ def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     """Every tensor that one rank sees, other topologies see too, or a part of it that makes up the whole; and agree."""
     other = record(ranks, *PLANS[name])
     found = compare(one_rank, other)
-    assert not found.differences and found.worst.strain < 0.01 and found.compared > 900
+    assert not found.differences and found.worst.strain < 0.01 and found.compared > 800
     missing = {(key.phase, key.name.split(".", 2)[-1]) for key in one_rank.parts.keys() - other.parts.keys()}
     zero, recompute = PLANS[name][2].zero_stage, PLANS[name][2].recompute
     if zero >= 2:
@@ -85,6 +86,13 @@ def test_every_model_and_format(ranks, form, choices):
     assert not found.differences and found.worst.strain < 0.5, found
 
 
+def test_another_format_is_no_other_run(ranks, one_rank):
+    """What it rounds is allowed for, in the weights that the model computes with, too."""
+    for form in ("float32", "bfloat16", "float16"):
+        found = compare(one_rank, record(ranks, 2, case(2), form=form))
+        assert not found.differences and found.worst.strain < 0.7
+
+
 def test_what_is_seen_is_what_is_there(one_rank):
     """The weights after the first step are those that the second begins with; one rank's gradients are all there are.
     """
@@ -96,6 +104,21 @@ def test_what_is_seen_is_what_is_there(one_rank):
         if key.phase == "gradients":
             assert bits_of(run, parts) == bits_of(run, run.parts[key._replace(phase="reduction")])
     assert {key.phase for key in run.parts} == set(PHASES) - {"recompute"}
+
+
+def test_what_is_seen_has_its_place_and_its_phase(ranks):
+    """What one stage sends another receives; what is computed again is not the forward; and nothing is padding."""
+    run = record(ranks, 4, case(2), Plan(2, recompute=Recompute("full", "block", 1)), steps=1)
+    for phase in ("forward", "backward"):
+        assert {part.rank for part in run.parts[Key(1, phase, "blocks.2.input")]} == {0, 1, 2, 3}
+        assert {key.name for key in run.parts if key.phase == phase and key.name.endswith(".input")
+                and key.name.count(".") == 2} == {"blocks.2.input"}
+    again = {key.layer for key in run.parts if key.phase == "recompute"}
+    kept = {key.layer for key in run.parts if key.phase == "forward" and key.name.endswith("attention.probs")}
+    assert again == {0, 2} and kept == {1, 3}
+    for phase, name, axis in (("forward", "probabilities", 2), ("backward", "logits", 2),
+                              *((phase, "embedding.word", 0) for phase in ("parameters", "gradients", "reduction"))):
+        assert max(part.box[axis].stop for part in run.parts[Key(1, phase, name)]) == MODEL.vocab_size
 
 
 # ---- compared -------------------------------------------------------------------------------------------------------
@@ -136,11 +159,40 @@ def test_one_wrong_element_is_found(cut, data):
     assert not compare(recording_of(one), recording_of(other)).differences
     part, values = data.draw(st.sampled_from(other))
     at = tuple(data.draw(st.integers(0, n - 1)) for n in values.shape)
-    values[at] += 1e-3 * data.draw(st.sampled_from([1, -1, np.nan, np.inf]))
+    off = data.draw(st.sampled_from([1e-3, -1e-3, np.nan, np.inf]))
+    values[at] += off
     difference, = compare(recording_of(one), recording_of(other)).differences
+    np.testing.assert_allclose(difference.size, abs(off) if np.isfinite(off) else np.inf)
     assert difference.at == tuple(i + start for i, start in zip(at, part.first))
     assert difference.holders[0].run == "B" and part.rank in difference.holders[0].ranks
     assert part.summed or [holder.ranks for holder in difference.holders] == [(part.rank,)]
+
+
+def test_ranks_of_one_run_that_disagree_are_named():
+    """Who comes first has the word, and who is furthest off is named first."""
+    copies = [(Part(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
+              for rank, off in enumerate([0, 1e-3, 0, 1e-2])]
+    difference, = compare(recording_of(copies), recording_of(copies[:1])).differences
+    assert [str(holder) for holder in difference.holders] == ["A, rank 3", "A, rank 1"]
+    assert (str(difference.expected), difference.values) == ("A, rank 0", (3.0, 3.01))
+
+
+@pytest.mark.parametrize("name, shape, unfelt, felt", [
+    ("blocks.0.attention.b_qkv", (3, 2, 4), np.s_[1, 1, 2], np.s_[0, 1, 2]),      # the key bias, and the query bias
+    ("blocks.0.attention.k", (1, 3, 2, 4), np.s_[0, :, 1, 2], np.s_[0, 1, 1, 2])])    # all positions, and one of them
+def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
+    """Without rope, which turns what is added to a key by the key's position."""
+    def differs(where, positions="learned_absolute"):
+        x = np.random.default_rng(1).normal(size=shape)
+        y = x.copy()
+        y[where] += 1
+        a, b = (recording_of([(Part(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
+                              for i in range(len(x))], name) for values in (x, y))
+        for run in (a, b):
+            run.about = run.about | {"model": {"position_embedding_type": positions}}
+        return bool(compare(a, b).differences)
+
+    assert (differs(unfelt), differs(felt), differs(unfelt, "rope")) == (False, True, True)
 
 
 ORDERED = [Key(1, "parameters", "blocks.0.mlp.w_in"), Key(1, "forward", "embedding.output"),
