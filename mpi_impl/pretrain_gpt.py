@@ -2,13 +2,12 @@
 import os
 import time
 from contextlib import nullcontext
-from math import isfinite
 
 import numpy as np
 
 from mpi_impl.comm import report
 from mpi_impl.comm.clock import VirtualClock, WallClock
-from mpi_impl.comm.group import Group, Instruments, library, world
+from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
 from mpi_impl.comm.trace import Trace
@@ -20,25 +19,22 @@ from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.files import check_folder, check_writable, writing
-from mpi_impl.recording.not_finite import first_not_finite
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.training import checkpoint, forecast, memory
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
-from mpi_impl.training.checkpoint_files import Manifest, check_free, read_manifest
+from mpi_impl.training.checkpoint_files import Manifest, check_free, folder_of, read_manifest
+from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.gpt2_config import check_vocabulary, read_config
 from mpi_impl.training.huggingface import check_weights, load_weights, save_model
+from mpi_impl.training.introduction import introduction
 from mpi_impl.training.metrics import Metrics
 from mpi_impl.training.sample import sample
 from mpi_impl.training.tracing import TIMELINE, TRACE, TracedSteps
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.cost import parameters
-from reference.errors import UserError
-from reference.stages import layouts_of_ranks, schedule_of, stages_of_ranks
+from reference.stages import schedule_of
 from reference.traffic import Work
-
-ENOUGH = 20     # skipped steps in a row, where the loss scale cannot become smaller
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -66,9 +62,7 @@ class Pretraining:
     def __init__(self, settings: Settings, ranks: Group):
         self.settings, self.args, self.world = settings, settings.args, ranks
         self.first = ranks.rank == 0
-        ranks.from_first(self.check_outputs)
-        self.loaded = ranks.from_first(self.check_checkpoints)
-        ranks.from_first(self.check_weights)
+        self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         prefix, vocab_size, self.eod, self.unigram = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
@@ -83,25 +77,29 @@ class Pretraining:
         self.forecast = forecast.check_memory(self.hosts, self.plan)
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
                                far_folder=self.args.offload_folder)
-        if self.loaded:
-            checkpoint.load(self.trainer, self.args.load, self.loaded)
-        if self.args.load_hf:
-            load_weights(self.trainer, self.args.load_hf)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
-        if self.verifier and (self.loaded or self.args.load_hf):
-            self.verifier.take_over()
+        self.load()
+        self.divergence = DivergenceCheck(self.trainer, self.args.lr)
+        if self.loaded:
+            self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first,
                                scaled=self.args.fp16)
         self.evaluations = 0
-        self.skipped_in_a_row = 0
 
     # ---- before the first step ----
 
+    def check_files(self) -> Manifest | None:
+        """On rank 0: what will be written can be, and what is to be loaded is there. -> the checkpoint, if one is."""
+        self.check_outputs()
+        loaded = self.check_checkpoints()
+        self.check_weights()
+        return loaded
+
     def check_outputs(self) -> None:
-        """On rank 0: every file that will be written can be."""
+        """Every file that will be written can be."""
         for folder in (self.args.trace, self.args.offload_folder, self.args.save_hf, self.args.record):
             if folder:
                 check_folder(folder)
@@ -110,12 +108,8 @@ class Pretraining:
             if path:
                 check_writable(path, self.args.data_path)
 
-    def record(self) -> RecordedSteps:
-        about = description(self.trainer, self.args.global_batch_size, self.args.seq_length)
-        return RecordedSteps(self.trainer, self.args.record, about, self.say)
-
     def check_checkpoints(self) -> Manifest | None:
-        """On rank 0: the checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
+        """The checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
         a, manifest = self.args, None
         if a.load:
             manifest = read_manifest(a.load)
@@ -126,7 +120,7 @@ class Pretraining:
         return manifest
 
     def check_weights(self) -> None:
-        """On rank 0: the weights to begin with are all there, and have the shapes that their config.json asks for."""
+        """The weights to begin with are all there, and have the shapes that their config.json asks for."""
         folder = self.args.load_hf
         if folder:
             check_weights(folder, self.settings.model(read_config(folder)["vocab_size"]))
@@ -150,13 +144,26 @@ class Pretraining:
             unigram = unigram_cross_entropy(dataset, vocab_size)
         return prefix, vocab_size, self.tokenizer.eod, unigram
 
+    def load(self) -> None:
+        """What the run begins with, if it is no beginning; and the textbook beside it, if there is one."""
+        if self.loaded:
+            checkpoint.load(self.trainer, self.args.load, self.loaded)
+        if self.args.load_hf:
+            load_weights(self.trainer, self.args.load_hf)
+        if self.verifier and (self.loaded or self.args.load_hf):
+            self.verifier.take_over()
+
+    def record(self) -> RecordedSteps:
+        about = description(self.trainer, self.args.global_batch_size, self.args.seq_length)
+        return RecordedSteps(self.trainer, self.args.record, about, self.say)
+
     def open_dataset(self, prefix: str) -> GPTDataset:
         return GPTDataset(IndexedDataset(prefix), self.args.seq_length, self.args.seed, self.args.split)
 
     # ---- the run ----
 
     def run(self) -> None:
-        self.say(self.introduction())
+        self.say(introduction(self.settings, self.model))
         self.say(forecast.told(self.forecast, self.hosts))
         self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size))
         if self.args.load_hf:
@@ -200,11 +207,11 @@ class Pretraining:
             seconds = time.perf_counter() - began
             if self.recorded:
                 self.recorded.write()
-            self.stop_if_diverged(iteration, result, batch)
+            self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
-                self.say(checkpoint.save(self.trainer, a.save, checkpoint.settings_of(self.settings)))
+                self.save()
             if last:
                 break
             if iteration % a.eval_interval == 0:
@@ -228,27 +235,12 @@ class Pretraining:
                   for i in range(self.args.eval_iters)]
         self.evaluations += len(losses)
         mean = sum(losses) / len(losses)
-        if not isfinite(mean):
-            raise self.diverged(f"The validation loss of iteration {iteration} is {mean}")
+        self.divergence.evaluation(iteration, mean)
         self.metrics.evaluation(iteration, mean)
 
-    def stop_if_diverged(self, iteration: int, result: StepResult, batch: list) -> None:
-        """Only a gradient that overflows float16 is no reason to stop, for a smaller loss scale may help."""
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
-        if not isfinite(result.loss) or (result.skipped and not self.args.fp16):
-            what, value = (("loss", result.loss) if not isfinite(result.loss) else
-                           ("gradient's norm", result.grad_norm))
-            where = first_not_finite(self.trainer, batch, self.args.global_batch_size) if result.skipped else ""
-            raise self.diverged(f"The {what} of iteration {iteration} is {value}", where)
-        if self.skipped_in_a_row >= ENOUGH and self.trainer.scaler.lowest:
-            raise self.diverged(f"Until iteration {iteration} the gradients of {self.skipped_in_a_row} iterations in a "
-                                f"row overflow float16 with a loss scale of {result.loss_scale:g}, and it cannot become"
-                                " smaller")
-
-    def diverged(self, what: str, where: str = "") -> UserError:
-        """`where` tells where it began, in sentences."""
-        return UserError(f"{what}: the run has diverged. {where}{' ' * bool(where)}Try a smaller --lr, now "
-                         f"{self.args.lr}, or a longer warm-up (--lr-warmup-iters).")
+    def save(self) -> None:
+        self.say(checkpoint.save(self.trainer, self.args.save, checkpoint.settings_of(self.settings)))
+        self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
     def write_sample(self) -> None:
         tokens = sample(self.trainer, self.eod, self.args.sample_tokens, self.args.seed)
@@ -256,45 +248,6 @@ class Pretraining:
             print(f"\n{len(tokens)} tokens sampled from the model:\n{self.tokenizer.decode(tokens)}", flush=True)
 
     # ---- what it says ----
-
-    def introduction(self) -> str:
-        p, m = self.settings.parallel, self.model
-        t, d = p.tensor_model_parallel_size, p.data_parallel_size
-        sizes = [layout.size for layout in layouts_of_ranks(m, p)]
-        held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
-        return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{self.pipelining()} x data parallel {d}; "
-                f"a step is {self.settings.microbatches} x {self.args.micro_batch_size} samples on each replica\n"
-                f"{self.saving()}"
-                f"GPT of {parameters(m):,} parameters, {held}; vocabulary "
-                f"{m.vocab_size:,}, padded to {m.padded_vocab_size(t):,}; {self.settings.precision.compute}")
-
-    def pipelining(self) -> str:
-        """Of a pipeline: the schedule, and how many layers its stages have, in order."""
-        p = self.settings.parallel
-        if p.pipeline_model_parallel_size == 1:
-            return ""
-        layers = {stage: len(held) for stages in stages_of_ranks(self.model, p) for stage, held in stages.items()}
-        return (f" x pipeline parallel {p.pipeline_model_parallel_size} ({p.pipeline_schedule}; layers of the stages: "
-                f"{' '.join(str(layers[stage]) for stage in sorted(layers))})")
-
-    def saving(self) -> str:
-        """What a rank does not keep, and what that costs."""
-        p = self.settings.parallel
-        found = []
-        if p.sequence_parallel:
-            found.append("sequence parallel (the gathered inputs are " + (
-                "kept: 8 b s h (t-1)/t elements a layer)" if p.keep_gathered_inputs else
-                "gathered again in the backward: 10 b s h (t-1)/t elements a layer)"))
-        if p.zero_stage:
-            cut = ("optimizer states", "gradients", "parameters")[:p.zero_stage]
-            far = f"; shards in {self.args.offload_folder or 'host memory'}" if p.cpu_offload else ""
-            share = f"the replicas share out {', '.join(cut)}" if p.data_parallel_size > 1 else "one replica owns all"
-            found.append(f"ZeRO-{p.zero_stage} ({share}{far})")
-        if p.recompute.selective:
-            found.append("attention's core recomputed")
-        if p.recompute.granularity == "full":
-            found.append(f"layers recomputed ({p.recompute.method}, {p.recompute.num_layers})")
-        return "; ".join(found) + "\n" if found else ""
 
     def pipeline_ledger(self) -> Ledger:
         """What the ranks of this rank's pipeline have sent, added up."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpi_impl.comm.group import like, to_host
+from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.training import checkpoint_files as files
 from mpi_impl.training.arguments import Settings
 from mpi_impl.training.checkpoint_files import Manifest, Sealed, Stored
@@ -77,8 +78,17 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     shapes = {files.key_of(name, box): shape_of(box) for name, box in boxes}
     names = {files.file_of(state, rank): buffer for state, buffer in trainer.optimizer.states.items()}
     return boxes, {name: files.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
-                                             (to_host(buffer.load(piece)) for piece in pieces))
+                                             (finite(piece, buffer) for piece in pieces))
                    for name, buffer in names.items()}
+
+
+def finite(piece: Piece, buffer: Buffer):
+    """A piece's elements, on the host. Raises UserError if they are of no use to anyone."""
+    values = to_host(buffer.load(piece))
+    if not np.isfinite(values).all():
+        raise UserError(f"The last step has made {piece.of.name} infinite, or no number: the run has diverged, and no "
+                        "checkpoint of it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters).")
+    return values
 
 
 def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], saved: list) -> Manifest:

@@ -1,0 +1,46 @@
+"""What a run of pretraining says about itself before its first step."""
+from mpi_impl.comm.group import library
+from mpi_impl.training.arguments import Settings
+from reference.config import ModelConfig, ParallelConfig
+from reference.cost import parameters
+from reference.stages import layouts_of_ranks, stages_of_ranks
+
+
+def introduction(settings: Settings, model: ModelConfig) -> str:
+    """How the ranks share the work, what they save, and the model."""
+    p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
+    sizes = [layout.size for layout in layouts_of_ranks(model, p)]
+    held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
+    return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
+            f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
+            f"each replica\n{saving(p, settings.args.offload_folder)}"
+            f"GPT of {parameters(model):,} parameters, {held}; vocabulary "
+            f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
+
+
+def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
+    """Of a pipeline: the schedule, and how many layers its stages have, in order."""
+    if p.pipeline_model_parallel_size == 1:
+        return ""
+    layers = {stage: len(held) for stages in stages_of_ranks(model, p) for stage, held in stages.items()}
+    return (f" x pipeline parallel {p.pipeline_model_parallel_size} ({p.pipeline_schedule}; layers of the stages: "
+            f"{' '.join(str(layers[stage]) for stage in sorted(layers))})")
+
+
+def saving(p: ParallelConfig, offload_folder: str | None) -> str:
+    """What a rank does not keep, and what that costs."""
+    found = []
+    if p.sequence_parallel:
+        found.append("sequence parallel (the gathered inputs are " + (
+            "kept: 8 b s h (t-1)/t elements a layer)" if p.keep_gathered_inputs else
+            "gathered again in the backward: 10 b s h (t-1)/t elements a layer)"))
+    if p.zero_stage:
+        cut = ("optimizer states", "gradients", "parameters")[:p.zero_stage]
+        far = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
+        share = f"the replicas share out {', '.join(cut)}" if p.data_parallel_size > 1 else "one replica owns all"
+        found.append(f"ZeRO-{p.zero_stage} ({share}{far})")
+    if p.recompute.selective:
+        found.append("attention's core recomputed")
+    if p.recompute.granularity == "full":
+        found.append(f"layers recomputed ({p.recompute.method}, {p.recompute.num_layers})")
+    return "; ".join(found) + "\n" if found else ""

@@ -1,0 +1,86 @@
+"""A run that diverges ends in a sentence, and a gradient that overflows float16 is no divergence yet."""
+from math import inf, nan
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mpi_impl.training import checkpoint, divergence
+from mpi_impl.training.checkpoint_files import tracked
+from mpi_impl.training.divergence import ENOUGH, DivergenceCheck
+from mpi_impl.training.trainer import StepResult, Trainer
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
+from reference.precision import UNSCALED, LossScaler, LossScaling, Precision
+from tests.rank_theorems import Plan, connected
+from tests.strategies import Case
+
+
+def check_of(compute: str, scaling: LossScaling = UNSCALED) -> DivergenceCheck:
+    trainer = SimpleNamespace(precision=Precision(compute, scaling), scaler=LossScaler(scaling))
+    return DivergenceCheck(trainer, 0.5)     # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compute", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("loss, norm, named", [(2.0, 1.0, ""), (nan, 1.0, "loss"), (inf, nan, "loss"),
+                                               (2.0, inf, "gradient's norm"), (2.0, nan, "gradient's norm")])
+def test_what_ends_a_run(compute, loss, norm, named):
+    """A loss in any format; a gradient, but for float16's. It is looked into if no weight has moved."""
+    with mock.patch.object(divergence, "first_not_finite", return_value="It begins here.") as look:
+        check, result = check_of(compute), StepResult(loss, norm, 0.1)
+        if not named or (compute == "float16" and named != "loss"):
+            check.step(7, result, [], 4)
+            return
+        with pytest.raises(UserError) as error:
+            check.step(7, result, [], 4)
+    value = loss if named == "loss" else norm
+    assert f"The {named} of iteration 7 is {value}: the run has diverged." in str(error.value)
+    assert ("It begins here." in str(error.value)) == result.skipped == look.called
+    assert "Try a smaller --lr, now 0.5" in str(error.value)
+
+
+def test_too_many_skipped_steps_end_a_run():
+    """Where the scale is as small as it can be, and only if they come one after another."""
+    overflow, fine = StepResult(2.0, inf, 0.1, 1.0), StepResult(2.0, 1.0, 0.1, 1.0)
+    lowest, higher = check_of("float16", LossScaling(loss_scale=1.0)), check_of("float16", LossScaling())
+    for result in [*[overflow] * (ENOUGH - 1), fine, *[overflow] * (ENOUGH - 1)]:
+        lowest.step(1, result, [], 4)
+    for _ in range(2 * ENOUGH):
+        higher.step(1, overflow, [], 4)
+    with pytest.raises(UserError, match=f"of {ENOUGH} iterations in a row overflow float16 with a loss scale of 1,"):
+        lowest.step(1, overflow, [], 4)
+
+
+def test_the_last_checkpoint_is_named():
+    check = check_of("float32")
+    check.evaluation(3, 1.0)
+    check.last_checkpoint = "runs/iter_0000002"
+    with pytest.raises(UserError, match="loss of iteration 3 is nan: .* The last checkpoint is runs/iter_00"):
+        check.evaluation(3, nan)
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16"])
+def test_no_checkpoint_of_what_is_not_finite(ranks, tmp_path, compute):
+    """One element of one rank is enough; the good checkpoint stays."""
+    assert set(ranks.run(4, saved_and_spoilt, str(tmp_path), compute)) == {
+        "The last step has made blocks.1.mlp.w_in infinite, or no number: the run has diverged, and no checkpoint of "
+        "it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters)."}
+    assert tracked(str(tmp_path)) == 0 and not list(tmp_path.glob("*.tmp"))
+
+
+def saved_and_spoilt(group, root, compute) -> str:
+    case = Case(2, ModelConfig(2, 8, 2, 11, 4), 1, 4, seed=1)
+    with connected(group, Plan(2).parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(1e-3, 5), topology, 1, Precision(compute))
+        checkpoint.save(trainer, root, {})
+        if group.rank == 3:
+            (piece,) = (piece for piece in trainer.pieces if piece.of.name == "blocks.1.mlp.w_in")
+            trainer.optimizer.states["v"].load(piece)[5] = np.inf
+        trainer.iteration = 1
+        try:
+            checkpoint.save(trainer, root, {})
+        except UserError as error:
+            return str(error)
+        return "saved"
