@@ -13,6 +13,7 @@ waiting, prints line by line, and refuses a world of another size than -n.
 """
 import argparse
 import contextlib
+import ctypes
 import importlib.machinery
 import importlib.util
 import math
@@ -26,7 +27,7 @@ from pathlib import Path
 import mpi4py
 
 from mpi_impl.entry import ASKED_SIZE, ArgumentParser, run_alone, say
-from mpi_impl.rank_environment import thread_settings
+from mpi_impl.rank_environment import forget_abandoned_memory, shared_memory, thread_settings
 from reference.errors import UserError
 
 # What each library's launcher calls itself when asked for its --version.
@@ -45,6 +46,7 @@ OPEN_MPI_SETTINGS = {
 # What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 
+PR_SET_PDEATHSIG = 1   # as <linux/prctl.h> has it: the signal that a process gets when its parent has died
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
 
 
@@ -158,8 +160,9 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     """Run the command to its end, or to ours, and leave no rank behind. Its exit status, as a shell would say it."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    before = shared_memory()
     # In a session of its own: a Ctrl-C in the terminal is for us alone, and we end the job.
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent)
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:
@@ -172,12 +175,19 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         return 130
     finally:
         stop(process)
+        forget_abandoned_memory(before)
     if status < 0:
-        say(f"error: the launcher {command[0]} died by {described(-status)}, and the job ended with it.")
+        say(f"error: the job ended with its launcher {command[0]}, which died by {described(-status)}.")
         return 128 - status
     if status in DEATHS or status - 128 in DEATHS:
         say(f"error: the launcher's status {status} says that a rank died by {described(status % 128)}.")
     return status
+
+
+def end_with_parent() -> None:
+    """Have this process, the launcher of the ranks, end them when its parent is gone, even by SIGKILL."""
+    with contextlib.suppress(AttributeError, OSError):      # a system that has no such thing
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def described(number: int) -> str:

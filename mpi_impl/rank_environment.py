@@ -8,7 +8,8 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from glob import glob
 
 # The rank and the size of the world, as each launcher tells them to the processes it starts. The Slurm pair is
 # last: ranks that mpiexec starts inside a Slurm step see it too, but there it describes the step.
@@ -22,6 +23,9 @@ LAUNCHER_VARIABLES = (
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS",
 )
+
+# What the names of the memory begin with that MPICH's ranks on one machine share.
+SHARED_MEMORY = "/dev/shm/mpich_shm_"
 
 # Parameters of glibc's mallopt, as <malloc.h> numbers them.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -80,12 +84,31 @@ def keep_freed_memory() -> None:
 def forget_shared_memory() -> None:
     """Take the names from the memory that MPICH's ranks on one machine share, once all of them have it.
 
-    It is a file of 8 MiB in /dev/shm, which is memory, too. Ranks that are killed would leave it there until the
-    machine is started anew, job after job. A file without a name is gone with the last of those who have it.
+    It is a file of 4 MiB or more in /dev/shm, which is memory, too. Ranks that are killed would leave it there until
+    the machine is started anew, job after job. A file without a name is gone with the last of those who have it.
     """
-    with contextlib.suppress(OSError):  # a system that does not say what is mapped
-        with open("/proc/self/maps") as maps:
-            mapped = {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}
-        for path in mapped:
-            with contextlib.suppress(OSError):  # another rank was faster
-                os.unlink(path)
+    remove(mapped_by("self"))
+
+
+def shared_memory() -> set[str]:
+    """All such files that have a name: for a moment while a job starts, or for good if it was killed then."""
+    return set(glob(f"{SHARED_MEMORY}*"))
+
+
+def forget_abandoned_memory(before: set[str]) -> None:
+    """Remove those that were not there `before` the ranks were started, and that no process has now."""
+    if abandoned := shared_memory() - before:       # asked first: what another job makes now is mapped at once
+        remove(abandoned.difference(*(mapped_by(pid) for pid in os.listdir("/proc") if pid.isdigit())))
+
+
+def mapped_by(pid: str) -> set[str]:
+    """Those that a process has; nothing if the system does not say."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+        return {line.split()[5] for line in maps if SHARED_MEMORY in line}
+    return set()
+
+
+def remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # another rank was faster
+            os.unlink(path)

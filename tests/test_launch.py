@@ -146,7 +146,7 @@ def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, stat
 def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert supervise([sys.executable, "-c", program], dict(os.environ), None) == 137
-    assert f"error: the launcher {sys.executable} died by signal 9 (SIGKILL)" in capsys.readouterr().err
+    assert f"error: the job ended with its launcher {sys.executable}, which died by signal 9 (SIGKILL)" in capsys.readouterr().err
 
 
 def write_script(path, text: str) -> None:

@@ -19,7 +19,12 @@ from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.kernels.formats import is_half, narrowed, widened
+from mpi_impl.rank_environment import forget_shared_memory
 from reference.errors import UserError
+
+if MPI.Is_initialized():        # by its import, in all but the launcher
+    MPI.COMM_WORLD.Barrier()    # every rank is there, with all that it shares
+    forget_shared_memory()
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}
@@ -200,16 +205,17 @@ class Group:
             raise outcome
         return outcome
 
-    def from_each(self, make) -> list:
+    def from_each(self, make, reason: str = "") -> list:
         """`make()` of every rank, in rank order, on every rank; or the UserError of the first rank that raised one.
 
-        For what each rank does with files of its own, while all must agree on failure. It takes what time it takes.
+        For what each rank does with files of its own, while all must agree on failure. Limited as `from_first` is.
         """
         try:
             outcome = make()
         except UserError as error:
             outcome = error
-        outcomes = self.comm.allgather(outcome)
+        with self.watchdog.waiting(self.name, reason, self.others) if reason else nullcontext():
+            outcomes = self.comm.allgather(outcome)
         for outcome in outcomes:
             if isinstance(outcome, UserError):
                 raise outcome

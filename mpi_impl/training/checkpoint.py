@@ -55,12 +55,12 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
     The last good checkpoint is then still there, and still the last.
     """
     began, world = time.perf_counter(), trainer.topology.world
-    aside = world.from_first(lambda: files.make_aside(root, trainer.iteration))
+    aside = world.from_first(lambda: files.make_aside(root, trainer.iteration), "a folder for the checkpoint")
     try:
-        saved = world.from_each(lambda: save_shards(trainer, aside))
-        manifest = world.from_first(lambda: finish(trainer, root, aside, settings, saved))
+        saved = world.from_each(lambda: save_shards(trainer, aside), "the checkpoint's shards")
+        manifest = world.from_first(lambda: finish(trainer, root, aside, settings, saved), "the checkpoint's manifest")
     except UserError:
-        world.from_first(lambda: files.discard(aside))
+        world.from_first(lambda: files.discard(aside), "the end of what could not be saved")
         raise
     return (f"saved iteration {trainer.iteration}: {manifest.bytes / 1e6:,.1f} MB in "
             f"{time.perf_counter() - began:.1f} s, {files.folder_of(root, trainer.iteration)}")
@@ -114,8 +114,9 @@ def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
     """Called by all ranks before the first step. Raises UserError, on all alike, for a file that is not as it was."""
     check_model(root, manifest, trainer.model)
     world, folder = trainer.topology.world, files.folder_of(root, manifest.iteration)
-    world.from_each(lambda: check_files(root, folder, dict(list(manifest.files.items())[world.rank::world.size])))
-    world.from_each(lambda: load_states(trainer, folder, manifest))
+    world.from_each(lambda: check_files(root, folder, dict(list(manifest.files.items())[world.rank::world.size])),
+                    "the checkpoint's checksums")
+    world.from_each(lambda: load_states(trainer, folder, manifest), "what the checkpoint holds")
     trainer.iteration, trainer.optimizer.iteration = manifest.iteration, manifest.updates
     if manifest.loss_scale is not None and trainer.scaler.scaling.loss_scale is None:
         trainer.scaler.state = ScaleState(*manifest.loss_scale)
