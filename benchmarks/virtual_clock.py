@@ -27,7 +27,7 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.entry import run
-from mpi_impl.training.timelines import measured_times, timeline_of
+from mpi_impl.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import bubbles

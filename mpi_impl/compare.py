@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.recording.differences import Difference, Findings, compare
 from mpi_impl.recording.recording import Recording, read
-from mpi_impl.tables import aligned
+from mpi_impl.reports.tables import aligned
 from reference.errors import UserError
 
 

@@ -46,6 +46,7 @@ OPEN_MPI_SETTINGS = {
 # What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 
+LAUNCHER_FAILED = 255  # the status of MPICH's launcher when something is wrong with itself
 PR_SET_PDEATHSIG = 1   # as <linux/prctl.h> has it: the signal that a process gets when its parent has died
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
 
@@ -179,6 +180,9 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {described(-status)}.")
         return 128 - status
+    if status == LAUNCHER_FAILED:
+        say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
+            "a rank dies while the job starts or ends.")
     if status in DEATHS or status - 128 in DEATHS:
         say(f"error: the launcher's status {status} says that a rank died by {described(status % 128)}.")
     return status

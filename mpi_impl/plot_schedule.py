@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.files import check_writable, writing
-from mpi_impl.training.timelines import slices_of
+from mpi_impl.timelines.timelines import slices_of
 from reference.actions import Schedule, from_csv
 from reference.config import require_not_negative
 from reference.errors import UserError
@@ -106,7 +106,7 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 
 
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
-    from mpi_impl.training.gantt import Panel, draw_timelines   # matplotlib takes a second to import
+    from mpi_impl.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
     with writing(path):
         draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)

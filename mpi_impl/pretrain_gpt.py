@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from mpi_impl.comm import report
 from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import Ledger
@@ -20,17 +19,20 @@ from mpi_impl.data.unigram import unigram_cross_entropy
 from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.files import check_folder, check_writable, writing
 from mpi_impl.recording.recorder import RecordedSteps, description
-from mpi_impl.training import checkpoint, forecast, memory
+from mpi_impl.reports import forecast
+from mpi_impl.reports import memory
+from mpi_impl.reports import traffic
+from mpi_impl.reports.introduction import introduction
+from mpi_impl.reports.metrics import Metrics
+from mpi_impl.timelines.tracing import TIMELINE, TRACE, TracedSteps
+from mpi_impl.training import checkpoint
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.checkpoint_files import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.gpt2_config import check_vocabulary, read_config
 from mpi_impl.training.huggingface import check_weights, load_weights, save_model
-from mpi_impl.training.introduction import introduction
-from mpi_impl.training.metrics import Metrics
 from mpi_impl.training.sample import sample
-from mpi_impl.training.tracing import TIMELINE, TRACE, TracedSteps
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.stages import schedule_of
@@ -86,7 +88,7 @@ class Pretraining:
         self.recorded = self.record() if self.args.record else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first,
-                               scaled=self.args.fp16)
+                               scaled=settings.precision.scaled)
         self.evaluations = 0
 
     # ---- before the first step ----
@@ -260,10 +262,10 @@ class Pretraining:
         m = self.settings.microbatches
         sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size,
                  self.args.seq_length, Work(steps, steps * m, self.evaluations, self.evaluations * m))
-        print(f"\n{report.report(*sizes)}\n", flush=True)
+        print(f"\n{traffic.report(*sizes)}\n", flush=True)
         if self.args.ledger:
             with writing(self.args.ledger):
-                report.write_json(self.args.ledger, *sizes)
+                traffic.write_json(self.args.ledger, *sizes)
 
     def write_trace(self, traced: TracedSteps) -> None:
         folder, parallel = self.args.trace, self.settings.parallel
@@ -282,7 +284,7 @@ class Pretraining:
             print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "
                   f"unigram model of the corpus gives {self.unigram:.4f}, on all of the validation part")
         if self.args.plot:
-            from mpi_impl.training.plots import plot_losses   # matplotlib takes a second to import
+            from mpi_impl.reports.losses import plot_losses   # matplotlib takes a second to import
             with writing(self.args.plot):
                 plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.unigram)
             print(f"losses drawn in {self.args.plot}")

@@ -22,8 +22,8 @@ def shape_of(box: Box) -> tuple[int, ...]:
 def boxes_of_run(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
     """Of an array's elements in C order those from `start` up to `stop`, as boxes that lie one after another.
 
-    They are at most 2 n - 1, of n axes: whole rows make one box, and what is left of the row before them and of the one
-    after are runs in an array with an axis less.
+    They are at most 2 n - 1, of n axes: whole rows make one box (b in the picture above), and what is left of the row
+    before them (a) and of the row after them (c) are runs of their own, in arrays with an axis less.
     """
     if start >= stop:
         return []

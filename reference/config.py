@@ -118,7 +118,7 @@ class ParallelConfig:
     scatter_gather_tensors_in_pipeline: bool = True   # whether each of t ranks sends 1/t of an activation
     ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together, at least
     zero_stage: int = 0                    # what the replicas cut: optimizer states (1), gradients (2), parameters (3)
-    cpu_offload: bool = False              # whether a rank's shards of parameters and moments are in far memory
+    cpu_offload: bool = False              # whether a rank's shards of what ZeRO cuts, but for gradients, are far
     sequence_parallel: bool = False        # whether what is outside tensor-parallel regions is cut by positions
     keep_gathered_inputs: bool = False     # with that: whether the backward finds the regions' inputs, or gathers again
     recompute: Recompute = field(default_factory=Recompute)

@@ -292,6 +292,13 @@ def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]
     return peak
 
 
+def rank_activations(account: Account, stages: Mapping[int, Sequence[int]],
+                     actions: Sequence[Action]) -> tuple[int, int]:
+    """Of a rank with these layers in its stages: the most bytes that it holds at once, and that it computes again."""
+    kept = {stage: account.stage(layers) for stage, layers in stages.items()}
+    return peak_activations(kept, actions), max(account.recomputed(layers) for layers in stages.values())
+
+
 def total(items: Iterable[Kept]) -> int:
     """Bytes of ours."""
     return sum(item.bytes for item in items)

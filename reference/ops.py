@@ -34,7 +34,7 @@ def linear_backward(dy, x, w):
 def batched_matmul(x, y):
     """x [..., n, k] @ y [..., k, m] -> [..., n, m], one two-dimensional product for each leading index.
 
-    `x @ y` would do on NumPy. CuPy's copies transposed inputs beyond two dimensions, and cannot do them in bfloat16.
+    `x @ y` would do on NumPy. CuPy's copies transposed inputs beyond two dimensions.
     """
     out = np.empty_like(x, shape=(*x.shape[:-1], y.shape[-1]))
     for i in np.ndindex(*x.shape[:-2]):
@@ -189,6 +189,16 @@ def dropout_backward(dy, mask):
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------
+
+
+class CoreInputs(NamedTuple):
+    """The arguments of attention_core: all that it takes to compute it again."""
+
+    q: Any         # [b, s, a, d]
+    k: Any
+    v: Any
+    causal: bool
+    site: Any      # where dropout draws, or None
 
 
 class AttentionCore(NamedTuple):

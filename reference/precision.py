@@ -84,7 +84,7 @@ class LossScaling:
     initial_loss_scale: float = 2.0**32
     min_loss_scale: float = 1.0
     loss_scale_window: int = 1000             # steps without overflow, after which it is doubled
-    hysteresis: int = 2                       # overflows, from the n-th on of which it is halved
+    hysteresis: int = 2                       # how many overflows it takes before the scale is halved
 
     def __post_init__(self):
         for name in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
@@ -120,6 +120,11 @@ class Precision:
     @property
     def form(self) -> Format:
         return FORMATS[self.compute]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients may overflow, so that the loss has a scale, and steps are skipped."""
+        return self.compute == "float16"
 
     @property
     def main(self) -> str:

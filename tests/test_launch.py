@@ -77,7 +77,11 @@ def test_lines_are_seen_when_they_are_printed(tmp_path):
         assert job.stdout and job.stdout.readline() == "step 1\n"
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is told of a parent's death")
+
+
+@pytest.mark.parametrize("number, status", [
+    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), pytest.param(signal.SIGKILL, -9, marks=LINUX)])
 def test_an_interrupted_launch_ends_its_ranks(tmp_path, number, status):
     program = write_program(tmp_path, f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')\nwait()\ntime.sleep(600)")
     with launched(2, program) as job:
@@ -146,7 +150,13 @@ def test_launch_knows_how_launchers_tell_of_a_signal(capsys, keep_handlers, stat
 def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert supervise([sys.executable, "-c", program], dict(os.environ), None) == 137
-    assert f"error: the job ended with its launcher {sys.executable}, which died by signal 9 (SIGKILL)" in capsys.readouterr().err
+    said = f"error: the job ended with its launcher {sys.executable}, which died by signal 9 (SIGKILL)"
+    assert said in capsys.readouterr().err
+
+
+def test_a_launcher_that_fails_itself_does_not_end_a_job_without_a_word(capsys, keep_handlers):
+    assert supervise([sys.executable, "-c", "raise SystemExit(255)"], dict(os.environ), None) == 255
+    assert capsys.readouterr().err.startswith(f"error: the launcher {sys.executable} failed with status 255, and the job")
 
 
 def write_script(path, text: str) -> None:

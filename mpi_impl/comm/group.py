@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from mpi4py import MPI
 
+from mpi_impl.arrays import copy_back, is_half, moved_to, narrowed, on_device, to_host, widened
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.kernels.formats import is_half, narrowed, widened
 from mpi_impl.rank_environment import forget_shared_memory
 from reference.errors import UserError
 
@@ -77,7 +77,7 @@ class Group:
             send = to_host(x)
             parts = np.empty((self.size, *send.shape), send.dtype)
             self.comm.Allgather(bits(send), bits(parts))
-            return like(np.concatenate(list(parts), axis), x)
+            return moved_to(np.concatenate(list(parts), axis), x)
 
     def reduce_scatter(self, x, axis: int, reason: str):
         """This rank's piece, along `axis`, of the sum over all ranks. The axis must divide by the group's size."""
@@ -86,10 +86,10 @@ class Group:
                 return x
             pieces = np.ascontiguousarray(np.split(to_host(x), self.size, axis))
             if is_half(pieces):
-                return like(self._reduce_pieces(pieces, "sum"), x)
+                return moved_to(self._reduce_pieces(pieces, "sum"), x)
             mine = np.empty_like(pieces[0])
             self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
-            return like(mine, x)
+            return moved_to(mine, x)
 
     def broadcast(self, x, reason: str, root: int = 0):
         """Rank `root`'s x, on every rank. Overwrites x and returns it."""
@@ -366,15 +366,6 @@ def library() -> str:
     return f"{name} {'.'.join(map(str, version))}"
 
 
-def on_device(x) -> bool:
-    return not isinstance(x, np.ndarray)
-
-
-def to_host(x):
-    """A contiguous host array with x's elements: x itself if it is one."""
-    return np.ascontiguousarray(x.get() if on_device(x) else x)
-
-
 def bits(x):
     """The elements of a contiguous host array as MPI can move them: halves as integers, the others as they are."""
     return x.view(np.uint16) if is_half(x) else x
@@ -392,14 +383,3 @@ def to_host_apart(x, out):
     if not np.may_share_memory(sent, received):
         return sent, received
     return (sent.copy(), received) if sent.size < received.size else (sent, np.empty_like(received))
-
-
-def copy_back(buffer, x) -> None:
-    """Give x the elements of the host array that stood in for it."""
-    if buffer is not x:
-        x[...] = like(buffer, x)
-
-
-def like(host, x):
-    """A host array, moved to where x lives."""
-    return np.asarray(host, like=x) if on_device(x) else host

@@ -14,9 +14,9 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.files import check_writable, writing
-from mpi_impl.tables import aligned, unit_for
-from mpi_impl.training.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
-from mpi_impl.training.memory import RankMemory, distinct, rank_memory
+from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
+from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
+from mpi_impl.reports.tables import aligned, unit_for
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
@@ -118,7 +118,8 @@ def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=512, metavar="V", help="(default: 512)")
     parser.add_argument("--train-iters", type=int, default=2, metavar="N", help="steps of each run (default: 2)")
     parser.add_argument("--dtype", choices=tuple(FORMATS), default="float32", help="(default: float32)")
-    parser.add_argument("--output", default="memory.png", metavar="F", help="the picture (default: memory.png)")
+    parser.add_argument("--output", default="runs/memory.png", metavar="F",
+                        help="the picture (default: runs/memory.png)")
     options = parser.parse_args(argv)
     if options.num_attention_heads is None:
         options.num_attention_heads = round_up(4, n)

@@ -2,15 +2,13 @@
 
 Each function computes with the float32 spellings of a `library`, cpu.py or reference/ops.py, where its namesake's
 docstring stands. What it returns is rounded to the format of its arguments, but for statistics and gradients of
-parameters. Caches hold halves, and nothing that can be had again from them in little time: so they are not always the
-namesake's.
+parameters. A cache keeps inputs rather than what can be computed from them, so that it may differ from the namesake's.
 """
 import numpy as np
 
+from mpi_impl.arrays import TILE, is_half, narrowed, widened
 from mpi_impl.kernels import cpu
-from mpi_impl.kernels.formats import TILE, is_half, narrowed, widened
-from reference.layers.attention import CoreInputs
-from reference.ops import rows
+from reference.ops import CoreInputs, rows
 
 HALF, AS_IS = "rounded", "as it is"
 

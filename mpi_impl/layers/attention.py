@@ -1,9 +1,10 @@
 """Self-attention on one tensor-parallel rank, a/t of the heads. Its textbook twin is reference/layers/attention.py."""
 import numpy as np
 
-from mpi_impl.kernels import attention_core, attention_core_backward, linear, rotate, rotate_backward, rows, total
-from mpi_impl.kernels.formats import is_half
-from reference.layers.attention import Attention, AttentionCache, CoreInputs
+from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, linear, rotate,
+                              rotate_backward, rows, total)
+from reference.layers.attention import Attention, AttentionCache
+from reference.ops import CoreInputs
 
 
 def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False):
@@ -44,5 +45,5 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
 
 
 def core_again(core):
-    """The core's cache, as it was kept; or computed again from the core's inputs. Of halves they are the cache."""
-    return attention_core(*core)[1] if isinstance(core, CoreInputs) and not is_half(core.q) else core
+    """The core's cache, as it was kept; or computed again from the core's inputs."""
+    return attention_core_again(core) if isinstance(core, CoreInputs) else core

@@ -4,7 +4,7 @@
 """
 from contextlib import closing
 
-from mpi_impl.kernels.formats import narrowed, widened
+from mpi_impl.arrays import narrowed, widened
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward, logits_backward, logits_forward

@@ -9,8 +9,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from mpi_impl.comm.group import like as moved_to
-from mpi_impl.comm.group import to_host
+from mpi_impl.arrays import moved_to, to_host
 from reference.layout import Piece
 
 

@@ -22,9 +22,9 @@ class Gradients:
     counted, and no schedule needs to be known.
     """
 
-    def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], params):
-        """`contributions`: by unit, how many a microbatch makes, if not one. The buffer is of the kind of `params`."""
-        self.layout, self.group, self.like = layout, group, params
+    def __init__(self, layout: Layout, group: Group, contributions: Mapping[str, int], like):
+        """`contributions`: by unit, how many a microbatch makes, if not one. The buffer is of the kind of `like`."""
+        self.layout, self.group, self.like = layout, group, like
         self.expected = {bucket: sum(contributions.get(unit, 1) for unit in bucket.units) for bucket in layout.buckets}
         self.missing: dict[Bucket, int] = {}        # contributions of the whole step
         self.begun: list[Pending] = []

@@ -3,7 +3,7 @@
 Replica i owns the i-th part of each bucket of the flat buffers (reference/layout.py), and moves only those parameters.
 What else it holds is the stage's choice:
 
-    stage   parameters                           gradients                                      Adam's moments
+    stage   parameters                           gradients                                      optimizer states
     1       all; each owner sends its own part   all, until the step's end: reduce-scatter      the own part
     2       as in 1                              own part: a reduce-scatter each microbatch     the own part
     3       own part: a unit is gathered         as in 2                                        the own part

@@ -7,7 +7,7 @@ a gradient has the name of what it is the gradient of: the phase tells the two a
     parameters             as the first microbatch finds them: gathered, rounded
     forward                activations, from the embedding to the loss
     recompute              those that a backward has computed again
-    kept                   what of the forward the weights' gradients are made from, as the backward finds it
+    kept                   the inputs of weight matrices, as the backward finds them
     backward               gradients of activations, from the loss to the embedding
     gradients              of the parameters, over all microbatches: before anything is summed over ranks
     reduction              the same, summed

@@ -1,6 +1,6 @@
 """The first tensor of a step, in the order of computation, with an element that is infinite or no number.
 
-A step whose loss or gradient is not finite has moved no weight, so it can be computed once more, with an observer that
+A step whose gradients are not finite has moved no weight, so it can be computed once more, with an observer that
 looks for such elements. It keeps nothing and costs a look at every tensor, which is why not every step is observed.
 """
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.comm.group import to_host
+from mpi_impl.arrays import to_host
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
-from mpi_impl.training.trainer import Trainer
 
 
 class Finding(NamedTuple):
@@ -28,7 +27,7 @@ class Finding(NamedTuple):
 class FiniteCheck(Observer):
     """Keeps the first part that is not finite."""
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer):
         super().__init__(trainer)
         self.found: Finding | None = None
 
@@ -44,7 +43,7 @@ class FiniteCheck(Observer):
                                  float(values[at]), int(bad.sum()), bad.size)
 
 
-def first_not_finite(trainer: Trainer, microbatches: Sequence, global_batch_size: int) -> str:
+def first_not_finite(trainer, microbatches: Sequence, global_batch_size: int) -> str:
     """The trainer's last step, which moved nothing, once more -> where its first infinity or NaN is, for a person.
 
     `microbatches` are those of that step. Called by all ranks, which get the same answer.

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.kernels.formats import widened
+from mpi_impl.arrays import widened
 from reference.actions import Action
 from reference.boxes import boxes_of_piece, shape_of, without_padding
 from reference.data_parallel import samples_of
@@ -33,7 +33,7 @@ class Observer(ABC):
     def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
         """A part of a tensor, which begins at `first` in the whole. It may be overwritten later.
 
-        `summed`: the whole is the sum of the parts that are in one place, and not alike in all of them.
+        `summed`: where several ranks have a part, the whole is their sum; otherwise they are alike.
         """
 
     # ---- the step begins, and ends: what the trainer and its pass tell ----

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mpi_impl.comm.group import to_host
+from mpi_impl.arrays import to_host, widened
 from mpi_impl.files import check_folder, writing
-from mpi_impl.kernels.formats import widened
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recording import ALIKE, INDEX, Part
-from mpi_impl.training.trainer import Trainer
+from mpi_impl.reports.tables import bytes_of
 from reference.errors import UserError
 
 ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and the optimizer has no past
@@ -24,7 +24,7 @@ ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and th
 class Recorder(Observer):
     """Keeps a copy of every part of a tensor that its rank sees in a step."""
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer):
         super().__init__(trainer)
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[Part, Any]] = {}
 
@@ -46,7 +46,7 @@ class Recorder(Observer):
 class RecordedSteps:
     """--record: the first steps of a run, written to a folder. Its methods are called by all ranks together."""
 
-    def __init__(self, trainer: Trainer, folder: str, about: dict[str, Any], say: Callable[[str], None]):
+    def __init__(self, trainer, folder: str, about: dict[str, Any], say: Callable[[str], None]):
         """Raises UserError if nothing can be written there."""
         self.recorder, self.world = Recorder(trainer), trainer.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
@@ -74,19 +74,18 @@ class RecordedSteps:
         bytes_of_ranks = self.world.from_all(sum(values.nbytes for _, _, values in taken))
         file = f"iteration-{self.recorder.iteration}.rank-{rank}.safetensors"
         self.world.from_first(lambda: self.check_room(sum(bytes_of_ranks)))
-        with writing(os.path.join(self.folder, file)):
-            save_file({str(i): values for i, (_, _, values) in enumerate(taken)}, os.path.join(self.folder, file))
+        self.world.from_each(lambda: write_values(os.path.join(self.folder, file), taken))
         self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(taken)]
         everyone = self.world.from_all(self.index)
         self.world.from_first(lambda: self.write_index(everyone))
 
     def check_room(self, size: int) -> None:
-        self.say(f"recording iteration {self.recorder.iteration}: {size / 1e6:,.1f} MB, in {self.folder}")
+        self.say(f"recording iteration {self.recorder.iteration}: {bytes_of(size)}, in {self.folder}")
         with writing(self.folder):
             free = shutil.disk_usage(self.folder).free
         if size > free:
-            raise UserError(f"--record: iteration {self.recorder.iteration} takes {size / 1e6:,.0f} MB, but in "
-                            f"{self.folder} {free / 1e6:,.0f} MB are free. Record a smaller model or batch, or "
+            raise UserError(f"--record: iteration {self.recorder.iteration} takes {bytes_of(size)}, but in "
+                            f"{self.folder} {bytes_of(free)} are free. Record a smaller model or batch, or "
                             "elsewhere.")
 
     def write_index(self, everyone: list[list]) -> None:
@@ -94,7 +93,15 @@ class RecordedSteps:
             json.dump({"about": self.about, "parts": [entry for index in everyone for entry in index]}, file)
 
 
-def description(trainer: Trainer, global_batch_size: int, seq_length: int) -> dict[str, Any]:
+def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:
+    """Each part's, under its number. Raises UserError."""
+    try:
+        save_file({str(i): values for i, (_, _, values) in enumerate(taken)}, path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be written: {error}.") from error
+
+
+def description(trainer, global_batch_size: int, seq_length: int) -> dict[str, Any]:
     """What was run: what must be alike in two runs that are compared; and the rest, for a person."""
     alike = (asdict(trainer.model), asdict(trainer.optimizer.config), trainer.seed, global_batch_size, seq_length)
     return {**dict(zip(ALIKE, alike)), "format": trainer.precision.compute, "parallel": asdict(trainer.topology.config)}

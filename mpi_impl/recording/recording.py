@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from mpi_impl.recording.names import PHASES, Key
+from mpi_impl.recording.names import PHASES, Key, place_of
 from reference.errors import UserError
 
 INDEX = "recording.json"
@@ -65,15 +65,18 @@ def read(folder: str) -> Recording:
         with open(path) as file:
             found = json.load(file)
         recording = Recording(found["about"], lambda part: load(folder, part))
-        assert set(ALIKE) < set(recording.about)
+        if not set(ALIKE) < set(recording.about):
+            raise ValueError
         for iteration, phase, name, rank, first, shape, summed, file_name, entry in found["parts"]:
             key, part = Key(iteration, phase, name), Part(rank, tuple(first), tuple(shape), summed, file_name, entry)
-            assert phase in PHASES and key.order
+            if phase not in PHASES:
+                raise ValueError
+            place_of(name)      # raises ValueError for a name that no tensor has
             recording.parts.setdefault(key, []).append(part)
     except OSError as error:
         raise UserError(f"{folder} holds no recording: {path} cannot be read ({error.strerror}). A recording is a "
                         "folder that `pretrain_gpt --record` has written to its end.") from error
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{folder} holds no recording: {path} is not what `pretrain_gpt --record` writes.") from error
     return recording
 

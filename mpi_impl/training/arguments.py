@@ -201,7 +201,7 @@ def check_states(args) -> None:
 def precision(args) -> Precision:
     """Raises UserError for formats that do not go together, and for what is float16's alone."""
     scaling = {name: getattr(args, name) for name in LOSS_SCALING if getattr(args, name) is not None}
-    given = [option(name) for name in (*scaling, *["fp16_lm_cross_entropy"] * args.fp16_lm_cross_entropy)]
+    given = [option(name) for name in scaling] + ["--fp16-lm-cross-entropy"] * args.fp16_lm_cross_entropy
     if given and not args.fp16:
         raise UserError(f"{given[0]} belongs to --fp16, which is not given: other formats have range enough for every "
                         "gradient. Leave it out, or add --fp16.")

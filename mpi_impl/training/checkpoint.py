@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.comm.group import like, to_host
+from mpi_impl.arrays import moved_to, to_host
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.training import checkpoint_files as files
 from mpi_impl.training.arguments import Settings
@@ -150,7 +150,7 @@ def load_states(trainer: Trainer, folder: str, manifest: Manifest) -> None:
     for state, buffer in trainer.optimizer.states.items():
         reader = files.StateReader(folder, state, manifest)
         for piece in without_padding(trainer.optimizer.pieces, trainer.topology.place.tensor):
-            buffer.store(piece, like(load_piece(trainer, reader, piece), trainer.main))
+            buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.main))
 
 
 def load_piece(trainer: Trainer, reader: files.StateReader, piece: Piece):

@@ -10,7 +10,7 @@ ENOUGH = 20     # skipped steps in a row, where the loss scale cannot become sma
 
 
 class DivergenceCheck:
-    """Looks at every result. A step whose result is not finite has moved no weight, and so it can be looked into."""
+    """Looks at every result. A step whose gradients are not finite has moved no weight, so it can be looked into."""
 
     def __init__(self, trainer: Trainer, lr: float):
         self.trainer, self.lr = trainer, lr
@@ -24,7 +24,7 @@ class DivergenceCheck:
         """
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
         fatal = {"loss": result.loss}
-        if self.trainer.precision.compute != "float16":
+        if not self.trainer.precision.scaled:
             fatal["gradient's norm"] = result.grad_norm
         for what, value in fatal.items():
             if not isfinite(value):

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mpi_impl.comm.group import like
+from mpi_impl.arrays import moved_to
 from mpi_impl.data.tokenizer import BytePairTokenizer, Tokenizer
 from mpi_impl.files import reading, writing
 from mpi_impl.training.checkpoint_files import write_tensors
@@ -187,7 +187,7 @@ def read_pieces(trainer: Trainer, weights: Weights) -> None:
     master = trainer.optimizer.states["parameters"]
     for piece in trainer.pieces:
         x = weights.shard(piece.of, trainer.topology.tensor.rank, trainer.main.dtype).reshape(-1)
-        master.store(piece, like(x[within_segment(piece)], trainer.main))
+        master.store(piece, moved_to(x[within_segment(piece)], trainer.main))
 
 
 def within_segment(piece: Piece) -> slice:

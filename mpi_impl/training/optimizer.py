@@ -4,8 +4,8 @@ from math import isfinite, sqrt
 
 import numpy as np
 
+from mpi_impl.arrays import narrowed
 from mpi_impl.comm.group import Group
-from mpi_impl.kernels.formats import narrowed
 from mpi_impl.parallel.buffers import Buffer
 from reference.layout import Piece
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
@@ -46,10 +46,10 @@ class Adam:
             adam_update(param, grad, m, v, self.iteration, rate, piece.of.tensor.decay, self.config)
             for buffer, values in zip(self.states.values(), states):
                 buffer.store(piece, values)
-            self.round(piece, param)
+            self.give_to_model(piece, param)
         return norm, rate
 
-    def round(self, piece: Piece, param) -> None:
+    def give_to_model(self, piece: Piece, param) -> None:
         """Give the model the master weights of a piece, in its own format."""
         if self.model is not self.states["parameters"]:
             self.model.store(piece, narrowed(param, self.model.flat.dtype))
@@ -57,7 +57,7 @@ class Adam:
     def take_over(self) -> None:
         """The master weights have got new values: the model gets them, too."""
         for piece in tiles(self.pieces):
-            self.round(piece, self.states["parameters"].load(piece))
+            self.give_to_model(piece, self.states["parameters"].load(piece))
 
 
 def tiles(pieces: list[Piece]) -> Iterator[Piece]:

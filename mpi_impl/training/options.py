@@ -127,7 +127,7 @@ def precision_options(g) -> None:
     g.add_argument("--loss-scale-window", type=int, metavar="N",
                    help="steps without overflow, after which the scale is doubled (default: 1000)")
     g.add_argument("--hysteresis", type=int, metavar="N",
-                   help="overflows, from the N-th on of which the scale is halved (default: 2)")
+                   help="how many overflows it takes before the scale is halved (default: 2)")
     g.add_argument("--fp16-lm-cross-entropy", action="store_true", help="compute the loss in float16, too")
 
 
@@ -144,8 +144,8 @@ def data_options(g) -> None:
 
 
 def state_options(g) -> None:
-    g.add_argument("--save", metavar="DIR", help="save checkpoints in this folder: at the end, and")
-    g.add_argument("--save-interval", type=int, metavar="N", help="with --save: after every N-th iteration")
+    g.add_argument("--save", metavar="DIR", help="save a checkpoint in this folder at the end")
+    g.add_argument("--save-interval", type=int, metavar="N", help="with --save: after every N-th iteration, too")
     g.add_argument("--load", metavar="DIR",
                    help="go on from the last checkpoint in this folder, on any number of ranks")
     g.add_argument("--load-hf", metavar="DIR", help="begin with the weights of a GPT-2 in Hugging Face's layout")

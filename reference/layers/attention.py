@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.ops import (attention_core, attention_core_backward, linear, linear_backward, rotate, rotate_backward,
-                           rows)
+from reference.ops import (CoreInputs, attention_core, attention_core_backward, linear, linear_backward, rotate,
+                           rotate_backward, rows)
 from reference.params import bias, weight
 
 
@@ -30,16 +30,6 @@ class AttentionCache(NamedTuple):
     core: Any      # an AttentionCore, or with selective recompute the CoreInputs
     context: Any   # [b, s, h/t]
     rotary: Any    # cos and sin of the angles that q and k were turned by, or None
-
-
-class CoreInputs(NamedTuple):
-    """The arguments of ops.attention_core."""
-
-    q: Any         # [b, s, a/t, d]
-    k: Any
-    v: Any
-    causal: bool
-    site: Any      # where dropout draws, or None
 
 
 def attention_tensors(c):

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from mpi_impl.demos import memory
 from mpi_impl.pool import RankAssertion, RankFailure
-from mpi_impl.training.layer_memory import variants
+from mpi_impl.reports.layer_memory import variants
 from tests.launching import launch
 
 SMALL = "--num-layers 2 --seq-length 12 --vocab-size 50 --micro-batch-size 1 --train-iters 1".split()

@@ -1,4 +1,4 @@
-"""A rank that stops or dies in the middle of a pipeline ends the job: soon, with one message, and no process stays."""
+"""A rank that stops or dies in the midst of its work ends the job: soon, with one message, and no process stays."""
 import os
 import subprocess
 import sys
@@ -10,7 +10,10 @@ import pytest
 
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import OPEN_MPI_SETTINGS
+from mpi_impl.training.checkpoint import check_files
+from mpi_impl.training.checkpoint_files import TRACKER, read_manifest
 from tests.launching import environment
+from tests.mpi_impl.test_checkpoint import pretrain
 
 PATIENCE = 30       # seconds for a whole job, on a busy machine
 SOON = 10           # seconds from a fault to the end of a job
@@ -19,27 +22,28 @@ OPTIONS = """--num-layers 4 --hidden-size 16 --num-attention-heads 2 --seq-lengt
     --global-batch-size 8 --train-iters 1000000 --log-interval 1000000 --eval-iters 0
     --tokenizer-type NullTokenizer --vocab-size 20""".split()
 
-# The folder, a rank and its fate come first, then the program's own options.
+# The folder, a rank, its fate and the moment (the n-th call of what) come first, then the program's own options.
 PROGRAM = """\
-import os, signal, sys, time
+import os, resource, signal, sys, time
 from itertools import count
+from pkgutil import resolve_name
 
 from mpi_impl import pretrain_gpt
 from mpi_impl.comm.group import world
 from mpi_impl.entry import run
-from mpi_impl.parallel.pipeline import Pipeline
 
-folder, rank, fate = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-del sys.argv[1:4]
-act, actions = Pipeline.act, count(1)
+folder, rank, fate, what, last = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
+del sys.argv[1:6]
+function, calls = resolve_name(what), count(1)
 
-def act_until(self, action, function):
-    if next(actions) == 30 and world().rank == rank:
+def until_its_fate(*args):
+    if next(calls) == last and world().rank == rank:
         open(f"{folder}/fault", "w").write(str(time.time()))
         exec(fate)
-    act(self, action, function)
+    return function(*args)
 
-Pipeline.act = act_until
+where, name = what.rsplit("." if "." in what.split(":")[1] else ":", 1)
+setattr(resolve_name(where), name, until_its_fate)
 open(f"{folder}/{os.getpid()}.pid", "w")
 run(pretrain_gpt.main)
 """
@@ -47,14 +51,14 @@ run(pretrain_gpt.main)
 
 @pytest.fixture
 def job(tmp_path):
-    """job(n, options, rank, fate, limit, bare): the job that has met this fate, after the promises that all keep."""
+    """job(n, options, rank, fate, moment, limit, bare): the job that has met it, after the promises that all keep."""
     write_indexed(tmp_path / "tokens", [np.arange(5000) % 20], 21)
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    def run(n, options, rank, fate, limit=600.0, bare=False):
+    def run(n, options, rank, fate, moment=IN_THE_PIPELINE, limit=600.0, bare=False):
         start = [Path(sys.executable).with_name("mpiexec")] if bare else [sys.executable, "-m", "mpi_impl.launch"]
         line = [*start, "-n", str(n), *([sys.executable] * bare), tmp_path / "program.py", tmp_path, str(rank), fate,
-                "--data-path", tmp_path / "tokens", *OPTIONS, *options.split(),
+                *moment.split(), "--data-path", tmp_path / "tokens", *OPTIONS, *options.split(),
                 "--distributed-timeout-minutes", str(limit / 60)]
         ended = to_its_end(line)
         took = time.time() - float((tmp_path / "fault").read_text())
@@ -90,6 +94,8 @@ def alive(file: Path) -> bool:
 
 
 STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+FULL = "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"        # no room for what is written from now on
+IN_THE_PIPELINE = "mpi_impl.parallel.pipeline:Pipeline.act 30"
 P2, P4 = "--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4"
 T2P2 = f"{P2} --tensor-model-parallel-size 2"
 
@@ -105,7 +111,7 @@ T2P2 = f"{P2} --tensor-model-parallel-size 2"
 ])
 def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, tmp_path, n, options, stopped, bare):
     """One sentence, of a rank that waits for the stopped one, or for one that does; the stopped process goes, too."""
-    stderr = job(n, options.replace(" trace", f" {tmp_path}/trace"), stopped, STOP, 1.8, bare).stderr
+    stderr = job(n, options.replace(" trace", f" {tmp_path}/trace"), stopped, STOP, limit=1.8, bare=bare).stderr
     (sentence,) = (line for line in stderr.splitlines() if "error:" in line)
     who, whom = sentence.split(" has waited for rank")
     assert "for 1.8 seconds (" in whom and "--distributed-timeout-minutes" in whom
@@ -137,3 +143,44 @@ def test_a_rank_that_is_slow_but_within_the_limit_harms_nobody(job):
     """It computes for half the time that there is; then it ends the job in its own way."""
     ended = job(4, P4, 2, "time.sleep(3); os._exit(5)", limit=6.0)
     assert ended.returncode == 5 and "left the program by os._exit(5)" in ended.stderr
+
+
+CHECKPOINT, FILES = "mpi_impl.training.checkpoint", "mpi_impl.training.checkpoint_files"
+
+
+@pytest.fixture
+def saved(job, ranks, tmp_path):
+    """A folder with a checkpoint of iteration 1, for jobs on other ranks."""
+    ranks.run(1, pretrain, ["--data-path", f"{tmp_path}/tokens", *OPTIONS, "--exit-interval", "1", "--save",
+                            f"{tmp_path}/D"])
+    return tmp_path / "D"
+
+
+@pytest.mark.parametrize("n, stopped, moment, reason", [
+    (4, 1, f"{CHECKPOINT}:save_shards 2", "the checkpoint's shards"),
+    (4, 2, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds"),
+    pytest.param(2, 0, f"{FILES}:make_aside 1", "a folder for the checkpoint", marks=pytest.mark.deep),
+    pytest.param(2, 0, f"{FILES}:publish 1", "the checkpoint's manifest", marks=pytest.mark.deep),
+    pytest.param(2, 1, f"{CHECKPOINT}:check_files 1", "the checkpoint's checksums", marks=pytest.mark.deep),
+])
+def test_a_rank_that_is_stopped_while_it_saves_or_loads(job, saved, n, stopped, moment, reason):
+    """The others wait for it as long as they are told to, and the checkpoint that was there stays."""
+    options = f"{P2} --zero-stage 1 --load {saved} --save {saved} --save-interval 1"
+    stderr = job(n, options, stopped, STOP, moment, limit=1.8).stderr
+    (sentence,) = (line for line in stderr.splitlines() if "error:" in line)
+    assert f"for 1.8 seconds (world group: {reason})" in sentence and f"error: rank {stopped} of" not in sentence
+    assert "Traceback" not in stderr and read_manifest(str(saved)).iteration >= 1
+
+
+@pytest.mark.parametrize("rank, moment, file", [
+    (3, f"{CHECKPOINT}:save_shards 1", "parameters-00003.safetensors"),
+    pytest.param(0, f"{FILES}:publish 1", "manifest.json", marks=pytest.mark.deep),
+])
+def test_a_disk_that_is_full_ends_the_run(job, saved, rank, moment, file):
+    """On all ranks, with one sentence, which names the file; the checkpoint that was there stays, and loads."""
+    options = f"{P2} --zero-stage 1 --load {saved} --save {saved} --save-interval 1"
+    ended = job(4, options, rank, FULL, moment)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: {saved}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
+    assert sorted(os.listdir(saved)) == ["iter_0000001", TRACKER]
+    check_files(str(saved), f"{saved}/iter_0000001", read_manifest(str(saved)).files)

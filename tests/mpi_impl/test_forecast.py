@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.training.forecast import Forecast, Host, Plan, check_memory, hosts_of, remedy, time_told, told
-from mpi_impl.training.memory import rank_memory
+from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, remedy, time_told, told
+from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import iteration_flops

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpi_impl.arrays import dtype_of
 from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
-from mpi_impl.kernels.formats import dtype_of
 from reference import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl import kernels
+from mpi_impl.arrays import dtype_of, is_half, narrowed, widened
 from mpi_impl.kernels import cpu
-from mpi_impl.kernels.formats import dtype_of, is_half, narrowed, widened
 from mpi_impl.layers.attention import core_again
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.cross_entropy import cross_entropy_forward

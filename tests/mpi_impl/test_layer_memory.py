@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_impl.training import memory
-from mpi_impl.training.layer_memory import formula_of, layer_formula, variants, variants_table
-from mpi_impl.training.memory import RankMemory
+from mpi_impl.reports import memory
+from mpi_impl.reports.layer_memory import formula_of, layer_formula, variants, variants_table
+from mpi_impl.reports.memory import RankMemory
 from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, model_states, total

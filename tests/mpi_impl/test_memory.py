@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.training import layer_memory, memory
+from mpi_impl.reports import layer_memory
+from mpi_impl.reports import memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, StageBytes, total

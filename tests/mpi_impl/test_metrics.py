@@ -6,8 +6,8 @@ from math import inf, nan
 import pytest
 
 from mpi_impl.comm.ledger import Ledger
-from mpi_impl.comm.report import compare, report, summary, table
-from mpi_impl.training.metrics import Metrics, duration
+from mpi_impl.reports.metrics import Metrics, duration
+from mpi_impl.reports.traffic import compare, report, summary, table
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
 from reference.stages import layouts_of_ranks

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.kernels.formats import dtype_of
+from mpi_impl.arrays import dtype_of
 from mpi_impl.models import gpt
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference import training

@@ -1,7 +1,7 @@
 """The plot shows each curve under its own name."""
 from matplotlib import pyplot
 
-from mpi_impl.training.plots import plot_losses
+from mpi_impl.reports.losses import plot_losses
 
 
 def test_curves_and_their_names(tmp_path, monkeypatch):

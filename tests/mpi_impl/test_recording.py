@@ -232,7 +232,7 @@ def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps):
     memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
     assert bits(memory) == bits(disk) and disk.about["format"] == "bfloat16"
     assert {key.iteration for key in disk.parts} == {*range(1, min(steps, 2) + 1)}
-    assert ["MB, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
+    assert ["B, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
 
 
 @pytest.mark.parametrize("spoil, told", [

@@ -11,7 +11,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.training.timelines import timeline_of
+from mpi_impl.timelines.timelines import timeline_of
 from reference.actions import KINDS
 
 # Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.

@@ -3,11 +3,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 
-from mpi_impl.tables import aligned, verdict
+from mpi_impl.reports.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ParallelConfig
 from reference.cost import parameters_of_stage
-from reference.memory import Account, model_states, peak_activations
+from reference.memory import Account, model_states, rank_activations
 from reference.precision import Precision
 from reference.stages import layers_of_rank, schedule_of
 
@@ -52,10 +52,10 @@ def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
     far_optimizer = optimizer if parallel.cpu_offload else 0
     account = Account(trainer.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
-    peak = peak_activations({stage: account.stage(layers) for stage, layers in trainer.stages.items()}, actions)
+    peak, recomputed = rank_activations(account, trainer.stages, actions)
     return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
                 gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
-                max(account.recomputed(layers) for layers in trainer.stages.values()))
+                recomputed)
 
 
 def gathered(trainer: Trainer) -> int:

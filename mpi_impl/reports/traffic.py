@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, ring_bytes, wire_bytes
-from mpi_impl.tables import aligned
+from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.stages import layouts_of_ranks

@@ -1,9 +1,11 @@
-"""NumPy's dtypes for the formats of reference/precision.py, and the way there and back."""
+"""Where an array lives, on the host or on a device, and in which format: and the way there and back."""
 import ml_dtypes
 import numpy as np
 
 TILE = 1 << 15      # elements: a few arrays of this size fit the second-level cache
 HALVES = frozenset([np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)])
+
+# ---- formats (reference/precision.py) ----
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -37,3 +39,26 @@ def narrowed(x, dtype: np.dtype):
         part = flat[start:start + TILE]
         out[start:start + TILE] = np.where(abs(part) < 2**-14, np.copysign((part + 0.75) - 0.75, part), part)
     return y
+
+
+# ---- host and device ----
+
+
+def on_device(x) -> bool:
+    return not isinstance(x, np.ndarray)
+
+
+def to_host(x):
+    """A contiguous host array with x's elements: x itself if it is one."""
+    return np.ascontiguousarray(x.get() if on_device(x) else x)
+
+
+def copy_back(buffer, x) -> None:
+    """Give x the elements of the host array that stood in for it."""
+    if buffer is not x:
+        x[...] = moved_to(buffer, x)
+
+
+def moved_to(host, x):
+    """A host array, moved to where x lives."""
+    return np.asarray(host, like=x) if on_device(x) else host

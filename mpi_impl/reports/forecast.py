@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from mpi_impl.tables import bytes_of
+from mpi_impl.reports.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import iteration_flops, parameters, parameters_of_stage
 from reference.errors import UserError
-from reference.memory import Account, model_states, peak_activations
+from reference.memory import Account, model_states, rank_activations
 from reference.precision import Precision
 from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
 
@@ -50,10 +50,8 @@ class Plan:
         schedule, each = schedule_of(self.parallel, self.microbatches), self.bytes_of_parameter()
         t, found = self.parallel.tensor_model_parallel_size, []
         for rank, stages in enumerate(stages_of_ranks(self.model, self.parallel)):
-            kept = {stage: account.stage(layers) for stage, layers in stages.items()}
-            again = max(account.recomputed(layers) for layers in stages.values())
             found.append(Forecast(each * parameters_of_stage(self.model, t, layers_of_rank(stages)),
-                                  peak_activations(kept, schedule.ranks[rank]) + again))
+                                  sum(rank_activations(account, stages, schedule.ranks[rank]))))
         return found
 
     def bytes_of_parameter(self) -> float:
@@ -160,8 +158,14 @@ def multiplications_per_second(world: Group) -> float:
 
 
 def time_told(world: Group, plan: Plan, global_batch_size: int) -> str:
-    """How long an iteration takes at least; called by all ranks together."""
-    flops = iteration_flops(plan.model, global_batch_size, plan.seq_length, plan.parallel.recompute.granularity)
+    """How long the matrix products of an iteration take; called by all ranks together.
+
+    In 16 bits the backward's kernel computes attention's core once more, as selective recompute does.
+    """
+    again = plan.parallel.recompute.granularity
+    if plan.precision.half and again == "none":
+        again = "selective"
+    flops = iteration_flops(plan.model, global_batch_size, plan.seq_length, again)
     rate = multiplications_per_second(world)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / rate:.2g} s at the "
-            f"{rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply, and more for all else")
+            f"{rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in float32, and more for all else")

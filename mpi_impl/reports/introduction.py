@@ -13,7 +13,7 @@ def introduction(settings: Settings, model: ModelConfig) -> str:
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
     return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
             f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
-            f"each replica\n{saving(p, settings.args.offload_folder)}"
+            f"each replica\n{saving(p, settings.precision.half, settings.args.offload_folder)}"
             f"GPT of {parameters(model):,} parameters, {held}; vocabulary "
             f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
 
@@ -27,7 +27,7 @@ def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
             f"{' '.join(str(layers[stage]) for stage in sorted(layers))})")
 
 
-def saving(p: ParallelConfig, offload_folder: str | None) -> str:
+def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
     """What a rank does not keep, and what that costs."""
     found = []
     if p.sequence_parallel:
@@ -40,7 +40,7 @@ def saving(p: ParallelConfig, offload_folder: str | None) -> str:
         share = f"the replicas share out {', '.join(cut)}" if p.data_parallel_size > 1 else "one replica owns all"
         found.append(f"ZeRO-{p.zero_stage} ({share}{far})")
     if p.recompute.selective:
-        found.append("attention's core recomputed")
+        found.append("attention's core recomputed" + (", as it is in 16 bits anyway" if half else ""))
     if p.recompute.granularity == "full":
         found.append(f"layers recomputed ({p.recompute.method}, {p.recompute.num_layers})")
     return "; ".join(found) + "\n" if found else ""

@@ -1,0 +1,1 @@
+"""What each rank did when: taken from a trace, written for a viewer, drawn beside its prediction."""

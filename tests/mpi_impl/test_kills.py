@@ -1,0 +1,193 @@
+"""A run whose ranks are killed at any moment ends at once, says why, and goes on: its weights are as if nothing was."""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from mpi_impl.data.indexed import write_indexed
+from mpi_impl.launch import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
+from mpi_impl.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
+from mpi_impl.training import checkpoint_files as files
+from mpi_impl.training.checkpoint_files import TRACKER
+from tests.launching import environment
+from tests.mpi_impl.test_training import WITHOUT_V, places
+from tests.strategies import close
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who is a rank is read in /proc")
+
+ITERATIONS = 12
+SOON = 10           # seconds from a kill to the end of the job
+PATIENCE = 60       # seconds for a whole job, on a busy machine
+ENOUGH = 30         # kills: the next job comes to its end
+MARK = "SHARDLAB_TEST"
+SIGNALS = 3 * [signal.SIGKILL] + [signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT]
+
+OPTIONS = f"""--num-layers 8 --hidden-size 16 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1
+    --global-batch-size 8 --lr 0.01 --lr-warmup-iters 2 --adam-eps 1e-4 --train-iters {ITERATIONS} --save-interval 1
+    --log-interval 1000 --eval-interval 3 --eval-iters 1 --split 8,2 --tokenizer-type NullTokenizer --vocab-size 20
+    --dtype float64 --data-path""".split()
+
+
+class Topology(NamedTuple):
+    """Of a job: so many ranks, and the options that say what each of them does."""
+
+    n: int
+    options: str
+
+
+FIXED = Topology(4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --zero-stage 1")
+
+
+def any_topology(draw: random.Random) -> Topology:
+    t, p, d = draw.choice([place for place in places(4) if 3 not in place and place != (1, 1, 1)])
+    schedule = draw.choice([*WITHOUT_V, "interleaved"]) if p > 1 else "1f1b"
+    return Topology(t * p * d, " ".join([
+        f"--tensor-model-parallel-size {t} --pipeline-model-parallel-size {p} --zero-stage {draw.randrange(4)}",
+        "--num-layers-per-virtual-pipeline-stage 1" if schedule == "interleaved" else f"--pipeline-schedule {schedule}",
+        "--sequence-parallel" if t > 1 and draw.random() < 0.5 else ""]))
+
+
+def saved(root: Path) -> int:
+    """The last iteration that was."""
+    return files.tracked(str(root)) or 0
+
+
+class Job:
+    """A run while it runs. All its processes have a mark in their environment, by which they are found."""
+
+    def __init__(self, topology: Topology, data: Path, root: Path):
+        self.root = root
+        load = ["--load", root] if saved(root) else []
+        line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(topology.n), "-m", "mpi_impl.pretrain_gpt",
+                *OPTIONS, data, *topology.options.split(), "--save", root, *load]
+        self.mark, self.memory = uuid.uuid4().hex, shared_memory()
+        self.launcher = subprocess.Popen(line, env=environment(OPEN_MPI_SETTINGS | {MARK: self.mark}), text=True,
+                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def processes(self) -> dict[int, bool]:
+        """Those that live, by pid, and whether each is a rank."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                text = Path(f"/proc/{pid}/environ").read_text(errors="replace")     # empty once it has died
+                settings = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+                if settings.get(MARK) == self.mark:
+                    found[int(pid)] = any(rank in settings for rank, _ in LAUNCHER_VARIABLES)
+        return found
+
+    def kill(self, draw: random.Random, iteration: int, seconds: float) -> int:
+        """Kill a rank, or two, so many seconds after this iteration was saved -> by which signal; 0 if it is over."""
+        while self.launcher.poll() is None and saved(self.root) < iteration:
+            time.sleep(0.005)
+        time.sleep(seconds)
+        number, killed = draw.choice(SIGNALS), False
+        while self.launcher.poll() is None and not killed:
+            ranks = sorted(pid for pid, is_rank in self.processes().items() if is_rank)
+            for pid in draw.sample(ranks, min(len(ranks), draw.choice([1, 1, 2]))):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                    killed = True
+        return number if killed else 0
+
+    def end(self, limit: float) -> tuple[int, str]:
+        """-> its status and what it said, after the promise that all ends keep: soon nothing is left of it."""
+        try:
+            _, errors = self.launcher.communicate(timeout=limit)
+        finally:
+            left = self.processes()
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert not left, f"processes stay: {left}\n{errors}"
+        assert soon(lambda: not self.abandoned()), f"memory stays: {self.abandoned()}"
+        return self.launcher.returncode, errors
+
+    def abandoned(self) -> set[str]:
+        """Memory that was made since the start, and that no process has now."""
+        made = shared_memory() - self.memory
+        return made.difference(*(mapped_by(pid) for pid in os.listdir("/proc") if pid.isdigit()))
+
+
+def soon(condition) -> bool:
+    """Other jobs may be about to make such memory, too, or to give it up."""
+    deadline = time.monotonic() + SOON
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return met
+
+
+class Outcome(NamedTuple):
+    """Of a run that has come to its end."""
+
+    states: dict[str, np.ndarray]
+    counters: tuple[int, int]
+
+
+def outcome(root: Path) -> Outcome:
+    """What the last checkpoint's files hold, joined to whole tensors."""
+    manifest = files.read_manifest(str(root))
+    folder = Path(files.folder_of(str(root), manifest.iteration))
+    parts = {name: load_file(folder / name) for name in manifest.files}
+    states = {}
+    for state in ("parameters", "m", "v"):
+        for name, (shape, boxes) in manifest.tensors.items():
+            whole = states[f"{state} {name}"] = np.full(shape, np.nan)
+            for box, rank in boxes:
+                whole[box] = parts[files.file_of(state, rank)][files.key_of(name, box)]
+    return Outcome(states, (manifest.iteration, manifest.updates))
+
+
+class Undisturbed(NamedTuple):
+    """The corpus, and what the run on the fixed topology ends with."""
+
+    data: Path
+    outcome: Outcome
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_indexed(folder / "tokens", [np.random.default_rng(1).integers(0, 20, 3000)], 21)
+    job = Job(FIXED, folder / "tokens", folder / "D")
+    _, errors = job.launcher.communicate(timeout=PATIENCE)
+    assert job.launcher.returncode == 0, errors
+    return Undisturbed(folder / "tokens", outcome(folder / "D"))
+
+
+@pytest.mark.parametrize("seed, fixed", [
+    (0, False), *(pytest.param(seed, seed % 3 == 0, marks=pytest.mark.deep) for seed in range(1, 13))])
+def test_a_run_that_is_killed_again_and_again(undisturbed, tmp_path, seed, fixed):
+    """It goes on with the last checkpoint, on another topology each time; on the same one it is the same to the bit."""
+    draw, root, kills = random.Random(seed), tmp_path / "D", []
+    while (before := saved(root)) < ITERATIONS:
+        topology = FIXED if fixed else any_topology(draw)
+        job = Job(topology, undisturbed.data, root)
+        last = draw.randint(before, ITERATIONS - (not kills))
+        number = job.kill(draw, last, draw.uniform(0, 2 if last == before else 0.1)) if len(kills) < ENOUGH else 0
+        status, errors = job.end(SOON if number else PATIENCE)
+        after = saved(root)
+        told = f"{topology} from iteration {before} to {after}, killed by {number}: status {status}\n{errors}"
+        kills += [number] if number else []
+        assert after >= before, told
+        if status:
+            assert number and errors.count("error:") == 1 and "Traceback" not in errors, told
+            assert status == LAUNCHER_FAILED or f"({signal.Signals(number).name})" in errors, told
+        else:       # a rank that has done all its work may be killed, too
+            assert after == ITERATIONS and not errors, told
+    assert kills, "nothing was killed"
+    found, expected = outcome(root), undisturbed.outcome
+    assert found.counters == expected.counters
+    assert found.states.keys() == expected.states.keys()
+    for name, whole in expected.states.items():
+        close(found.states[name], whole, 0 if fixed else 1e-10)
+    folders = [files.folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
+    assert sorted(os.listdir(root)) == [*folders, TRACKER], "something is left of what was not finished"
