@@ -28,7 +28,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from mpi_impl.rank_environment import is_first_rank, keep_freed_memory, launched_rank_and_size
+from mpi_impl.rank_environment import (forget_shared_memory, is_first_rank, keep_freed_memory,
+                                       launched_rank_and_size)
 from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
@@ -50,6 +51,8 @@ def run(main: Callable[[], object]) -> None:
         watch_os_exit(f"rank {world.rank} of {world.size}")
     try:
         check_world_size(world.size, group.library())
+        world.from_all(None)  # every rank is there, with all that it shares
+        forget_shared_memory()
         main()
     except KeyboardInterrupt:
         time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted at once: let the first one say so

@@ -6,7 +6,7 @@
 MPICH, Open MPI, Intel MPI and Slurm start ranks by different commands with different rules, and the launcher of one
 with the library of another quietly gives n worlds of one rank. This program asks mpi4py which library it uses,
 finds the launcher that belongs to it, sets what that launcher needs, and ends all ranks when one fails, when the time
-is up, or when it is interrupted itself. Its exit status is the job's; 124 when the time was up.
+is up, or when it is interrupted or killed itself. Its exit status is the job's; 124 when the time was up.
 
 The program should hand its main function to `mpi_impl.entry.run`, which lets no failing rank leave the others
 waiting, prints line by line, and refuses a world of another size than -n.

@@ -60,11 +60,14 @@ class Rank:
 
     def __init__(self, connection: Connection):
         from mpi_impl.comm.group import world   # starts MPI, which must happen in the rank and not in its guard
+        from mpi_impl.rank_environment import forget_shared_memory
 
         self.connection, self.sending = connection, threading.Lock()
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.printed = io.StringIO()
         self.world = world()
+        self.world.from_all(None)   # every rank is there, with all that it shares
+        forget_shared_memory()
         self.groups: dict = {}      # by number of ranks and era
 
     def serve(self) -> None:

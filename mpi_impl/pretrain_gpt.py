@@ -5,6 +5,10 @@ from contextlib import nullcontext
 
 import numpy as np
 
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.gpt2_config import check_vocabulary, read_config
+from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
+from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import Ledger
@@ -25,13 +29,9 @@ from mpi_impl.reports import traffic
 from mpi_impl.reports.introduction import introduction
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.timelines.tracing import TIMELINE, TRACE, TracedSteps
-from mpi_impl.training import checkpoint
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
-from mpi_impl.training.checkpoint_files import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.training.divergence import DivergenceCheck
-from mpi_impl.training.gpt2_config import check_vocabulary, read_config
-from mpi_impl.training.huggingface import check_weights, load_weights, save_model
 from mpi_impl.training.sample import sample
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
@@ -172,7 +172,7 @@ class Pretraining:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities")
         if self.loaded:
-            self.say(checkpoint.told(self.args.load, self.loaded, checkpoint.settings_of(self.settings),
+            self.say(checkpoint.told(self.args.load, self.loaded, self.settings.of_a_step(),
                                      self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
@@ -241,7 +241,7 @@ class Pretraining:
         self.metrics.evaluation(iteration, mean)
 
     def save(self) -> None:
-        self.say(checkpoint.save(self.trainer, self.args.save, checkpoint.settings_of(self.settings)))
+        self.say(checkpoint.save(self.trainer, self.args.save, self.settings.of_a_step()))
         self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
     def write_sample(self) -> None:

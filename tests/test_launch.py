@@ -156,7 +156,7 @@ def test_a_launcher_that_dies_is_told_apart_from_a_rank(capsys, keep_handlers):
 
 def test_a_launcher_that_fails_itself_does_not_end_a_job_without_a_word(capsys, keep_handlers):
     assert supervise([sys.executable, "-c", "raise SystemExit(255)"], dict(os.environ), None) == 255
-    assert capsys.readouterr().err.startswith(f"error: the launcher {sys.executable} failed with status 255, and the job")
+    assert f"error: the launcher {sys.executable} failed with status 255" in capsys.readouterr().err
 
 
 def write_script(path, text: str) -> None:

@@ -19,12 +19,7 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.rank_environment import forget_shared_memory
 from reference.errors import UserError
-
-if MPI.Is_initialized():        # by its import, in all but the launcher
-    MPI.COMM_WORLD.Barrier()    # every rank is there, with all that it shares
-    forget_shared_memory()
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}

@@ -1,8 +1,9 @@
 """The options of a command line, checked against one another, and made into configs."""
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from mpi_impl.training.gpt2_config import adopt, check_expressible
+from mpi_impl.checkpoints.gpt2_config import adopt, check_expressible
 from mpi_impl.training.options import parser
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
@@ -12,6 +13,9 @@ from reference.precision import LossScaling, Precision
 from reference.stages import stages_of_ranks
 
 MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a list of them all
+# Options that the next steps depend on, beside those of the optimizer.
+OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "tokenizer_type", "hidden_dropout",
+             "attention_dropout", "fp16", "bf16", "fp16_lm_cross_entropy")
 LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 
 
@@ -24,6 +28,10 @@ class Settings:
     optimizer: OptimizerConfig
     precision: Precision
     microbatches: int          # of each replica in each step
+
+    def of_a_step(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint must have in common with the one before, to compute the same."""
+        return {name: getattr(self.args, name) for name in OF_A_STEP} | asdict(self.optimizer)
 
     def model(self, vocab_size: int) -> ModelConfig:
         """The model, once the tokenizer has told its vocabulary. Raises UserError where sizes do not fit."""

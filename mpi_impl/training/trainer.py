@@ -237,6 +237,14 @@ class Trainer:
             flat[piece.in_buffer] = buffer.load(piece)
         return self.topology.data.all_reduce(flat, "all parts") if self.topology.config.shards > 1 else flat
 
+    @property
+    def saved(self) -> list[Piece]:
+        """What this rank saves, so that all ranks save every element once, as they count it once in the norm.
+
+        Without ZeRO all replicas own all, and the first one saves it.
+        """
+        return self.optimizer.counted if self.topology.config.zero_stage or self.topology.place.data == 0 else []
+
     def held(self) -> Held:
         """What this rank holds, as its arrays say."""
         parameters = self.parameters.own

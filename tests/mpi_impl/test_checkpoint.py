@@ -19,12 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints.on_disk import TRACKER, Manifest, Sealed, box_of, check_free, key_of, text_of
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.pretrain_gpt import Pretraining
-from mpi_impl.training import checkpoint, checkpoint_files
 from mpi_impl.training.arguments import parse
-from mpi_impl.training.checkpoint_files import TRACKER, Manifest, Sealed, box_of, check_free, key_of, text_of
 from mpi_impl.training.trainer import Trainer
 from reference import training
 from reference.boxes import shape_of, without_padding
@@ -106,7 +107,7 @@ def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list,
     """States after loading, the results of some steps, and the states after them."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
-        checkpoint.load(trainer, str(root), group.from_first(lambda: checkpoint_files.read_manifest(str(root))))
+        checkpoint.load(trainer, str(root), group.from_first(lambda: on_disk.read_manifest(str(root))))
         loaded = states(trainer)
         return loaded, [run.step(trainer) for _ in range(steps)], states(trainer)
 
@@ -221,7 +222,7 @@ def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
         checkpoint.save(before, str(root), {})
         for buffer in after.optimizer.states.values():
             buffer.flat[...] = 7
-        checkpoint.load(after, str(root), checkpoint_files.read_manifest(str(root)))
+        checkpoint.load(after, str(root), on_disk.read_manifest(str(root)))
         for _ in range(steps):
             assert repr(run.step(through)) == repr(run.step(after))
         assert (through.iteration, through.optimizer.iteration, through.scaler.state) == (
@@ -280,7 +281,7 @@ def test_the_files_are_safetensors_and_hold_the_model_once(ranks, root, run):
 
 
 def test_a_manifest_that_is_not_all_of_its_tensors_is_none():
-    manifest = Manifest(1, 1, [2.0**32, 0, 2], "float32", {}, {}, {"x": checkpoint_files.Stored((2, 3), [
+    manifest = Manifest(1, 1, [2.0**32, 0, 2], "float32", {}, {}, {"x": on_disk.Stored((2, 3), [
         (box_of("0:1,0:3"), 0), (box_of("1:2,0:3"), 1)])}, {"m": Sealed(3, "abc")})
     assert Manifest.from_text(manifest.text()) == manifest
     assert all(text_of(box_of(text)) == text for text in ("0:1", "2:3,4:5,0:10"))
@@ -297,7 +298,7 @@ def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, i
         trainer.iteration = 1
         peaks = []
         for work in (lambda: checkpoint.save(trainer, str(root), {}), lambda: checkpoint.load(
-                trainer, str(root), checkpoint_files.read_manifest(str(root)))):
+                trainer, str(root), on_disk.read_manifest(str(root)))):
             tracemalloc.start()
             work()
             peaks.append(tracemalloc.get_traced_memory()[1])
@@ -420,7 +421,7 @@ def recorded_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[st
     recorder.fsync = recorded("fsync", lambda file: os.fstat(file).st_ino)
     recorder.rename = recorded("rename", lambda source, _: os.stat(source).st_ino)
     recorder.replace = recorded("replace", lambda source, _: os.stat(source).st_ino)
-    with mock.patch.object(checkpoint_files, "os", recorder):
+    with mock.patch.object(on_disk, "os", recorder):
         save_again(group, run, root, 1)
     return asked, {str(path.relative_to(root)): path.stat().st_ino for path in [root, *root.rglob("*")]}
 
@@ -473,7 +474,7 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
         n, good = 1, 1
         while True:
             failing = Failing(n if group.rank == failing_rank else -1, error)
-            with mock.patch.object(checkpoint_files, "os", failing):
+            with mock.patch.object(on_disk, "os", failing):
                 try:
                     checkpoint.save(trainer, root, {})
                     assert failing.left > 0 or group.rank != failing_rank
@@ -484,7 +485,7 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
                 except Killed:
                     pass
             group.from_first(lambda: None)
-            manifest = checkpoint_files.read_manifest(root)
+            manifest = on_disk.read_manifest(root)
             assert manifest.iteration >= good
             good = manifest.iteration
             checkpoint.load(fresh, root, manifest)
@@ -563,7 +564,7 @@ def test_no_good_checkpoint_is_written_again(ranks, copy):
 def test_what_is_said_of_other_settings():
     """Each option that differs, with both values; and the dtype."""
     manifest = Manifest(10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
-    assert checkpoint.told("D", manifest, dict(manifest.settings), "float32") == "loaded iteration 10: 0.0 MB, " + (
+    assert checkpoint.told("D", manifest, dict(manifest.settings), "float32") == "loaded iteration 10: 0 bytes, " + (
         os.path.join("D", "iter_0000010"))
     lines = checkpoint.told("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
     assert lines == ["its weights and moments are float32, and float64 from now on",
@@ -624,7 +625,7 @@ def test_three_iterations_and_three_are_six(ranks, data, root, capfd, n, options
         "iter_0000003", "iter_0000004", "iter_0000006", TRACKER]
     assert first + again == whole
     said = capfd.readouterr().out
-    assert re.search(rf"loaded iteration 3: 0\.[1-9] MB, {root}/D/iter_0000003\n", said)
+    assert re.search(rf"loaded iteration 3: \d+ kB, {root}/D/iter_0000003\n", said)
     assert re.findall(r"saved iteration (\d+)", said) == ["3", "4", "6"]
     assert "note:" not in said and "NOT" not in said
 
@@ -713,8 +714,8 @@ def test_killed_again_and_again(ranks, data, root):
         topology = ["--tensor-model-parallel-size", t, "--pipeline-model-parallel-size", p]
         ended = launch(t * p * d, program, random.integers(t * p), random.integers(1, 13), *options, *load, *topology,
                        "--zero-stage", random.integers(4), "--save", root / "D", "--metrics-file", root / "again")
-        assert (ended.returncode == 0) == (checkpoint_files.tracked(str(root / "D")) == 8), ended.stderr
-        reached.append(checkpoint_files.tracked(str(root / "D")) or 0)
+        assert (ended.returncode == 0) == (on_disk.tracked(str(root / "D")) == 8), ended.stderr
+        reached.append(on_disk.tracked(str(root / "D")) or 0)
         load = ["--load", root / "D"] if reached[-1] else []
         assert len(reached) < 30 and reached[-1] >= reached[-2]
     assert len(reached) > 3, "hardly anything was killed"

@@ -6,8 +6,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.training import checkpoint, divergence
-from mpi_impl.training.checkpoint_files import tracked
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.on_disk import tracked
+from mpi_impl.training import divergence
 from mpi_impl.training.divergence import ENOUGH, DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ModelConfig
@@ -51,6 +52,18 @@ def test_too_many_skipped_steps_end_a_run():
         higher.step(1, overflow, [], 4)
     with pytest.raises(UserError, match=f"of {ENOUGH} iterations in a row overflow float16 with a loss scale of 1,"):
         lowest.step(1, overflow, [], 4)
+
+
+def test_the_lowest_scale_is_tried_before_a_run_ends():
+    """Steps that overflowed at a higher scale do not count: at the lowest there may be no overflow."""
+    check = check_of("float16", LossScaling(initial_loss_scale=2.0**40, min_loss_scale=2.0**8, hysteresis=1))
+    scaler, tried = check.trainer.scaler, []
+    with pytest.raises(UserError, match=f"of {ENOUGH} iterations in a row overflow float16 with a loss scale of 256,"):
+        for _ in range(200):
+            tried.append(scaler.scale)
+            scaler.update(True)
+            check.step(len(tried), StepResult(2.0, inf, 0.1, tried[-1]), [], 4)
+    assert tried.count(2.0**8) == ENOUGH
 
 
 def test_the_last_checkpoint_is_named():

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpi_impl.checkpoints.checkpoint import check_files
+from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import OPEN_MPI_SETTINGS
-from mpi_impl.training.checkpoint import check_files
-from mpi_impl.training.checkpoint_files import TRACKER, read_manifest
 from tests.launching import environment
 from tests.mpi_impl.test_checkpoint import pretrain
 
@@ -145,7 +145,7 @@ def test_a_rank_that_is_slow_but_within_the_limit_harms_nobody(job):
     assert ended.returncode == 5 and "left the program by os._exit(5)" in ended.stderr
 
 
-CHECKPOINT, FILES = "mpi_impl.training.checkpoint", "mpi_impl.training.checkpoint_files"
+CHECKPOINT, FILES = "mpi_impl.checkpoints.checkpoint", "mpi_impl.checkpoints.on_disk"
 
 
 @pytest.fixture

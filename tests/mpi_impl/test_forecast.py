@@ -101,6 +101,16 @@ def test_the_remedy_helps(share):
                 check_memory([host], replace(plan, parallel=replace(plan.parallel, **choice)))
 
 
+@pytest.mark.parametrize("given", [Recompute("full", "uniform", 4), Recompute("full", "block", 1)])
+def test_the_remedy_is_not_what_was_given(given):
+    """Who recomputes in another way already is told so, and not to give --recompute-granularity full."""
+    plan = Plan(MODEL, ParallelConfig(recompute=given), FLOAT32, 8, 16, 2)
+    (found,) = plan.forecast()
+    for share in (0.3, 0.6, 0.9, 0.95):
+        advice = remedy([machine(share * found.total, 0)], plan)
+        assert not advice.startswith("With --recompute-granularity full it would be"), advice
+
+
 def test_what_is_told():
     hosts = [machine(1e9, 0, 1), machine(1e9, 1)]
     assert told([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (

@@ -88,6 +88,15 @@ def test_what_lies_between_becomes_the_nearest_half(name):
             assert (actual.view(np.uint16) == expected.view(np.uint16)).all()
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_half_stays_what_it_is(name):
+    """It has no more digits than its format, so nothing is rounded: not the gradient of logits that are halves."""
+    every = np.arange(2**16, dtype=np.uint16).view(dtype_of(name))
+    same, number = narrowed(every, every.dtype), ~np.isnan(widened(every))
+    assert (same.view(np.uint16) == every.view(np.uint16))[number].all()
+
+
 # ---- kernels --------------------------------------------------------------------------------------------------------
 
 
@@ -109,6 +118,19 @@ def test_activations(activation, n, h, name, seed):
     assert cache is x or cache.dtype == bool, "more is kept than the input, or its sign"
     dx = rounds_once(name, backward(dy, cache), wide_backward(widened(dy), wide_cache))
     near(name, dx, plain_backward(in_float64(dy), expected_cache))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_how_an_array_lies_in_memory_changes_nothing(name):
+    """What is computed in parts fills all of the result, also where the argument is a view with its axes swapped."""
+    x, w = halves(1, name, 4, 6, 2).transpose(2, 0, 1), halves(2, name, 6, 3)
+    copy = np.ascontiguousarray(x)
+    for kernel, others in [(kernels.linear, (w,)), *[(forward, ()) for forward, _ in kernels.ACTIVATIONS.values()],
+                           *[(backward, (copy,)) for name, (_, backward) in kernels.ACTIVATIONS.items()
+                             if name != "relu"]]:
+        y, expected = (kernel(one, *others) for one in (x, copy))
+        y, expected = (one[0] if type(one) is tuple else one for one in (y, expected))
+        np.testing.assert_array_equal(widened(y), widened(expected))
 
 
 @given(st.integers(1, 100), st.integers(2, 90), NAMES, SEEDS)

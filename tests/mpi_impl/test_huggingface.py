@@ -18,14 +18,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from mpi_impl.checkpoints import huggingface
+from mpi_impl.checkpoints.gpt2_config import CONFIG, check_vocabulary, config_of, read_config
+from mpi_impl.checkpoints.huggingface import (INDEX, WEIGHTS, Weights, check_weights, load_weights, save_model,
+                                           their_name)
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer
 from mpi_impl.pretrain_gpt import Pretraining
-from mpi_impl.training import huggingface
 from mpi_impl.training.arguments import parse
-from mpi_impl.training.gpt2_config import CONFIG, check_vocabulary, config_of, read_config
-from mpi_impl.training.huggingface import (INDEX, WEIGHTS, Weights, check_weights, load_weights, save_model,
-                                           their_name)
 from mpi_impl.training.sample import last_logits
 from mpi_impl.training.trainer import Trainer
 from reference.errors import UserError

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
 from mpi_impl.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
-from mpi_impl.training import checkpoint_files as files
-from mpi_impl.training.checkpoint_files import TRACKER
 from tests.launching import environment
 from tests.mpi_impl.test_training import WITHOUT_V, places
-from tests.strategies import close
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who is a rank is read in /proc")
 
@@ -59,7 +58,7 @@ def any_topology(draw: random.Random) -> Topology:
 
 def saved(root: Path) -> int:
     """The last iteration that was."""
-    return files.tracked(str(root)) or 0
+    return on_disk.tracked(str(root)) or 0
 
 
 class Job:
@@ -134,15 +133,15 @@ class Outcome(NamedTuple):
 
 def outcome(root: Path) -> Outcome:
     """What the last checkpoint's files hold, joined to whole tensors."""
-    manifest = files.read_manifest(str(root))
-    folder = Path(files.folder_of(str(root), manifest.iteration))
+    manifest = on_disk.read_manifest(str(root))
+    folder = Path(on_disk.folder_of(str(root), manifest.iteration))
     parts = {name: load_file(folder / name) for name in manifest.files}
     states = {}
     for state in ("parameters", "m", "v"):
         for name, (shape, boxes) in manifest.tensors.items():
             whole = states[f"{state} {name}"] = np.full(shape, np.nan)
             for box, rank in boxes:
-                whole[box] = parts[files.file_of(state, rank)][files.key_of(name, box)]
+                whole[box] = parts[on_disk.file_of(state, rank)][on_disk.key_of(name, box)]
     return Outcome(states, (manifest.iteration, manifest.updates))
 
 
@@ -188,6 +187,6 @@ def test_a_run_that_is_killed_again_and_again(undisturbed, tmp_path, seed, fixed
     assert found.counters == expected.counters
     assert found.states.keys() == expected.states.keys()
     for name, whole in expected.states.items():
-        close(found.states[name], whole, 0 if fixed else 1e-10)
-    folders = [files.folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
+        np.testing.assert_allclose(found.states[name], whole, 0, 0 if fixed else 1e-10, err_msg=name)
+    folders = [on_disk.folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
     assert sorted(os.listdir(root)) == [*folders, TRACKER], "something is left of what was not finished"

@@ -140,6 +140,23 @@ def states_after(group, case: Case, plan: Plan, precision: Precision, steps: int
         return results, {name: trainer.whole(buffer).copy() for name, buffer in trainer.optimizer.states.items()}
 
 
+@pytest.mark.parametrize("clip_grad", [0.0, 0.5, 1e6])
+def test_the_scale_is_divided_out_however_gradients_are_clipped(ranks, clip_grad):
+    """At all, hardly, or not: the gradients that Adam is given, and not the norm alone, are those of the loss."""
+    one, other = (ranks.run(1, gradients_after_a_step, OptimizerConfig(1e-2, 10, clip_grad=clip_grad), scale)[0]
+                  for scale in (1.0, 2.0**20))
+    assert np.array_equal(one, other)
+
+
+def gradients_after_a_step(group, optimizer: OptimizerConfig, scale: float):
+    case = replace(CASE, t=1)
+    with connected(group, Plan().parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, optimizer, topology, case.seed,
+                          Precision("bfloat16", LossScaling(loss_scale=scale)))
+        one_step(trainer, case, 1, 0)
+        return trainer.gradients.own.flat.copy()
+
+
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_too_large_a_scale_is_halved_until_it_is_not(ranks, plan):
     """Every rank skips the same steps."""
@@ -227,6 +244,25 @@ def gains_move(group, compute: str, lr: float, steps: int = 40) -> None:
                          for buffer in (trainer.optimizer.states["parameters"], trainer.parameters.own))
         assert (abs(master - 1) > 8 * lr).mean() > 0.5
         assert (model == master.astype(model.dtype)).all() and (model != 1).any()
+
+
+def test_a_loss_in_float16_loses_no_gradient_of_logits(ranks):
+    """Of many words each has a small one, and together they are half of it: of order 2^-15 here, with its scale."""
+    model = ModelConfig(1, 16, 2, 3000, 8, hidden_dropout=0.0, attention_dropout=0.0, fp16_lm_cross_entropy=True)
+    (error,) = ranks.run(1, relative_error_of_the_loss, Case(1, model, 8, 8, seed=3))
+    assert error < 4 * FORMATS["float16"].epsilon
+
+
+def relative_error_of_the_loss(group, case: Case, scale: float = 4.0) -> float:
+    """As relative_error, with a scale at which the gradient of a logit is small, but no less a number of float16."""
+    with connected(group, Plan().parallel(group.size, case)) as topology:
+        ours, exact = (Trainer(case.model, OPTIMIZER, topology, case.seed, precision) for precision in
+                       (Precision("float16", LossScaling(loss_scale=scale)), Precision("float32")))
+        exact.parameters.own.flat[...] = ours.optimizer.states["parameters"].flat
+        for trainer in (ours, exact):
+            one_step(trainer, case, 1, 0)
+        found, expected = ours.gradients.own.flat, exact.gradients.own.flat
+        return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("compute", HALVES)

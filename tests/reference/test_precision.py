@@ -120,6 +120,15 @@ def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial):
         assert scaler.scale == scale and scaler.lowest == (scale == 2.0**-4)
 
 
+@pytest.mark.parametrize("window", [1, 5])
+def test_a_window_that_is_more_than_full_is_full(window):
+    """A run that goes on with a smaller --loss-scale-window than before has more good steps behind it than it needs."""
+    scaler = LossScaler(LossScaling(None, 64.0, 1.0, window, 1))
+    scaler.state = ScaleState(64.0, 600, 1)
+    scaler.update(False)
+    assert scaler.state == ScaleState(128.0, 0, 1)
+
+
 def test_a_constant_scale_stays():
     scaler = LossScaler(LossScaling(loss_scale=8.0, hysteresis=1, loss_scale_window=1))
     for overflow in (True, False, True):

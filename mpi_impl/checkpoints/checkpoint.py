@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from mpi_impl.arrays import moved_to, to_host
+from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints.on_disk import Manifest, Sealed, Stored
 from mpi_impl.parallel.buffers import Buffer
-from mpi_impl.training import checkpoint_files as files
-from mpi_impl.training.arguments import Settings
-from mpi_impl.training.checkpoint_files import Manifest, Sealed, Stored
+from mpi_impl.reports.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
 from reference.boxes import Box, boxes_of_piece, shape_of, without_padding
 from reference.config import ModelConfig, option
@@ -32,18 +32,10 @@ from reference.precision import ScaleState
 # What a ModelConfig says about training, about the first weights and about storage. The rest is the model.
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
                  "make_vocab_size_divisible_by"}
-# Options that the next steps depend on, beside those of the optimizer.
-OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "tokenizer_type", "hidden_dropout",
-             "attention_dropout", "fp16", "bf16", "fp16_lm_cross_entropy")
 
 
 def model_of(model: ModelConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
-
-
-def settings_of(settings: Settings) -> dict[str, Any]:
-    """What a resumed run must have in common with the one it goes on with, to compute the same."""
-    return {name: getattr(settings.args, name) for name in OF_A_STEP} | asdict(settings.optimizer)
 
 
 # ---- save -----------------------------------------------------------------------------------------------------------
@@ -55,29 +47,27 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
     The last good checkpoint is then still there, and still the last.
     """
     began, world = time.perf_counter(), trainer.topology.world
-    aside = world.from_first(lambda: files.make_aside(root, trainer.iteration), "a folder for the checkpoint")
+    aside = world.from_first(lambda: on_disk.make_aside(root, trainer.iteration), "a folder for the checkpoint")
     try:
         saved = world.from_each(lambda: save_shards(trainer, aside), "the checkpoint's shards")
         manifest = world.from_first(lambda: finish(trainer, root, aside, settings, saved), "the checkpoint's manifest")
     except UserError:
-        world.from_first(lambda: files.discard(aside), "the end of what could not be saved")
+        world.from_first(lambda: on_disk.discard(aside), "the end of what could not be saved")
         raise
-    return (f"saved iteration {trainer.iteration}: {manifest.bytes / 1e6:,.1f} MB in "
-            f"{time.perf_counter() - began:.1f} s, {files.folder_of(root, trainer.iteration)}")
+    return (f"saved iteration {trainer.iteration}: {bytes_of(manifest.bytes)} in "
+            f"{time.perf_counter() - began:.1f} s, {on_disk.folder_of(root, trainer.iteration)}")
 
 
 def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, Sealed]]:
     """A file for each state of what this rank saves -> of which tensors which boxes, and the files."""
-    place, config, rank = trainer.topology.place, trainer.topology.config, trainer.topology.world.rank
-    saves = config.zero_stage or place.data == 0
-    counted = trainer.optimizer.counted if saves else []        # every element once, as in the norm
-    pieces = without_padding(counted, place.tensor)
+    place, rank = trainer.topology.place, trainer.topology.world.rank
+    pieces = without_padding(trainer.saved, place.tensor)
     boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor)]
     if not boxes:
         return [], {}
-    shapes = {files.key_of(name, box): shape_of(box) for name, box in boxes}
-    names = {files.file_of(state, rank): buffer for state, buffer in trainer.optimizer.states.items()}
-    return boxes, {name: files.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
+    shapes = {on_disk.key_of(name, box): shape_of(box) for name, box in boxes}
+    names = {on_disk.file_of(state, rank): buffer for state, buffer in trainer.optimizer.states.items()}
+    return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
                                              (finite(piece, buffer) for piece in pieces))
                    for name, buffer in names.items()}
 
@@ -103,7 +93,7 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
     manifest = Manifest(trainer.iteration, trainer.optimizer.iteration,
                         list(trainer.scaler.state) if follows else None, trainer.precision.main,
                         model_of(trainer.model), settings, tensors, sealed)
-    files.publish(root, aside, manifest)
+    on_disk.publish(root, aside, manifest)
     return manifest
 
 
@@ -113,7 +103,7 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
 def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
     """Called by all ranks before the first step. Raises UserError, on all alike, for a file that is not as it was."""
     check_model(root, manifest, trainer.model)
-    world, folder = trainer.topology.world, files.folder_of(root, manifest.iteration)
+    world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
     world.from_each(lambda: check_files(root, folder, dict(list(manifest.files.items())[world.rank::world.size])),
                     "the checkpoint's checksums")
     world.from_each(lambda: load_states(trainer, folder, manifest), "what the checkpoint holds")
@@ -130,30 +120,30 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig) -> None:
         if saved != value:
             words = " (which the tokenizer decides)" if name == "vocab_size" else ""
             raise UserError(f"{option(name)}{words} is {value}, but {saved} in "
-                            f"{files.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
+                            f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
     """Raises UserError if nothing is left to do."""
     if manifest.iteration >= train_iters:
-        raise UserError(f"--train-iters is {train_iters}, but {files.folder_of(root, manifest.iteration)}, which is to "
-                        f"be loaded, has {manifest.iteration} behind it: nothing is left to do. Choose more.")
+        raise UserError(f"--train-iters is {train_iters}, but {on_disk.folder_of(root, manifest.iteration)}, which is "
+                        f"to be loaded, has {manifest.iteration} behind it: nothing is left to do. Choose more.")
 
 
 def check_files(root: str, folder: str, sealed: dict[str, Sealed]) -> None:
     for name, file in sealed.items():
-        files.check_file(root, folder, name, file)
+        on_disk.check_file(root, folder, name, file)
 
 
 def load_states(trainer: Trainer, folder: str, manifest: Manifest) -> None:
     """What this rank owns, piece by piece. (Padding is not stored, and stays 0.)"""
     for state, buffer in trainer.optimizer.states.items():
-        reader = files.StateReader(folder, state, manifest)
+        reader = on_disk.StateReader(folder, state, manifest)
         for piece in without_padding(trainer.optimizer.pieces, trainer.topology.place.tensor):
             buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.main))
 
 
-def load_piece(trainer: Trainer, reader: files.StateReader, piece: Piece):
+def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     """Its elements, [piece.size], in the dtype of this run."""
     values, start = np.empty(piece.size, trainer.main.dtype), 0
     for box in boxes_of_piece(piece, trainer.topology.place.tensor):
@@ -165,8 +155,8 @@ def load_piece(trainer: Trainer, reader: files.StateReader, piece: Piece):
 
 def told(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
     """What is loaded, and how this run differs from the one that saved it, for a person."""
-    folder = files.folder_of(root, manifest.iteration)
-    lines = [f"loaded iteration {manifest.iteration}: {manifest.bytes / 1e6:,.1f} MB, {folder}"]
+    folder = on_disk.folder_of(root, manifest.iteration)
+    lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.bytes)}, {folder}"]
     if manifest.dtype != dtype:
         lines.append(f"its weights and moments are {manifest.dtype}, and {dtype} from now on")
     others = [f"{option(name)} {value} (was {manifest.settings.get(name)})" for name, value in settings.items()

@@ -16,10 +16,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mpi_impl.arrays import moved_to
+from mpi_impl.checkpoints.gpt2_config import CONFIG, config_of, read_json
+from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import BytePairTokenizer, Tokenizer
 from mpi_impl.files import reading, writing
-from mpi_impl.training.checkpoint_files import write_tensors
-from mpi_impl.training.gpt2_config import CONFIG, config_of, read_json
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
@@ -243,14 +243,10 @@ def write_weights(path: str, trainer: Trainer, tensors: Iterator) -> None:
 
 def gathered(trainer: Trainer) -> Iterator:
     """On rank 0 the elements of each whole tensor, one after another; on the others nothing. All ranks go through it.
-
-    Whoever counts an element in the gradient's norm sends it. Of replicas that own all alike the first one does.
     """
     topology, master = trainer.topology, trainer.optimizer.states["parameters"]
     world, t = topology.world, topology.tensor.size
-    again = topology.config.zero_stage == 0 and topology.place.data > 0
-    mine = [] if again else trainer.optimizer.counted
-    places = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece)) for piece in mine])
+    places = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece)) for piece in trainer.saved])
     for name, tensor in leaves(gpt_tensors(trainer.model)):
         receives = []
         with trainer.ledger.phase("saving"):
@@ -259,7 +255,7 @@ def gathered(trainer: Trainer) -> Iterator:
                 shards = np.empty((t, prod(shape)), trainer.main.dtype)      # of a replicated tensor only the first
                 receives = [world.post_receive(shards[part, place], rank, 0, "weights to save")
                             for rank, theirs in enumerate(places) for other, part, place in theirs if other == name]
-            for piece in mine:
+            for piece in trainer.saved:
                 if piece.of.name == name:
                     world.post_send(master.load(piece), 0, 0, "weights to save").wait()
             for receive in receives:
