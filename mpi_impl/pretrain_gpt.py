@@ -260,8 +260,8 @@ class Pretraining:
 
     def report_ledger(self, steps: int, ledger: Ledger) -> None:
         m = self.settings.microbatches
-        sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size,
-                 self.args.seq_length, Work(steps, steps * m, self.evaluations, self.evaluations * m))
+        work = Work(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
+        sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size, self.args.seq_length, work)
         print(f"\n{traffic.report(*sizes)}\n", flush=True)
         if self.args.ledger:
             with writing(self.args.ledger):

@@ -89,14 +89,19 @@ class LossScaling:
     def __post_init__(self):
         for name in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"{option(name)} is {value}, but must be a number above 0: gradients are multiplied by "
-                                "it, and divided again.")
+            if value is not None and not 1e-30 < value < 1e30:
+                raise UserError(f"{option(name)} is {value}, but must be a number above 0, between 1e-30 and 1e30: "
+                                "gradients are multiplied by it, and divided again in float32.")
         for name in ("loss_scale_window", "hysteresis"):
             require_positive(name, getattr(self, name))
         if self.loss_scale is None and self.initial_loss_scale < self.min_loss_scale:
             raise UserError(f"--initial-loss-scale is {self.initial_loss_scale:g}, but must not be below "
                             f"--min-loss-scale, which is {self.min_loss_scale:g}.")
+
+
+    def lowest(self, scale: float) -> bool:
+        """Whether an overflow cannot make the scale smaller."""
+        return self.loss_scale is not None or scale <= self.min_loss_scale
 
 
 UNSCALED = LossScaling(loss_scale=1.0)
@@ -165,11 +170,6 @@ class LossScaler:
     def scale(self) -> float:
         return self.state.scale
 
-    @property
-    def lowest(self) -> bool:
-        """Whether an overflow cannot make it smaller."""
-        return self.scaling.loss_scale is not None or self.scale <= self.scaling.min_loss_scale
-
     def update(self, overflow: bool) -> None:
         """After each step: whether a gradient was infinite, or not a number."""
         c, (scale, good_steps, patience) = self.scaling, self.state
@@ -177,8 +177,9 @@ class LossScaler:
             return
         if overflow:
             patience = max(patience - 1, 0)
-            self.state = ScaleState(max(scale / 2, c.min_loss_scale) if patience == 0 else scale, 0, patience)
-        elif good_steps + 1 == c.loss_scale_window:
+            halved = max(scale / 2, min(scale, c.min_loss_scale))
+            self.state = ScaleState(halved if patience == 0 else scale, 0, patience)
+        elif good_steps + 1 >= c.loss_scale_window:
             self.state = ScaleState(2 * scale, 0, c.hysteresis)
         else:
             self.state = ScaleState(scale, good_steps + 1, patience)

@@ -27,6 +27,7 @@ class Work(NamedTuple):
     microbatches: int               # over all steps, forward and backward
     evaluations: int
     evaluation_microbatches: int    # over all evaluations, forward only
+    skipped: int = 0                # of the steps: they have moved no parameter
 
 
 def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, replica: int = 0) -> list[Traffic]:
@@ -53,7 +54,7 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, repli
         *loss("reduction", steps, ranks, "a step"),
         Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
                 steps * ranks, "1 a rank, a step"),
-        *published_parameters(p, layouts, steps),
+        *published_parameters(p, layouts, steps - work.skipped),
         *forward(c, p, b, s, "evaluation", e),
         *loss("evaluation", evaluations, ranks, "an evaluation"),
     ]

@@ -49,7 +49,7 @@ def in_parts(library, elements, *arrays):
 
 
 def linear(library, x, w, b=None):
-    y, w, b = np.empty_like(x, shape=(*x.shape[:-1], w.shape[-1])), widened(w), widened(b)
+    y, w, b = np.empty_like(x, order="C", shape=(*x.shape[:-1], w.shape[-1])), widened(w), widened(b)
     for x_, y_ in in_parts(library, 1 << 20, x, y):
         y_[...] = narrowed(library.linear(widened(x_), w, b), y.dtype)
     return y
@@ -62,13 +62,13 @@ def keeping_input(name):
     """An activation function's two kernels, for halves: the cache is x, and what the namesake keeps is computed again.
     """
     def forward(library, x):
-        y = np.empty_like(x)
+        y = np.empty_like(x, order="C")
         for x_, y_ in in_parts(library, TILE, x, y):
             y_[...] = narrowed(getattr(library, name)(widened(x_))[0], x.dtype)
         return y, x
 
     def backward(library, dy, x):
-        dx = np.empty_like(dy)
+        dx = np.empty_like(dy, order="C")
         for dx_, dy_, x_ in in_parts(library, TILE, dx, dy, x):
             _, cache = getattr(library, name)(widened(x_))
             dx_[...] = narrowed(getattr(library, f"{name}_backward")(widened(dy_), cache), dy.dtype)

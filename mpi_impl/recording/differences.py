@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.recording.names import Key
+from mpi_impl.recording.names import FROM_THE_LOSS, Key
 from mpi_impl.recording.recording import ALIKE, Part, Recording
 from reference.errors import UserError
 from reference.precision import FORMATS, Precision
@@ -90,10 +90,15 @@ class Findings:
 
 
 def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
-    """Raises UserError where the two are of different models, batches or seeds. It looks for so many differences."""
+    """Raises UserError where the two are of different models, batches or seeds, or agree as far as they are finite.
+
+    It looks for so many differences.
+    """
     check_comparable(a, b)
-    found = Findings()
+    found, silent = Findings(), overflown(a, b)
     for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
+        if key.iteration in silent and (key.phase in FROM_THE_LOSS or key.name == "gradient norm"):
+            continue
         if all(known(key, recording) for recording in (a, b)):
             found.compared += 1
         else:
@@ -109,7 +114,17 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
             found.before, found.last = found.before + 1, key
             if found.worst is None or difference.strain > found.worst.strain:
                 found.worst = difference
+    if silent and not found.differences:
+        raise UserError(f"A and B agree until the gradients of iteration {min(silent)}, which overflow in both, and say "
+                        "nothing. Run both again with a smaller loss scale, such as --loss-scale 1024.")
     return found
+
+
+def overflown(a: Recording, b: Recording) -> set[int]:
+    """Iterations whose gradients are not finite in either: where and how they overflow says nothing."""
+    norms = [key for key in a.parts.keys() & b.parts.keys() if key.name == "gradient norm"]
+    return {key.iteration for key in norms
+            if not any(np.isfinite(recording.load(recording.parts[key][0])).all() for recording in (a, b))}
 
 
 def check_comparable(a: Recording, b: Recording) -> None:

@@ -116,7 +116,9 @@ def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
 def remedy(hosts: Sequence[Host], plan: Plan) -> str:
     """One option that would help, if there is one."""
     parallel = plan.parallel
-    options = {"--recompute-granularity full": replace(parallel, recompute=Recompute("full"))}
+    options = {}
+    if parallel.recompute.granularity != "full":
+        options["--recompute-granularity full"] = replace(parallel, recompute=Recompute("full"))
     if parallel.data_parallel_size > 1:
         options |= {f"--zero-stage {stage}": replace(parallel, zero_stage=stage)
                     for stage in range(parallel.zero_stage + 1, 4)}

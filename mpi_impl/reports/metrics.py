@@ -20,7 +20,7 @@ class Metrics:
         self.step_seconds: list[float] = []                # since the last printed line
         self.seconds = 0.0                                 # spent in steps,
         self.steps = 0                                     # of this run, which may have begun at a checkpoint
-        self.skipped = 0                                   # of those since the last printed line
+        self.skipped = self.skipped_told = 0               # of those; and of those when the last line was printed
 
     def step(self, iteration: int, result: StepResult, seconds: float, note: str = "") -> None:
         """After each step, counted from 1, that took so many seconds."""
@@ -49,7 +49,7 @@ class Metrics:
         """Of a scaled loss: its scale, and how many steps were skipped since the last line."""
         if not self.scaled:
             return ""
-        skipped, self.skipped = self.skipped, 0
+        skipped, self.skipped_told = self.skipped - self.skipped_told, self.skipped
         fraction, exponent = frexp(result.loss_scale)
         scale = f"2^{exponent - 1}" if fraction == 0.5 else f"{result.loss_scale:g}"
         return f"loss scale {scale} | " + (f"{skipped} skipped | " if skipped else "")

@@ -13,10 +13,11 @@ from reference.precision import LossScaling, Precision
 from reference.stages import stages_of_ranks
 
 MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a list of them all
+LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
+
 # Options that the next steps depend on, beside those of the optimizer.
 OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "tokenizer_type", "hidden_dropout",
-             "attention_dropout", "fp16", "bf16", "fp16_lm_cross_entropy")
-LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
+             "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 
 
 @dataclass(frozen=True)

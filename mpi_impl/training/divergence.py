@@ -22,7 +22,8 @@ class DivergenceCheck:
 
         Only a gradient that overflows float16 is no reason to end, for a smaller loss scale may help.
         """
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
+        lowest = self.trainer.precision.scaling.lowest(result.loss_scale)
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped and lowest else 0
         fatal = {"loss": result.loss}
         if not self.trainer.precision.scaled:
             fatal["gradient's norm"] = result.grad_norm
@@ -30,7 +31,7 @@ class DivergenceCheck:
             if not isfinite(value):
                 where = first_not_finite(self.trainer, microbatches, global_batch_size) if result.skipped else ""
                 raise self.diverged(f"The {what} of iteration {iteration} is {value}", where)
-        if self.skipped_in_a_row >= ENOUGH and self.trainer.scaler.lowest:
+        if self.skipped_in_a_row == ENOUGH:
             raise self.diverged(f"Until iteration {iteration} the gradients of {self.skipped_in_a_row} iterations in a "
                                 f"row overflow float16 with a loss scale of {result.loss_scale:g}, and it cannot become"
                                 " smaller")

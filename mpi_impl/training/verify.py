@@ -30,6 +30,8 @@ from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS
 from reference.stages import layouts_of_ranks
 
+SMALL = 256     # elements: of fewer a single one whose gradient has the other sign would count too much, in 16 bits
+
 
 class Difference(NamedTuple):
     """Between ranks and textbook, each relative as said above."""
@@ -109,7 +111,7 @@ class Verifier:
         return found
 
     def weights_apart(self, replica) -> float:
-        return root_mean_square(difference(replica, self.textbook.params))
+        return root_mean_square(difference(replica, self.textbook.params), SMALL if self.precision.half else 1)
 
     def step_size(self, result: StepResult) -> float:
         """About how far Adam moves a weight, and what a weight is rounded to."""
@@ -141,7 +143,7 @@ def largest(tree) -> float:
     return max(float(abs(x).max()) for _, x in leaves(tree))
 
 
-def root_mean_square(tree) -> float:
-    """Of the tensor where it is largest, the key bias left out."""
+def root_mean_square(tree, least: int) -> float:
+    """Of the tensor where it is largest, the key bias left out; tensors count as if they had `least` elements."""
     parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x for name, x in leaves(tree)]   # [3, a, d]: q, k, v
-    return max(sqrt(float(np.vdot(x, x)) / x.size) for x in parts)
+    return max(sqrt(float(np.vdot(x, x)) / max(x.size, least)) for x in parts)

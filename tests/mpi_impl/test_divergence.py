@@ -49,7 +49,7 @@ def test_too_many_skipped_steps_end_a_run():
     for result in [*[overflow] * (ENOUGH - 1), fine, *[overflow] * (ENOUGH - 1)]:
         lowest.step(1, result, [], 4)
     for _ in range(2 * ENOUGH):
-        higher.step(1, overflow, [], 4)
+        higher.step(1, StepResult(2.0, inf, 0.1, 4.0), [], 4)
     with pytest.raises(UserError, match=f"of {ENOUGH} iterations in a row overflow float16 with a loss scale of 1,"):
         lowest.step(1, overflow, [], 4)
 

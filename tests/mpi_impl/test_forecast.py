@@ -75,6 +75,16 @@ def test_a_machine_that_has_less_refuses():
             check_memory(hosts, plan)
 
 
+@pytest.mark.parametrize("d, stage", [(1, 0), (4, 0), (4, 3)])
+def test_what_just_fits_is_not_refused(d, stage):
+    """Each replica on a machine of its own, which has hardly more than it needs: nearly all of that for states."""
+    parallel = ParallelConfig(data_parallel_size=d, zero_stage=stage)
+    plan = Plan(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
+    (found,) = plan.forecast()
+    assert found.states > 0.9 * found.total
+    assert check_memory([machine(1.01 * found.total, 0)] * d, plan) == [found]
+
+
 def test_a_model_that_is_far_too_large_is_refused_at_once():
     """Not after a look at each of its layers."""
     plan = Plan(replace(MODEL, num_layers=10**12), ParallelConfig(), FLOAT32, 1, 16, 1)

@@ -1,6 +1,7 @@
 """Training in 16 bits on ranks: as close to float32 as the format lets it be, and skipped on all ranks or on none."""
 from dataclasses import replace
 from math import isfinite, sqrt
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from mpi_impl.arrays import dtype_of
 from mpi_impl.models import gpt
 from mpi_impl.training.trainer import StepResult, Trainer
+from mpi_impl.training.verify import Verifier
 from reference import training
 from reference.config import ModelConfig
 from reference.models.gpt import gpt_join
@@ -50,8 +52,11 @@ def one_step(trainer: Trainer, case: Case, m: int, step: int) -> StepResult:
 @settings(max_examples=settings().max_examples // 5)
 @given(runs(), st.sampled_from(HALVES))
 def test_a_step_is_as_close_to_float32_as_the_format_explains(ranks, run, compute):
-    """On every topology, by every schedule, from the same weights."""
+    """On every topology, by every schedule, from the same weights. (A layer norm of two elements magnifies rounding.)
+    """
     n, case, m, plan = run
+    h = case.model.hidden_size
+    case = replace(case, model=replace(case.model, hidden_size=h * -(-8 // h)))
     ranks.run(n, close_to_float32, case, m, plan, compute)
 
 
@@ -98,6 +103,24 @@ def length(tree) -> float:
 
 def distance(tree, expected) -> float:
     return length(tree_map(np.subtract, tree, expected))
+
+
+@pytest.mark.parametrize("compute", HALVES)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_an_evaluation_is_as_close(ranks, plan, compute):
+    """Stages send halves there, too. From weights of order 1, so that what they send matters."""
+    ranks.run(8, evaluation_is_close, CASE, plan, compute)
+
+
+def evaluation_is_close(group, case: Case, plan: Plan, compute: str) -> None:
+    case = replace(case, model=replace(case.model, init_method_std=0.5))
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        ours = Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute))
+        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.precision)
+        tokens, targets, batch = batch_of(ours, case, 2, 0)
+        found = ours.evaluate(dealt(ours, case.b, tokens, targets), batch)
+        expected, _ = training.loss_and_gradients(tokens, targets, textbook.params, case.model)
+        assert abs(found - expected) <= FORMATS[compute].epsilon * expected
 
 
 @pytest.mark.parametrize("compute", HALVES)
@@ -220,6 +243,14 @@ def spoil_once(trainer: Trainer, value: float, where: int) -> None:
         at[where % at.size] = value
 
     trainer.gradients.expect = spoiled
+
+
+@pytest.mark.parametrize("compute", HALVES)
+def test_verify_measures_weights_by_the_rate(compute):
+    """They are master weights, in float32: what their copy in 16 bits is rounded to is no excuse."""
+    params = {"weight": np.ones(3, np.float32)}
+    verifier = SimpleNamespace(precision=Precision(compute), textbook=SimpleNamespace(params=params))
+    assert Verifier.step_size(verifier, StepResult(5.0, 1.0, 1e-3)) == pytest.approx(1e-3, rel=0.01)
 
 
 # ---- what float32 is kept for ---------------------------------------------------------------------------------------

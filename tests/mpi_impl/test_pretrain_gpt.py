@@ -187,11 +187,14 @@ def test_a_gradient_without_end_stops_the_run(ranks, corpus):
         ranks.run(2, planted_run, bug, pretrain, [*SMALL, *corpus])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2])
 def test_skipped_steps_are_predicted_too(ranks, corpus, capfd, stage):
-    """In a step without an update nothing is published: the ledger's prediction knows, and so does the summary."""
+    """In a step without an update nothing is published: the ledger's prediction knows, and so does the textbook. And
+    probabilities take 2 bytes each where the loss is computed in float16.
+    """
     train(ranks, 4, [*split(2), *SMALL, *corpus, "--dtype", "float32", "--fp16", "--initial-loss-scale", "2e9",
-                     "--hysteresis", "1", "--train-iters", "20", "--zero-stage", str(stage), "--verify"])
+                     "--hysteresis", "1", "--train-iters", "20", "--zero-stage", str(stage), "--verify",
+                     *["--fp16-lm-cross-entropy"] * (stage % 2)])
     printed = capfd.readouterr().out
     assert " skipped |" in printed and "iteration     20/20" in printed
     assert "NOT" not in printed

@@ -222,6 +222,18 @@ def test_other_runs_are_not_compared(name, other, told):
         compare(a, b)
 
 
+def test_steps_that_both_have_skipped_prove_nothing():
+    """Gradients that overflow in both may do so in any way: that is said, and not that the runs agree, or differ."""
+    part = Part(0, (0,), (1,), False)
+    for one, other, said in ((np.inf, np.nan, True), (np.inf, 1.0, False), (1.0, 1.0, False)):
+        a, b = (in_memory(ABOUT, [(Key(1, "step", "gradient norm"), part, np.array([norm]))]) for norm in (one, other))
+        if said:
+            with pytest.raises(UserError, match="agree until the gradients of iteration 1, which overflow in both"):
+                compare(a, b)
+        else:
+            assert bool(compare(a, b).differences) == (one != other)
+
+
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 

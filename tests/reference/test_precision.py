@@ -117,7 +117,7 @@ def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial):
             if good == window:
                 scale, good, bad = scale * 2, 0, 0
         scaler.update(overflow)
-        assert scaler.scale == scale and scaler.lowest == (scale == 2.0**-4)
+        assert scaler.scale == scale and scaler.scaling.lowest(scale) == (scale == 2.0**-4)
 
 
 @pytest.mark.parametrize("window", [1, 5])
@@ -133,7 +133,7 @@ def test_a_constant_scale_stays():
     scaler = LossScaler(LossScaling(loss_scale=8.0, hysteresis=1, loss_scale_window=1))
     for overflow in (True, False, True):
         scaler.update(overflow)
-    assert scaler.scale == 8.0 and scaler.lowest
+    assert scaler.scale == 8.0 and scaler.scaling.lowest(8.0)
 
 
 def test_its_state_is_plain_numbers():
@@ -168,3 +168,15 @@ def test_the_textbook_computes_with_rounded_weights_and_moves_exact_ones(compute
     gains = trainer.params.final_layernorm.weight
     assert (gains != 1).all() and (rounded(gains, FORMATS[compute]) == 1).all(), "the step was not below rounding"
     assert all(x.dtype == np.float32 for _, x in leaves(trainer.params)) and np.isfinite(loss)
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_the_textbook_feels_no_change_below_rounding(compute):
+    """Of master weights: its model has them rounded, in every step, and not in the first alone."""
+    model = ModelConfig(1, 8, 2, 11, 4, hidden_dropout=0.0, attention_dropout=0.0)
+    trainer = Trainer(model, OptimizerConfig(0.0, 5, weight_decay=0.0), 1, Precision(compute, UNSCALED))
+    tokens = np.arange(12).reshape(3, 4) % 11
+    (loss, norm, _) = trainer.step(tokens, tokens)
+    for _, x in leaves(trainer.params):
+        x *= 1 + 2.0**-14
+    assert trainer.step(tokens, tokens)[:2] == (loss, norm)
