@@ -115,8 +115,8 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
             if found.worst is None or difference.strain > found.worst.strain:
                 found.worst = difference
     if silent and not found.differences:
-        raise UserError(f"A and B agree until the gradients of iteration {min(silent)}, which overflow in both, and say "
-                        "nothing. Run both again with a smaller loss scale, such as --loss-scale 1024.")
+        raise UserError(f"A and B agree until the gradients of iteration {min(silent)}, which overflow in both, and "
+                        "say nothing. Run both again with a smaller loss scale, such as --loss-scale 1024.")
     return found
 
 
