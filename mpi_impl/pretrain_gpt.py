@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 
 from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.gpt2_config import check_vocabulary, read_config
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
@@ -16,7 +17,7 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.gpt import GPTDataset
-from mpi_impl.data.indexed import IndexedDataset
+from mpi_impl.data.indexed import IndexedDataset, fingerprint
 from mpi_impl.data.prepare import prepare
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
@@ -66,6 +67,7 @@ class Pretraining:
         self.first = ranks.rank == 0
         self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
+        self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
         prefix, vocab_size, self.eod, self.unigram = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
         reader = reads(self.topology) and self.topology.place.tensor == 0
@@ -88,7 +90,7 @@ class Pretraining:
         self.recorded = self.record() if self.args.record else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first,
-                               scaled=settings.precision.scaled)
+                               scaled=settings.precision.scaled, begins=self.trainer.iteration)
         self.evaluations = 0
 
     # ---- before the first step ----
@@ -137,6 +139,9 @@ class Pretraining:
                                          a.data_cache_path, report=self.say)
         if a.load_hf:
             check_vocabulary(a.load_hf, self.tokenizer)
+        self.of_a_step |= {TOKENIZER: self.tokenizer.fingerprint, "the contents of the data": fingerprint(prefix)}
+        if self.loaded:
+            checkpoint.check_tokenizer(a.load, self.loaded, self.tokenizer.fingerprint)
         vocab_size, dataset = self.tokenizer.vocab_size, self.open_dataset(prefix)
         dataset.check_vocabulary(vocab_size)
         dataset.batch("train", 0, 1)
@@ -172,8 +177,7 @@ class Pretraining:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities")
         if self.loaded:
-            self.say(checkpoint.told(self.args.load, self.loaded, self.settings.of_a_step(),
-                                     self.settings.precision.main))
+            self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)
@@ -241,7 +245,7 @@ class Pretraining:
         self.metrics.evaluation(iteration, mean)
 
     def save(self) -> None:
-        self.say(checkpoint.save(self.trainer, self.args.save, self.settings.of_a_step()))
+        self.say(checkpoint.save(self.trainer, self.args.save, self.of_a_step))
         self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
     def write_sample(self) -> None:
@@ -279,6 +283,9 @@ class Pretraining:
     def report_outcome(self) -> None:
         if self.verifier:
             print(self.verifier.summary())
+        if self.metrics.skipped == self.metrics.steps:
+            print(f"note: all {self.metrics.steps} iterations were skipped, for their gradients overflow float16, and "
+                  "nothing was learnt. Train longer, or choose a smaller --initial-loss-scale.")
         if self.unigram is not None:
             seen = self.args.eval_iters * self.args.global_batch_size
             print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "

@@ -27,11 +27,13 @@ from reference.errors import UserError
 from reference.layout import Piece
 from reference.models.gpt import gpt_tensors
 from reference.params import leaves
-from reference.precision import ScaleState
+from reference.precision import ScaleState, rounded
 
 # What a ModelConfig says about training, about the first weights and about storage. The rest is the model.
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
                  "make_vocab_size_divisible_by"}
+
+TOKENIZER = "the tokenizer"      # its fingerprint's name among the settings
 
 
 def model_of(model: ModelConfig) -> dict[str, Any]:
@@ -68,14 +70,15 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     shapes = {on_disk.key_of(name, box): shape_of(box) for name, box in boxes}
     names = {on_disk.file_of(state, rank): buffer for state, buffer in trainer.optimizer.states.items()}
     return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
-                                             (finite(piece, buffer) for piece in pieces))
+                                             (finite(trainer, piece, buffer) for piece in pieces))
                    for name, buffer in names.items()}
 
 
-def finite(piece: Piece, buffer: Buffer):
-    """A piece's elements, on the host. Raises UserError if they are of no use to anyone."""
-    values = to_host(buffer.load(piece))
-    if not np.isfinite(values).all():
+def finite(trainer: Trainer, piece: Piece, buffer: Buffer):
+    """A piece's elements, on the host. Raises UserError if they are of no use to anyone, or as the model's weights."""
+    values, form = to_host(buffer.load(piece)), trainer.precision.form
+    weights = buffer is trainer.optimizer.states["parameters"]
+    if not np.isfinite(rounded(values, form) if weights else values).all():
         raise UserError(f"The last step has made {piece.of.name} infinite, or no number: the run has diverged, and no "
                         "checkpoint of it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters).")
     return values
@@ -121,6 +124,14 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig) -> None:
             words = " (which the tokenizer decides)" if name == "vocab_size" else ""
             raise UserError(f"{option(name)}{words} is {value}, but {saved} in "
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
+
+
+def check_tokenizer(root: str, manifest: Manifest, fingerprint: str) -> None:
+    """Raises UserError if the model has learnt what another tokenizer's ids mean."""
+    if manifest.settings.get(TOKENIZER, fingerprint) != fingerprint:
+        raise UserError(f"The tokenizer is another one than that of {on_disk.folder_of(root, manifest.iteration)}, so "
+                        "that the same ids mean other words. Give the --tokenizer-type, and the --data-path that it "
+                        "was trained on or its --vocab-file and --merge-file, of the run that was saved.")
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:

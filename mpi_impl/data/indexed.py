@@ -13,6 +13,7 @@
 Every number is little-endian. What is written here has one sequence in each document; what is read may have
 more, as Megatron writes when it splits documents into sentences.
 """
+import hashlib
 import os
 import struct
 import tempfile
@@ -23,6 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from mpi_impl.files import reading
 from reference.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -174,3 +176,12 @@ def blocks(values: np.ndarray, size: int = 1 << 22) -> Iterator[tuple[int, np.nd
     """Views of at most `size` elements, each with the index of its first: so memory stays bounded."""
     for start in range(0, len(values), size):
         yield start, values[start : start + size]
+
+
+def fingerprint(prefix: str | Path) -> str:
+    """Other data have another one: from the whole index, and from the first tokens. Raises UserError."""
+    digest = hashlib.sha256()
+    for path, size in ((f"{prefix}.idx", -1), (f"{prefix}.bin", 1 << 20)):
+        with reading(path), open(path, "rb") as file:
+            digest.update(file.read(size))
+    return digest.hexdigest()[:16]

@@ -4,6 +4,7 @@ Byte-level BPE (Radford et al. 2019, section 2.2) starts from the 256 bytes and 
 often, again and again, until the vocabulary is full. Since every byte is a token, any text can be encoded, and
 decoding gives it back unchanged.
 """
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -23,11 +24,15 @@ BYTES = pre_tokenizers.ByteLevel.alphabet()  # one printable character for each 
 
 
 class Tokenizer(Protocol):
-    """What the rest of the program asks of a tokenizer: ids lie in [0, vocab_size), and `eod` ends a document."""
+    """What the rest of the program asks of a tokenizer: ids lie in [0, vocab_size), and `eod` ends a document.
+
+    Tokenizers that give other ids to a text have other fingerprints.
+    """
 
     name: str
     vocab_size: int
     eod: int
+    fingerprint: str
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -47,6 +52,7 @@ class BytePairTokenizer:
         vocabulary = bpe.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1
         self.eod = vocabulary[END_OF_DOCUMENT]
+        self.fingerprint = hashlib.sha256(bpe.to_str().encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
@@ -135,6 +141,7 @@ class NullTokenizer:
                             f"{LARGEST_ID}.")
         self.vocab_size = n + 1
         self.eod = n
+        self.fingerprint = f"{n} numbers"
 
     def encode(self, text: str) -> list[int]:
         """The numbers in the text. Raises UserError for a word that is not one of the ids."""

@@ -183,8 +183,9 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
         return holders
     shape = shape_of(holders)
     total = np.zeros(shape)
-    for holder in holders:
-        total[holder.box] += holder.values
+    with np.errstate(invalid="ignore"):
+        for holder in holders:
+            total[holder.box] += holder.values
     return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
 
 

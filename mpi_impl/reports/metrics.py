@@ -1,8 +1,10 @@
 """What a run tells while it works: a line now and then for a person, JSON lines for a program."""
 import json
+import os
+from contextlib import suppress
 from math import exp, frexp
 
-from mpi_impl.files import open_for_writing, writing
+from mpi_impl.files import open_for_writing, reading, writing
 from mpi_impl.training.trainer import StepResult
 
 
@@ -10,11 +12,16 @@ class Metrics:
     """Keeps the curves, on every rank; on the one that `speaks` it prints progress and writes `--metrics-file`."""
 
     def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool,
-                 scaled: bool = False):
-        """`scaled`: whether the loss is, so that its scale is worth telling."""
+                 scaled: bool = False, begins: int = 0):
+        """`scaled`: whether the loss is, so that its scale is worth telling. A run that `begins` after some iterations
+        goes on with the file that is there.
+        """
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
         self.speaks, self.scaled = speaks, scaled
+        before = rows_until(begins, path) if path and speaks else []
         self.file = open_for_writing(path) if path and speaks else None
+        for row in before:
+            self.write(**row)
         self.losses: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
         self.step_seconds: list[float] = []                # since the last printed line
@@ -65,6 +72,19 @@ class Metrics:
         if self.file:
             with writing(self.file.name):
                 print(json.dumps(values), file=self.file, flush=True)
+
+
+def rows_until(iteration: int, path: str) -> list[dict]:
+    """What a run before this one has written about the iterations until this one."""
+    if iteration == 0 or not os.path.exists(path):
+        return []
+    with reading(path), open(path) as file:
+        lines = file.read().splitlines()
+    rows = []
+    for line in lines:
+        with suppress(ValueError):       # a line that a killed run did not finish
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict) and row.get("iteration", 0) <= iteration]
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ Left alone the two would part, and nothing would be wrong: training at a high ra
 make a difference of 1e-7 in a gradient one of 0.3 within a hundred steps (and 1e-15 one of 1e-9).
 """
 from collections.abc import Iterator
-from math import sqrt
+from math import isfinite, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +84,9 @@ class Verifier:
                                       "the textbook's step")
         self.worst = Difference(*map(max, self.worst, found))
         for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.precision.compute], strict=True):
+            if not isfinite(difference):
+                raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} cannot be compared, for "
+                                "the run has diverged. Try a smaller --lr.")
             if not difference <= allowed:
                 raise UserError(f"--verify: the {name} of iteration {self.trainer.iteration} and that of one "
                                 f"process differ by {difference:.1e}, but {allowed:.0e} is allowed in "

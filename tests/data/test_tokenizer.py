@@ -142,3 +142,11 @@ def test_options_that_do_not_fit_are_refused(gpt2_files, options, sentence):
     files = dict(zip(("VOCAB", "MERGES"), gpt2_files, strict=True))
     with pytest.raises(UserError, match=sentence):
         given_tokenizer(*(files.get(option, option) for option in options))
+
+
+def test_other_tokenizers_have_other_fingerprints():
+    """And the same one, trained again, has the same."""
+    texts = ["one text and another", "another text"]
+    one, again, other = (ByteLevelBPETokenizer.train(some, 260) for some in (texts, texts, ["quite other words"] * 3))
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    assert NullTokenizer(5).fingerprint == NullTokenizer(5).fingerprint != NullTokenizer(6).fingerprint

@@ -54,6 +54,20 @@ def test_a_run_that_goes_on_counts_its_own_steps(capsys):
     assert line.split()[1] == "81/100" and "0m 38s left" in line
 
 
+def test_a_run_that_goes_on_goes_on_with_its_file(tmp_path):
+    """What stands there of later iterations, and a line that was not finished, make room; a new run begins anew."""
+    path = tmp_path / "m"
+    for begins, iterations in ((0, (1, 2, 3)), (2, (3, 4)), (0, (1,))):
+        if begins:
+            path.write_text(path.read_text() + '{"iteration": 1, "lm_')
+        metrics = Metrics(9, 1000, 50, str(path), speaks=True, begins=begins)
+        for iteration in iterations:
+            metrics.step(iteration, StepResult(float(begins), 1.0, 1e-3), 2.0)
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [(row["iteration"], row["lm_loss"]) for row in rows] == (
+            [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)] if begins else [(i, 0.0) for i in iterations])
+
+
 @pytest.mark.parametrize("seconds, text", [(0, "0m 00s"), (59.6, "1m 00s"), (3599, "59m 59s"), (7300, "2h 01m")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
