@@ -284,8 +284,8 @@ class Pretraining:
         if self.verifier:
             print(self.verifier.summary())
         if self.metrics.skipped == self.metrics.steps:
-            print(f"note: all {self.metrics.steps} iterations were skipped, for their gradients overflow float16, and "
-                  "nothing was learnt. Train longer, or choose a smaller --initial-loss-scale.")
+            print("note: every iteration was skipped, for its gradients overflow float16, and nothing was learnt. "
+                  "Train longer, or choose a smaller --initial-loss-scale.")
         if self.unigram is not None:
             seen = self.args.eval_iters * self.args.global_batch_size
             print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "
