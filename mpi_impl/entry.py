@@ -33,7 +33,7 @@ from mpi_impl.rank_environment import (forget_shared_memory, is_first_rank, keep
 from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
-PATIENCE = 2.0                      # seconds: ranks that end for the same reason come to their end within this time
+PATIENCE = 1.0                      # seconds: ranks that end for the same reason come to their end within this time
 LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
 
 # Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
@@ -96,7 +96,7 @@ def check_world_size(size: int, library: str) -> None:
     if asked == size:
         return
     if not is_first_rank():  # these may be worlds of their own, which cannot agree on who speaks
-        time.sleep(1)
+        time.sleep(PATIENCE / 2)
         sys.exit(2)
     found = f"the world has {size}." if size > 1 else (
         f"each rank is a world of its own: they were started by another MPI's launcher than mpi4py's {library}.")

@@ -1,9 +1,10 @@
 """Sharded = unsharded on real ranks, a function for each layer: run by every rank of a group, which has t ranks.
 
-Each rank computes the whole layer with the textbook and its own share with the machine, and compares. With `wrap`
-arrays are of another library: the machine's are wrapped, the textbook's are not.
+Rank 0 computes the whole layer with the textbook, for all: where cores are few that is faster than each for itself.
+Each rank computes its own share with the machine, and compares. With `wrap` arrays are of another library: the
+machine's are wrapped, the textbook's are not.
 
-At the end stand the theorems on training, on groups of t x p x d ranks. There rank 0 compares for all.
+At the end stand the theorems on training, on groups of t x p x d ranks.
 """
 import gc
 import traceback
@@ -79,20 +80,25 @@ class Share:
 
     def gradients_equal(self, expected, tolerance):
         """The ranks' gradients, joined, are the whole ones; replicated ones are alike; padding got nothing."""
-        shards = [self.layout.views(flat - 1) for flat in self.group.comm.allgather(host(self.flat))]
-        shards = self.case.region.complete(shards, self.tensors)
-        trees_close(join(shards, self.tensors), expected, tolerance)
-        for mine, again in zip(shards, split(expected, self.tensors, self.group.size), strict=True):
-            trees_close(mine, again, tolerance)
+        def check(everyone):
+            shards = self.case.region.complete([self.layout.views(flat - 1) for flat in everyone], self.tensors)
+            trees_close(join(shards, self.tensors), expected, tolerance)
+            for mine, again in zip(shards, split(expected, self.tensors, self.group.size), strict=True):
+                trees_close(mine, again, tolerance)
+
+        first_checks(self.group, host(self.flat), check)
 
 
 def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as_is, tolerance=1e-11):
     h, m = case.model.hidden_size, 3 * case.t
     tensors = textbook_linear.column_parallel_tensors(h, m, 1.0)
-    p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
-    y, cache = textbook_linear.linear_forward(x, p)
-    dx, grads = textbook_linear.linear_backward(dy, p, cache)
 
+    def whole():
+        p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
+        y, cache = textbook_linear.linear_forward(x, p)
+        return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
+
+    p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     mine = slice(None) if gather_output else slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.column_parallel_forward(share.outside(x), share.p, gather_output, share.region)
@@ -106,10 +112,13 @@ def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as
 def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     n, h = 3 * case.t, case.model.hidden_size
     tensors = textbook_linear.row_parallel_tensors(n, h, 1.0)
-    p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
-    y, cache = textbook_linear.linear_forward(x, p)
-    dx, grads = textbook_linear.linear_backward(dy, p, cache)
 
+    def whole():
+        p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
+        y, cache = textbook_linear.linear_forward(x, p)
+        return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
+
+    p, x, dy, y, dx, grads = group.from_first(whole)
     share, mine = Share(group, tensors, p, case, wrap), slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
     dx_mine = linear.row_parallel_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
@@ -121,10 +130,13 @@ def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     act, tensors = case.model.activation, textbook_mlp.mlp_tensors(case.model)
-    p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = textbook_mlp.mlp_forward(x, p, act)
-    dx, grads = textbook_mlp.mlp_backward(dy, p, cache, act)
 
+    def whole():
+        p, x, dy = case.params(tensors), case.x(), case.x("dy")
+        y, cache = textbook_mlp.mlp_forward(x, p, act)
+        return p, x, dy, y, *textbook_mlp.mlp_backward(dy, p, cache, act)
+
+    p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     y_mine, cache = mlp.mlp_forward(share.outside(x), share.p, act, share.region)
     dx_mine = mlp.mlp_backward(share.outside(dy), share.p, cache, act, share.grads, kernels.accumulate, share.region)
@@ -135,10 +147,13 @@ def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap=as_is, tolerance=1e-11):
     tensors, rotary = textbook_attention.attention_tensors(case.model), rotary_of(case)
-    p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = textbook_attention.attention_forward(x, p, causal, rotary, case.dropout)
-    dx, grads = textbook_attention.attention_backward(dy, p, cache)
 
+    def whole():
+        p, x, dy = case.params(tensors), case.x(), case.x("dy")
+        y, cache = textbook_attention.attention_forward(x, p, causal, rotary, case.dropout)
+        return p, x, dy, y, *textbook_attention.attention_backward(dy, p, cache)
+
+    p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     rotary = rotary and tuple(map(wrap, rotary))
     y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, rotary, share.region, case.dropout,
@@ -152,10 +167,13 @@ def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap
 
 def block_equals_whole(group, case: Case, selective=False, wrap=as_is, tolerance=1e-11):
     c, tensors, rotary = case.model, textbook_block.block_tensors(case.model), rotary_of(case)
-    p, x, dy = case.params(tensors), case.x(), case.x("dy")
-    y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout)
-    dx, grads = textbook_block.block_backward(dy, p, cache, c)
 
+    def whole():
+        p, x, dy = case.params(tensors), case.x(), case.x("dy")
+        y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout)
+        return p, x, dy, y, *textbook_block.block_backward(dy, p, cache, c)
+
+    p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     rotary = rotary and tuple(map(wrap, rotary))
     y_mine, cache = block.block_forward(share.outside(x), share.p, c, rotary, share.region, case.dropout, selective)
@@ -167,10 +185,13 @@ def block_equals_whole(group, case: Case, selective=False, wrap=as_is, tolerance
 
 def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     tensors = textbook_embedding.embedding_tensors(case.model)
-    p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
-    x, cache = textbook_embedding.embedding_forward(tokens, p, case.dropout)
-    grads = textbook_embedding.embedding_backward(dx, p, cache)
 
+    def whole():
+        p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
+        x, cache = textbook_embedding.embedding_forward(tokens, p, case.dropout)
+        return p, tokens, dx, x, textbook_embedding.embedding_backward(dx, p, cache)
+
+    p, tokens, dx, x, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, case.dropout)
     embedding.embedding_backward(share.outside(dx), cache, share.grads, share.region)
@@ -180,10 +201,13 @@ def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     c, tensors = case.model, {"word": textbook_embedding.word_tensor(case.model)}
-    p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, c.vocab_size)
-    logits, cache = textbook_embedding.logits_forward(x, p["word"], c.vocab_size)
-    dx, dword = textbook_embedding.logits_backward(dlogits, p["word"], cache)
 
+    def whole():
+        p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, c.vocab_size)
+        logits, cache = textbook_embedding.logits_forward(x, p["word"], c.vocab_size)
+        return p, x, dlogits, logits, *textbook_embedding.logits_backward(dlogits, p["word"], cache)
+
+    p, x, dlogits, logits, dx, dword = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     n = tensors["word"].local_shape(group.size)[0]
     mine = slice(n * group.rank, n * group.rank + n)
@@ -200,12 +224,14 @@ def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 
 def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11):
-    logits = scale * case.array("logits", case.b, case.s, 3 * case.t)
-    targets = case.ids("targets", case.b, case.s) % logits.shape[-1]
-    dloss = case.array("dloss", case.b, case.s)
-    loss, cache = textbook_cross_entropy.cross_entropy_forward(logits, targets)
-    dlogits = textbook_cross_entropy.cross_entropy_backward(dloss, cache)
+    def whole():
+        logits = scale * case.array("logits", case.b, case.s, 3 * case.t)
+        targets = case.ids("targets", case.b, case.s) % logits.shape[-1]
+        dloss = case.array("dloss", case.b, case.s)
+        loss, cache = textbook_cross_entropy.cross_entropy_forward(logits, targets)
+        return logits, targets, dloss, loss, textbook_cross_entropy.cross_entropy_backward(dloss, cache)
 
+    logits, targets, dloss, loss, dlogits = group.from_first(whole)
     mine = slice(3 * group.rank, 3 * group.rank + 3)
     loss_all, cache = cross_entropy.cross_entropy_forward(wrap(logits[..., mine].copy()), wrap(targets), group)
     close(host(loss_all), loss, tolerance)
@@ -214,11 +240,14 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11)
 
 def gpt_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
     c, tensors = case.model, textbook_gpt.gpt_tensors(case.model)
-    p, tokens, targets = case.params(tensors), case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
-    dloss = case.array("dloss", case.b, case.s)
-    loss, cache = textbook_gpt.gpt_forward(tokens, p, c, targets, case.dropout)
-    _, grads = textbook_gpt.gpt_backward(dloss, p, cache, c)
 
+    def whole():
+        tokens, targets = (case.ids(what, case.b, case.s) for what in ("tokens", "targets"))
+        p, dloss = case.params(tensors), case.array("dloss", case.b, case.s)
+        loss, cache = textbook_gpt.gpt_forward(tokens, p, c, targets, case.dropout)
+        return p, tokens, targets, dloss, loss, textbook_gpt.gpt_backward(dloss, p, cache, c)[1]
+
+    p, tokens, targets, dloss, loss, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
     loss_all, cache = gpt.gpt_forward(wrap(tokens), units, c, wrap(targets), share.region, case.dropout, recompute)
@@ -383,17 +412,21 @@ def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
         mine = dealt(trainer, case.b, case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s))
         gc.collect()        # what another run has left, if it has failed on this rank
         assert live_caches() == 0
-        trainer.step(mine, batch)
-        assert live_caches() == 0, "the step is over, but caches are not gone"
+        gc.freeze()         # what is there by now is not looked through again, which takes long
+        try:
+            trainer.step(mine, batch)
+            assert live_caches() == 0, "the step is over, but caches are not gone"
+            with mock.patch.object(passes, "gpt_forward", forward_of_an_evaluation):
+                trainer.evaluate(mine, batch)
+        finally:
+            gc.unfreeze()
 
-        def forward(*args):
-            assert live_caches() == 0, "an evaluation keeps caches"
-            y, cache = gpt.gpt_forward(*args)
-            assert all(kept.caches is None for kept in cache.layers), "an evaluation keeps what a backward needs"
-            return y, cache
 
-        with mock.patch.object(passes, "gpt_forward", forward):
-            trainer.evaluate(mine, batch)
+def forward_of_an_evaluation(*args):
+    assert live_caches() == 0, "an evaluation keeps caches"
+    y, cache = gpt.gpt_forward(*args)
+    assert all(kept.caches is None for kept in cache.layers), "an evaluation keeps what a backward needs"
+    return y, cache
 
 
 def live_caches() -> int:

@@ -13,7 +13,7 @@ from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import OPEN_MPI_SETTINGS
 from tests.launching import environment
-from tests.mpi_impl.test_checkpoint import pretrain
+from tests.program import pretrain
 
 PATIENCE = 30       # seconds for a whole job, on a busy machine
 SOON = 10           # seconds from a fault to the end of a job

@@ -2,7 +2,6 @@
 
 Bounds are in units of the format's epsilon, by half of which a number that is rounded may be off.
 """
-import tracemalloc
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +25,7 @@ from reference.layers.embedding import embedding_tensors
 from reference.params import leaves, tree_map
 from reference.precision import FORMATS
 from tests import rank_theorems as theorems
+from tests.allocated import most_bytes
 from tests.mpi_impl.test_kernels import SEEDS, arrays, sites, small_tiles    # noqa: F401
 from tests.spy import SpyArray, to_device
 from tests.strategies import Case, cases, close
@@ -204,12 +204,12 @@ def test_attention_has_the_probabilities_of_one_sample_at_a_time(monkeypatch):
     monkeypatch.undo()
     b, s, a, d = 8, 256, 4, 4
     q = k = v = halves(1, "bfloat16", b, s, a, d)
-    tracemalloc.start()
-    y, cache = kernels.attention_core(q, k, v, True, Site((1, 2), 0.1, (0, a, s, s), (0, 0, 0, 0)))
-    kernels.attention_core_backward(y, cache)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1.8 * a * s * s * (4 + 1)        # with its mask; of all, or of two, it would be more
+
+    def forward_and_backward():
+        y, cache = kernels.attention_core(q, k, v, True, Site((1, 2), 0.1, (0, a, s, s), (0, 0, 0, 0)))
+        kernels.attention_core_backward(y, cache)
+
+    assert most_bytes(forward_and_backward) < 1.8 * a * s * s * (4 + 1)    # with its mask; of all, or of two: more
 
 
 @given(st.integers(1, 300), st.integers(1, 9), NAMES, SEEDS)

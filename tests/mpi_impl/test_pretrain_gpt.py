@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from mpi_impl.comm.group import Group
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.prepare import prepare
 from mpi_impl.files import check_folder
 from mpi_impl.parallel import buffers
 from mpi_impl.pool import RankFailure
-from mpi_impl.pretrain_gpt import Pretraining
-from mpi_impl.training.arguments import parse
 from reference.errors import UserError
 from tests.planted import Bug, planted_run
+from tests.program import pretrain
 
 SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 2
     --global-batch-size 8 --train-iters 6 --lr 0.01 --lr-warmup-iters 2 --vocab-size 300 --log-interval 2
@@ -32,10 +30,6 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
-
-
-def pretrain(group: Group, options):
-    Pretraining(parse(options, group.size), group).run()
 
 
 def split(t=1, p=1, more=""):

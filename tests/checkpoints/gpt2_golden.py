@@ -1,4 +1,4 @@
-"""What transformers' GPT-2 computes, for where it is not installed: `python -m tests.mpi_impl.gpt2_golden` writes it.
+"""What transformers' GPT-2 computes, for where it is absent: `python -m tests.checkpoints.gpt2_golden` writes it.
 
 Weights are a function of their name and index, so the file has none: only the config.json that transformers wrote, the
 names and shapes of the tensors, and what came out.

@@ -1,0 +1,121 @@
+"""Runs that begin with a GPT-2 in transformers' layout, and folders that hold one: what their tests share."""
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mpi_impl.checkpoints.gpt2_config import CONFIG, read_config
+from mpi_impl.checkpoints.huggingface import WEIGHTS, check_weights, load_weights, save_model, their_name
+from mpi_impl.comm.topology import Place
+from mpi_impl.data.tokenizer import NullTokenizer
+from mpi_impl.training.arguments import parse
+from mpi_impl.training.sample import last_logits
+from mpi_impl.training.trainer import Trainer
+from reference.errors import UserError
+from reference.models.gpt import gpt_join
+from reference.params import join, leaves
+from tests.checkpoints.gpt2_golden import GOLDEN, weight
+from tests.rank_theorems import connected, dealt
+
+GOLDEN_MODELS = json.loads(GOLDEN.read_text())
+T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+
+
+def taking_turns(models, places) -> list:
+    """Every model in every place; but for each place's turn they are marked deep."""
+    return [pytest.param(model, *place, marks=[] if i % len(models) == turn else pytest.mark.deep)
+            for i, place in enumerate(places) for turn, model in enumerate(models)]
+
+
+class Found(NamedTuple):
+    """What one rank says of the model in a folder."""
+
+    place: Place
+    loss: float
+    logits: Any      # [s, V] of the first sequence, on the last stage's ranks
+    grads: Any       # the tree of what it holds
+    tensors: Any
+
+
+def options(folder, more="") -> list[str]:
+    """Those of a run that begins with the model in the folder, in float64."""
+    return ["--load-hf", str(folder), "--seq-length", "4", "--micro-batch-size", "1", "--dtype", "float64",
+            "--clip-grad", "0", *more.split()]
+
+
+def trainer_of(settings, topology) -> Trainer:
+    folder = settings.args.load_hf
+    model = settings.model(read_config(folder)["vocab_size"])
+    check_weights(folder, model)
+    trainer = Trainer(model, settings.optimizer, topology, 1, settings.precision)
+    load_weights(trainer, folder)
+    return trainer
+
+
+def computed(group, argv, tokens) -> Found:
+    """Logits of the first sequence, the loss of all, [B, s + 1], and its gradients."""
+    settings = parse(argv, group.size)
+    with connected(group, settings.parallel) as topology:
+        trainer = trainer_of(settings, topology)
+        logits = [last_logits(trainer, tokens[:1, :n]) for n in range(1, tokens.shape[1])]
+        result = trainer.step(dealt(trainer, 1, tokens[:, :-1], tokens[:, 1:]), len(tokens))
+        grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
+        return Found(topology.place, result.loss, logits, grads, trainer.layout.tensors)
+
+
+def saved_again(group, argv, steps, folder) -> None:
+    """Load, learn for some steps, and save."""
+    settings = parse(argv, group.size)
+    with connected(group, settings.parallel) as topology:
+        trainer = trainer_of(settings, topology)
+        for step in range(steps):
+            tokens = np.random.default_rng(step).integers(0, trainer.model.vocab_size, (topology.data.size, 5))
+            trainer.step(dealt(trainer, 1, tokens[:, :-1], tokens[:, 1:]), len(tokens))
+        tokenizer = NullTokenizer(trainer.model.vocab_size - 1) if group.rank == 0 else None
+        save_model(trainer, str(folder), tokenizer)
+
+
+def whole_gradients(ranks: list[Found]) -> dict[str, np.ndarray]:
+    """Of the first replica, by our names."""
+    replica = [found for found in ranks if found.place.data == 0]
+    stages = [[found for found in replica if found.place.pipeline == p]
+              for p in sorted({found.place.pipeline for found in replica})]
+    return dict(leaves(gpt_join([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
+
+
+def full_name(name: str) -> str:
+    """Theirs, with the prefix."""
+    return their_name(name) if name == "output" else f"transformer.{their_name(name)}"
+
+
+def weights_of(golden) -> dict[str, np.ndarray]:
+    return {name: weight(name, shape) for name, shape in golden["tensors"].items()}
+
+
+def write_model(folder: Path, config, tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config))
+    save_file(tensors, folder / WEIGHTS)
+    return folder
+
+
+def empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def same_tensors(one: Path, other: Path):
+    ours, theirs = load_file(one / WEIGHTS), load_file(other / WEIGHTS)
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        assert (ours[name].dtype, ours[name].shape) == (theirs[name].dtype, theirs[name].shape)
+        assert ours[name].tobytes() == theirs[name].tobytes(), name
+
+
+def said_of(act, sentence: str):
+    with pytest.raises(UserError) as caught:
+        act()
+    assert sentence in str(caught.value)

@@ -1,0 +1,83 @@
+"""Runs of any model on any ranks that save their state and load it: what tests of checkpoints share."""
+from typing import Any, NamedTuple
+
+from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.comm.topology import Place
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig
+from reference.models.gpt import gpt_join
+from reference.optimizer import OptimizerConfig
+from reference.params import join
+from reference.precision import Precision
+from tests.rank_theorems import Plan, connected, dealt
+from tests.strategies import Case, trees_close
+
+OPTIMIZER = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.5, adam_eps=1e-4)
+DOUBLE = Precision("float64")
+
+
+class Run(NamedTuple):
+    """A case on some ranks, with so many samples in a batch."""
+
+    n: int
+    case: Case
+    plan: Plan
+    batch: int
+    precision: Precision = DOUBLE
+
+    def trainer(self, topology) -> Trainer:
+        return Trainer(self.case.model, OPTIMIZER, topology, self.case.seed, self.precision)
+
+    def words(self, step: int):
+        """Tokens and targets of a step."""
+        return [self.case.ids(f"{what} {step}", self.batch, self.case.s) for what in ("tokens", "targets")]
+
+    def step(self, trainer: Trainer):
+        return trainer.step(dealt(trainer, self.case.b, *self.words(trainer.iteration)), self.batch)
+
+
+class States(NamedTuple):
+    """Of one rank."""
+
+    place: Place
+    tensors: Any
+    views: dict[str, Any]      # by state
+
+
+def states(trainer: Trainer) -> States:
+    return States(trainer.topology.place, trainer.layout.tensors,
+                  {name: trainer.layout.views(trainer.whole(buffer).copy())
+                   for name, buffer in trainer.optimizer.states.items()})
+
+
+def joined(everyone: list[States], state: str, replica: int = 0):
+    """The whole model's, of one replica."""
+    stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
+              for stage in range(1 + max(found.place.pipeline for found in everyone))]
+    parts = [join([found.views[state] for found in stage], stage[0].tensors) for stage in stages]
+    whole = gpt_join(parts)
+    for part in parts:
+        if part.embedding.word is not None:     # both copies of a tied table
+            trees_close(part.embedding.word, whole.embedding.word, 0.0)
+    return whole
+
+
+def train_and_save(group, run: Run, root, steps: int = 1) -> States:
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer = run.trainer(topology)
+        for _ in range(steps):
+            run.step(trainer)
+        checkpoint.save(trainer, str(root), {"seed": run.case.seed})
+        return states(trainer)
+
+
+def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list, States]:
+    """States after loading, the results of some steps, and the states after them."""
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer = run.trainer(topology)
+        checkpoint.load(trainer, str(root), group.from_first(lambda: on_disk.read_manifest(str(root))))
+        loaded = states(trainer)
+        return loaded, [run.step(trainer) for _ in range(steps)], states(trainer)
+
+
+SMALL = Run(2, Case(2, ModelConfig(2, 8, 2, 11, 4, make_vocab_size_divisible_by=3), 1, 4, seed=1), Plan(), 2)

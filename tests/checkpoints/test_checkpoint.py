@@ -1,0 +1,224 @@
+"""Any topology loads what any other has saved, to the bit; a resumed run is the run; no rank holds the model."""
+import os
+import tempfile
+from dataclasses import replace
+from math import lcm
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints.on_disk import TRACKER, Manifest, Sealed, box_of, key_of, text_of
+from reference import training
+from reference.boxes import shape_of, without_padding
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.params import leaves
+from reference.precision import LossScaling, Precision
+from reference.schedules import make
+from tests.allocated import most_bytes
+from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
+from tests.mpi_impl.test_training import WITHOUT_V, places
+from tests.rank_theorems import Plan, connected
+from tests.strategies import Case, cases, trees_close
+
+
+# ---- any topology loads any other -----------------------------------------------------------------------------------
+
+
+@st.composite
+def plans(draw, t, p, d, most):
+    """How so many ranks share the work, with at most so many stages -> the plan, and what m must be a multiple of."""
+    schedule = draw(st.sampled_from([*WITHOUT_V, *["interleaved"] * (2 * p <= most)]), "schedule")
+    v = 2 if schedule == "interleaved" else None
+    if make(schedule, p, p, v).stages > most:
+        schedule, v = "1f1b", None
+    stage = draw(st.integers(0, 3), "ZeRO stage")
+    offload = stage > 0 and draw(st.booleans(), "offload")
+    return Plan(p, schedule, v, bucket_size=draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size"),
+                zero_stage=stage, cpu_offload=offload), p if v else 1
+
+
+@st.composite
+def pairs(draw):
+    """The same model and batches on two topologies."""
+    (t1, p1, d1), (t2, p2, d2) = one, other = [draw(st.sampled_from(places()), "t, p, d") for _ in range(2)]
+    heads, layers = lcm(t1, t2), max(p1, p2) + draw(st.integers(0, 2), "more layers")
+    case = draw(cases(sizes=st.just(1), num_layers=layers, num_attention_heads=heads, hidden_size=2 * heads,
+                      rotary_percent=1.0, max_position_embeddings=2 * heads))
+    found, batch = [], 1
+    for t, p, d in (one, other):
+        plan, m = draw(plans(t, p, d, layers))
+        batch = lcm(batch, m * d)
+        found.append((t, t * p * d, plan, t > 1 and draw(st.booleans(), "sequence parallel")))
+    return [Run(n, replace(case, t=t, b=1, s=heads, sequence_parallel=cut), plan, batch) for t, n, plan, cut in found]
+
+
+@settings(max_examples=settings().max_examples // 10)
+@given(pairs(), st.integers(1, 2))
+def test_any_topology_loads_any_other(ranks, pair, steps):
+    """Any two, with ragged models."""
+    one_loads_other(ranks, *pair, steps)
+
+
+MODEL = ModelConfig(4, 16, 4, 21, 8, make_vocab_size_divisible_by=3)
+# t, sequence parallel or not, replicas, and the rest; each of them loads what the one before it has saved.
+ROUND = [Run(t * plan.p * d, Case(t, MODEL, 1, 4, seed=1, sequence_parallel=cut), plan, 8) for t, cut, d, plan in [
+    (2, False, 2, Plan(2)), (1, False, 8, Plan(zero_stage=3)), (4, True, 2, Plan(zero_stage=1)), (1, False, 1, Plan()),
+    (2, True, 1, Plan(4)), (2, False, 2, Plan(2, "interleaved", 2, zero_stage=2, cpu_offload=True)),
+    (1, False, 4, Plan()), (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
+
+
+@pytest.mark.parametrize("i", range(len(ROUND)))
+def test_one_topology_after_the_other(ranks, i):
+    """All of t, p, d, v, ZeRO's stages and the cut sequence have their turn."""
+    one_loads_other(ranks, ROUND[i - 1], ROUND[i], 2)
+
+
+def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
+    """All states are there to the bit, on every replica; and one more step is one process's."""
+    with tempfile.TemporaryDirectory() as root:
+        saved = ranks.run(one.n, train_and_save, one, root, steps)
+        after = ranks.run(other.n, load_and_train, other, root)
+    loaded, results, stepped = zip(*after, strict=True)
+    replicas = 1 + max(found.place.data for found in loaded)
+    for state in ("parameters", "m", "v"):
+        for replica in range(replicas):
+            trees_close(joined(loaded, state, replica), joined(saved, state), 0.0)
+    textbook = training.Trainer(one.case.model, OPTIMIZER, one.case.seed, DOUBLE)
+    for step in range(steps + 1):
+        loss, norm, _ = textbook.step(*one.words(step))
+    assert all(result[0][:2] == pytest.approx((loss, norm), rel=1e-10) for result in results)
+    for state, expected in (("parameters", textbook.params), ("m", textbook.m), ("v", textbook.v)):
+        trees_close(joined(stepped, state, replicas - 1), expected, 1e-10)
+
+
+# ---- a resumed run is the run ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def resumed(draw):
+    """A run of any precision, whose loss scale moves if it has one."""
+    run = draw(pairs())[0]
+    scaling = LossScaling(initial_loss_scale=2.0**draw(st.integers(0, 40), "scale"), loss_scale_window=2, hysteresis=1)
+    formats = [Precision(name) for name in ("float64", "float32", "bfloat16")]
+    return run._replace(precision=draw(st.sampled_from([*formats, Precision("float16", scaling)]), "precision"))
+
+
+def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
+    """On each rank, to the bit. The second trainer begins with other weights than the first."""
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        through, before, after = run.trainer(topology), run.trainer(topology), run.trainer(topology)
+        for _ in range(steps):
+            run.step(through)
+            run.step(before)
+        checkpoint.save(before, str(root), {})
+        for buffer in after.optimizer.states.values():
+            buffer.flat[...] = 7
+        checkpoint.load(after, str(root), on_disk.read_manifest(str(root)))
+        for _ in range(steps):
+            assert repr(run.step(through)) == repr(run.step(after))
+        assert (through.iteration, through.optimizer.iteration, through.scaler.state) == (
+            after.iteration, after.optimizer.iteration, after.scaler.state)
+        for one, other in ((through.parameters.own, after.parameters.own), *zip(
+                through.optimizer.states.values(), after.optimizer.states.values(), strict=True)):
+            for piece in without_padding(through.pieces, topology.place.tensor):
+                assert np.array_equal(one.load(piece), other.load(piece), equal_nan=True), piece.of.name
+
+
+@settings(max_examples=settings().max_examples // 10)
+@given(resumed(), st.integers(1, 3))
+def test_a_resumed_run_is_the_run(ranks, run, steps):
+    """n + n steps = 2 n steps, to the bit: losses, norms, weights, moments, loss scale; whatever the run is like."""
+    with tempfile.TemporaryDirectory() as root:
+        ranks.run(run.n, resumed_is_uninterrupted, run, root, steps)
+
+
+@pytest.mark.parametrize("before, after", [("float32", "float64"), ("float64", "float32"), ("bfloat16", "float32"),
+                                           ("float32", "float16")])
+def test_another_precision_goes_on(ranks, tmp_path, before, after):
+    """With the same numbers, as far as the new format has them. A scale that follows the gradients begins anew."""
+    one, other = SMALL._replace(precision=Precision(before)), SMALL._replace(precision=Precision(after, LossScaling()))
+    saved = ranks.run(2, train_and_save, one, tmp_path)
+    loaded, _, _ = zip(*ranks.run(2, load_and_train, other, tmp_path, 0), strict=True)
+    for state in ("parameters", "m", "v"):
+        for (name, x), (_, y) in zip(leaves(joined(loaded, state)), leaves(joined(saved, state)), strict=True):
+            assert x.dtype == other.precision.main and np.array_equal(x, y.astype(x.dtype)), name
+
+
+# ---- what is on disk ------------------------------------------------------------------------------------------------
+
+
+ZERO = SMALL._replace(case=replace(SMALL.case, t=1), plan=Plan(p=2, zero_stage=1), n=4)
+
+
+@pytest.mark.parametrize("run", [SMALL, ZERO])
+def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run):
+    """As the package itself reads them: with the manifest's boxes they fill every tensor, each element once."""
+    saved = ranks.run(run.n, train_and_save, run, tmp_path, 2)
+    folder = tmp_path / "iter_0000002"
+    manifest = Manifest.from_text((folder / "manifest.json").read_text())
+    assert Manifest.from_text(manifest.text()) == manifest and (tmp_path / TRACKER).read_text() == "2"
+    assert (manifest.iteration, manifest.updates, manifest.dtype) == (2, 2, "float64")
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "manifest.json.sha256", *manifest.files}
+    for state in ("parameters", "m", "v"):
+        files = {name: load_file(folder / name) for name in manifest.files if name.startswith(f"{state}-")}
+        assert sum(len(file) for file in files.values()) == sum(len(x.boxes) for x in manifest.tensors.values())
+        for name, expected in leaves(joined(saved, state)):
+            found = np.full(expected.shape, np.nan)
+            for box, rank in manifest.tensors[name].boxes:
+                assert np.isnan(found[box]).all()
+                found[box] = files[f"{state}-{rank:05}.safetensors"][key_of(name, box)]
+            assert np.array_equal(found, expected)
+
+
+def test_a_manifest_that_is_not_all_of_its_tensors_is_none():
+    manifest = Manifest(1, 1, [2.0**32, 0, 2], "float32", {}, {}, {"x": on_disk.Stored((2, 3), [
+        (box_of("0:1,0:3"), 0), (box_of("1:2,0:3"), 1)])}, {"m": Sealed(3, "abc")})
+    assert Manifest.from_text(manifest.text()) == manifest
+    assert all(text_of(box_of(text)) == text for text in ("0:1", "2:3,4:5,0:10"))
+    assert shape_of(box_of("2:3,4:6,0:10")) == (1, 2, 10)
+    for wrong in ("1:2,0:2", "0:2,0:3"):
+        with pytest.raises(ValueError, match="x"):
+            Manifest.from_text(manifest.text().replace("1:2,0:3", wrong))
+
+
+def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, int]:
+    """Bytes, at most, beside what is held -> of the save, of the load; of the largest part of a tensor, of a state."""
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer = run.trainer(topology)
+        trainer.iteration = 1
+        saved = most_bytes(lambda: checkpoint.save(trainer, str(root), {}))
+        loaded = most_bytes(lambda: checkpoint.load(trainer, str(root), on_disk.read_manifest(str(root))))
+        part, state = max(piece.size for piece in trainer.pieces), trainer.layout.shard_size
+        return saved, loaded, 8 * part, 8 * state
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_no_rank_holds_the_model(ranks, tmp_path, offload):
+    """A save copies nothing, or its part of one tensor from far memory; a load has that part, and what it is read as.
+
+    (The package has that more than once for a moment.)
+    """
+    model = ModelConfig(7, 128, 2, 50, 8)
+    run = Run(2, Case(1, model, 1, 4, seed=1), Plan(zero_stage=1, cpu_offload=offload), 2)
+    for saved, loaded, part, state in ranks.run(2, memory_of_a_save_and_a_load, run, tmp_path):
+        assert saved < part * offload + 300_000 < state / 4
+        assert loaded < 4 * part + 300_000 < state
+
+
+def test_what_is_said_of_other_settings():
+    """Each option that differs, with both values; and the dtype."""
+    manifest = Manifest(10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
+    assert checkpoint.told("D", manifest, dict(manifest.settings), "float32") == "loaded iteration 10: 0 bytes, " + (
+        os.path.join("D", "iter_0000010"))
+    lines = checkpoint.told("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
+    assert lines == ["its weights and moments are float32, and float64 from now on",
+                     "note: other settings than before, so the run is not the same: --seed 2 (was 1), --split 2,1 "
+                     "(was 1,1)"]
+    with pytest.raises(UserError, match="--train-iters is 10, but D/iter_0000010, .* Choose more"):
+        checkpoint.check_iterations("D", manifest, 10)
+    checkpoint.check_iterations("D", manifest, 11)

@@ -1,0 +1,266 @@
+"""Whatever happens to the files of a checkpoint, or while they are written: it is said, and the good one stays."""
+import errno
+import os
+import re
+import resource
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints.on_disk import TRACKER, check_free
+from reference.errors import UserError
+from tests.checkpoints.saved_runs import SMALL, Run, load_and_train, train_and_save
+from tests.program import refusal
+from tests.rank_theorems import connected
+
+
+# ---- whatever happens to the files ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory):
+    """A checkpoint of SMALL after its first step. Tests work on copies."""
+    root = tmp_path_factory.mktemp("saved")
+    ranks.run(2, train_and_save, SMALL, root)
+    return root
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def load_says(ranks, run: Run, root) -> str:
+    """The sentence with which a load is refused; "" if it loads."""
+    return ranks.run(run.n, refusal, load_and_train, run, root, 0)[0]
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 255))
+def test_a_changed_byte_is_found_wherever_it_is(ranks, saved, random, change):
+    """In the tracker, the manifest, its checksum, a header, or among the elements: the load fails and names a file."""
+    with tempfile.TemporaryDirectory() as root:
+        shutil.copytree(saved, root, dirs_exist_ok=True)
+        path = random.choice(sorted(path for path in Path(root).rglob("*") if path.is_file()))
+        content = bytearray(path.read_bytes())
+        content[random.randrange(len(content))] ^= change
+        path.write_bytes(content)
+        said = load_says(ranks, SMALL, root)
+        assert path.name in said or path.name.removesuffix(".sha256") in said
+
+
+def names_of_files(run: Run) -> list[str]:
+    shards = [f"{state}-{rank:05}.safetensors" for state in ("parameters", "m", "v") for rank in range(run.n)]
+    return [TRACKER, *(f"iter_0000001/{name}" for name in ("manifest.json", "manifest.json.sha256", *shards))]
+
+
+@pytest.mark.parametrize("name", names_of_files(SMALL))
+def test_a_missing_a_short_or_a_long_file_is_found(ranks, copy, name):
+    """Each in turn, by name."""
+    path, named = copy / name, str(copy / name).removesuffix(".sha256")
+    content = path.read_bytes()
+    for wrong in (content[:len(content) // 2], b"", content + b"\0"):
+        path.write_bytes(wrong)
+        assert named in load_says(ranks, SMALL, copy)
+    path.unlink()
+    assert named in load_says(ranks, SMALL, copy)
+    path.mkdir()
+    assert f"{path} cannot be read: Is a directory." in load_says(ranks, SMALL, copy)
+    path.rmdir()
+    path.write_bytes(content)
+    assert load_says(ranks, SMALL, copy) == ""
+
+
+def test_a_checkpoint_without_its_folder_or_under_another_name(ranks, copy):
+    (copy / "iter_0000001").rename(copy / "iter_0000003")
+    assert load_says(ranks, SMALL, copy) == (
+        f"{copy}/{TRACKER} names iteration 1, but {copy}/iter_0000001 is not there. Of checkpoints {copy} has those of "
+        f"iterations 3; {TRACKER} there says which one is loaded.")
+    (copy / TRACKER).write_text("3\n")
+    assert "manifest.json is of iteration 1" in load_says(ranks, SMALL, copy)
+    assert load_says(ranks, SMALL._replace(n=1, case=replace(SMALL.case, t=1)), copy / "none") == (
+        f"--load {copy}/none holds no checkpoint: {copy}/none/{TRACKER} is not there.")
+
+
+@pytest.mark.parametrize("choice, sentence", [
+    (dict(num_layers=3), "--num-layers is 3, but 2 in"),
+    (dict(hidden_size=12), "--hidden-size is 12, but 8 in"),
+    (dict(vocab_size=12), "--vocab-size (which the tokenizer decides) is 12, but 11 in"),
+    (dict(untie_embeddings_and_output_weights=True), "--untie-embeddings-and-output-weights is True, but False in"),
+    (dict(activation="relu"), "--activation is relu, but gelu in"),
+    (dict(max_position_embeddings=5), "--max-position-embeddings is 5, but 4 in"),
+])
+def test_another_model_is_refused(ranks, saved, choice, sentence):
+    """What its steps and its storage are like may change."""
+    def with_model(**choice):
+        return SMALL._replace(case=replace(SMALL.case, model=replace(SMALL.case.model, **choice)))
+
+    said = load_says(ranks, with_model(**choice), saved)
+    assert said.startswith(f"{sentence} {saved}/iter_0000001: ")
+    same = with_model(hidden_dropout=0.3, attention_dropout=0.3, make_vocab_size_divisible_by=1, init_method_std=1.0)
+    assert load_says(ranks, same, saved) == ""
+
+
+# ---- whatever happens while it is written ---------------------------------------------------------------------------
+
+OPERATIONS = ("fsync", "rename", "replace", "mkdir", "listdir", "open")     # of the module os
+
+
+def recorded_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[str, int]]:
+    """What one save asks the system, in order, with the file it is about; and which file is which."""
+    asked = []
+
+    def recorded(name, place):
+        def call(*args):
+            asked.append((name, place(*args)))
+            return getattr(os, name)(*args)
+        return call
+
+    recorder = mock.Mock(wraps=os, path=os.path, O_RDONLY=os.O_RDONLY)
+    recorder.fsync = recorded("fsync", lambda file: os.fstat(file).st_ino)
+    recorder.rename = recorded("rename", lambda source, _: os.stat(source).st_ino)
+    recorder.replace = recorded("replace", lambda source, _: os.stat(source).st_ino)
+    with mock.patch.object(on_disk, "os", recorder):
+        save_again(group, run, root, 1)
+    return asked, {str(path.relative_to(root)): path.stat().st_ino for path in [root, *root.rglob("*")]}
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(ranks, tmp_path):
+    """Though the power may fail: the files and their folder before the rename, and that before the tracker's."""
+    alone = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
+    (asked, files), = ranks.run(1, recorded_save, alone, tmp_path)
+    folder, tracker = files.pop("iter_0000001"), files.pop(TRACKER)
+    top = files.pop(".")
+    named = asked.index(("rename", folder))
+    assert {("fsync", file) for file in (*files.values(), folder)} == set(asked[:named])
+    assert asked[named - 1] == ("fsync", folder), "names of files that come later may be lost"
+    assert asked[named + 1:] == [("fsync", top), ("fsync", tracker), ("replace", tracker), ("fsync", top)]
+
+
+class Killed(BaseException):
+    """No handler of errors may catch it: it stands for the end of the process."""
+
+
+class Failing:
+    """Stands for `os` in the module that writes: the n-th operation fails, before it does anything."""
+
+    def __init__(self, n: int, error: BaseException):
+        self.left, self.error = n, error
+
+    def __getattr__(self, name):
+        return self.counted(getattr(os, name)) if name in OPERATIONS else getattr(os, name)
+
+    def counted(self, operation):
+        def call(*args):
+            self.left -= 1
+            if self.left == 0:
+                raise self.error
+            return operation(*args)
+        return call
+
+
+def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException) -> list[str]:
+    """A good checkpoint of step 1; then step 2 is saved, and in turn each operation of a rank fails, until none does.
+
+    After each failure the last good checkpoint loads -> what every failed save said, of those that did not kill.
+    """
+    root, said = str(root), []
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer, fresh = run.trainer(topology), run.trainer(topology)
+        run.step(trainer)
+        checkpoint.save(trainer, root, {})
+        run.step(trainer)
+        n, good = 1, 1
+        while True:
+            failing = Failing(n if group.rank == failing_rank else -1, error)
+            with mock.patch.object(on_disk, "os", failing):
+                try:
+                    checkpoint.save(trainer, root, {})
+                    assert failing.left > 0 or group.rank != failing_rank
+                    return said
+                except UserError as refused:
+                    said.append(str(refused))
+                    assert not [name for name in os.listdir(root) if re.fullmatch(r"iter_\d+\.tmp", name)]
+                except Killed:
+                    pass
+            group.from_first(lambda: None)
+            manifest = on_disk.read_manifest(root)
+            assert manifest.iteration >= good
+            good = manifest.iteration
+            checkpoint.load(fresh, root, manifest)
+            if good == 2:       # the tracker is the last to be written: it is there, though perhaps not on the disk
+                return said
+            n += 1
+
+
+def test_killed_while_it_writes(ranks, tmp_path):
+    """At every operation on files in turn: the last good checkpoint loads, and the next save clears what is left."""
+    alone = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
+    ranks.run(1, failing_saves, alone, tmp_path, 0, Killed())
+    ranks.run(1, load_and_train, alone, tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "iter_0000002", TRACKER]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
+    """At every operation of a rank in turn: all say the same, which names the file; what was begun is removed."""
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    one, other = ranks.run(2, failing_saves, SMALL, tmp_path, rank, error)
+    assert one == other and len(one) > 2
+    assert all(re.match(rf"{tmp_path}.* cannot be written: No space left on device\.", said) for said in one)
+    if rank == 0:
+        assert {re.match(r"\S+", said)[0].split("/")[-1] for said in one} > {
+            "m-00000.safetensors", "manifest.json", "manifest.json.sha256", "iter_0000002"}
+
+
+def save_in_little_room(group, run: Run, root) -> tuple[str, str]:
+    """The last rank cannot write more than a few bytes to a file, really -> what it says, and what then is there."""
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer = run.trainer(topology)
+        trainer.iteration = 2
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000 if group.rank == group.size - 1 else soft, hard))
+        try:
+            with pytest.raises(UserError) as refused:
+                checkpoint.save(trainer, str(root), {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        group.from_first(lambda: None)
+        return str(refused.value), " ".join(sorted(os.listdir(root)))
+
+
+def test_no_room_for_a_file(ranks, copy):
+    """The system's own error, on one rank: all say so, and the good checkpoint stays."""
+    for said in ranks.run(2, save_in_little_room, SMALL, copy):
+        assert said == (f"{copy}/iter_0000002.tmp/parameters-00001.safetensors cannot be written: File too large.",
+                        f"iter_0000001 {TRACKER}")
+    assert load_says(ranks, SMALL, copy) == ""
+
+
+def save_again(group, run: Run, root, iteration: int) -> None:
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer = run.trainer(topology)
+        trainer.iteration = iteration
+        checkpoint.save(trainer, str(root), {})
+
+
+def test_no_good_checkpoint_is_written_again(ranks, copy):
+    """Only one that the tracker does not name is: of a run that was killed just before, or chosen by hand."""
+    for last, next_one, free in ((1, 1, False), (1, 2, True), (1, 3, True), (3, 2, False)):
+        (copy / TRACKER).write_text(str(last))
+        if free:
+            check_free(str(copy), next_one)
+            ranks.run(2, save_again, SMALL, copy, next_one)
+        else:
+            with pytest.raises(UserError, match=f"--save {copy} holds a checkpoint of iteration {last}, .* Add --load"):
+                check_free(str(copy), next_one)
+    (copy / TRACKER).write_text("1")
+    (copy / "iter_0000002" / "old").touch()
+    ranks.run(2, save_again, SMALL, copy, 2)
+    assert not (copy / "iter_0000002" / "old").exists() and (copy / TRACKER).read_text() == "2"

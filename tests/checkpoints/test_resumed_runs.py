@@ -1,0 +1,146 @@
+"""The program itself, stopped and resumed, killed and resumed: it is the run that nothing has happened to."""
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+from mpi_impl.checkpoints import on_disk
+from mpi_impl.checkpoints.on_disk import TRACKER
+from mpi_impl.data.indexed import write_indexed
+from tests.launching import launch
+from tests.mpi_impl.test_training import places
+from tests.program import pretrain, refusal
+
+OPTIONS = """--num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1
+    --global-batch-size 8 --lr 0.01 --lr-warmup-iters 2 --lr-decay-iters 6 --log-interval 1000 --eval-interval 1
+    --eval-iters 1 --split 8,2 --tokenizer-type NullTokenizer --vocab-size 20""".split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A corpus, in the options that name it."""
+    folder = tmp_path_factory.mktemp("data")
+    write_indexed(folder / "tokens", [np.random.default_rng(1).integers(0, 20, 3000)], 21)
+    return ["--data-path", str(folder / "tokens")]
+
+
+def curve(ranks, n, options, metrics) -> list[dict]:
+    """What a run writes about its iterations and evaluations, but for how fast they were."""
+    ranks.run(n, pretrain, [*OPTIONS, *options, "--metrics-file", str(metrics)], timeout=60)
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "tokens_per_second"} for row in rows]
+
+
+T2P2 = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+
+
+@pytest.mark.parametrize("n, options", [
+    (4, "--zero-stage 3 --cpu-offload --pipeline-model-parallel-size 2"),
+    (2, "--fp16 --initial-loss-scale 1e8 --loss-scale-window 2 --tensor-model-parallel-size 2 --num-layers 1"),
+    pytest.param(8, f"{T2P2} --sequence-parallel", marks=pytest.mark.deep),
+    pytest.param(4, "--bf16 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v", marks=pytest.mark.deep),
+])
+def test_three_iterations_and_three_are_six(ranks, data, tmp_path, capfd, n, options):
+    """Bit by bit in all that is reported: losses, norms, rates, loss scales, evaluations.
+
+    The second run is told to stop early. Both have saved at their ends.
+    """
+    options = [*options.split(), *data]
+    whole = curve(ranks, n, [*options, "--train-iters", "6"], tmp_path / "metrics")
+    capfd.readouterr()
+    first = curve(ranks, n, [*options, "--train-iters", "3", "--save", f"{tmp_path}/D"], tmp_path / "metrics")
+    both = curve(ranks, n, [*options, "--train-iters", "9", "--exit-interval", "6", "--load", f"{tmp_path}/D", "--save",
+                            f"{tmp_path}/D", "--save-interval", "4"], tmp_path / "metrics")
+    assert (tmp_path / "D" / TRACKER).read_text() == "6" and sorted(os.listdir(tmp_path / "D")) == [
+        "iter_0000003", "iter_0000004", "iter_0000006", TRACKER]
+    assert both == whole and both[:len(first)] == first      # in one file, with which the second run has gone on
+    said = capfd.readouterr().out
+    assert re.search(rf"loaded iteration 3: [\d.]+ kB, {tmp_path}/D/iter_0000003\n", said)
+    assert re.findall(r"saved iteration (\d+)", said) == ["3", "4", "6"]
+    assert "note: other" not in said and "NOT" not in said
+
+
+def test_other_ranks_go_on_with_it(ranks, data, tmp_path):
+    """From each topology to the next, on 1 to 8 ranks, with --verify: it is one process's run, evaluations included."""
+    options = [*data, "--dtype", "float64"]
+    whole = curve(ranks, 1, [*options, "--train-iters", "5"], tmp_path / "metrics")
+    load: list[str] = []
+    for iteration, (n, more) in enumerate([
+            (8, T2P2), (1, ""), (4, "--zero-stage 2 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v"),
+            (2, "--zero-stage 1"), (8, "--zero-stage 3 --tensor-model-parallel-size 4 --sequence-parallel")], 1):
+        found = curve(ranks, n, [*options, *more.split(), *load, "--verify", "--save", f"{tmp_path}/D",
+                                  "--train-iters", str(iteration)], tmp_path / "metrics")
+        load = ["--load", f"{tmp_path}/D"]
+    for ours, one in zip(found, whole, strict=True):
+        assert ours == pytest.approx(one, rel=1e-11)
+
+
+REFUSED = [
+    ("--save {}", "--save {} holds a checkpoint of iteration 7, which this run, at iteration 0 now, would write again"),
+    ("--load {} --train-iters 7", "--train-iters is 7, but {}/iter_0000007, which is to be loaded, has 7 behind it"),
+    ("--load {}/none", "--load {}/none holds no checkpoint"),
+    ("--load {} --hidden-size 32", "--hidden-size is 32, but 16 in {}/iter_0000007"),
+    ("--load {} --vocab-size 19", "The tokenizer is another one than that of {}/iter_0000007"),
+    ("--load {0} --save {0}/{1}", "{0}/{1} is a file, where a folder is needed"),
+    ("--save /proc/none", "/proc/none cannot be written"),
+    ("--save-interval 2", "--save-interval is 2, but nothing is saved"),
+]
+
+
+def test_what_cannot_be_is_said_before_the_run(ranks, data, tmp_path):
+    """And the checkpoint that is there stays."""
+    common = [*OPTIONS, *data, "--train-iters", "8"]
+    ranks.run(2, pretrain, [*common, "--exit-interval", "7", "--save", str(tmp_path)], timeout=60)
+    for options, sentence in REFUSED:
+        said = ranks.run(2, refusal, pretrain, [*common, *options.format(tmp_path, TRACKER).split()])[0]
+        assert said.startswith(sentence.format(tmp_path, TRACKER))
+    goes_on = [*common, "--load", str(tmp_path), "--save", str(tmp_path), *T2P2.split()]
+    assert ranks.run(4, refusal, pretrain, goes_on)[0] == ""
+
+
+# A rank and how many files it still writes come first, then the program's own options.
+KILLED = """\
+import os, signal, sys
+from itertools import count
+
+from mpi_impl import pretrain_gpt
+from mpi_impl.comm.group import world
+from mpi_impl.entry import run
+
+rank, last = int(sys.argv[1]), int(sys.argv[2])
+del sys.argv[1:3]
+fsync, calls = os.fsync, count(1)
+
+def fsync_until(file):
+    if next(calls) == last and world().rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(file)
+
+os.fsync = fsync_until
+run(pretrain_gpt.main)
+"""
+
+
+@pytest.mark.deep
+def test_killed_again_and_again(ranks, data, tmp_path):
+    """Real ranks die while they write, each time on another topology; the run goes on, and ends as if nothing was."""
+    program, random = tmp_path / "program.py", np.random.default_rng(1)
+    program.write_text(KILLED)
+    options = [*OPTIONS, *data, "--dtype", "float64", "--train-iters", "8", "--save-interval", "1"]
+    whole = curve(ranks, 1, [*options, "--save", f"{tmp_path}/whole"], tmp_path / "metrics")
+    folder, metrics = tmp_path / "D", tmp_path / "again"
+    load, reached = [], [0]
+    while reached[-1] < 8:
+        t, p, d = places(4)[random.integers(len(places(4)))]
+        t, p, d = (2, 2, 1) if 3 in (t, p, d) else (t, p, d)
+        topology = ["--tensor-model-parallel-size", t, "--pipeline-model-parallel-size", p]
+        ended = launch(t * p * d, program, random.integers(t * p), random.integers(1, 13), *options, *load, *topology,
+                       "--zero-stage", random.integers(4), "--save", folder, "--metrics-file", metrics)
+        assert (ended.returncode == 0) == (on_disk.tracked(str(folder)) == 8), ended.stderr
+        reached.append(on_disk.tracked(str(folder)) or 0)
+        load = ["--load", folder] if reached[-1] else []
+        assert len(reached) < 30 and reached[-1] >= reached[-2]
+    assert len(reached) > 3, "hardly anything was killed"
+    assert json.loads(metrics.read_text().splitlines()[-1]) == pytest.approx(whole[-1], rel=1e-9)
