@@ -117,6 +117,8 @@ class Pretraining:
         a, manifest = self.args, None
         if a.load:
             manifest = read_manifest(a.load)
+            # As far as it is known yet: the tokenizer decides the size of the vocabulary.
+            checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
             checkpoint.check_iterations(a.load, manifest, a.train_iters)
         if a.save:
             check_folder(a.save)
@@ -141,7 +143,7 @@ class Pretraining:
             check_vocabulary(a.load_hf, self.tokenizer)
         self.of_a_step |= {TOKENIZER: self.tokenizer.fingerprint, "the contents of the data": fingerprint(prefix)}
         if self.loaded:
-            checkpoint.check_tokenizer(a.load, self.loaded, self.tokenizer.fingerprint)
+            checkpoint.check_tokenizer(a.load, self.loaded, self.tokenizer)
         vocab_size, dataset = self.tokenizer.vocab_size, self.open_dataset(prefix)
         dataset.check_vocabulary(vocab_size)
         dataset.batch("train", 0, 1)
@@ -284,8 +286,10 @@ class Pretraining:
         if self.verifier:
             print(self.verifier.summary())
         if self.metrics.skipped == self.metrics.steps:
-            print("note: every iteration was skipped, for its gradients overflow float16, and nothing was learnt. "
-                  "Train longer, or choose a smaller --initial-loss-scale.")
+            follows = self.settings.precision.scaling.loss_scale is None
+            print("note: every iteration was skipped, for its gradients overflow float16, and nothing was learnt. " + (
+                "Train longer, or choose a smaller --initial-loss-scale." if follows else
+                "Choose a smaller --loss-scale."))
         if self.unigram is not None:
             seen = self.args.eval_iters * self.args.global_batch_size
             print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "

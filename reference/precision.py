@@ -90,14 +90,13 @@ class LossScaling:
         for name in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
             value = getattr(self, name)
             if value is not None and not 1e-30 < value < 1e30:
-                raise UserError(f"{option(name)} is {value}, but must be a number above 0, between 1e-30 and 1e30: "
-                                "gradients are multiplied by it, and divided again in float32.")
+                raise UserError(f"{option(name)} is {value:g}, but must be above 1e-30 and below 1e30: gradients "
+                                "are multiplied by it, and divided again in float32.")
         for name in ("loss_scale_window", "hysteresis"):
             require_positive(name, getattr(self, name))
         if self.loss_scale is None and self.initial_loss_scale < self.min_loss_scale:
             raise UserError(f"--initial-loss-scale is {self.initial_loss_scale:g}, but must not be below "
                             f"--min-loss-scale, which is {self.min_loss_scale:g}.")
-
 
     def lowest(self, scale: float) -> bool:
         """Whether an overflow cannot make the scale smaller."""

@@ -18,7 +18,7 @@ import numpy as np
 from mpi_impl.arrays import moved_to, to_host
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.on_disk import Manifest, Sealed, Stored
-from mpi_impl.parallel.buffers import Buffer
+from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.reports.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
 from reference.boxes import Box, boxes_of_piece, shape_of, without_padding
@@ -68,19 +68,21 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     if not boxes:
         return [], {}
     shapes = {on_disk.key_of(name, box): shape_of(box) for name, box in boxes}
-    names = {on_disk.file_of(state, rank): buffer for state, buffer in trainer.optimizer.states.items()}
+    names = {on_disk.file_of(state, rank): state for state in trainer.optimizer.states}
     return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
-                                             (finite(trainer, piece, buffer) for piece in pieces))
-                   for name, buffer in names.items()}
+                                             (finite(trainer, piece, state) for piece in pieces))
+                   for name, state in names.items()}
 
 
-def finite(trainer: Trainer, piece: Piece, buffer: Buffer):
+def finite(trainer: Trainer, piece: Piece, state: str):
     """A piece's elements, on the host. Raises UserError if they are of no use to anyone, or as the model's weights."""
-    values, form = to_host(buffer.load(piece)), trainer.precision.form
-    weights = buffer is trainer.optimizer.states["parameters"]
+    values, form = to_host(trainer.optimizer.states[state].load(piece)), trainer.precision.form
+    weights = state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
-        raise UserError(f"The last step has made {piece.of.name} infinite, or no number: the run has diverged, and no "
-                        "checkpoint of it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters).")
+        what = f"{piece.of.name} infinite in {form.name}" if weights else f"Adam's {state} of {piece.of.name} infinite"
+        raise UserError(f"Iteration {trainer.iteration} has made {what}, or no number, on rank "
+                        f"{trainer.topology.world.rank}: the run has diverged, and no checkpoint of it is saved. Try a "
+                        "smaller --lr, or a longer warm-up (--lr-warmup-iters).")
     return values
 
 
@@ -126,12 +128,15 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig) -> None:
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
 
 
-def check_tokenizer(root: str, manifest: Manifest, fingerprint: str) -> None:
+def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer) -> None:
     """Raises UserError if the model has learnt what another tokenizer's ids mean."""
-    if manifest.settings.get(TOKENIZER, fingerprint) != fingerprint:
-        raise UserError(f"The tokenizer is another one than that of {on_disk.folder_of(root, manifest.iteration)}, so "
-                        "that the same ids mean other words. Give the --tokenizer-type, and the --data-path that it "
-                        "was trained on or its --vocab-file and --merge-file, of the run that was saved.")
+    if manifest.settings.get(TOKENIZER, tokenizer.fingerprint) != tokenizer.fingerprint:
+        size, saved = tokenizer.vocab_size, manifest.model["vocab_size"]
+        sizes = f" (it has {size:,} tokens, that one {saved:,})" if size != saved else ""
+        raise UserError(f"The tokenizer is another one than that of {on_disk.folder_of(root, manifest.iteration)}"
+                        f"{sizes}, so that the same ids mean other words. Give the --vocab-size, the --tokenizer-type, "
+                        "and the --data-path that it was trained on or its --vocab-file and --merge-file, of the run "
+                        "that was saved.")
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
@@ -170,8 +175,16 @@ def told(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) ->
     lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.bytes)}, {folder}"]
     if manifest.dtype != dtype:
         lines.append(f"its weights and moments are {manifest.dtype}, and {dtype} from now on")
-    others = [f"{option(name)} {value} (was {manifest.settings.get(name)})" for name, value in settings.items()
-              if manifest.settings.get(name) != value]
+    without_effect = {"initial_loss_scale"} if manifest.loss_scale is not None else set()
+    others = [changed(name, manifest.settings.get(name), value) for name, value in settings.items()
+              if manifest.settings.get(name) != value and name not in without_effect]
     if others:
         lines.append(f"note: other settings than before, so the run is not the same: {', '.join(others)}")
     return "\n".join(lines)
+
+
+def changed(name: str, before, now) -> str:
+    """'--seed 2 (was 1)', '--bf16 (was not given)'; flags are True or False, and None is an option without a value."""
+    text = option(name) if now is True else f"no {option(name)}" if now in (None, False) else f"{option(name)} {now}"
+    was = "given" if before is True else "not given" if before in (None, False) else before
+    return f"{text} (was {was})"

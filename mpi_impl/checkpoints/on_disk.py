@@ -221,15 +221,19 @@ def tracked(root: str) -> int | None:
 def others(root: str) -> str:
     """What else could be loaded, for the end of a sentence about what cannot be."""
     found = sorted(int(name[5:]) for name in os.listdir(root) if re.fullmatch(r"iter_\d+", name))
-    listed = f"those of iterations {', '.join(map(str, found))}" if found else "none"
-    return f" Of checkpoints {root} has {listed}; {TRACKER} there says which one is loaded."
+    if not found:
+        return f" {root} holds no checkpoint."
+    return (f" {root} holds the checkpoint{'s' * (len(found) > 1)} of iteration {', '.join(map(str, found))}: to load "
+            f"one, write its number into {TRACKER} there.")
 
 
 def read_manifest(root: str) -> Manifest:
     """Of the checkpoint that the tracker names. Raises UserError."""
     iteration = tracked(root)
     if iteration is None:
-        raise UserError(f"--load {root} holds no checkpoint: {os.path.join(root, TRACKER)} is not there.")
+        advice = f" Give the folder above it, {os.path.dirname(os.path.abspath(root))}."
+        raise UserError(f"--load {root} holds no checkpoint: {os.path.join(root, TRACKER)} is not there."
+                        f"{advice if os.path.exists(os.path.join(root, MANIFEST)) else ''}")
     folder = folder_of(root, iteration)
     path = os.path.join(folder, MANIFEST)
     if not os.path.isdir(folder):
@@ -255,6 +259,8 @@ def read(path: str) -> bytes:
 def check_file(root: str, folder: str, name: str, sealed: Sealed) -> None:
     """Raises UserError if a file is not as it was written. It is read once, a little at a time."""
     path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        raise UserError(f"{path} is missing.{others(root)}")
     with reading(path), open(path, "rb") as file:
         size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
     if (size, sha256) != sealed:

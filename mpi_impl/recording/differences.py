@@ -96,9 +96,13 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     """
     check_comparable(a, b)
     found, silent = Findings(), overflown(a, b)
+    # The first iteration that one run has skipped, and the other has not: after it they have other weights.
+    parted = min((iteration for iteration, where in silent.items() if len(where) == 1), default=np.inf)
     for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
         if key.iteration in silent and (key.phase in FROM_THE_LOSS or key.name == "gradient norm"):
             continue
+        if (key.iteration, key.phase.startswith("optimizer")) > (parted, False):
+            break
         if all(known(key, recording) for recording in (a, b)):
             found.compared += 1
         else:
@@ -115,16 +119,28 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
             if found.worst is None or difference.strain > found.worst.strain:
                 found.worst = difference
     if silent and not found.differences:
-        raise UserError(f"A and B agree until the gradients of iteration {min(silent)}, which overflow in both, and "
-                        "say nothing. Run both again with a smaller loss scale, such as --loss-scale 1024.")
+        first = min(silent)
+        if any(recording.about["format"] == "float16" for recording in silent[first]):
+            raise UserError(f"A and B agree until the gradients of iteration {first}, which overflow float16 and say "
+                            "nothing. Run both again with a smaller loss scale: give --loss-scale 1024 with --fp16.")
+        raise UserError(f"A and B agree until the gradients of iteration {first}, which are not finite in either: the "
+                        "run diverges on both topologies. Give both a smaller --lr.")
     return found
 
 
-def overflown(a: Recording, b: Recording) -> set[int]:
-    """Iterations whose gradients are not finite in either: where and how they overflow says nothing."""
-    norms = [key for key in a.parts.keys() & b.parts.keys() if key.name == "gradient norm"]
-    return {key.iteration for key in norms
-            if not any(np.isfinite(recording.load(recording.parts[key][0])).all() for recording in (a, b))}
+def overflown(a: Recording, b: Recording) -> dict[int, list[Recording]]:
+    """Iterations whose gradients say nothing, and in which runs they are not finite: in both; or in float16 alone."""
+    silent = {}
+    for key in a.parts.keys() & b.parts.keys():
+        if key.name == "gradient norm":
+            bad = [one for one in (a, b) if not np.isfinite(one.load(one.parts[key][0])).all()]
+            if len(bad) == 2 or (bad and bad[0].about["format"] == "float16" != other(bad[0], a, b).about["format"]):
+                silent[key.iteration] = bad
+    return silent
+
+
+def other(one: Recording, a: Recording, b: Recording) -> Recording:
+    return b if one is a else a
 
 
 def check_comparable(a: Recording, b: Recording) -> None:

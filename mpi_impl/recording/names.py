@@ -56,8 +56,13 @@ class Key(NamedTuple):
     def layer(self) -> int | None:
         return int(self.name.split(".")[1]) if self.name.startswith("blocks.") else None
 
+    @property
+    def of_a_gradient(self) -> bool:
+        """Whether it is the gradient of what has the name."""
+        return self.phase in ("backward", "gradients", "reduction")
+
     def __str__(self):
-        what = "gradient of " if self.phase in ("backward", "gradients", "reduction") else ""
+        what = "gradient of " if self.of_a_gradient else ""
         return f"iteration {self.iteration}, {self.phase}: {what}{self.name}"
 
 

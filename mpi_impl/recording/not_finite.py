@@ -60,5 +60,7 @@ def first_not_finite(trainer, microbatches: Sequence, global_batch_size: int) ->
     also = f" (and on {', '.join(others)})" if others else ""
     begins = ("The weights were not finite when the step began:" if first.key.phase == "parameters" else
               "In the order of computation it appears first in")
-    return (f"{begins} {first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: {first.bad:,} of "
-            f"its {first.size:,} elements there, the first at {list(first.at)}, which is {first.value}.")
+    gradient = "the gradient of " if first.key.of_a_gradient else ""
+    return (f"{begins} {gradient}{first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: "
+            f"{first.bad:,} of its {first.size:,} elements there, the first at {list(first.at)}, which is "
+            f"{first.value}.")

@@ -47,10 +47,10 @@ class Metrics:
         each = sum(self.step_seconds) / len(self.step_seconds)
         left = self.seconds / self.steps * (self.train_iters - iteration)
         self.step_seconds.clear()
-        print(f"iteration {iteration:>6}/{self.train_iters} | loss {result.loss:8.4f} | grad norm "
-              f"{result.grad_norm:8.3f} | lr {result.learning_rate:.2e} | {self.scale(result)}{each:.3g} s/iteration | "
-              f"{self.tokens_per_step / each:,.0f} tokens/s | {duration(left)} left{' | ' if note else ''}{note}",
-              flush=True)
+        print(f"iteration {iteration:>6}/{self.train_iters} | loss {plain(result.loss, 4)} | grad norm "
+              f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
+              f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s | "
+              f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
 
     def scale(self, result: StepResult) -> str:
         """Of a scaled loss: its scale, and how many steps were skipped since the last line."""
@@ -66,7 +66,8 @@ class Metrics:
         self.validation.append((iteration, loss))
         self.write(iteration=iteration, validation_loss=loss, validation_perplexity=perplexity)
         if self.speaks:
-            print(f"validation at {iteration:>6} | loss {loss:8.4f} | perplexity {perplexity:,.1f}", flush=True)
+            print(f"validation at {iteration:>6} | loss {plain(loss, 4)} | perplexity "
+                  f"{f'{perplexity:,.1f}' if perplexity < 1e9 else f'{perplexity:.1e}'}", flush=True)
 
     def write(self, **values) -> None:
         if self.file:
@@ -85,6 +86,11 @@ def rows_until(iteration: int, path: str) -> list[dict]:
         with suppress(ValueError):       # a line that a killed run did not finish
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict) and row.get("iteration", 0) <= iteration]
+
+
+def plain(x: float, digits: int) -> str:
+    """Eight characters wide, whatever a diverging run comes to."""
+    return f"{x:8.{digits}f}" if abs(x) < 1e4 else f"{x:8.1e}"
 
 
 def duration(seconds: float) -> str:

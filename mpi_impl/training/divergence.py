@@ -45,5 +45,6 @@ class DivergenceCheck:
         """`where` tells where it began, in sentences."""
         sentences = [f"{what}: the run has diverged.", where,
                      f"Try a smaller --lr, now {self.lr}, or a longer warm-up (--lr-warmup-iters).",
-                     f"The last checkpoint is {self.last_checkpoint}." if self.last_checkpoint else ""]
+                     f"The last checkpoint is {self.last_checkpoint}. (If a run from there diverges at once, it was "
+                     "too late already: load an earlier one.)" if self.last_checkpoint else ""]
         return UserError(" ".join(filter(None, sentences)))

@@ -219,6 +219,11 @@ def test_what_is_said_of_other_settings():
     assert lines == ["its weights and moments are float32, and float64 from now on",
                      "note: other settings than before, so the run is not the same: --seed 2 (was 1), --split 2,1 "
                      "(was 1,1)"]
+    flags = Manifest(1, 1, [2.0**16, 0, 2], "float32", {}, {"bf16": False, "fp16": True, "loss_scale": None,
+                                                          "initial_loss_scale": 2.0**32}, {}, {})
+    now = {"bf16": True, "fp16": False, "loss_scale": 8.0, "initial_loss_scale": 1.0}
+    assert checkpoint.told("D", flags, now, "float32").endswith(
+        "--bf16 (was not given), no --fp16 (was given), --loss-scale 8.0 (was not given)"), "the scale is loaded"
     with pytest.raises(UserError, match="--train-iters is 10, but D/iter_0000010, .* Choose more"):
         checkpoint.check_iterations("D", manifest, 10)
     checkpoint.check_iterations("D", manifest, 11)

@@ -80,8 +80,8 @@ def test_a_missing_a_short_or_a_long_file_is_found(ranks, copy, name):
 def test_a_checkpoint_without_its_folder_or_under_another_name(ranks, copy):
     (copy / "iter_0000001").rename(copy / "iter_0000003")
     assert load_says(ranks, SMALL, copy) == (
-        f"{copy}/{TRACKER} names iteration 1, but {copy}/iter_0000001 is not there. Of checkpoints {copy} has those of "
-        f"iterations 3; {TRACKER} there says which one is loaded.")
+        f"{copy}/{TRACKER} names iteration 1, but {copy}/iter_0000001 is not there. {copy} holds the checkpoint of "
+        f"iteration 3: to load one, write its number into {TRACKER} there.")
     (copy / TRACKER).write_text("3\n")
     assert "manifest.json is of iteration 1" in load_says(ranks, SMALL, copy)
     assert load_says(ranks, SMALL._replace(n=1, case=replace(SMALL.case, t=1)), copy / "none") == (

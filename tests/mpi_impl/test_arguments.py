@@ -168,7 +168,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--fp16-lm-cross-entropy", "--fp16-lm-cross-entropy belongs to --fp16, which is not given"),
     ("--fp16 --loss-scale 2 --min-loss-scale 1", "--min-loss-scale is for a loss scale that follows the gradients, but "
      "--loss-scale is 2, and stays."),
-    ("--fp16 --loss-scale 0", "--loss-scale is 0.0, but must be a number above 0"),
+    ("--fp16 --loss-scale 0", "--loss-scale is 0, but must be above 1e-30"),
     ("--fp16 --min-loss-scale 1e10", "--initial-loss-scale is 4.29497e+09, but must not be below --min-loss-scale"),
     ("--fp16 --loss-scale-window 0", "--loss-scale-window is 0, but must be at least 1."),
     ("--save-interval 5", "--save-interval is 5, but nothing is saved. Give a folder with --save, too."),

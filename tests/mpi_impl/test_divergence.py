@@ -78,8 +78,8 @@ def test_the_last_checkpoint_is_named():
 def test_no_checkpoint_of_what_is_not_finite(ranks, tmp_path, compute):
     """One element of one rank is enough; the good checkpoint stays."""
     assert set(ranks.run(4, saved_and_spoilt, str(tmp_path), compute)) == {
-        "The last step has made blocks.1.mlp.w_in infinite, or no number: the run has diverged, and no checkpoint of "
-        "it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters)."}
+        "Iteration 1 has made Adam's v of blocks.1.mlp.w_in infinite, or no number, on rank 3: the run has diverged, "
+        "and no checkpoint of it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters)."}
     assert tracked(str(tmp_path)) == 0 and not list(tmp_path.glob("*.tmp"))
 
 

@@ -194,6 +194,15 @@ def test_skipped_steps_are_predicted_too(ranks, corpus, capfd, stage):
     assert "NOT" not in printed
 
 
+@pytest.mark.parametrize("option, advice", [
+    ("--loss-scale", "Choose a smaller --loss-scale."),
+    ("--initial-loss-scale", "Train longer, or choose a smaller --initial-loss-scale.")])
+def test_a_run_that_has_learnt_nothing_says_so(ranks, corpus, capfd, option, advice):
+    train(ranks, 1, [*SMALL, *corpus, "--dtype", "float32", "--fp16", option, "1e25", "--train-iters", "3"])
+    printed = capfd.readouterr().out
+    assert "note: every iteration was skipped" in printed and f"nothing was learnt. {advice}\n" in printed
+
+
 def test_it_stops_when_told(ranks, corpus, capfd):
     train(ranks, 2, [*split(p=2), *SMALL, *corpus, "--exit-interval", "3", "--train-iters", "100"])
     printed = capfd.readouterr().out

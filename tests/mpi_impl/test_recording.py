@@ -223,12 +223,23 @@ def test_other_runs_are_not_compared(name, other, told):
 
 
 def test_steps_that_both_have_skipped_prove_nothing():
-    """Gradients that overflow in both may do so in any way: that is said, and not that the runs agree, or differ."""
+    """Gradients that overflow in both may do so in any way: that is said, and not that the runs agree, or differ.
+
+    In float16 they may overflow where those of the other run, in another format, do not: then it alone skips the step.
+    """
     part = Part(0, (0,), (1,), False)
-    for one, other, said in ((np.inf, np.nan, True), (np.inf, 1.0, False), (1.0, 1.0, False)):
-        a, b = (in_memory(ABOUT, [(Key(1, "step", "gradient norm"), part, np.array([norm]))]) for norm in (one, other))
+    wide, half = ("float32", "float16")
+    for one, other, formats, said in (
+            (np.inf, np.nan, (wide, wide), "are not finite in either: .* a smaller --lr"),
+            (np.inf, np.nan, (half, half), "overflow float16 and say nothing.*smaller loss scale"),
+            (1.0, np.inf, (wide, half), "overflow float16 and say nothing"), (np.inf, 1.0, (wide, half), ""),
+            (np.inf, 1.0, (half, half), ""), (np.inf, 1.0, (wide, wide), ""), (1.0, 1.0, (wide, wide), "")):
+        a, b = (in_memory(ABOUT | {"format": form}, [
+            (Key(1, "step", "gradient norm"), part, np.array([norm])),
+            (Key(1, "optimizer m", "embedding.word"), part, np.array([float(form == half)]))])
+            for norm, form in zip((one, other), formats, strict=True))
         if said:
-            with pytest.raises(UserError, match="agree until the gradients of iteration 1, which overflow in both"):
+            with pytest.raises(UserError, match=f"agree until the gradients of iteration 1, which {said}"):
                 compare(a, b)
         else:
             assert bool(compare(a, b).differences) == (one != other)
@@ -287,10 +298,12 @@ SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone,
                 "the first at [0, 1, 18], which is inf"),
     "backward": (Bug("mpi_impl.layers.mlp", "    sink(grads.w_in,",
                      "    dz[0, 3, 0] += 1e999 if region.rank else 0\n    sink(grads.w_in,"),
-                 "appears first in blocks.3.mlp.pre_activation, phase backward, layer 3, on rank 1: 1 of its 64 "),
+                 "appears first in the gradient of blocks.3.mlp.pre_activation, phase backward, layer 3, on rank 1: "
+                 "1 of its 64 "),
     "gradients": (Bug("mpi_impl.layers.mlp", "grads.b_in[...] += total(rows(dz))",
                       "grads.b_in[...] += total(rows(dz)) * (1e999 if region.rank else 1)"),
-                  "appears first in blocks.3.mlp.b_in, phase gradients, layer 3, on rank 1: 16 of its 16"),
+                  "appears first in the gradient of blocks.3.mlp.b_in, phase gradients, layer 3, on rank 1: "
+                  "16 of its 16"),
 }
 
 

@@ -79,9 +79,9 @@ def test_what_a_format_takes():
 
 
 @pytest.mark.parametrize("choices, message", [
-    ({"loss_scale": 0.0}, "--loss-scale is 0.0, but must be a number above 0"),
+    ({"loss_scale": 0.0}, "--loss-scale is 0, but must be above 1e-30"),
     ({"initial_loss_scale": inf}, "--initial-loss-scale is inf"),
-    ({"min_loss_scale": -1.0}, "--min-loss-scale is -1.0"),
+    ({"min_loss_scale": -1.0}, "--min-loss-scale is -1, but must be above 1e-30"),
     ({"min_loss_scale": nan}, "--min-loss-scale is nan"),
     ({"loss_scale_window": 0}, "--loss-scale-window is 0, but must be at least 1"),
     ({"hysteresis": 0}, "--hysteresis is 0, but must be at least 1"),
