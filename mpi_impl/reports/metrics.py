@@ -89,7 +89,7 @@ def rows_until(iteration: int, path: str) -> list[dict]:
 
 
 def plain(x: float, digits: int) -> str:
-    """Eight characters wide, whatever a diverging run comes to."""
+    """Eight characters wide or nine, whatever a diverging run comes to."""
     return f"{x:8.{digits}f}" if abs(x) < 1e4 else f"{x:8.1e}"
 
 
