@@ -11,8 +11,8 @@ from reference.config import ModelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision
 from tests.planted import Bug, planted_run
-from tests.rank_theorems import Plan, connected
 from tests.strategies import Case
+from tests.training_theorems import Plan, connected
 
 # Four heads and 10 words, so that the last of two or four ranks has a table that ends in padding.
 MODEL = ModelConfig(4, 8, 4, 10, 6, make_vocab_size_divisible_by=3)

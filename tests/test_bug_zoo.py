@@ -10,14 +10,14 @@ from reference.actions import from_csv
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.schedules import gpipe
 from reference.traffic import Work
-from tests import rank_theorems, textbook_theorems
+from tests import rank_theorems, textbook_theorems, training_theorems
 from tests.mpi_impl import test_mixed_precision
 from tests.mpi_impl.test_layers import only_inputs_are_kept
 from tests.mpi_impl.test_pipeline import every_message_arrives
 from tests.mpi_impl.test_zero import no_gradient_outlives_its_use, units_come_and_go
 from tests.planted import Bug, assert_caught, planted
-from tests.rank_theorems import Plan
 from tests.strategies import Case
+from tests.training_theorems import Plan
 
 # Four heads on two ranks; 10 words, so that the second rank's table ends in padding.
 MODEL = ModelConfig(2, 16, 4, 10, 6, make_vocab_size_divisible_by=3)
@@ -81,7 +81,7 @@ ON_RANKS: dict[str, tuple] = {
     "the loss over the local batch": (   # a sum of means: right only if d = m = 1
         Bug("mpi_impl.training.trainer", "return 1 / (global_batch_size * microbatches[0][0].shape[1])",
             "return 1 / microbatches[0][0].size"),
-        rank_theorems.training_equals_one_process, *TRAINING),
+        training_theorems.training_equals_one_process, *TRAINING),
     # attention
     "QKV cut across, not by heads": (    # [Q | K | V] in two: the first rank gets Q and half of K
         Bug("reference.params", "return np.split(np.pad(x, padding), t, tensor.split)[rank]",
@@ -157,24 +157,24 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.parallel.data_parallel",
             'self.group.post_all_reduce(self.own.flat[bucket.slice], "gradients")',
             'Pending(self.group, "gradients", [], None, None, [])'),
-        rank_theorems.training_equals_one_process, *TRAINING),
+        training_theorems.training_equals_one_process, *TRAINING),
     "replicated weights counted t times in the norm": (   # clipping then depends on t
         Bug("mpi_impl.training.optimizer", "(piece.of.tensor.split is not None or tensor_rank == 0)", "True"),
-        rank_theorems.training_equals_one_process, *TRAINING),
+        training_theorems.training_equals_one_process, *TRAINING),
     "the norm over one rank's shard": (                   # every rank clips by another factor, and replicas drift apart
         Bug("mpi_impl.training.optimizer",
             'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
-        rank_theorems.training_equals_one_process, *TRAINING),
+        training_theorems.training_equals_one_process, *TRAINING),
     "every rank draws the same shard": (                  # one seed for all ranks: heads are copies of one another
         Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
-        rank_theorems.training_equals_one_process, *TRAINING),
+        training_theorems.training_equals_one_process, *TRAINING),
 }
 
 
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_on_ranks(ranks, name):
     bug, theorem, *args = ON_RANKS[name]
-    replicas = 2 if theorem is rank_theorems.training_equals_one_process else 1
+    replicas = 2 if theorem is training_theorems.training_equals_one_process else 1
     assert_caught(ranks, CASE.t * replicas, bug, theorem, *args)
 
 
@@ -182,8 +182,8 @@ def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4, cut=False, layers=
     """Two steps of a model of nine layers, with clipping at work: the ranks that it takes, theorem and arguments."""
     model = ModelConfig(layers, 8, 2, 10, 6, make_vocab_size_divisible_by=3)
     case = Case(t, model, 2, 6 if cut else 5, seed=7, sequence_parallel=cut)
-    return (t * p * d, rank_theorems.training_equals_one_process, case, 2, m, 0.05,
-            rank_theorems.Plan(p, schedule, chunks, bucket_size=300, **plan))
+    return (t * p * d, training_theorems.training_equals_one_process, case, 2, m, 0.05,
+            training_theorems.Plan(p, schedule, chunks, bucket_size=300, **plan))
 
 
 def small(d=1, p=1, m=2, **choices):
@@ -267,7 +267,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "self.caches.pop(max(self.caches))"), *trained(p=3)),
     "the last stage gets no targets": (
         Bug("mpi_impl.training.batches", "topology.place.pipeline in (0, topology.pipeline.size - 1)",
-            "topology.place.pipeline == 0"), *run(rank_theorems.ledger_equals_formulas, Work(2, 8, 0, 0))),
+            "topology.place.pipeline == 0"), *run(training_theorems.ledger_equals_formulas, Work(2, 8, 0, 0))),
     # messages
     "no tags": (                                                 # in a V a rank's neighbour sends both ways at once
         Bug("mpi_impl.parallel.pipeline", TAG, "return 0"), *trained("zb-v")),
@@ -292,7 +292,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "self.sent.append(self.group.post_send(y, step.to,",
             "self.group.ledger.record('send', 'pipeline', 2, CONTENT[step.action.kind], y.size, y.dtype)\n"
             "        self.sent.append(self.group.post_send(y, step.to,"),
-        *run(rank_theorems.ledger_equals_formulas, Work(1, 4, 0, 0), t=2)),
+        *run(training_theorems.ledger_equals_formulas, Work(1, 4, 0, 0), t=2)),
     # weight gradients, put off by I
     "W forgets the last of what I held": (
         Bug("mpi_impl.parallel.sinks", "in self.calls:", "in self.calls[:-2]:"), *trained("zb-h1")),
@@ -397,10 +397,10 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "self.caches[action.stage, action.microbatch]"), *trained()),
     "an evaluation that keeps its layers' caches": (            # where a step with recompute would not
         Bug("mpi_impl.parallel.passes", "self.recompute = KEEP_INPUT", "self.recompute = Recompute()"),
-        *run(rank_theorems.no_cache_outlives_its_use)),
+        *run(training_theorems.no_cache_outlives_its_use)),
     "an evaluation that keeps caches": (
         Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',
-            'self.__dict__.setdefault("caches", []).append(cache)'), *run(rank_theorems.no_cache_outlives_its_use)),
+            'self.__dict__.setdefault("caches", []).append(cache)'), *run(training_theorems.no_cache_outlives_its_use)),
 }
 
 

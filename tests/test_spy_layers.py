@@ -14,7 +14,7 @@ from reference.layers.mlp import mlp_forward, mlp_tensors, rows_first_mlp_forwar
 from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_tensors, sharded_gpt_backward,
                                   sharded_gpt_forward)
 from reference.params import initialize_shard, join, split, tree_map
-from tests import rank_theorems as theorems
+from tests import rank_theorems as theorems, training_theorems
 from tests.spy import Refused, SpyArray
 from tests.strategies import Case, cases, close, recomputes, trees_close
 from tests.textbook_theorems import collect, spread
@@ -131,12 +131,13 @@ def test_training_on_a_device(ranks, t, p, d, schedule, chunks, untied, stage, o
     model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4, position_embedding_type=position,
                         untie_embeddings_and_output_weights=untied)
     for scatter, cut in ((True, False), (False, t > 1)):
-        ranks.run(t * p * d, train_on_spies, Case(t, model, 2, 6, seed=3, sequence_parallel=cut), theorems.Plan(
+        case = Case(t, model, 2, 6, seed=3, sequence_parallel=cut)
+        ranks.run(t * p * d, train_on_spies, case, training_theorems.Plan(
             p, schedule, chunks, scatter, bucket_size=200, zero_stage=stage, cpu_offload=offload, recompute=recompute))
 
 
 def train_on_spies(group, case, plan):
-    theorems.training_equals_one_process(group, case, 2, plan.p, 0.05, plan, wrap=SpyArray)
+    training_theorems.training_equals_one_process(group, case, 2, plan.p, 0.05, plan, wrap=SpyArray)
 
 
 def test_a_hidden_copy_is_seen():

@@ -18,7 +18,7 @@ from reference.errors import UserError
 from reference.models.gpt import gpt_join
 from reference.params import join, leaves
 from tests.checkpoints.gpt2_golden import GOLDEN, weight
-from tests.rank_theorems import connected, dealt
+from tests.training_theorems import connected, dealt
 
 GOLDEN_MODELS = json.loads(GOLDEN.read_text())
 T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"

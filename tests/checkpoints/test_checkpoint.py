@@ -22,8 +22,8 @@ from reference.schedules import make
 from tests.allocated import most_bytes
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
 from tests.mpi_impl.test_training import WITHOUT_V, places
-from tests.rank_theorems import Plan, connected
 from tests.strategies import Case, cases, trees_close
+from tests.training_theorems import Plan, connected
 
 
 # ---- any topology loads any other -----------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, computed, empty, f
                                          same_tensors, saved_again, taking_turns, weights_of, whole_gradients,
                                          write_model)
 from tests.program import pretrain, refusal
-from tests.rank_theorems import connected
 from tests.strategies import close
+from tests.training_theorems import connected
 
 TOPOLOGIES = [      # ranks, and options
     (1, ""),

@@ -18,7 +18,7 @@ from mpi_impl.checkpoints.on_disk import TRACKER, check_free
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import SMALL, Run, load_and_train, train_and_save
 from tests.program import refusal
-from tests.rank_theorems import connected
+from tests.training_theorems import connected
 
 
 # ---- whatever happens to the files ----------------------------------------------------------------------------------

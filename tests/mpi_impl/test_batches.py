@@ -9,7 +9,7 @@ from mpi_impl.comm.topology import place
 from mpi_impl.training.batches import Batches, whole_batch
 from reference.config import ParallelConfig
 from reference.data_parallel import samples_of
-from tests.rank_theorems import connected
+from tests.training_theorems import connected
 
 COUNT = st.integers(1, 3)
 

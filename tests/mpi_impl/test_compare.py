@@ -7,12 +7,12 @@ import pytest
 from mpi_impl.recording.differences import compare
 from reference.actions import from_csv
 from reference.config import Recompute
-from tests import rank_theorems
+from tests import training_theorems
 from tests.launching import command, launch
 from tests.planted import planted_run
-from tests.rank_theorems import Plan
 from tests.recorded_runs import case, record, written
 from tests.test_bug_zoo import IN_A_PIPELINE, IN_THE_TEXTBOOK, ON_RANKS
+from tests.training_theorems import Plan
 
 # By bug, the first tensor that it makes wrong: iteration, phase and name. The biases of row-parallel layers begin at 0,
 # so that adding them several times is seen in the second iteration.
@@ -169,7 +169,7 @@ def topology_of(name: str) -> tuple:
         return OTHERWISE[name]
     if name in ON_RANKS:
         _, theorem, of, *others = ON_RANKS[name]
-        replicas = 2 if theorem is rank_theorems.training_equals_one_process else 1
+        replicas = 2 if theorem is training_theorems.training_equals_one_process else 1
         recompute = next((one for one in others if isinstance(one, Recompute)), Recompute())
         return of.t * replicas, case(of.t, of.sequence_parallel), Plan(recompute=recompute, bucket_size=300)
     _, n, _, of, *_, plan = IN_A_PIPELINE[name]

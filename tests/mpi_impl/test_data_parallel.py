@@ -20,8 +20,8 @@ from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves, tree_map
 from reference.precision import Precision
-from tests.rank_theorems import Plan, connected, dealt
 from tests.strategies import Case, cases, close
+from tests.training_theorems import Plan, connected, dealt
 
 BUCKETS = st.sampled_from([1, 5, 60, 300, 1 << 30])
 USES = st.integers(1, 2).map(lambda uses: {"embedding.word": uses})     # of a tied table on one rank: 2 a microbatch

@@ -15,8 +15,8 @@ from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import UNSCALED, LossScaler, LossScaling, Precision
-from tests.rank_theorems import Plan, connected
 from tests.strategies import Case
+from tests.training_theorems import Plan, connected
 
 
 def check_of(compute: str, scaling: LossScaling = UNSCALED) -> DivergenceCheck:

@@ -15,7 +15,7 @@ from reference.cost import iteration_flops
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
-from tests import rank_theorems
+from tests import training_theorems
 from tests.mpi_impl.test_training import runs
 
 MODEL = ModelConfig(4, 64, 4, 512, 16)      # 512 words need no padding
@@ -38,7 +38,7 @@ def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
 
 def forecast_and_account(group, case, m, plan, precision):
     """Of one rank: both, and the most bytes of padding; and how many ranks its machine has."""
-    with rank_theorems.connected(group, plan.parallel(group.size, case)) as topology:
+    with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, precision)
         found = rank_memory(trainer, case.b, case.s, m)
         plan = Plan(case.model, topology.config, precision, case.b, case.s, m)

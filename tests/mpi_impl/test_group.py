@@ -15,9 +15,10 @@ from reference import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError
 from reference.precision import FORMATS
-from tests.rank_theorems import as_is, connected
+from tests.rank_theorems import as_is
 from tests.spy import SpyArray, to_host
 from tests.strategies import close
+from tests.training_theorems import connected
 
 RANKS, SEEDS = st.integers(1, 8), st.integers(0, 2**32 - 1)
 

@@ -15,8 +15,8 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, StageBytes, total
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
-from tests.rank_theorems import Plan, connected, dealt
 from tests.strategies import Case, cases, recomputes
+from tests.training_theorems import Plan, connected, dealt
 
 FLOAT32 = Precision("float32")
 PRECISIONS = st.sampled_from([Precision(name) for name in FORMATS])

@@ -20,8 +20,9 @@ from reference.optimizer import OptimizerConfig, learning_rate
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS, LossScaling, Precision
 from tests.mpi_impl.test_training import runs
-from tests.rank_theorems import Plan, connected, dealt, first_checks
+from tests.rank_theorems import first_checks
 from tests.strategies import Case
+from tests.training_theorems import Plan, connected, dealt
 
 HALVES = ["float16", "bfloat16"]
 OPTIMIZER = OptimizerConfig(1e-2, 10, clip_grad=0.5)

@@ -11,8 +11,8 @@ from reference.actions import Action, Receive, Schedule, needs, result, user_sta
 from reference.config import ParallelConfig
 from reference.schedules import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.validate import validate
-from tests.rank_theorems import connected
 from tests.spy import SpyArray
+from tests.training_theorems import connected
 
 ROUNDS = 2
 

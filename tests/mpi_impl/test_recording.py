@@ -16,8 +16,8 @@ from reference.config import Recompute
 from reference.errors import UserError
 from reference.params import leaves
 from tests.planted import Bug, planted_run
-from tests.rank_theorems import Plan, connected
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
+from tests.training_theorems import Plan, connected
 
 PLANS = {
     "tensor": (2, case(2), Plan()),

@@ -12,7 +12,7 @@ from reference.models.gpt import gpt_logits
 from reference.ops import softmax
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
-from tests.rank_theorems import connected
+from tests.training_theorems import connected
 
 MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
 

@@ -8,9 +8,9 @@ from reference.schedules import SCHEDULES, make, takes_v
 from reference.stages import schedule_of
 from reference.traffic import Work
 from tests.mpi_impl.test_pipeline import orders
-from tests.rank_theorems import (Plan, as_is, ledger_equals_formulas, no_cache_outlives_its_use,
-                                 training_equals_one_process)
+from tests.rank_theorems import as_is
 from tests.strategies import Case, cases, recomputes
+from tests.training_theorems import Plan, ledger_equals_formulas, no_cache_outlives_its_use, training_equals_one_process
 
 WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 

@@ -26,8 +26,8 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig, sum_of_squares
 from reference.params import leaves, tree_map
 from reference.precision import Precision
-from tests.rank_theorems import Plan, connected, dealt, training_equals_one_process
 from tests.strategies import Case, recomputes
+from tests.training_theorems import Plan, connected, dealt, training_equals_one_process
 
 MAPS = Path("/proc/self/maps")
 OPTIMIZER = OptimizerConfig(1e-2, 10, clip_grad=0.05)

@@ -1,0 +1,192 @@
+"""Training on t x p x d real ranks is training in one process: run by every rank of a group, and compared on rank 0."""
+import gc
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.topology import Place, connect, disconnect
+from mpi_impl.models import gpt
+from mpi_impl.parallel import passes
+from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.training.batches import Batches
+from mpi_impl.training.trainer import StepResult, Trainer
+from reference.actions import Schedule
+from reference import training
+from reference.config import ParallelConfig, Recompute
+from reference.data_parallel import samples_of
+from reference.models.gpt import KEEP_ALL, GPTCache, gpt_join, has_embedding, has_head
+from reference.optimizer import OptimizerConfig
+from reference.params import join
+from reference.precision import Precision
+from reference.simulate import activations_in_flight
+from reference.stages import schedule_of
+from reference.traffic import Work, traffic
+from tests.rank_theorems import as_is, first_checks, host
+from tests.strategies import Case, close, trees_close
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a case's work is shared by ranks, beside t: the pipeline, the replicas, and what is kept where."""
+
+    p: int = 1
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    scatter_gather: bool = True
+    bucket_size: int = 1000
+    zero_stage: int = 0
+    cpu_offload: bool = False
+    recompute: Recompute = KEEP_ALL
+
+    def parallel(self, world_size: int, case: Case) -> ParallelConfig:
+        return ParallelConfig.for_world(world_size, case.t, self.p, pipeline_schedule=self.schedule,
+                                        virtual_pipeline_size=self.chunks,
+                                        scatter_gather_tensors_in_pipeline=self.scatter_gather,
+                                        ddp_bucket_size=self.bucket_size, zero_stage=self.zero_stage,
+                                        cpu_offload=self.cpu_offload, sequence_parallel=case.sequence_parallel,
+                                        keep_gathered_inputs=case.keep_gathered_inputs, recompute=self.recompute)
+
+
+@contextmanager
+def connected(group, parallel: ParallelConfig):
+    """The topology, for as long as the `with` block lasts."""
+    topology = connect(group, parallel)
+    try:
+        yield topology
+    finally:
+        disconnect(topology)
+
+
+class Found(NamedTuple):
+    """What one rank says after a step."""
+
+    place: Place
+    result: StepResult
+    peak_caches: int
+    grads: Any
+    params: Any
+    tensors: Any
+
+
+def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
+                                plan: Plan = Plan(), wrap=as_is, order: Schedule | None = None):
+    """The main theorem: losses, norms, clipped gradients and weights are one process's, step by step; evaluation too.
+
+    Also, every rank holds as many caches at once as the simulator says. With `order` the stages do their work in that
+    order, whatever the schedule's name.
+    """
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
+        optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
+        ours = Trainer(case.model, optimizer, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
+        textbook = training.Trainer(case.model, optimizer, case.seed, ours.precision) if group.rank == 0 else None
+        if order is not None:
+            ours.pipelines["training", microbatches] = Pipeline(order, topology)
+        in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
+        batch = microbatches * topology.data.size * case.b
+        for step in range(steps):
+            tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
+            result = ours.step(dealt(ours, case.b, tokens, targets, wrap), batch)
+            grads, params = (ours.layout.views(host(ours.whole(states.own)))
+                             for states in (ours.gradients, ours.parameters))
+            found = Found(topology.place, result, ours.peak_caches, grads, params, ours.layout.tensors)
+            first_checks(group, found, lambda everyone, tokens=tokens, targets=targets: step_equals(
+                textbook.step(tokens, targets), textbook.params, in_flight, everyone))
+        fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
+        tokens, targets = tokens[:fewer], targets[:fewer]
+        loss = ours.evaluate(dealt(ours, case.b, tokens, targets, wrap), fewer)
+        first_checks(group, loss, lambda everyone: close(np.array(everyone), np.full(len(everyone), (
+            training.loss_and_gradients(tokens, targets, textbook.params, case.model)[0]))))
+
+
+def dealt(trainer: Trainer, b: int, tokens, targets, wrap=as_is) -> list:
+    """This replica's microbatches. What the rank need not know of them is made nonsense, so that it cannot use it."""
+    d, r = trainer.topology.data.size, trainer.topology.place.data
+    if not has_embedding(trainer.layout.tensors):
+        tokens = np.full_like(tokens, -1)
+    if not has_head(trainer.layout.tensors, trainer.model):
+        targets = np.full_like(targets, -1)
+    mine = [samples_of(r, k, d, b) for k in range(len(tokens) // (d * b))]
+    return [(wrap(tokens[i]), wrap(targets[i])) for i in mine]
+
+
+def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -> None:
+    """Every rank reports one process's loss and norm; every replica has its gradients and weights."""
+    loss, norm, grads = expected
+    for found in everyone:
+        close(np.array(found.result[:2]), np.array([loss, norm]))
+        assert found.peak_caches == in_flight[found.place.pipeline], "another number of caches than was simulated"
+    for replica in {found.place.data for found in everyone}:
+        stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
+                  for stage in range(len(in_flight))]
+        for field, whole in (("grads", grads), ("params", params)):
+            parts = [join([getattr(found, field) for found in stage], stage[0].tensors) for stage in stages]
+            trees_close(gpt_join(parts), whole, 1e-10)
+            for part in parts:     # both copies of a tied word table
+                if part.embedding.word is not None:
+                    trees_close(part.embedding.word, whole.embedding.word, 1e-10)
+
+
+def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
+    """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
+        together = Ledger()
+        batches = Batches(Words(case) if topology.place.tensor == 0 else None, topology, case.s, case.b,
+                          work.microbatches // work.steps)
+        for step in range(work.steps):
+            trainer.step(batches.microbatches_of("train", step), batches.global_batch_size)
+        for step in range(work.evaluations):
+            trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
+        for ledger in topology.pipeline.from_all(group.ledger):
+            together.add(ledger)
+        found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
+        lines = traffic(case.model, topology.config, case.b, case.s, work, topology.place.data)
+        assert len({line[:4] for line in lines}) == len(lines)
+        expected = {line[:4]: (line.calls, line.elements) for line in lines if line.calls}
+        assert found == expected, f"{found.items() ^ expected.items()}"
+        return together
+
+
+class Words:
+    """A data set of random words."""
+
+    def __init__(self, case: Case):
+        self.case = case
+
+    def batch(self, part, first, count):
+        return self.case.ids(f"{part} {first}", count, self.case.s + 1)
+
+
+def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
+    """While an evaluation runs, a rank has no cache from an earlier forward; after a step it has none at all."""
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
+        batch = microbatches * topology.data.size * case.b
+        mine = dealt(trainer, case.b, case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s))
+        gc.collect()        # what another run has left, if it has failed on this rank
+        assert live_caches() == 0
+        gc.freeze()         # what is there by now is not looked through again, which takes long
+        try:
+            trainer.step(mine, batch)
+            assert live_caches() == 0, "the step is over, but caches are not gone"
+            with mock.patch.object(passes, "gpt_forward", forward_of_an_evaluation):
+                trainer.evaluate(mine, batch)
+        finally:
+            gc.unfreeze()
+
+
+def forward_of_an_evaluation(*args):
+    assert live_caches() == 0, "an evaluation keeps caches"
+    y, cache = gpt.gpt_forward(*args)
+    assert all(kept.caches is None for kept in cache.layers), "an evaluation keeps what a backward needs"
+    return y, cache
+
+
+def live_caches() -> int:
+    """Of stages, on this rank."""
+    return sum(type(x) is GPTCache for x in gc.get_objects())
