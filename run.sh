@@ -133,7 +133,7 @@ lock() {
     "$python" -m venv "$tools"
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check uv
     cd "$root"
-    "$tools/bin/uv" pip compile pyproject.toml --extra mpich --extra test --output-file requirements.lock --quiet \
+    "$tools/bin/uv" pip compile pyproject.toml --extra mpich --extra test --extra notebook --output-file requirements.lock --quiet \
         --universal --python-version "$minimum_python" --upgrade --generate-hashes \
         --no-emit-index-url --no-annotate --no-header
 }

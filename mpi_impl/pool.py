@@ -10,6 +10,7 @@ The ranks start once, through mpiexec, and each talks to the caller over a Unix 
 A run ends, whatever the ranks do. If one raises, dies, or is still at work at the time limit, the caller gets a
 `RankFailure` that holds every failed rank's traceback and the Python stack of every rank that was left waiting.
 """
+import json
 import os
 import pickle
 import socket
@@ -32,6 +33,8 @@ FAILURES_A_WORLD = 100  # each failed run strands communicators, of which MPI ha
 class RankFailure(Exception):
     """A run in which not every rank returned. The message tells of each rank that did not."""
 
+    answers: "list[Answer]"     # of all ranks, in rank order
+
 
 class RankAssertion(RankFailure, AssertionError):
     """A run in which a rank raised AssertionError: to pytest and to hypothesis, a test that failed."""
@@ -47,20 +50,37 @@ class Job(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a job on one rank."""
+    """What became of a job on one rank. It travels as JSON and bytes: whoever hears it unpickles nothing."""
 
-    what: str                 # returned, raised, died, stuck
+    what: str                 # returned, raised, died, stuck; and up, from a rank that has started
     detail: str = ""          # the traceback, the stack, or how the process ended
     result: bytes = b""       # the pickled result
     printed: str = ""         # what the rank wrote to stdout and stderr
     assertion: bool = False   # whether what it raised is an AssertionError
 
+    def to_bytes(self) -> bytes:
+        head = json.dumps([self.what, self.detail, self.printed, self.assertion]).encode()
+        return b"%d\n" % len(head) + head + self.result
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Answer":
+        length, _, rest = data.partition(b"\n")
+        what, detail, printed, assertion = json.loads(rest[:int(length)])
+        return cls(what, detail, rest[int(length):], printed, assertion)
+
+
+def print_in_order(printed: list[str]) -> None:
+    """What each rank has printed, one after the other."""
+    print(*printed, sep="", end="")
+
 
 class Pool:
     """Up to `size` ranks that stay up between runs. They start at the first run, and again after a failure."""
 
-    def __init__(self, size: int = 8):
-        self.size = size
+    def __init__(self, size: int = 8, show: Callable[[list[str]], object] = print_in_order,
+                 program: str = "mpi_impl.pool_rank"):
+        """`show` is handed what the ranks have printed; `program` is the module that each of them runs."""
+        self.size, self.show, self.program = size, show, program
         self._world: World | None = None
         self._failures = 0
 
@@ -70,13 +90,20 @@ class Pool:
         The function travels by reference, so it must stand at the top level of a module that the ranks can import.
         What the ranks print is printed here, in rank order. `timeout` is in seconds.
         """
+        answers, output = self.answers(n, pickled(function, args), timeout)
+        if any(answer.what != "returned" for answer in answers):
+            raise failure(title(function), answers, output, timeout)
+        self.show([answer.printed for answer in answers])
+        return [pickle.loads(answer.result) for answer in answers]
+
+    def answers(self, n: int, call: bytes, timeout: float) -> "tuple[list[Answer], str]":
+        """What became of `call` on each of the first n ranks, and what their processes wrote past Python."""
         if not 1 <= n <= self.size:
             raise ValueError(f"A run on {n} ranks was asked of a pool of {self.size}. Ask for 1 to {self.size}.")
-        job = Job(n, self._failures, sys.path, pickled(function, args))
         if self._world is None:
-            self._world = World(self.size)
+            self._world = World(self.size, self.program)
         try:
-            answers = self._world.run(job, timeout)
+            answers = self._world.run(Job(n, self._failures, sys.path, call), timeout)
             output = self._world.output()
         except BaseException:       # Ctrl-C, above all: the ranks are left in the middle of something
             self.close()
@@ -85,10 +112,12 @@ class Pool:
         self._failures += failed
         if self._world.disturbed or (failed and self._failures % FAILURES_A_WORLD == 0):
             self.close()
-        if failed:
-            raise failure(function, answers, output, timeout)
-        print(*(answer.printed for answer in answers), sep="", end="")
-        return [pickle.loads(answer.result) for answer in answers]
+        return answers, output
+
+    @property
+    def up(self) -> bool:
+        """Whether the ranks are there, with all that earlier runs have left in them."""
+        return self._world is not None
 
     def close(self) -> None:
         """End the ranks. A later run starts new ones."""
@@ -118,7 +147,7 @@ def pickled(function: Callable, args: tuple) -> bytes:
 class World:
     """The processes of one launch, and the caller's end of their sockets."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, program: str):
         self.disturbed = False                  # whether a rank may still be busy with an old job
         self._log = tempfile.TemporaryFile()    # noqa: SIM115  what bypasses Python: words of mpiexec and the dying
         self._log_read = 0
@@ -126,7 +155,7 @@ class World:
             address = os.path.join(folder, "socket")
             listener.bind(address)
             listener.listen(size)
-            self._process = start(size, address, self._log)
+            self._process = start(size, program, address, self._log)
             self._connections: list[Connection] = []
             try:
                 self._connections = self._welcome(listener, size)
@@ -136,7 +165,7 @@ class World:
 
     def run(self, job: Job, timeout: float) -> list[Answer]:
         """The answer of each of the job's ranks; within the timeout and a second, whatever they do."""
-        self._tell(range(job.ranks), job)
+        self._tell(range(job.ranks), tuple(job))     # which needs no import to be unpickled
         answers = self._hear(range(job.ranks), timeout)
         late = [rank for rank in range(job.ranks) if rank not in answers]
         self._tell(late, "Where are you?")
@@ -172,10 +201,11 @@ class World:
                 raise self._no_start(f"{len(self._connections)} of {size} ranks came up.")
         by_rank = {}
         for connection in self._connections:
-            hello = connection.recv() if connection.poll(max(0.0, deadline - time.monotonic())) else None
-            if not isinstance(hello, tuple) or isinstance(hello, Answer):
+            in_time = connection.poll(max(0.0, deadline - time.monotonic()))
+            hello = Answer.from_bytes(connection.recv_bytes()) if in_time else Answer("stuck")
+            if hello.what != "up":
                 raise self._no_start("One of them did not get as far as MPI.")
-            rank, ranks = hello
+            rank, ranks = map(int, hello.detail.split())
             if ranks != size:
                 raise self._no_start(f"They see a world of {ranks}: is mpiexec of another MPI than mpi4py?")
             by_rank[rank] = connection
@@ -199,7 +229,7 @@ class World:
             for connection in wait(waiting, left):
                 rank = waiting.pop(connection)
                 try:
-                    answer = self._connections[rank].recv()
+                    answer = Answer.from_bytes(self._connections[rank].recv_bytes())
                 except (EOFError, OSError):
                     answer = Answer("died", "Its connection closed.\n")
                 answers[rank] = answer
@@ -208,32 +238,40 @@ class World:
         return answers
 
 
-def start(size: int, address: str, log) -> subprocess.Popen:
+def start(size: int, program: str, address: str, log) -> subprocess.Popen:
     """The launcher, in a session of its own: a Ctrl-C is for the caller, which then ends the ranks."""
     vendor = mpi_vendor()
-    command = [*launcher(vendor, size), sys.executable, "-m", "mpi_impl.pool_rank", address]
+    command = [*launcher(vendor, size), sys.executable, "-m", program, address]
     environment = launch_environment(vendor, size)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                             start_new_session=True)
 
 
-def failure(function: Callable, answers: list[Answer], output: str, timeout: float) -> RankFailure:
-    """The exception that tells what every rank did. Ranks with the same story share it."""
+def failure(title: str, answers: list[Answer], output: str, timeout: float) -> RankFailure:
+    """The exception that tells what every rank did."""
+    lines = [f"{title} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s.\n", *stories(answers)]
+    if output:
+        lines.append(f"\n--- written by the processes themselves\n{output}")
+    kind = RankAssertion if any(answer.assertion for answer in answers) else RankFailure
+    error = kind("".join(line if line.endswith("\n") else line + "\n" for line in lines))
+    error.answers = answers
+    return error
+
+
+def stories(answers: list[Answer]) -> list[str]:
+    """What became of each rank that did not return, or that had printed. Ranks with the same story share it."""
     told: dict[tuple[str, str, str], list[int]] = {}
     for what in ("died", "raised", "stuck", "returned"):     # the cause before its consequences
         for rank, answer in enumerate(answers):
             if answer.what == what and (what != "returned" or answer.printed):
                 told.setdefault((what, answer.detail, answer.printed), []).append(rank)
-    lines = [f"{title(function)} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s."]
+    lines = []
     for (what, detail, printed), ranks in told.items():
         lines.append(f"\n--- {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {what}\n{detail}")
         if printed:
             lines.append(f"... and had printed:\n{printed}")
-    if output:
-        lines.append(f"\n--- written by the processes themselves\n{output}")
-    kind = RankAssertion if any(answer.assertion for answer in answers) else RankFailure
-    return kind("".join(line if line.endswith("\n") else line + "\n" for line in lines))
+    return lines
 
 
 def title(function: Callable) -> str:

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from mpi_impl.pool import Answer, Job
 
 
-def main(address: str) -> None:
-    """Connect to the pool, fork the rank, and guard it."""
+def main(address: str, kind: "type[Rank] | None" = None) -> None:
+    """Connect to the pool, fork the rank (of this kind, or a plain one), and guard it."""
     line = socket.socket(socket.AF_UNIX)
     line.connect(address)
     connection = Connection(line.detach())
@@ -30,7 +30,7 @@ def main(address: str) -> None:
     rank = os.fork()
     if rank == 0:
         faulthandler.enable(all_threads=False)
-        Rank(connection).serve()
+        (kind or Rank)(connection).serve()
     os.close(held_by_rank)
     guard(connection, rank, lifeline)
 
@@ -44,9 +44,9 @@ def guard(connection: Connection, rank: int, lifeline: int) -> None:
         os.kill(rank, signal.SIGKILL)
     _, status = os.waitpid(rank, 0)
     with suppress(EOFError, OSError):           # the pool hangs up
-        connection.send(Answer("died", how_it_ended(os.waitstatus_to_exitcode(status))))
+        connection.send_bytes(Answer("died", how_it_ended(os.waitstatus_to_exitcode(status))).to_bytes())
         while True:
-            connection.recv()
+            connection.recv_bytes()
 
 
 def how_it_ended(code: int) -> str:
@@ -59,13 +59,13 @@ class Rank:
     """The rank: one thread works, and a second one hears the pool even while the first is stuck in a collective."""
 
     def __init__(self, connection: Connection):
-        from mpi_impl.comm.group import world   # starts MPI, which must happen in the rank and not in its guard
+        from mpi_impl.comm import group     # starts MPI, which must happen in the rank and not in its guard
         from mpi_impl.rank_environment import forget_shared_memory
 
         self.connection, self.sending = connection, threading.Lock()
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.printed = io.StringIO()
-        self.world = world()
+        self.comm, self.world = group, group.world()
         self.world.from_all(None)   # every rank is there, with all that it shares
         forget_shared_memory()
         self.groups: dict = {}      # by number of ranks and era
@@ -73,7 +73,7 @@ class Rank:
     def serve(self) -> None:
         """Work off the jobs as they come in. Ends with the process."""
         threading.Thread(target=self.listen, daemon=True).start()
-        self.send((self.world.rank, self.world.size))
+        self.send(Answer("up", f"{self.world.rank} {self.world.size}"))
         while True:
             self.send(self.do(self.jobs.get()))
 
@@ -82,45 +82,60 @@ class Rank:
         with suppress(EOFError, OSError):
             while True:
                 message = self.connection.recv()
-                if isinstance(message, Job):
-                    self.jobs.put(message)
+                if isinstance(message, tuple):
+                    self.jobs.put(Job(*message))
                 else:
-                    self.send(Answer("stuck", stack_of_main_thread(), printed=self.printed.getvalue()))
+                    self.send(self.where())
         os._exit(0)
 
-    def send(self, message) -> None:
+    def told(self, error: BaseException) -> str:
+        """The traceback, without the frames that are not the job's own."""
+        trace = error.__traceback__
+        while trace and trace.tb_next and is_machinery(trace.tb_frame):
+            trace = trace.tb_next
+        return "".join(traceback.format_exception(type(error), error, trace))
+
+    def where(self) -> Answer:
+        """Where the rank is, told while it is there."""
+        return Answer("stuck", stack_of_main_thread(), printed=self.printed.getvalue())
+
+    def send(self, answer: Answer) -> None:
         with self.sending, suppress(OSError):
-            self.connection.send(message)
+            self.connection.send_bytes(answer.to_bytes())
 
     def do(self, job: Job) -> Answer:
         """Run the job, come what may."""
         self.printed = io.StringIO()
         with redirect_stdout(self.printed), redirect_stderr(self.printed):
             try:
-                sys.path[:] = job.path
-                function, args = pickle.loads(job.call)
-                result = pickle.dumps(function(self.group(job.ranks, job.era), *args))
-                return Answer("returned", result=result, printed=self.printed.getvalue())
+                return Answer("returned", result=self.call(job), printed=self.printed.getvalue())
             except BaseException as error:      # a SystemExit too is an answer
-                trace = error.__traceback__
-                text = "".join(traceback.format_exception(type(error), error, (trace and trace.tb_next) or trace))
-                return Answer("raised", text, printed=self.printed.getvalue(),
+                return Answer("raised", self.told(error), printed=self.printed.getvalue(),
                               assertion=isinstance(error, AssertionError))
+
+    def call(self, job: Job) -> bytes:
+        """The pickled function and arguments -> the pickled result."""
+        sys.path[:] = job.path
+        function, args = pickle.loads(job.call)
+        return pickle.dumps(function(self.group(job.ranks, job.era), *args))
 
     def group(self, n: int, era: int):
         """The first n ranks, with a ledger and a trace of their own for this job."""
-        from mpi_impl.comm.group import Group, Instruments
-
         if (n, era) not in self.groups:
             self.groups[n, era] = self.world.only(range(n), "world")
-        return Group(self.groups[n, era].comm, "world", Instruments())
+        return self.comm.Group(self.groups[n, era].comm, "world", self.comm.Instruments())
 
 
 def stack_of_main_thread() -> str:
-    """The Python stack of the job, without the frames of the pool above it."""
-    frames = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
-    own = max(i for i, frame in enumerate(frames) if frame.filename == __file__)
-    return "".join(traceback.format_list(frames[own + 1:] or frames))
+    """The Python stack of the job, without the frames above it."""
+    frames = list(traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0]))[::-1]
+    own = max(i for i, (frame, _) in enumerate(frames) if is_machinery(frame))
+    return "".join(traceback.format_list(traceback.StackSummary.extract(frames[own + 1:] or frames)))
+
+
+def is_machinery(frame) -> bool:
+    """Whether a frame is of the pool, or of a function that says of itself that it only calls another's code."""
+    return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
+from mpi_impl.demos.telling import count, say
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.files import check_writable, writing
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
@@ -95,11 +96,6 @@ def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], m
     with writing(options.output):
         draw(options.output, panels, f"a GPT of {parameters(model):,} parameters in {options.dtype}")
     print(f"drawn in {options.output}", flush=True)
-
-
-def say(ranks: Group, text: str) -> None:
-    if ranks.rank == 0:
-        print(text, flush=True)
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
@@ -243,10 +239,6 @@ def conclude(ranks: Group, found: list[Found], accounts: dict[str, Account], lay
         raise AssertionError("not as predicted: " + "; ".join(wrong))
     say(ranks, f"Every measured number equals its prediction, to the byte: {len(pairs)} numbers, from {len(found)} "
                f"runs on {count(ranks.size)}.")
-
-
-def count(n: int, what: str = "rank") -> str:
-    return f"{n:,} {what}" + "s" * (n != 1)
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------

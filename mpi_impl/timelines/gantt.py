@@ -48,7 +48,12 @@ class Cell(NamedTuple):
 
 
 def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> None:
-    """Draw panels above one another with one time axis: in ms if times are `seconds`, else without a unit."""
+    """Draw panels above one another with one time axis, and save the picture as a PNG."""
+    timelines_figure(panels, seconds).savefig(path, format="png")
+
+
+def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Figure:
+    """Panels above one another with one time axis: in ms if times are `seconds`, else without a unit."""
     scale = 1e3 if seconds else 1.0
     cells = [cells_of(panel.ranks, scale) for panel in panels]
     rows = [len(panel.ranks) for panel in panels]
@@ -65,7 +70,7 @@ def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> 
         axes.set_title(title(panel, scale, "ms" if seconds else ""), loc="left", fontsize=11)
     all_axes[-1].set_xlabel("time (ms)" if seconds else "time")
     draw_legend(figure, panels)
-    figure.savefig(path, format="png")
+    return figure
 
 
 # ---- from slices to cells -------------------------------------------------------------------------------------------

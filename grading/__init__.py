@@ -1,0 +1,8 @@
+"""How the labs are checked: answers run on limited ranks of their own, and what is wrong is said in words that teach.
+
+In a notebook `%load_ext grading` gives the magic `%%answer`, which marks the cells that are handed in.
+"""
+from grading.answers import load_ipython_extension
+from grading.checks import CheckFailed, each, expect, expect_equal, passed, run
+
+__all__ = ["CheckFailed", "each", "expect", "expect_equal", "load_ipython_extension", "passed", "run"]

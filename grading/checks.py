@@ -1,0 +1,95 @@
+"""What the labs' checks are written in: run an answer on ranks, compare, and say what is wrong so that one learns.
+
+    outcome = run(4, "ring_all_reduce", each(xs), allow=("send", "receive"))
+    expect_equal(outcome.results, [sum(xs)] * 4, "the sum", "does every rank get every chunk?")
+"""
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from grading.answers import CURRENT
+from grading.lab_group import OPERATIONS
+from grading.sandbox import AnswerFailed, Each, Outcome, Sandbox
+
+SANDBOX = Sandbox()
+LIMIT = 5.0     # seconds for a run, if a check says nothing else
+
+
+class CheckFailed(AssertionError):
+    """An answer is not right. The message says what, where, and gives a hint; a notebook shows no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
+def each(values: Sequence) -> Each:
+    """An argument of which every rank gets its own."""
+    return Each(values)
+
+
+def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS, limit: float | None = None,
+        hint: str = "") -> Outcome:
+    """Run the answer `function` on n limited ranks, as `function(group, *args)`; for n = None as `function(*args)`.
+
+    It may use the operations of group that `allow` names, and must be done within `limit` seconds. Raises CheckFailed.
+    """
+    if not CURRENT:
+        raise CheckFailed("There is no answer to check yet: run the cells that begin with %%answer, from the top.")
+    try:
+        return SANDBOX.run(CURRENT, function, args, n, allow, limit or LIMIT)
+    except AnswerFailed as failed:
+        raise CheckFailed(f"{failed}{hinted(hint)}") from None
+
+
+def expect(true: bool, what: str, hint: str = "") -> None:
+    """Raises CheckFailed with this sentence if it is not true."""
+    if not true:
+        raise CheckFailed(f"{what}{hinted(hint)}")
+
+
+def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "", tolerance: float = 1e-10) -> None:
+    """Every rank's array (or number) is the expected one, to a tolerance relative to the largest expected element.
+
+    With tolerance 0 to the bit. Raises CheckFailed: which rank, which element, what was expected and what came.
+    """
+    for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        who = f"rank {rank}: " if len(expected) > 1 else ""
+        problem = difference(mine, np.asarray(right), tolerance)
+        if problem:
+            raise CheckFailed(f"{who}{what} is not right. {problem}{hinted(hint)}")
+
+
+def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
+    """Where and how they differ, as a sentence; '' if they do not."""
+    if mine is None:
+        return "Nothing (None) was returned: is there a return?"
+    try:
+        mine = np.asarray(mine)
+    except ValueError:
+        return "What was returned is no array: its rows differ in length."
+    if mine.dtype.kind not in "biuf":
+        return f"What was returned is no array of numbers, but {mine.dtype}."
+    if mine.shape != right.shape:
+        return f"Expected an array of shape {list(right.shape)}, got {list(mine.shape)}."
+    if right.size == 0:
+        return ""
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(np.subtract(mine, right, dtype=float))
+    off = np.where((mine == right) | (np.isnan(mine) & np.isnan(right)), 0.0, off)
+    wrong = ~(off <= tolerance * max(float(np.abs(right[np.isfinite(right)]).max(initial=0.0)), 1e-300))
+    if not wrong.any():
+        return ""
+    at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    where = f"Element [{', '.join(map(str, at))}]" if at else "It"
+    many = f" {wrong.sum():,} of {wrong.size:,} elements differ." if wrong.size > 1 else ""
+    return f"{where}: expected {right[at]:.6g}, got {mine[at]:.6g}.{many}"
+
+
+def passed(what: str) -> None:
+    """Say so."""
+    print(f"passed: {what}")
+
+
+def hinted(hint: str) -> str:
+    return f"\nHint: {hint}" if hint else ""

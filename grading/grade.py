@@ -1,0 +1,72 @@
+"""Grade a submission: the instructor's checks on the student's answers.
+
+The checks run here, as they stand in the instructor's own notebook. Of the submission only the answers are taken, and
+they run on limited ranks. So nothing that a student has written runs beside a check, or can read one.
+"""
+import contextlib
+import io
+import traceback
+from typing import NamedTuple
+
+from grading import checks
+from grading.answers import CURRENT, answers_of
+
+
+class Mark(NamedTuple):
+    """What one check gave."""
+
+    check: str       # its grade_id
+    title: str       # its first line
+    points: float
+    of: float
+    said: str        # what the author of the answer is told
+
+
+def grade(source, submitted) -> list[Mark]:
+    """The marks of a submitted notebook, in the order of the checks in the instructor's `source`."""
+    CURRENT.clear()
+    CURRENT.update({name: "" for name in answers_of(source)} | answers_of(submitted))
+    checks.SANDBOX.close()      # each submission has ranks of its own
+    try:
+        return marks(source)
+    finally:
+        checks.SANDBOX.close()
+        CURRENT.clear()
+
+
+def marks(source) -> list[Mark]:
+    """Run the locked cells of a notebook from top to bottom; those with points are the checks."""
+    names: dict = {"__name__": "checks"}
+    found = []
+    for cell in source.cells:
+        about = cell.metadata.get("nbgrader", {})
+        if cell.cell_type != "code" or not about.get("locked") or about.get("solution"):
+            continue
+        code = "\n".join("" if line.startswith("%") else line for line in cell.source.splitlines())
+        if not about.get("grade"):
+            exec(compile(code, about["grade_id"], "exec"), names)
+            continue
+        right, said = checked(code, about["grade_id"], names)
+        points = float(about["points"])
+        found.append(Mark(about["grade_id"], title(cell.source), points if right else 0.0, points, said))
+    return found
+
+
+def checked(code: str, name: str, names: dict) -> tuple[bool, str]:
+    """Run one check. -> whether it passed, and what it said."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, name, "exec"), names)
+    except checks.CheckFailed as failed:
+        return False, f"{printed.getvalue()}{failed}"
+    except Exception as error:      # what was returned was of a kind that the check did not foresee
+        last = "".join(traceback.format_exception_only(error)).strip()
+        return False, f"{printed.getvalue()}What the answer returned could not be checked ({last}). Is it of the kind " \
+                      "that the task asks for?"
+    return True, printed.getvalue()
+
+
+def title(source: str) -> str:
+    """The comment in the first line of a check."""
+    return source.partition("\n")[0].lstrip("# ")

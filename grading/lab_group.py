@@ -1,0 +1,121 @@
+"""The ranks as an answer sees them: a few operations, those that the lab allows, counted."""
+from collections.abc import Collection
+from contextlib import contextmanager
+
+import numpy as np
+
+HEAD, DATA, TAKEN = 0, 1, 2                                  # tags: dtype and shape, the elements, "I have them"
+DTYPES = ("float64", "float32", "int64", "int32", "bool")
+LONGEST_SHAPE = 6
+OPERATIONS = ("send", "receive", "exchange", "all_reduce", "all_gather", "reduce_scatter", "barrier")
+
+
+class LabGroup:
+    """`rank` is this rank's number, `size` how many there are.
+
+    A send is over when the receiver has taken what was sent: nothing waits in a buffer, however small it is.
+    """
+
+    def __init__(self, group, allowed: Collection[str]):
+        """`group` is a mpi_impl.comm.group.Group, which is what speaks MPI."""
+        self.rank, self.size = group.rank, group.size
+        self.sent = 0                                        # elements that this rank has sent to others
+        self.waiting: tuple[str, int | None] | None = None   # the operation that it is in, and the rank it waits for
+        self._group, self._allowed = group, allowed
+
+    # ---- one to one ----
+
+    def send(self, x, to: int) -> None:
+        """Send the array x to rank `to`, which must receive it. Returns when it has."""
+        with self._in("send", to):
+            self._posted_send(x, to)()
+
+    def receive(self, source: int) -> np.ndarray:
+        """What rank `source` sends."""
+        with self._in("receive", source):
+            return self._received(source)
+
+    def exchange(self, x, to: int, source: int) -> np.ndarray:
+        """Send x to rank `to` and at the same time receive what rank `source` sends."""
+        with self._in("exchange", source, to):
+            taken = self._posted_send(x, to)
+            found = self._received(source)
+            taken()
+            return found
+
+    # ---- all together ----
+
+    def all_reduce(self, x, op: str = "sum") -> np.ndarray:
+        """The elementwise sum (or with op="max" the maximum) of all ranks' x, on every rank."""
+        with self._in("all_reduce"):
+            x = as_array(x)
+            self.sent += 2 * x.size * (self.size - 1) // self.size
+            return self._group.all_reduce(x.copy(), "an answer", op)
+
+    def all_gather(self, x, axis: int = 0) -> np.ndarray:
+        """All ranks' x, joined in rank order along `axis`, on every rank. Along it they may differ in length."""
+        with self._in("all_gather"):
+            parts = self._group.from_all(as_array(x))
+            self.sent += sum(part.size for part in parts) * (self.size - 1) // self.size
+            return np.concatenate(parts, axis)
+
+    def reduce_scatter(self, x, axis: int = 0) -> np.ndarray:
+        """Of the sum of all ranks' x this rank's piece along `axis`, cut as np.array_split does."""
+        with self._in("reduce_scatter"):
+            x = as_array(x)
+            self.sent += x.size * (self.size - 1) // self.size
+            return np.array_split(self._group.all_reduce(x.copy(), "an answer"), self.size, axis)[self.rank]
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come here."""
+        with self._in("barrier"):
+            self._group.from_all(None)
+
+    # ---- how ----
+
+    @contextmanager
+    def _in(self, operation: str, *others: int):
+        if operation not in self._allowed:
+            can = ", ".join(self._allowed) or "nothing"
+            raise PermissionError(f"group.{operation} may not be used here. This task allows: {can}.")
+        for other in others:
+            if not isinstance(other, int | np.integer) or not 0 <= other < self.size:
+                raise ValueError(f"rank {self.rank} of {self.size}: there is no rank {other} to {operation} with. "
+                                 f"Ranks are numbered from 0 to {self.size - 1}.")
+            if other == self.rank and operation != "exchange":
+                raise ValueError(f"rank {self.rank} would {operation} with itself, and wait for itself for ever.")
+        self.waiting = operation, int(others[0]) if others else None
+        yield
+        self.waiting = None
+
+    def _posted_send(self, x, to: int):
+        """Begin it. -> a function that waits until it is over."""
+        x = as_array(x)
+        head = np.full(LONGEST_SHAPE + 2, -1)
+        head[:2 + x.ndim] = DTYPES.index(x.dtype.name), x.ndim, *x.shape
+        self.sent += x.size if to != self.rank else 0
+        sends = [self._group.post_send(head, to, HEAD, "head"), self._group.post_send(x, to, DATA, "data")]
+        taken = self._group.post_receive(np.empty(1), to, TAKEN, "taken")
+
+        def wait():
+            taken.wait()
+            for send in sends:
+                send.wait()
+
+        return wait
+
+    def _received(self, source: int) -> np.ndarray:
+        head = self._group.post_receive(np.empty(LONGEST_SHAPE + 2, int), source, HEAD, "head").wait()
+        x = np.empty(head[2:2 + head[1]], DTYPES[head[0]])
+        self._group.post_receive(x, source, DATA, "data").wait()
+        self._group.post_send(np.empty(1), source, TAKEN, "taken").wait()
+        return x
+
+
+def as_array(x) -> np.ndarray:
+    """Contiguous, and of a kind that can be sent. Raises TypeError."""
+    x = np.asarray(x, order="C")
+    if x.dtype.name not in DTYPES or x.ndim > LONGEST_SHAPE:
+        raise TypeError(f"an array of {x.dtype} with {x.ndim} axes cannot be sent: the dtype must be one of "
+                        f"{', '.join(DTYPES)}, with at most {LONGEST_SHAPE} axes")
+    return np.ascontiguousarray(x) if x.ndim else x

@@ -1,0 +1,103 @@
+"""One limited rank: it runs answers, and can do nothing else. `grading/sandbox.py` is the other side."""
+import io
+import linecache
+import os
+import sys
+import threading
+import traceback
+
+import numpy as np
+
+from grading.lab_group import LabGroup
+from grading.limits import lock_up
+from grading.values import LARGEST, from_bytes, to_bytes
+from mpi_impl.pool import Answer, Job
+from mpi_impl.pool_rank import Rank, main
+
+PRINTED = 20_000    # characters that an answer may print
+
+# Locked-up processes may not read one another's memory, which is how MPI hands over large messages on one machine.
+NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
+                  "OMPI_MCA_smsc": "^cma,knem,xpmem",                   # Open MPI 5
+                  "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}   # and 4
+
+
+class Printed(io.StringIO):
+    """Takes what is printed, up to a limit."""
+
+    def write(self, text: str) -> int:
+        if self.tell() + len(text) > PRINTED:
+            raise RuntimeError(f"the answer has printed more than {PRINTED:,} characters")
+        return super().write(text)
+
+
+class LimitedRank(Rank):
+    def __init__(self, connection):
+        os.environ.update(NO_SINGLE_COPY)
+        super().__init__(connection)
+        self.lab_group: LabGroup | None = None
+        np.random.default_rng(0).normal(size=2)     # loaded, as are the other parts that come late
+        np.linalg.norm(np.fft.fft(np.ones(2)))
+
+    def serve(self) -> None:
+        """As every rank, but locked up once the thread that listens is there."""
+        self.locked = False
+        super().serve()
+
+    def call(self, job: Job) -> bytes:
+        """The answers' sources, the name of a function in them, and its arguments -> its result, and what it sent."""
+        __tracebackhide__ = True
+        if not self.locked:
+            lock_up()
+            self.locked = True
+        sys.stdout = sys.stderr = self.printed = Printed()
+        asked = from_bytes(job.call)
+        group = self.group(job.ranks, job.era)
+        self.lab_group = LabGroup(group, asked["allow"])
+        function = defined(asked["answers"], asked["function"])
+        args = [value[group.rank] if is_each else value for is_each, value in asked["args"]]
+        result = function(self.lab_group, *args) if asked["with_group"] else function(*args)
+        data = to_bytes({"result": result, "sent": self.lab_group.sent})
+        if len(data) > LARGEST:
+            raise MemoryError(f"the answer returned {len(data):,} bytes; {LARGEST:,} are the limit")
+        return data
+
+    def told(self, error: BaseException) -> str:
+        """The traceback, of lines of the answer alone."""
+        found = traceback.TracebackException.from_exception(error)
+        found.stack = of_answers(found.stack)
+        return "".join(found.format()) if found.stack else "".join(found.format_exception_only())
+
+    def where(self) -> Answer:
+        """The lines of the answer that the rank is in, and whom it waits for."""
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        stack = of_answers(traceback.extract_stack(frame))
+        waiting = self.lab_group.waiting if self.lab_group else None
+        return Answer("stuck", "".join(stack.format()), to_bytes(waiting), self.printed.getvalue())
+
+
+def of_answers(stack: traceback.StackSummary) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list([frame for frame in stack if frame.filename.startswith("answer ")])
+
+
+def defined(answers: dict[str, str], name: str):
+    """The function of that name, from cells that are run in order. Raises NameError, or what its own cell raised."""
+    __tracebackhide__ = True
+    names: dict = {"__name__": "answer"}
+    errors: list[BaseException] = []
+    for answer, source in answers.items():
+        title = f"answer {answer}"
+        linecache.cache[title] = len(source), None, source.splitlines(keepends=True), title
+        try:
+            exec(compile(source, title, "exec"), names)
+        except Exception as error:
+            errors.append(error)
+    if callable(names.get(name)):
+        return names[name]
+    if errors:
+        raise errors[0]
+    raise NameError(f"there is no function {name}: has it been renamed?")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], LimitedRank)

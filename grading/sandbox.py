@@ -1,0 +1,103 @@
+"""Runs answers on limited ranks (`grading/limited_rank.py`), each a process of its own, and tells what went wrong."""
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grading.values import from_bytes, to_bytes
+from mpi_impl.pool import Answer, Pool, stories
+
+RANKS = 8
+SHOWN = 500         # characters of what an answer has printed, where it failed
+PAST = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
+
+
+class AnswerFailed(Exception):
+    """An answer that did not come to its end on every rank. The message is for its author."""
+
+
+class Each:
+    """An argument of which every rank gets its own: `each([a, b, c])` on three ranks."""
+
+    def __init__(self, values: Sequence):
+        self.values = list(values)
+
+
+class Outcome(NamedTuple):
+    """What an answer has returned on each rank, how many elements each has sent, and what it has printed."""
+
+    results: list
+    sent: list[int]
+    printed: list[str]
+
+
+class Sandbox:
+    """Limited ranks. They start at the first run, and again after one that hung."""
+
+    def __init__(self, size: int = RANKS):
+        self.pool = Pool(size, program="grading.limited_rank")
+
+    def run(self, answers: Mapping[str, str], function: str, args: Sequence, n: int | None, allow: Collection[str],
+            limit: float) -> Outcome:
+        """`function(group, *args)` on n ranks, or `function(*args)` on one if n is None, within `limit` seconds.
+
+        `answers` are the sources of all cells that are handed in, by name. Raises AnswerFailed.
+        """
+        ranks = n or 1
+        for value in args:
+            if isinstance(value, Each) and len(value.values) != ranks:
+                raise ValueError(f"each(...) has {len(value.values)} values for {ranks} ranks")
+        call = to_bytes({"answers": dict(answers), "function": function, "with_group": n is not None,
+                         "allow": list(allow), "args": [[isinstance(value, Each), value.values if
+                                                         isinstance(value, Each) else value] for value in args]})
+        found = [shortened(answer) for answer in self.pool.answers(ranks, call, limit)[0]]
+        if any(answer.what != "returned" for answer in found):
+            raise AnswerFailed(what_failed(function, found, limit))
+        returned = [from_bytes(answer.result) for answer in found]
+        return Outcome([one["result"] for one in returned], [one["sent"] for one in returned],
+                       [answer.printed for answer in found])
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def shortened(answer: Answer) -> Answer:
+    if answer.what == "returned" or len(answer.printed) <= SHOWN:
+        return answer
+    return answer._replace(printed=f"{answer.printed[:SHOWN]} ...\n")
+
+
+def what_failed(function: str, found: list[Answer], limit: float) -> str:
+    """For the answer's author: what each rank did, and who waits for whom."""
+    ranks, stuck = len(found), [rank for rank, answer in enumerate(found) if answer.what == "stuck"]
+    where = f" on {ranks} ranks" if ranks > 1 else ""
+    head = f"{function} did not come to an end{where}."
+    if stuck and all(answer.what in ("stuck", "returned") for answer in found):
+        head = f"{function} was not done within {limit:g} seconds{where}."
+    lines = [head, *waits({rank: from_bytes(found[rank].result) if found[rank].result else None for rank in stuck})]
+    return "\n".join(lines) + "\n" + "".join(stories(found)).rstrip()
+
+
+def waits(waiting: Mapping[int, Any]) -> list[str]:
+    """What each stuck rank waits for, and the circle, if they wait in one."""
+    lines = []
+    for rank, what in waiting.items():
+        if what is None:
+            lines.append(f"rank {rank} computes, and waits for nobody: does a loop never end?")
+        elif what[1] is None:
+            lines.append(f"rank {rank} is in {what[0]}, which needs all ranks.")
+        else:
+            lines.append(f"rank {rank} waits {PAST[what[0]]} rank {what[1]}.")
+    circle = circle_of({rank: what[1] for rank, what in waiting.items() if what and what[1] is not None})
+    if circle:
+        lines.append(f"They wait in a circle: {' -> '.join(map(str, [*circle, circle[0]]))}. Somebody must go first.")
+    return lines
+
+
+def circle_of(waits_for: Mapping[int, int]) -> list[int]:
+    """Ranks of which each waits for the next, and the last for the first; [] if there is no such circle."""
+    for start in waits_for:
+        path = [start]
+        while (following := waits_for.get(path[-1])) is not None:
+            if following in path:
+                return path[path.index(following):]
+            path.append(following)
+    return []

@@ -1,0 +1,45 @@
+"""Lists the demos: `python -m mpi_impl.demos`. One process; it starts no ranks.
+
+What it says of a demo is the demo's own docstring, which is read and not imported: that would start MPI.
+"""
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.rank_environment import is_first_rank
+from mpi_impl.reports.tables import aligned
+
+# In the order in which to look at them.
+DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "pipeline", "zero",
+         "memory", "deadlock", "train")
+
+START = """
+Each runs on any number of ranks, for a few seconds, and ends by checking itself against reference/:
+  .venv/bin/python -m mpi_impl.launch -n 4 -m mpi_impl.demos.{demo}
+  mpirun -np 4 python -m mpi_impl.demos.{demo}
+With --help it tells its options.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(prog="mpi_impl.demos", description="List the demos, or tell of one of them.")
+    parser.add_argument("demo", nargs="?", choices=DEMOS, metavar="DEMO", help="tell more of this one")
+    demo = parser.parse_args(argv).demo
+    if is_first_rank():
+        print(docstring(demo) if demo else aligned([[name, title(name)] for name in DEMOS], left=(0, 1)))
+        print(START.format(demo=demo or "mlp"), end="")
+
+
+def docstring(demo: str) -> str:
+    source = Path(__file__).with_name(f"{demo}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(source)) or ""
+
+
+def title(demo: str) -> str:
+    """The docstring's first line, without the command at its end."""
+    return docstring(demo).split("\n")[0].split(": `")[0]
+
+
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,0 +1,119 @@
+"""What ranks can do together: `mpirun -np 4 python -m mpi_impl.demos.collectives`.
+
+Broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that every sum can be done in the head;
+then the ring of sends and receives that says what they cost (Patarasuk and Yuan 2009).
+"""
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.demos.telling import Check, count, say, say_aligned, span, traffic_table
+from mpi_impl.entry import ArgumentParser, run
+from reference import collectives as textbook
+from reference.config import require_divides, require_positive, round_up
+
+SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold
+
+INTRODUCTION = """\
+This program runs on {ranks}. A rank is a process with a number, from 0 on: all run the same lines, but each has
+memory of its own, which no other can see. What one has and another needs must be sent.
+
+A collective is what all ranks do together. Each calls it, with an array of its own, and it is over when the last one
+has come. Four of them are nearly all that Megatron needs. "Reduce" means to add up, first elements with first
+elements, second ones with second ones. "Scatter" means that each rank gets a piece, "gather" that pieces are joined,
+and "all" that everyone has the result.
+
+How would you add up? If all sent their arrays to rank 0, it would have to receive n - 1 of them, and to send as many
+results, while the others wait. In a ring every rank works all the time, and sends to its neighbour only.
+"""
+
+COSTS = """\
+What moved, on each rank. Here N = {N} numbers of {itemsize} bytes, on n = {ranks}. In a ring a rank sends a piece, N/n
+numbers, in each of n - 1 steps: N (n-1)/n. An all-gather goes round likewise, so an all-reduce sends 2 N (n-1)/n, and
+never more than 2 N, on however many ranks. (In a broadcast round the ring the last rank has no one to send to: this
+is the mean.)"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    N, n = parse_options(argv, ranks.size), ranks.size
+    say(ranks, INTRODUCTION.format(ranks=count(n)))
+    x = np.arange(1, N + 1) + ranks.rank * (10 if N < 10 else 100)      # all digits but the last tell whose it is
+    with ranks.ledger.phase("collective"):
+        copy = ranks.broadcast(x.copy(), "rank 0's array")
+        piece = ranks.reduce_scatter(x, 0, "pieces of the sum")
+        joined = ranks.all_gather(piece, 0, "pieces of the sum")
+        total = ranks.all_reduce(x.copy(), "the sum")
+    with ranks.ledger.phase("by hand"):
+        sent, kept = ring_reduce_scatter(ranks, x)
+
+    wide = len(str(total.max()))
+    before, of_sum = numbers(x, wide), numbers(total, wide)
+    mine = f"{span(ranks.rank * len(piece), (ranks.rank + 1) * len(piece), 'element')}: {numbers(piece, wide)}"
+    say(ranks, "Broadcast. Everyone gets what rank 0 has:")
+    say_aligned(ranks, before, "->", numbers(copy, wide))
+    say(ranks, "\nReduce-scatter. The arrays are added up, and each rank gets its piece of the sum:")
+    say_aligned(ranks, before, "->", mine)
+    say(ranks, "\nAll-gather. Everyone gets the pieces of all, joined in rank order:")
+    say_aligned(ranks, mine, "->", numbers(joined, wide))
+    say(ranks, "\nAll-reduce. Everyone gets the sum. It is the last two, one after the other:")
+    say_aligned(ranks, before, "->", of_sum)
+    say(ranks, f"\nThe ring, by hand: a reduce-scatter in {count(n - 1, 'step')}. In each, every rank sends a piece to "
+               "the next rank, and adds its own\nto the piece that it gets. That it sends on in the next step:")
+    few = max(1, 2 * SHOWN // n)
+    steps = [f"{numbers(one, wide, few)}," for one in sent[:SHOWN]] + ["...,"] * (n - 1 > SHOWN)
+    say_aligned(ranks, "sends", *(steps or ["nothing,"]), f"keeps {numbers(kept, wide, few)}")
+    say(ranks, f"\n{COSTS.format(N=N, itemsize=x.itemsize, ranks=count(n))}\n{traffic_table(ranks.ledger)}\n")
+
+    check, xs = Check(), ranks.from_all(x)
+    pieces = textbook.reduce_scatter(xs, 0)
+    check.equal("broadcast", copy, textbook.broadcast(xs)[ranks.rank])
+    check.equal("reduce-scatter", piece, pieces[ranks.rank])
+    check.equal("all-gather", joined, textbook.all_gather(pieces, 0)[ranks.rank])
+    check.equal("all-reduce", total, textbook.all_reduce(xs)[ranks.rank])
+    check.equal("the ring", kept, pieces[ranks.rank])
+    check.conclude(ranks)
+
+
+def ring_reduce_scatter(ranks: Group, x):
+    """x [N] -> the pieces [N/n] that this rank sends to the next one, in order, and its piece of the sum.
+
+    Rank i's piece begins as that of rank i + 1, and goes once round the ring.
+    """
+    pieces, sent, n = np.split(x.copy(), ranks.size), [], ranks.size
+    for step in range(n - 1):
+        outgoing, incoming = (ranks.rank - step - 1) % n, (ranks.rank - step - 2) % n
+        arrived = np.empty_like(pieces[incoming])
+        receive = ranks.post_receive(arrived, (ranks.rank - 1) % n, step, "a piece, one step on")
+        send = ranks.post_send(pieces[outgoing], (ranks.rank + 1) % n, step, "a piece, one step on")
+        receive.wait()      # both are under way: were all to wait until theirs is taken, nobody would take one
+        send.wait()
+        sent.append(pieces[outgoing])
+        pieces[incoming] += arrived
+    return sent, pieces[ranks.rank]
+
+
+def numbers(x, wide: int, few: int = SHOWN) -> str:
+    """The first few of an array's whole numbers, each so many characters wide."""
+    return " ".join(f"{value:{wide}}" for value in x[:few]) + (" ..." if len(x) > few else "")
+
+
+def parse_options(argv: Sequence[str] | None, n: int) -> int:
+    """N. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.collectives", description="Show what ranks can do together.")
+    parser.add_argument("--elements", type=int, metavar="N",
+                        help="of each rank's array, a multiple of the number of ranks (default: the first from 4 on)")
+    N = parser.parse_args(argv).elements
+    if N is None:
+        return round_up(4, n)
+    require_positive("elements", N)
+    require_divides("The number of ranks", n, "elements", N, "Every rank gets as large a piece.")
+    return N
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,119 @@
+"""The loss, from logits that are cut by vocabulary: `mpirun -np 4 python -m mpi_impl.demos.cross_entropy`.
+
+Shows the three small all-reduces that take the place of gathering all logits, and a gradient that needs nothing sent
+(Shoeybi et al. 2019, section 3).
+"""
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.demos.telling import (Check, count, first_elements, indented, say, say_aligned, say_each, shape, span,
+                                    traffic_table)
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
+from reference.config import require_divides, require_positive, round_up
+from reference.layers import cross_entropy as textbook
+
+SAMPLES, POSITIONS = 2, 3
+GPT2_WORDS = 50_257      # its V
+
+INTRODUCTION = """\
+At its end a language model says what it takes the next word to be: at each of s positions of b texts it has a number
+for every one of V words, the logits. The loss compares them with the word that does come next, the target:
+
+    loss = log(sum over all words of exp(logit)) - logit of the target
+
+It is small where the target has nearly all of that sum. The logits are cut by words over {ranks} (processes, each
+with memory of its own): each of t ranks has those of its V/t words. To gather them all would be simple, but they are
+the largest array of the model, b s V. And only three numbers are needed for a position:
+
+  1. The largest logit. It is subtracted from all, for exp(1000) is too large for any computer; the loss stays the
+     same. It is the largest of the ranks' largest.
+  2. The sum of exp: the sum of the ranks' sums.
+  3. The target's logit: one rank has it and the others say 0, so this is a sum, too.
+
+So three all-reduces of b s elements do it. (An all-reduce takes the sum, or the maximum, of what all ranks have, and
+gives it to everyone.) Backward, a logit's gradient is its word's probability, exp(logit) / sum, less 1 for the
+target. Each rank has what it takes, and sends nothing.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    V = parse_options(argv, ranks.size)
+    say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
+    random = np.random.default_rng(1)
+    whole, dloss = 3 * random.normal(size=(SAMPLES, POSITIONS, V)), random.normal(size=(SAMPLES, POSITIONS))
+    targets = random.integers(V, size=(SAMPLES, POSITIONS))      # these three are alike on every rank
+    dloss[0, 0] = 1      # so that the first position shows its gradient as it is
+    n = V // ranks.size
+    first = ranks.rank * n
+    mine = whole[..., first:first + n]
+
+    say(ranks, f"Who owns what: logits {shape(whole)} of V = {V} words, {shape(mine)} on a rank. At the first "
+               "position:")
+    say_aligned(ranks, f"{span(first, first + n, 'word')}:", first_elements(mine[0, 0]))
+    with ranks.ledger.phase("forward"):
+        loss, cache = cross_entropy_forward(mine.copy(), targets, ranks)
+    say(ranks, f"\nForward. What each rank finds there, the target being word {targets[0, 0]}. Sum and target are "
+               "taken when the largest\nlogit of all has been subtracted:")
+    by_hand = say_how(ranks, mine[0, 0], targets[0, 0] - first)
+    say(ranks, "The layer does so at all positions at once, and every rank has all losses:")
+    say_each(ranks, f"loss {shape(loss)}: {first_elements(loss)}")
+
+    with ranks.ledger.phase("backward"):
+        dlogits = cross_entropy_backward(dloss, cache)
+    say(ranks, "\nBackward. The logits' gradients at the first position; all of them together add up to 0:")
+    say_aligned(ranks, f"{span(first, first + n, 'word')}:", first_elements(dlogits[0, 0]))
+
+    with ranks.ledger.phase("instead"):
+        gathered = ranks.all_gather(mine, -1, "loss: all logits")
+    say(ranks, f"\nWhat moved, on each rank, t = {ranks.size}. Of b s elements an all-reduce sends 2 b s (t-1)/t; "
+               "backward nothing. To gather all\nlogits instead sends b s V (t-1)/t, V/6 times as much as the three: "
+               f"{V / 6:.3g} times here, {GPT2_WORDS / 6:,.0f} times in GPT-2."
+               f"\n{traffic_table(ranks.ledger)}\n")
+
+    check = Check()
+    whole_loss, whole_cache = textbook.cross_entropy_forward(whole, targets)
+    check.equal("every loss", loss, whole_loss)
+    check.equal("the first one by hand", by_hand, whole_loss[0, 0])
+    check.equal("every logit's gradient", dlogits,
+                textbook.cross_entropy_backward(dloss, whole_cache)[..., first:first + n])
+    check.equal("what is gathered", gathered, whole)
+    check.conclude(ranks)
+
+
+def say_how(ranks: Group, logits, target: int) -> float:
+    """The three steps at one position, from this rank's logits [V/t]; the target counts from its first. -> the loss."""
+    highest = max(ranks.from_all(logits.max()))
+    here = 0 <= target < len(logits)
+    part, picked = np.exp(logits - highest).sum(), logits[target] - highest if here else 0.0
+    say_aligned(ranks, f"largest logit {logits.max():+.3f},", f"sum of exp {part:.3f},",
+                f"target {picked:+.3f}" if here else "target not here: 0")
+    total, picked = sum(ranks.from_all(part)), sum(ranks.from_all(picked))
+    loss = np.log(total) - picked
+    say(ranks, indented("all:".ljust(len(f"rank {ranks.size - 1}: ")),
+                        f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
+                        f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}"))
+    return loss
+
+
+def parse_options(argv: Sequence[str] | None, n: int) -> int:
+    """V. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.cross_entropy", description="Show the loss from logits that are cut.")
+    parser.add_argument("--vocab-size", type=int, metavar="V",
+                        help="words, a multiple of the number of ranks (default: the first from 16 on)")
+    V = parser.parse_args(argv).vocab_size
+    if V is None:
+        return round_up(16, n)
+    require_positive("vocab_size", V)
+    require_divides("The number of ranks", n, "vocab_size", V, "Every rank has the logits of as many words.")
+    return V
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,210 @@
+"""Ranks that wait for one another for ever, and how one finds out: `mpirun -np 4 python -m mpi_impl.demos.deadlock`.
+
+A real deadlock on real ranks. Beside each rank's stuck thread another one tells in which line it stands and for whom it
+waits. That makes a circle, which is then broken, so that the program ends well. reference/validate.py tells the same
+circle beforehand, from nothing but the order in which the ranks mean to work.
+"""
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from textwrap import fill
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.demos.telling import Check, led_by_rank, say
+from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.parallel.passes import ForwardPass
+from mpi_impl.training.trainer import Trainer, weight_of
+from reference import validate
+from reference.actions import Action, Receive, Schedule, Send, Step, lower
+from reference.config import ParallelConfig
+from reference.schedules import evaluation_schedule
+from reference.training import loss_and_gradients
+
+PATIENCE = 1.0      # seconds in one wait, until somebody looks where the ranks stand
+SAMPLES = 2
+WIDTH = 118         # of a line
+
+ALONE = """\
+A deadlock is ranks that wait for one another for ever. One rank alone has nobody to wait for, so there is nothing to
+see. Start more: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.deadlock`.
+"""
+
+INTRODUCTION = """\
+Ranks that send one another messages can end up waiting for one another for ever: a deadlock. Nothing fails, nothing is
+printed, nothing moves, and no rank does anything wrong that one could see. Here is one, made on purpose.
+
+{n} ranks hold a model of {layers} layers: rank r has layer r, and layer {n} + r as well. So samples that go through the
+layers in order go through all ranks, and then through all of them once more. Each rank has a list of what to do:
+  1F0      compute layer 1
+  0F0<0    wait for rank 0's message, which is what layer 0 gave
+  1F0>{next}    send rank {next} a message: what layer 1 gave
+Somebody has written rank 0's list the wrong way round, so that its second layer comes first:
+{lists}
+
+They start, and are silent. After {patience:g} s of that, another thread of each rank looks where its rank stands:
+"""
+
+READING = """\
+How to read that. A rank's last line is where it stands. A wait alone is no error: the other rank may just be slow. So
+follow the waits from rank to rank. If you come to a rank that works, look there. If you come back to where you began,
+that circle stands for ever, for each would send what the next one waits for only after its own wait.
+
+How to break it. In the circle look for something that waits for nobody, and that stands behind a wait. In rank 0's list
+that is 0F0. Rank 0's other thread does that now, and sends what comes of it; then everyone goes on.
+"""
+
+
+class Wait(NamedTuple):
+    """Where a rank stands."""
+
+    whom: int            # the rank that it waits for
+    what: str
+    stack: list[str]     # of this file's lines, the innermost last
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    ArgumentParser(prog="mpi_impl.demos.deadlock", description="Show a deadlock, and how to find it.").parse_args(argv)
+    n = ranks.size
+    if n == 1:
+        say(ranks, ALONE)
+        return
+    right = evaluation_schedule([[rank, n + rank] for rank in range(n)], m=1)
+    wrong = Schedule((right.ranks[0][::-1], *right.ranks[1:]))
+    say(ranks, INTRODUCTION.format(n=n, layers=2 * n, next=2 % n, lists=lists(wrong), patience=PATIENCE))
+    model, (tokens, targets) = tiny_gpt(num_layers=2 * n), global_batch(0, SAMPLES)
+    with training_on(ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
+                                                  virtual_pipeline_size=2)) as trainer:
+        batch = [(tokens, targets)]
+        circle, freed = stuck_and_freed(ranks, wrong, trainer, batch)
+        say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
+                   f"reference/validate.py plays the lists before anything runs, and says:\n{complaint(wrong)}\n")
+        validate.validate(right)
+        mended = trainer.evaluate(batch, SAMPLES)
+        say(ranks, f"Mended, they give it nothing to say. The ranks play them, and the loss is {mended:.10f}:\n"
+                   f"{lists(right)}\n")
+    check = Check()
+    check.equal("the circle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
+    loss, _ = loss_and_gradients(tokens, targets, textbook_of(model).params, model)
+    check.equal("the loss", [freed, mended], [loss, loss])
+    check.conclude(ranks)
+
+
+# ---- the deadlock ---------------------------------------------------------------------------------------------------
+
+
+def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
+    """Play the wrong order, until it stands and is helped on -> the circle of ranks, and the loss."""
+    steps, done = lower(wrong)[ranks.rank], set[Step]()
+    work = ForwardPass(trainer.model, trainer.region, trainer.stage_params, batch, weight_of(batch, SAMPLES))
+    first = Action(0, "F", 0)                     # what needs nobody, and all that stands behind it
+    behind = steps[steps.index(first):] if first in steps else []
+    witness = Witness(ranks, lambda: play(ranks, behind, work, done))
+    play(witness.watched, steps, work, done)
+    return circle_of([wait.whom for wait in witness.hear()]), trainer.whole_loss(work.loss)
+
+
+def play(group: Group, steps: Sequence[Step], work: ForwardPass, done: set[Step]) -> None:
+    """Work off a rank's list, but for what the rank's other thread has done."""
+    x, sent = None, []
+    for step in steps:
+        if step in done:
+            continue
+        done.add(step)
+        match step:
+            case Receive(action, source):
+                x = np.empty((SAMPLES, POSITIONS, work.model.hidden_size))
+                group.post_receive(x, source, action.stage, str(action)).wait()
+            case Send(action, to):
+                sent.append(group.post_send(x, to, action.stage, str(action)))
+            case Action():
+                x = work.forward(step, x)
+    for pending in sent:
+        pending.wait()
+
+
+class Witness:
+    """A second thread of a rank, which looks where the first one stands when that has waited for too long.
+
+    All witnesses tell one another, over messages of their own, and then `mend` what they can.
+    """
+
+    def __init__(self, ranks: Group, mend: Callable[[], None]):
+        self.ranks, self.mend = ranks, mend
+        self.stuck, self.over = threading.get_ident(), threading.Event()
+        self.beside = ranks.part(0, "beside")                   # or messages of the two threads might be mixed up
+        self.everyone: list[Wait] = []
+        self.watchdog = Watchdog(PATIENCE, self.look)           # calls that, in a thread
+        self.watched = Group(ranks.comm, ranks.name, Instruments(watchdog=self.watchdog))
+
+    def look(self, _: str) -> None:
+        """Tell, and mend, whatever happens: else the rank would stand for ever."""
+        try:
+            assert self.watchdog.wait is not None
+            since, _, what, (whom,) = self.watchdog.wait
+            self.everyone = self.beside.from_all(Wait(self.ranks.ranks.index(whom), what, stack_of(self.stuck)))
+            say(self.ranks, report(self.everyone, time.monotonic() - since))
+        finally:
+            self.mend()
+            self.over.set()
+
+    def hear(self) -> list[Wait]:
+        """What was seen, in rank order."""
+        self.over.wait()
+        self.beside.free()
+        return self.everyone
+
+
+def stack_of(thread: int) -> list[str]:
+    """The innermost lines of this file that a thread is in."""
+    frames = traceback.extract_stack(sys._current_frames()[thread])
+    own = [frame for frame in frames if frame.filename == __file__]
+    return [f"line {frame.lineno}, in {frame.name}: {frame.line}" for frame in own[-2:]]
+
+
+def circle_of(waits_for: Sequence[int]) -> list[int]:
+    """Ranks each of which waits for the next, and the last for the first."""
+    seen, rank = list[int](), 0
+    while rank not in seen:
+        seen.append(rank)
+        rank = waits_for[rank]
+    return seen[seen.index(rank):]
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def lists(schedule: Schedule) -> str:
+    return led_by_rank([" ".join(map(str, steps)) for steps in lower(schedule)])
+
+
+def report(everyone: Sequence[Wait], seconds: float) -> str:
+    """Where all ranks stand, and what that means."""
+    stacks = led_by_rank(["\n".join([*wait.stack, f"waits for rank {wait.whom}: {wait.what}"]) for wait in everyone])
+    first, *others = circle_of([wait.whom for wait in everyone])
+    circle = f"rank {first} waits for " + ", which waits for ".join(f"rank {rank}" for rank in (*others, first))
+    return f"{stacks}\n\nAfter {seconds:.1f} seconds there is a circle:\n{fill(circle + '.', WIDTH)}\n\n{READING}"
+
+
+def complaint(schedule: Schedule) -> str:
+    """What the textbook finds wrong with an order. Raises AssertionError if that is nothing."""
+    try:
+        validate.validate(schedule)
+    except validate.ScheduleError as error:
+        sentence, *table = str(error).split("\n")
+        return "\n".join(f"  {line}" for line in (*fill(sentence, WIDTH - 2).split("\n"), *table))
+    raise AssertionError("reference/validate.py finds nothing wrong with the order that has just stood")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,102 @@
+"""The transformer's MLP, cut over all ranks: `mpirun -np 4 python -m mpi_impl.demos.mlp`.
+
+Shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make it
+whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
+"""
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.demos.telling import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.kernels import ACTIVATIONS, linear
+from mpi_impl.layers.mlp import mlp_backward, mlp_forward
+from mpi_impl.parallel.sinks import ImmediateSink
+from reference.config import ModelConfig, require_divides, require_positive, round_up
+from reference.layers import mlp as textbook
+from reference.params import initialize, split, tree_map
+
+SAMPLES, POSITIONS = 2, 3
+
+INTRODUCTION = """\
+The MLP of a transformer is two matrix products with a bend between them: Y = GeLU(X A) B. X has a row of h numbers for
+every word; A is [h, 4h] and B is [4h, h]. In a large model A and B are what does not fit into one device.
+
+Cut A by columns and deal them to {ranks} (processes, each with memory of its own). Then X A falls apart into columns,
+too, and a rank can apply GeLU to its own: no rank needs to know another's. (Cut by rows, A would leave sums X1 A1 +
+X2 A2 to be added up before GeLU, since GeLU(u + v) is not GeLU(u) + GeLU(v).) What a rank holds now are columns of
+GeLU(X A), and they meet just the same rows of B. So cut B by rows. Every rank gets a matrix as large as Y, a partial
+sum, and the sum over the ranks is Y.
+
+Two operators mark the edges. f, before A: forward it does nothing, backward it adds up dX over the ranks, for each used
+the whole X. g, after B: forward it adds up the partial sums, backward it does nothing. An all-reduce is such a sum, of
+which everyone gets the result.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    h = parse_options(argv, ranks.size)
+    say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
+    tensors = textbook.mlp_tensors(ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=1, vocab_size=1,
+                                               max_position_embeddings=POSITIONS, init_method_std=0.5))
+    whole = initialize(tensors, seed=1, dtype=np.float64)
+    mine = split(whole, tensors, ranks.size)[ranks.rank]
+    random = np.random.default_rng(1)
+    x, dy = random.normal(size=(2, SAMPLES, POSITIONS, h))      # alike on every rank
+
+    say(ranks, f"Who owns what: h = {h}, X {shape(x)}, A {shape(whole.w_in)}, B {shape(whole.w_out)}")
+    n = mine.w_in.shape[1]
+    first = ranks.rank * n
+    say_aligned(ranks, f"{span(first, first + n, 'column')} of A {shape(mine.w_in)},",
+                f"{span(first, first + n, 'row')} of B {shape(mine.w_out)}")
+
+    region, act = TensorParallelRegion(ranks), ACTIVATIONS["gelu"][0]
+    with ranks.ledger.phase("forward"):
+        y, cache = mlp_forward(x, mine, "gelu", region)
+    a = act(linear(x, mine.w_in, mine.b_in))[0]                 # once more, to be looked at
+    say(ranks, "\nForward. A rank's partial sum, its first elements, before g:")
+    say_each(ranks, f"GeLU(X A) {shape(a)} -> partial sum {shape(y)}: {first_elements(linear(a, mine.w_out))}")
+    say(ranks, "and after g the same on every rank, the whole Y:")
+    say_each(ranks, f"Y {shape(y)}: {first_elements(y)}")
+
+    grads = tree_map(np.zeros_like, mine)
+    with ranks.ledger.phase("backward"):
+        dx = mlp_backward(dy.copy(), mine, cache, "gelu", grads, ImmediateSink(), region)
+    say(ranks, "\nBackward, from a random dY. Weight gradients are where their weights are, and are not sent:")
+    say_each(ranks, f"dA {shape(grads.w_in)}, dB {shape(grads.w_out)}; after f dX {shape(dx)}: {first_elements(dx)}")
+    say(ranks, f"\nWhat moved, on each rank. Of N elements an all-reduce sends 2 N (t-1)/t, here with t = {ranks.size}:"
+               f"\n{traffic_table(ranks.ledger)}\n")
+
+    check = Check()
+    whole_y, whole_cache = textbook.mlp_forward(x, whole, "gelu")
+    whole_dx, whole_grads = textbook.mlp_backward(dy, whole, whole_cache, "gelu")
+    check.equal("Y", y, whole_y)
+    check.equal("dX", dx, whole_dx)
+    expected = split(whole_grads, tensors, ranks.size)[ranks.rank]
+    for field in fields(grads):
+        check.equal("every weight's gradient", getattr(grads, field.name), getattr(expected, field.name))
+    check.conclude(ranks)
+
+
+def parse_options(argv: Sequence[str] | None, n: int) -> int:
+    """h. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.mlp", description="Show how the MLP is cut over the ranks.")
+    parser.add_argument("--hidden-size", type=int, metavar="H",
+                        help="4h must be a multiple of the number of ranks (default: the first h from 8 on that is)")
+    h = parser.parse_args(argv).hidden_size
+    if h is None:
+        return round_up(8, n)
+    require_positive("hidden_size", h)
+    require_divides("The number of ranks", n, "4 hidden_size", 4 * h, "Each gets as many columns of A.")
+    return h
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,171 @@
+"""A model's layers dealt out over all ranks, as a pipeline: `mpirun -np 4 python -m mpi_impl.demos.pipeline`.
+
+Shows which rank holds which layers, in which order each of them works, what it sends to whom, how many activations it
+must keep, and how long it has nothing to do (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
+"""
+import argparse
+from collections.abc import Sequence
+
+from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.trace import Trace
+from mpi_impl.comm.watchdog import listed
+from mpi_impl.demos.telling import Check, count, led_by_rank, say, say_aligned
+from mpi_impl.demos.tiny_gpt import check_tensors, global_batch, holds, share_of, textbook_of, tiny_gpt, training_on
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.training.trainer import Trainer
+from reference.actions import Schedule, Send
+from reference.config import ParallelConfig, require_positive, round_up
+from reference.cost import bubble_fraction, pipeline_traffic
+from reference.schedules import SCHEDULES, make
+from reference.simulate import Span, Times, Timeline, activations_in_flight, simulate
+
+SAMPLES = 2         # b, of a microbatch
+CHUNKS = 2          # v, the stages on each rank of the interleaved schedule
+WIDTH = 108         # of what a line can hold
+
+INTRODUCTION = """\
+A model is a pile of layers. Forward, each layer computes from the numbers that the layer below it gives; all these
+numbers are its activations. At the top stands the loss: how wrong the model was. Backward, each layer is told by the
+one above how the loss depends on what it gave (a gradient). From that and from its activations, which it must have
+kept until now, it finds the gradients of its own weights, and what to tell the layer below.
+
+A pipeline deals the pile out over {ranks}, a stage to each (or several). A rank waits for the one before it, and
+backward for the one after: with all samples at once only one rank would work at a time. So they are cut into m
+microbatches, and while rank 1 works on the first one, rank 0 takes the next. Some waiting is left, where the pipeline
+fills and drains: the bubble. Nothing but the edges of the stages is sent, so little moves.
+
+In which order a rank does its forwards (F) and backwards (B) is the schedule; 2F0 is stage 2's forward of microbatch 0.
+The earlier a backward comes, the sooner its activations can go. The schedule here is {schedule}:
+{says}
+"""
+ALONE = """\
+One rank has nobody to hand anything to: start more.
+"""
+HALVES = """\
+I and W are the halves of a B: the gradient that the stage before waits for, and those of the weights, which can wait.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    options = parse_options(argv, ranks.size)
+    p, m = ranks.size, options.microbatches
+    schedule = make(options.schedule, p, m, options.v)
+    say(ranks, introduction(options.schedule, schedule))
+
+    watched = Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=True)))
+    model = tiny_gpt(num_layers=schedule.stages)
+    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=options.schedule,
+                              virtual_pipeline_size=options.v)
+    with training_on(watched, model, parallel) as trainer:
+        tokens, targets = global_batch(0, m * SAMPLES)
+        x = round(pipeline_traffic(SAMPLES, tokens.shape[1], model.hidden_size))
+        say(ranks, f"Who holds what of {count(schedule.stages, 'layer')}, a stage each. The embedding turns words into "
+                   "numbers; the head guesses the\nnext word, and has the loss:")
+        say_aligned(ranks, holds(trainer), f"{trainer.layout.size:,} parameters")
+
+        result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
+        done = Schedule(tuple(ranks.from_all(tuple(s.action for s in watched.trace.slices if s.action))))
+        say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
+                   + led_by_rank([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
+        say(ranks, picture(options.schedule, done))
+        predicted = activations_in_flight(schedule)[ranks.rank]
+        say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And of how many forwards it kept "
+                   "the activations\nat once, at most:")
+        say_aligned(ranks, *sendings(trainer, m), f"kept {trainer.peak_caches} (predicted: {predicted})")
+        say(ranks, "")
+
+        check = Check()
+        check.equal("messages", watched.ledger.elements(operation="send"), x * len(sends(trainer, m)))
+        check.equal("activations kept", trainer.peak_caches, predicted)
+        loss, norm, grads = textbook_of(model).step(tokens, targets)
+        check.equal("loss", result.loss, loss)
+        check.equal("norm of the gradient", result.grad_norm, norm)
+        check_tensors(check, "every weight's gradient", trainer, trainer.gradients.own, grads)
+    check.conclude(ranks)
+
+
+def parse_options(argv: Sequence[str] | None, p: int) -> argparse.Namespace:
+    """With v, and an m that suits p ranks. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.pipeline", description="Show how layers are dealt out over the ranks.")
+    parser.add_argument("--schedule", choices=[name for name in SCHEDULES if name != "forward-only"], default="1f1b",
+                        help="the order in which ranks do their forwards and backwards (default: 1f1b)")
+    parser.add_argument("--microbatches", type=int, metavar="M", help="(default: p + 2, but at most 8; interleaved: "
+                                                                      "the first multiple of p from 4 on)")
+    options = parser.parse_args(argv)
+    interleaved = options.schedule == "interleaved"
+    options.v = CHUNKS if interleaved else None
+    if options.microbatches is None:
+        options.microbatches = round_up(4, p) if interleaved else min(p + 2, 8)
+    require_positive("microbatches", options.microbatches)
+    return options
+
+
+def introduction(name: str, schedule: Schedule) -> str:
+    kinds = {action.kind for actions in schedule.ranks for action in actions}
+    says = (SCHEDULES[name].__doc__ or "").splitlines()[0]
+    return (INTRODUCTION.format(ranks=count(schedule.p), schedule=name, says=says) + HALVES * ("W" in kinds)
+            + ALONE * (schedule.p == 1))
+
+
+# ---- what was sent --------------------------------------------------------------------------------------------------
+
+
+def sends(trainer: Trainer, m: int) -> list[Send]:
+    """What this rank's part of the schedule sends."""
+    return [step for step in trainer.pipeline("training", m).steps if isinstance(step, Send)]
+
+
+def sendings(trainer: Trainer, m: int) -> list[str]:
+    """'6 activations to rank 1', '6 gradients to rank 3': how many says the ledger, to whom the schedule."""
+    found = []
+    for kind, phase, what in (("F", "forward", "activation"), ("B", "backward", "gradient")):
+        number = trainer.ledger.calls(operation="send", phase=phase)
+        others = sorted({step.to for step in sends(trainer, m) if step.action.kind == kind})
+        found.append(f"{count(number, what)} to {listed(others)}" if others else f"no {what}s")
+    return found
+
+
+# ---- the picture ----------------------------------------------------------------------------------------------------
+
+
+def picture(name: str, schedule: Schedule) -> str:
+    """When each action would happen if all stages took equally long, a row for each rank; and what that costs."""
+    timeline = simulate(schedule, Times())
+    unit = max(1, min(3, int(WIDTH // timeline.makespan)))     # characters
+    rows = [shortened(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
+    small = "" if schedule.stages == schedule.p else "; small letters are the second stage of a rank"
+    return ("\nThe same in time, as a simulator tells, if F took 1 unit, B 2 (I and W 1 each), and messages none. "
+            f"Dots\nare the bubble{small}:\n{led_by_rank(rows)}\n{cost(name, schedule, timeline)}\n")
+
+
+def row(spans: Sequence[Span], unit: int, end: float) -> str:
+    """'F0 F1 .  .  B0=== B1==='"""
+    text, upper = "", min(span.action.stage for span in spans)
+    for action, start, stop in spans:
+        text += ".".ljust(unit) * round(start - len(text) / unit)
+        name, width = f"{action.kind}{action.microbatch}", unit * round(stop - start)
+        name = name if len(name) <= width else action.kind
+        text += (name if action.stage == upper else name.lower()).ljust(width - unit // 3, "=").ljust(width)
+    return (text + ".".ljust(unit) * round(end - len(text) / unit)).rstrip()
+
+
+def cost(name: str, schedule: Schedule, timeline: Timeline) -> str:
+    """The bubble in numbers, beside the formula of Narayanan et al., where the schedule is one of theirs."""
+    p, m, v = schedule.p, schedule.microbatches, schedule.stages // schedule.p
+    formula = {"gpipe": "(p-1)/m", "1f1b": "(p-1)/m", "interleaved": "(p-1)/(v m)"}.get(name)
+    says = f" The formula: {formula} = {bubble_fraction(p, m, v):.3g}." if formula else ""
+    return (f"A rank works for {timeline.work:g} units of {timeline.makespan:g}: idle / ideal time is "
+            f"{timeline.bubble_fraction:.3g}.{says}")
+
+
+def shortened(line: str) -> str:
+    """What does not fit on a line is left out."""
+    return line if len(line) <= WIDTH else f"{line[:WIDTH - 4]} ..."
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,169 @@
+"""Sequence parallelism, in one transformer block: `mpirun -np 4 python -m mpi_impl.demos.sequence_parallel`.
+
+The same block twice: with f and g, and with an all-gather and a reduce-scatter in their places. Shows which positions
+each rank has, that as much is sent, and how much less is kept (Korthikanti et al. 2022, section 4.2.2, figure 5).
+"""
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
+from mpi_impl.demos.telling import Check, count, first_elements, say, say_aligned, shape, span, traffic_table
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.layers.block import block_backward, block_forward
+from mpi_impl.parallel.sinks import ImmediateSink
+from mpi_impl.reports.tables import aligned
+from reference.config import ModelConfig, require_divides, require_positive, round_up
+from reference.cost import tensor_parallel_traffic
+from reference.dropout import Dropout
+from reference.layers import block as textbook
+from reference.params import initialize, leaves, split, tree_map
+
+SAMPLES, HEAD_SIZE = 2, 4
+
+INTRODUCTION = """\
+A block of a transformer is attention, and then an MLP. A layer norm stands before each, and after each dropout, and
+a sum that adds the norm's input again. Tensor parallelism cuts attention by heads and the MLP by columns. What
+stands between them is not cut: {ranks} (processes, each with memory of its own) all compute it, on all of b
+texts with s positions, x [b, s, h], and all keep the same for the backward.
+
+But norm, dropout and sum treat each position by itself. So cut x by positions there: each of t ranks has s/t of
+them, has 1/t as much to do, and keeps 1/t as much. Heads and columns need all positions, so something must happen at
+the edges:
+
+                                   x whole: with f and g                      x cut by positions
+  f, before attention and the MLP  forward nothing, backward an all-reduce    all-gather, reduce-scatter
+  g, after them                    forward an all-reduce, backward nothing    reduce-scatter, all-gather
+
+A reduce-scatter adds up over the ranks and gives each its piece of the sum; an all-gather gives everyone all pieces.
+One after the other they are an all-reduce, so as much is sent as before. (Why not cut by positions all the way?
+Every position's attention needs the keys and values of all before it, and each rank would need the whole of all
+weights.)
+"""
+
+TOGETHER = """\
+Together: f and g {whole:,.0f} bytes; what is in their places {cut:,.0f}, as much. The inputs of attention and MLP are
+kept in pieces, so the backward gathers them again: {again:,.0f} more. And weights outside, as those of norms, met other
+positions on each rank, so their gradients are added up: {outside:,.0f} more."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    s, t = parse_options(argv, ranks.size), ranks.size
+    say(ranks, INTRODUCTION.format(ranks=count(t)))
+    a = round_up(4, t)
+    c = ModelConfig(num_layers=1, hidden_size=a * HEAD_SIZE, num_attention_heads=a, vocab_size=1,
+                    max_position_embeddings=s, init_method_std=0.2)
+    tensors = textbook.block_tensors(c)
+    whole = initialize(tensors, seed=1, dtype=np.float64)
+    p = split(whole, tensors, t)[ranks.rank]
+    x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, s, c.hidden_size))      # alike on every rank
+    mine = slice(ranks.rank * s // t, (ranks.rank + 1) * s // t)
+
+    say(ranks, f"Who has what: x {shape(x)} has b = {SAMPLES}, s = {s}, h = {c.hidden_size}. Positions outside "
+               "attention and MLP; heads and columns inside:")
+    heads, columns = p.attention.b_qkv.shape[1], len(p.mlp.b_in)
+    say_aligned(ranks, f"{span(mine.start, mine.stop, 'position')} {shape(x[:, mine])};",
+                f"{span(ranks.rank * heads, (ranks.rank + 1) * heads, 'head')} of attention,",
+                f"{span(ranks.rank * columns, (ranks.rank + 1) * columns, 'column')} of the MLP, at all positions")
+    alike = through_block(ranks, "whole", x, dy, p, c, TensorParallelRegion(ranks))
+    cut = through_block(ranks, "cut", x[:, mine], dy[:, mine], p, c, SequenceParallelRegion(ranks))
+    with ranks.ledger.phase("cut: after"):
+        complete(ranks, cut.grads, tensors)
+
+    say(ranks, "\nForward and backward, from a random dY. The first elements of what each rank has at the end:")
+    say_aligned(ranks, f"Y {shape(cut.y)}: {first_elements(cut.y)}", f"dX {shape(cut.dx)}: {first_elements(cut.dx)}")
+    say(ranks, "\nWhat a rank keeps for the backward of what was b s h on every rank, and is b s h/t:\n"
+               f"{kept_table(alike.cache, cut.cache)}")
+    sent = bytes_sent(ranks.ledger)
+    say(ranks, "\nWhat moved, on each rank. Of N elements an all-reduce sends 2 N (t-1)/t, each half of it N (t-1)/t; "
+               f"t = {t}:\n{traffic_table(ranks.ledger)}\n{TOGETHER.format(**sent)}\n")
+
+    check = Check()
+    whole_y, whole_cache = textbook.block_forward(x, whole, c, None, Dropout(c, seed=1, step=0, layer=0))
+    whole_dx, whole_grads = textbook.block_backward(dy, whole, whole_cache, c)
+    expected = split(whole_grads, tensors, t)[ranks.rank]
+    for found, positions in ((alike, slice(s)), (cut, mine)):
+        check.equal("Y", found.y, whole_y[:, positions])
+        check.equal("dX", found.dx, whole_dx[:, positions])
+        for (_, grad), (_, whole_grad) in zip(leaves(found.grads), leaves(expected)):
+            check.equal("every weight's gradient", grad, whole_grad)
+    formulas = [x.itemsize * tensor_parallel_traffic(SAMPLES, s, c.hidden_size, t, again) for again in (False, True)]
+    check.equal("what is sent", [sent["whole"], sent["cut"], sent["cut"] + sent["again"]], [formulas[0], *formulas])
+    check.conclude(ranks)
+
+
+class Passed(NamedTuple):
+    """What a block computes, and keeps from its forward for its backward."""
+
+    y: Any
+    cache: Any
+    dx: Any
+    grads: Any
+
+
+def through_block(ranks: Group, name: str, x, dy, p, c: ModelConfig, region) -> Passed:
+    """Forward and backward of what this rank has outside the regions: of x and dy all positions, or its own."""
+    with ranks.ledger.phase(f"{name}: forward"):
+        y, cache = block_forward(x, p, c, None, region, Dropout(c, seed=1, step=0, layer=0))
+    grads = tree_map(np.zeros_like, p)
+    with ranks.ledger.phase(f"{name}: backward"):
+        dx = block_backward(dy, p, cache, c, grads, ImmediateSink(), region)
+    return Passed(y, cache, dx, grads)
+
+
+def complete(ranks: Group, grads, tensors) -> None:
+    """Weights that stand outside are on every rank, and met its positions only: their gradients are to be added up."""
+    for (_, tensor), (_, grad) in zip(leaves(tensors), leaves(grads)):
+        if tensor.split is None:
+            ranks.all_reduce(grad, "weights outside")
+
+
+def kept_table(alike, cut) -> str:
+    """The arrays that a block's caches hold of what is outside its regions, with f and g, and cut by positions."""
+    rows, sums = [["", "whole, f and g", "bytes", "cut by positions", "bytes"]], [0, 0]
+    for what, whole, part in zip(("x, normed, for the first norm", "input of attention", "mask of the dropout after it",
+                                  "x, normed, for the second norm", "input of the MLP", "mask of the dropout after it"),
+                                 kept(alike), kept(cut)):
+        rows.append([what, shape(whole), f"{whole.nbytes:,}", shape(part), f"{part.nbytes:,}"])
+        sums = [sums[0] + whole.nbytes, sums[1] + part.nbytes]
+    return aligned([*rows, ["sum", "", f"{sums[0]:,}", "", f"{sums[1]:,}"]])
+
+
+def kept(cache) -> list:
+    """From a block's cache, what is [b, s, h], or with sequence parallelism [b, s/t, h]."""
+    return [cache.input_layernorm[0], cache.attention.x, cache.attention_mask.keep,
+            cache.post_attention_layernorm[0], cache.mlp[0], cache.mlp_mask.keep]
+
+
+def bytes_sent(ledger: Ledger) -> dict[str, float]:
+    """What one rank sends: with f and g, in their places, and for what the cut needs besides."""
+    sent = {"whole": 0.0, "cut": 0.0, "again": 0.0, "outside": 0.0}
+    for entry, total in ledger.totals.items():
+        last = entry.reason.split()[-1]
+        sent[last if last in sent else entry.phase.split(":")[0]] += ring_bytes(entry, total)
+    return sent
+
+
+def parse_options(argv: Sequence[str] | None, n: int) -> int:
+    """s. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.sequence_parallel",
+                            description="Show a block of which each rank has its positions.")
+    parser.add_argument("--seq-length", type=int, metavar="S",
+                        help="positions, a multiple of the number of ranks (default: the first from 8 on)")
+    s = parser.parse_args(argv).seq_length
+    if s is None:
+        return round_up(8, n)
+    require_positive("seq_length", s)
+    require_divides("The number of ranks", n, "seq_length", s, "Every rank has as many positions.")
+    return s
+
+
+if __name__ == "__main__":
+    run(main)

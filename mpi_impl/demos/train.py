@@ -1,0 +1,153 @@
+"""A GPT trained with all three ways to share its work at once: `mpirun -np 8 python -m mpi_impl.demos.train`.
+
+Shows who holds what, place by place, then the loss step by step beside that of one process, and what moved between whom
+(Narayanan et al. 2021, sections 2 and 3).
+"""
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from math import log
+from textwrap import fill
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.ledger import Ledger, ring_bytes
+from mpi_impl.comm.topology import Topology
+from mpi_impl.demos.telling import Check, count, say, say_aligned, span
+from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
+                                     tiny_gpt, training_on)
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.reports.tables import aligned, verdict
+from mpi_impl.reports.traffic import Line, compare, summary
+from mpi_impl.training.trainer import Trainer
+from reference.config import ParallelConfig, require_positive, round_up
+from reference.cost import parameters
+from reference.data_parallel import samples_of
+from reference.traffic import Work, traffic
+
+MICROBATCHES = 4        # of each replica, a step; each is one sample
+
+TOLERANCE = 1e-10       # rounding adds up from step to step
+WIDTH = 118             # of a line
+
+# The groups of ranks among which something moves.
+BETWEEN = {"tensor": "t ranks", "pipeline": "p ranks", "data": "d ranks", "model": "t x p ranks"}
+
+INTRODUCTION = """\
+A GPT reads words, and guesses at each place the next one. Its loss says how wrong the guesses are. Training takes a
+batch of samples, finds for every weight which way it should move to make the loss smaller (its gradient), and moves it
+a little. There are three ways to share that work, and they go together:
+  tensor    t ranks share every layer. Each has a part of its matrices, and some of its heads, which work side by side.
+            Four times a layer they add up what they have found. That is most of all messages: they are neighbours.
+  pipeline  p groups of such ranks have the layers between them, in order, and hand on what their last layer gives.
+  data      d replicas of all that take different samples of each batch, and add up their gradients once a step.
+So a rank has three numbers, its place among t, among p and among d. Here {ranks} = t x p x d = {t} x {p} x {d}.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
+    options = parse_options(argv, ranks.size)
+    parallel, steps = options.parallel, options.train_iters
+    t, p, d = (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.data_parallel_size)
+    say(ranks, INTRODUCTION.format(ranks=count(ranks.size), t=t, p=p, d=d))
+    model, batch, check = tiny_gpt(round_up(4, p), heads=round_up(4, t)), MICROBATCHES * d, Check(TOLERANCE)
+    with training_on(ranks, model, parallel) as trainer:
+        say(ranks, f"Who holds what of {count(model.num_layers, 'layer')} with h = {model.hidden_size} columns and "
+                   f"{model.num_attention_heads} heads each, {parameters(model):,} parameters; a step takes {batch} "
+                   "samples.\nThe embedding turns words into numbers, the head makes the guesses:")
+        say_aligned(ranks, *place_of(trainer))
+        say(ranks, f"\nThe words are 0 to {WORDS - 1}, and after each comes the next: that is what there is to learn. "
+                   f"(Who guesses blindly has a\nloss of log({WORDS}) = {log(WORDS):.4f}.)")
+        say(ranks, trained(trainer, steps, batch, check))
+        ledger = ledger_of_pipeline(trainer.topology)
+        work = Work(steps, steps * MICROBATCHES, 0, 0)
+        lines = compare(ledger, [one for one in traffic(model, parallel, 1, POSITIONS, work) if one.reason != "batch"])
+        whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
+        papers = summary(ledger, model, parallel, 1, POSITIONS, work).splitlines()
+        say(ranks, f"\nWhat {whose} sent in {count(steps, 'step')}, beside what the formulas predict:\n"
+                   f"{traffic_by_group(lines)}\n\nAs the papers put it:\n"
+                   + "\n".join(fill(f"  {line}", WIDTH, subsequent_indent="    ") for line in papers) + "\n")
+        for line in lines:
+            check.equal("what was sent", line.total, line.predicted and (line.predicted.calls, line.predicted.elements))
+    check.conclude(ranks)
+
+
+def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
+    """Every step twice, on the ranks and in one process -> their losses as a table."""
+    textbook, rows = textbook_of(trainer.model), [["step", "loss on the ranks", "in one process", "difference"]]
+    for step in range(steps):
+        tokens, targets = global_batch(step, batch)
+        result = trainer.step(share_of(trainer, tokens, targets, b=1), batch)
+        loss, norm, grads = textbook.step(tokens, targets)
+        check.equal("every loss", result.loss, loss)
+        check.equal("norm of the gradient", result.grad_norm, norm)
+        check_tensors(check, "every gradient", trainer, trainer.gradients.own, grads)
+        check_tensors(check, "every weight", trainer, trainer.parameters.own, textbook.params)
+        rows.append([str(step + 1), f"{result.loss:.10f}", f"{loss:.10f}", f"{abs(result.loss - loss):.0e}"])
+    return aligned(rows, left=())
+
+
+def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
+    """With the ParallelConfig. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.train", description="Train a tiny GPT on all ranks.")
+    for name, letter, what in (("tensor", "t", "ranks that share every layer"),
+                               ("pipeline", "p", "groups of ranks that have the layers between them")):
+        parser.add_argument(f"--{name}-model-parallel-size", type=int, metavar=letter.upper(),
+                            help=f"{letter}, {what} (default: so that t, p and d are as equal as fits)")
+    parser.add_argument("--train-iters", type=int, default=10, metavar="N", help="steps (default: 10)")
+    options = parser.parse_args(argv)
+    require_positive("train_iters", options.train_iters)
+    t, p = sizes(n, options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
+    options.parallel = ParallelConfig.for_world(n, t, p)
+    return options
+
+
+def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
+    """t and p: those that are given, or else such that t, p and d are as equal as fits, and t the largest of them."""
+    fitting = [(one, other) for one in range(1, n + 1) for other in range(1, n + 1)
+               if n % (one * other) == 0 and t in (None, one) and p in (None, other)]
+    if not fitting:
+        return 1 if t is None else t, 1 if p is None else p     # which is refused with a sentence
+    return min(fitting, key=lambda pair: (sum(pair) + n // (pair[0] * pair[1]), -pair[0], -pair[1]))
+
+
+def place_of(trainer: Trainer) -> list[str]:
+    """A rank's place in each of the three ways, and what it has there."""
+    topology, model = trainer.topology, trainer.model
+    heads = model.num_attention_heads // topology.tensor.size
+    samples = [samples_of(topology.place.data, k, topology.data.size, 1).start for k in range(MICROBATCHES)]
+    first = topology.place.tensor * heads
+    return [f"t {topology.place.tensor}, p {topology.place.pipeline}, d {topology.place.data}:",
+            holds(trainer), span(first, first + heads, "head"), f"samples {' '.join(map(str, samples))}",
+            f"{trainer.layout.size:,} parameters"]
+
+
+def ledger_of_pipeline(topology: Topology) -> Ledger:
+    """What the ranks of this rank's pipeline have sent, added up."""
+    together = Ledger()
+    for ledger in topology.pipeline.from_all(topology.world.ledger):
+        together.add(ledger)
+    return together
+
+
+def traffic_by_group(lines: list[Line]) -> str:
+    """A row for each kind of call between the ranks of a group."""
+    found = defaultdict(list)
+    for line in lines:
+        found[line.entry.group, line.entry.operation].append(line)
+    rows = [["between", "operation", "why", "calls", "elements", "predicted", "bytes, as rings"]]
+    for (group, operation), several in sorted(found.items(), key=lambda item: list(BETWEEN).index(item[0][0])):
+        reasons = list(dict.fromkeys(line.entry.reason for line in several))
+        elements, foreseen = (sum(numbers) for numbers in zip(*(
+            (line.total.elements, line.predicted.elements if line.predicted else 0) for line in several)))
+        rows.append([BETWEEN[group], operation, ", ".join(reasons[:2]) + ", ..." * (len(reasons) > 2),
+                     f"{sum(line.total.calls for line in several):,}", f"{elements:,}", verdict(elements, foreseen),
+                     f"{sum(ring_bytes(*line[:2]) for line in several):,.0f}"])
+    return aligned(rows, left=(0, 1, 2))
+
+
+if __name__ == "__main__":
+    run(main)

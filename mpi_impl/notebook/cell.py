@@ -1,0 +1,42 @@
+"""What a rank does with a notebook's cell: run it, and keep the names that it binds for the next one."""
+import ast
+import linecache
+import pickle
+from typing import Any
+
+import numpy as np
+
+from mpi_impl.comm.group import Group
+
+NAMES: dict[str, Any] = {"np": np}      # of this rank, as long as its process lives
+
+
+def run_cell(group: Group, source: str, title: str) -> None:
+    """Run it among the names that earlier cells have bound; print the value of a last line that is an expression.
+
+    `group` is the ranks that run it, `rank` and `size` are this one's number and how many there are.
+    """
+    __tracebackhide__ = True    # a traceback begins in the cell
+    NAMES.update(group=group, rank=group.rank, size=group.size, __name__="ranks")
+    linecache.cache[title] = len(source), None, source.splitlines(keepends=True), title     # for tracebacks
+    body = ast.parse(source, title).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), title, "exec"), NAMES)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), title, "eval"), NAMES)
+        if value is not None:
+            print(repr(value))
+
+
+def value_of(group: Group, name: str) -> tuple[bytes, str]:
+    """What the name is bound to on this rank, pickled; or why there is nothing to be had."""
+    if name not in NAMES:
+        return b"", f"there is no {name!r}: no cell has bound it"
+    try:
+        return pickle.dumps(NAMES[name]), ""
+    except Exception as error:      # whatever an object's own pickling may raise
+        return b"", f"{name!r} cannot leave the rank: {error}"
+
+
+def bind(group: Group, name: str, value: Any) -> None:
+    NAMES[name] = value

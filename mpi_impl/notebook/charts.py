@@ -1,0 +1,62 @@
+"""Bars and curves, as the notebooks draw them."""
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from mpi_impl.demos.memory import COLORS as MEMORY      # noqa: F401  the colours of what fills memory
+from mpi_impl.notebook.shards import OWNERS
+
+GRID = "#E4E4E4"
+
+
+def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str = "",
+              colors: Mapping[str, str] | None = None, unit: str = "") -> Figure:
+    """A horizontal bar for each row, made of its parts, with their sum beside it. Parts have colours by their names."""
+    figure = Figure((8.5, 0.42 * len(rows) + 1.35), layout="constrained")
+    axes = figure.add_subplot()
+    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
+    colors = colors or dict(zip(names, OWNERS))
+    for y, parts in enumerate(rows.values()):
+        left = 0.0
+        for name, size in parts.items():
+            axes.barh(y, size, 0.66, left, color=colors[name])
+            left += size
+        axes.annotate(f"{left:,.4g}{unit}", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set(yticks=range(len(rows)), yticklabels=list(rows), ylim=(len(rows) - 0.5, -0.5))
+    axes.margins(x=0.12)
+    finish(axes, xlabel, title, "x")
+    if len(names) > 1:
+        figure.legend(handles=[Patch(color=colors[name], label=name) for name in names], loc="outside lower left",
+                      ncols=len(names), frameon=False, fontsize=9, handlelength=1.2, columnspacing=1.2)
+    return figure
+
+
+def draw_curves(curves: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title: str = "",
+                x: Sequence[float] | None = None, log: str = "") -> Figure:
+    """Curves over one another. The first are the widest, so that equal ones are all seen. `log`: 'x', 'y' or 'xy'."""
+    figure = Figure((8.5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for i, (name, values) in enumerate(curves.items()):
+        steps = range(1, len(values) + 1) if x is None else x
+        axes.plot(steps, values, color=OWNERS[i % len(OWNERS)], linewidth=1.4 + 2.4 * (len(curves) - 1 - i),
+                  label=name, solid_capstyle="round")
+    if "x" in log:
+        axes.set_xscale("log", base=2)
+    if "y" in log:
+        axes.set_yscale("log")
+    axes.set_ylabel(ylabel, fontsize=9)
+    finish(axes, xlabel, title, "both")
+    if len(curves) > 1:
+        axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def finish(axes, xlabel: str, title: str, grid: str) -> None:
+    """What all charts have in common."""
+    axes.set_xlabel(xlabel, fontsize=9)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.tick_params(labelsize=9)
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,195 @@
+"""What a choice of t, p, d, v, m and a ZeRO stage costs a rank: memory, traffic and idle time, and a picture of them.
+
+All numbers are the papers' formulas (reference/cost.py, reference/memory.py) for mixed precision as in the papers, 16
+bits for parameters, gradients, activations and messages; nothing is run.
+"""
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from mpi_impl.demos.memory import COLORS
+from mpi_impl.notebook.charts import finish
+from mpi_impl.notebook.shards import OWNERS
+from mpi_impl.timelines.gantt import COLORS as KIND_COLORS
+from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
+from reference.cost import (data_parallel_traffic, parameters, parameters_of_stage, pipeline_traffic,
+                            tensor_parallel_traffic)
+from reference.errors import UserError
+from reference.memory import activations_outside_layers, layer_activations, model_states, most_in_flight
+from reference.simulate import Timeline, Times, simulate
+from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+
+HALF = 2                    # bytes of what is sent
+SHOWN_MICROBATCHES = 24     # that the picture of a pipeline has room for
+
+# h, L, a of models of Narayanan et al. 2021, table 1; s = 2048, V = 51,200.
+MODELS = {"1.7B": (2304, 24, 24), "3.6B": (3072, 30, 32), "7.5B": (4096, 36, 32), "18.4B": (6144, 40, 48),
+          "39.1B": (8192, 48, 64), "145.6B": (12288, 80, 96), "1T": (25600, 128, 160)}
+SEQUENCE = 2048
+
+
+def published(name: str) -> ModelConfig:
+    h, L, a = MODELS[name]
+    return ModelConfig(L, h, a, 51_200, SEQUENCE)
+
+
+class Memory(NamedTuple):
+    """Bytes that the rank holds which holds most: one of the first stage, which embeds and has most in flight."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+
+class Messages(NamedTuple):
+    """Bytes that such a rank sends in a step, each collective taken as a ring."""
+
+    tensor: float
+    pipeline: float
+    data: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, how it is shared out, and how large a step is: m microbatches of b samples for each replica.
+
+    Raises UserError where they do not fit together.
+    """
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    m: int
+    b: int = 1
+
+    def __post_init__(self):
+        check_model_fits(self.model, self.parallel)
+        check_sequence_fits(self.model.max_position_embeddings, self.parallel)
+        schedule_of(self.parallel, self.m)
+        stages_of_ranks(self.model, self.parallel)
+
+    @property
+    def layers(self) -> list[int]:
+        """Of the first rank of a pipeline."""
+        return layers_of_rank(stages_of_ranks(self.model, self.parallel)[0])
+
+    @property
+    def psi(self) -> int:
+        """Parameters of that rank."""
+        return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers)
+
+    @property
+    def memory(self) -> Memory:
+        p, s = self.parallel, self.model.max_position_embeddings
+        v = p.virtual_pipeline_size or 1
+        in_flight = most_in_flight(p.pipeline_schedule, p.pipeline_model_parallel_size, self.m, 0, v)
+        layer = sum(layer_activations(self.model, self.b, s, p.tensor_model_parallel_size, p.sequence_parallel,
+                                      p.recompute.granularity))
+        outside = activations_outside_layers(self.model, self.b, s, p.tensor_model_parallel_size,     # little, and
+                                             p.pipeline_model_parallel_size)      # as with sequence parallelism
+        return Memory(*model_states(self.psi, p.data_parallel_size, p.zero_stage),
+                      activations=in_flight * len(self.layers) / v * layer + outside)
+
+    @property
+    def messages(self) -> Messages:
+        p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
+        t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
+        neighbours = 2 if p.pipeline_model_parallel_size > 1 else 0     # a message forward, and one backward
+        return Messages(HALF * self.m * len(self.layers) * tensor_parallel_traffic(*sizes, t, p.sequence_parallel),
+                        HALF * self.m * neighbours * pipeline_traffic(*sizes, t, v),
+                        HALF * data_parallel_traffic(self.psi, p.data_parallel_size, p.zero_stage, self.m))
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Of a pipeline whose ranks take 1 for the forward of all their layers, and 2 for the backward."""
+        each = 1 / (self.parallel.virtual_pipeline_size or 1)
+        return simulate(schedule_of(self.parallel, self.m), Times(each, each, each))
+
+
+def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, sequence_parallel: bool = False) -> Plan:
+    """From the sliders' values: v = 1 is 1F1B, more is interleaved. Raises UserError."""
+    if v > 1 and p == 1:
+        raise UserError("v is the number of stages on each rank of a pipeline, but with p = 1 there is no pipeline: "
+                        "choose v = 1, or a larger p.")
+    parallel = ParallelConfig(t, p, d, "interleaved" if v > 1 else "1f1b", v if v > 1 else None, zero_stage=zero_stage,
+                              sequence_parallel=sequence_parallel and t > 1)
+    return Plan(published(model), parallel, m)
+
+
+# ---- the picture ----------------------------------------------------------------------------------------------------
+
+
+def draw_plan(plan: Plan) -> Figure:
+    """The ranks' grid, a rank's memory, its traffic, and the pipeline's timeline."""
+    figure = Figure((10, 5.6), layout="constrained")
+    grid, memory, time, traffic = figure.subplots(2, 2, width_ratios=(1.15, 1)).flat
+    draw_grid(grid, plan.parallel)
+    held, sent = plan.memory._asdict(), plan.messages._asdict()
+    draw_bar(memory, held, COLORS, f"the fullest rank holds {sum(held.values()) / 1e9:,.1f} GB", 80.0)
+    memory.text(80, -0.52, " an A100 has 80 ", fontsize=8, ha="right", va="bottom", color="#505050")
+    draw_time(time, plan)
+    draw_bar(traffic, sent, dict(zip(sent, OWNERS)), f"and sends {sum(sent.values()) / 1e9:,.1f} GB a step", None)
+    p, c = plan.parallel, plan.model
+    figure.suptitle(f"{parameters(c) / 1e9:,.1f} billion parameters, L = {c.num_layers}, h = {c.hidden_size}, on "
+                    f"{p.world_size:,} ranks; {plan.m * plan.b * p.data_parallel_size:,} samples a step", x=0.01,
+                    ha="left", fontsize=11)
+    return figure
+
+
+def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
+    """A row for each replica, a box for each stage of its pipeline, in it t ranks. Of many, the first."""
+    t, stages, d = p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size
+    columns, rows = min(stages, most), min(d, most // 2)
+    for row in range(rows):
+        for column in range(columns):
+            for i in range(t):
+                axes.add_patch(Rectangle((column + 0.06 + 0.88 * i / t, row + 0.1), 0.88 / t, 0.8, edgecolor="white",
+                                         facecolor=OWNERS[i % len(OWNERS)], linewidth=0.5))
+                if t * columns <= 16:
+                    axes.text(column + 0.06 + 0.88 * (i + 0.5) / t, row + 0.5, f"{i + t * (row + d * column)}",
+                              ha="center", va="center", fontsize=8, color="white")
+    axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[i + 0.5 for i in range(columns)],
+             xticklabels=range(columns), yticks=[i + 0.5 for i in range(rows)], yticklabels=range(rows))
+    shown = f" (of which {columns} x {rows} are shown)" if (columns, rows) != (stages, d) else ""
+    axes.set_title(f"t = {t}, p = {stages}, d = {d}{shown}", loc="left", fontsize=10)
+    axes.set_xlabel("stage of the pipeline; a colour for each tensor-parallel rank", fontsize=8)
+    axes.set_ylabel("replica", fontsize=8)
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+
+
+def draw_bar(axes, parts: dict[str, float], colors, title: str, limit: float | None) -> None:
+    """One bar of GB, each part named below."""
+    left = 0.0
+    for name, size in parts.items():
+        axes.barh(0, size / 1e9, 0.7, left, color=colors[name], label=f"{name} {size / 1e9:,.2f}")
+        left += size / 1e9
+    if limit:
+        axes.axvline(limit, color="#505050", linestyle="--", linewidth=1)
+    axes.set(yticks=[], ylim=(0.8, -0.8), xlim=(0, max(left, limit or 0) * 1.08 or 1))
+    finish(axes, "GB", "", "x")
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.28), ncols=2, frameon=False, fontsize=8, handlelength=1.2)
+
+
+def draw_time(axes, plan: Plan) -> None:
+    """The pipeline's timeline, if there is room for its microbatches, and what idles."""
+    ranks = plan.timeline.ranks
+    bubble = f"the pipeline idles {plan.timeline.bubble_fraction:.1%} of its ideal time"
+    axes.set_title(bubble if len(ranks) > 1 else "one stage: no pipeline, no bubble", loc="left", fontsize=10)
+    shown = plan.m * len(ranks) <= SHOWN_MICROBATCHES * 16
+    for row, spans in enumerate(ranks):
+        for span in spans if shown else ():
+            axes.add_patch(Rectangle((span.start, row + 0.08), span.end - span.start, 0.84, edgecolor="white",
+                                     facecolor=KIND_COLORS[span.action.kind], linewidth=0.4))
+    if not shown:
+        axes.text(0.5, 0.5, "too many microbatches to draw", transform=axes.transAxes, ha="center", fontsize=9)
+    axes.set(xlim=(0, plan.timeline.makespan), ylim=(len(ranks), 0), yticks=[])
+    axes.set_facecolor("#F5F5F5")
+    axes.set_xlabel("time; a rank's forward takes 1 (blue), its backward 2 (green)", fontsize=8)
+    axes.set_ylabel("stage", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["left", "top", "right"]].set_visible(False)

@@ -1,0 +1,173 @@
+"""Real ranks in a notebook: the cell magic `%%ranks`.
+
+    %load_ext mpi_impl.notebook
+
+    %%ranks 4
+    x = np.full(3, rank)                     # this cell runs on four ranks, each a process of its own
+    total = group.all_reduce(x, "a sum")
+
+    ranks["total"]                           # in the notebook itself: every rank's value, in rank order
+    ranks["x"] = np.zeros(3)                 # and the other way, the same for all
+
+In a cell `group`, `rank` and `size` are there (and `np`). What a cell binds is there for the next one. What ranks
+print comes in rank order, alike lines once. If a rank raises, its traceback is shown, and where the others were left
+waiting; a cell that hangs ends when its time is up. Ranks that hung are ended, and with them what cells had bound.
+"""
+import argparse
+import io
+import pickle
+import shlex
+import sys
+import traceback
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, magics_class
+
+from mpi_impl.notebook.cell import bind, run_cell, value_of
+from mpi_impl.pool import Pool, RankFailure, stories
+from reference.errors import UserError
+
+RANKS = 8           # a notebook has, if it asks for no more
+TIME_LIMIT = 30.0   # seconds for a cell, if it says nothing else
+GONE = ("The ranks that hung, or died, have been ended, and with them all that cells had bound on ranks. The next "
+        "%%ranks cell starts new ones: run the cells above again, from the first that you need.")
+
+
+class CellFailed(UserError):
+    """A cell that did not come to its end on every rank. A notebook shows the message, and no traceback of its own."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
+class Ranks:
+    """The ranks of a notebook, from outside: `ranks["x"]` is what x is on each of those that ran the last cell."""
+
+    def __init__(self, size: int = RANKS):
+        self.size = self.last = size        # the last: how many ranks ran the last cell
+        self.pool = Pool(size, show=show)
+
+    def __getitem__(self, name: str) -> list:
+        found = self.run(self.last, TIME_LIMIT, value_of, name)
+        for rank, (_, why_not) in enumerate(found):
+            if why_not:
+                raise CellFailed(f"ranks[{name!r}]: on rank {rank} {why_not}.")
+        return [pickle.loads(value) for value, _ in found]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.run(self.size, TIME_LIMIT, bind, name, value)
+
+    def run(self, n: int, limit: float, function, *args) -> list:
+        """`function(group, *args)` on the first n ranks. Raises CellFailed, whatever became of it."""
+        if n > self.size:
+            raise CellFailed(f"{n} ranks were asked for, but this notebook has {self.size}. For more, run "
+                             f"`ranks.restart({n})` in a cell of its own; what cells have bound on ranks is then gone.")
+        try:
+            return self.pool.run(n, function, *args, timeout=limit)
+        except RankFailure as failure:
+            lines = [relative(line) for line in stories(failure.answers)]
+            told = [f"The cell failed on {n} rank{'s' * (n != 1)}, with a time limit of {limit:g} s.\n", *lines]
+            raise CellFailed("".join([*told, *([] if self.pool.up else [f"\n{GONE}"])])) from None
+        except TypeError as error:      # what cannot travel
+            raise CellFailed(str(error)) from None
+
+    def restart(self, size: int | None = None) -> None:
+        """End the ranks. The next cell starts new ones: so many, or as many as there were."""
+        self.pool.close()
+        if size is not None:
+            self.size = self.last = size
+            self.pool = Pool(size, show=show)
+
+
+def show(printed: list[str]) -> None:
+    """What ranks have printed, in rank order, each line led by its rank; of ranks that printed the same only once."""
+    together: dict[str, list[int]] = {}
+    for rank, text in enumerate(printed):
+        if text:
+            together.setdefault(text, []).append(rank)
+    leads = {text: lead(ranks, len(printed)) for text, ranks in together.items()}
+    width = max(map(len, leads.values()), default=0)
+    for text in together:
+        for i, line in enumerate(text.splitlines()):
+            print(f"{'' if i else leads[text]:>{width}} | {line}")
+
+
+def lead(ranks: list[int], size: int) -> str:
+    """'rank 3', 'ranks 0-2, 5', 'all 8 ranks'."""
+    if len(ranks) == size > 1:
+        return f"all {size} ranks"
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    words = (str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
+
+
+def relative(text: str) -> str:
+    """A traceback, in which files are named as seen from where Python finds them."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        text = text.replace(f'File "{folder}/', 'File "')
+    return text
+
+
+@magics_class
+class RanksMagic(Magics):
+    def __init__(self, shell, ranks: Ranks):
+        super().__init__(shell)
+        self.ranks = ranks
+
+    @property
+    def count(self) -> int:
+        """The number of the cell that runs."""
+        return self.shell.execution_count if self.shell else 0
+
+    @cell_magic("ranks")    # type: ignore[arg-type]
+    def run(self, line: str, cell: str) -> None:
+        """%%ranks N [--timeout SECONDS]: run this cell on N ranks, each a process of its own."""
+        n, limit = parse_line(line)
+        title = f"In [{self.count}]"
+        check_syntax(cell, title)
+        self.ranks.last = min(n, self.ranks.size)
+        self.ranks.run(n, limit, run_cell, cell, title)
+
+
+def parse_line(line: str) -> tuple[int, float]:
+    """'8 --timeout 5' -> (8, 5.0). Raises CellFailed."""
+    parser = argparse.ArgumentParser(prog="%%ranks", exit_on_error=False, add_help=False)
+    parser.add_argument("n", type=int)
+    parser.add_argument("--timeout", type=float, default=TIME_LIMIT)
+    usage = "Write `%%ranks 4` for four ranks, or `%%ranks 4 --timeout 5` for a time limit of five seconds."
+    try:
+        options, unknown = parser.parse_known_args(shlex.split(line))
+    except (argparse.ArgumentError, ValueError, SystemExit):
+        raise CellFailed(f"%%ranks cannot use {line.strip()!r}. {usage}") from None
+    if unknown or options.n < 1 or not 0 < options.timeout < float("inf"):
+        raise CellFailed(f"%%ranks cannot use {line.strip()!r}. {usage}")
+    return options.n, options.timeout
+
+
+def check_syntax(cell: str, title: str) -> None:
+    """Raises CellFailed, before any rank has seen the cell."""
+    try:
+        compile(cell, title, "exec")
+    except SyntaxError as error:
+        raise CellFailed("".join(traceback.format_exception_only(error))) from None
+
+
+def as_png(figure) -> bytes:
+    """A figure as the notebooks show it, sharp enough for a projector."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def load_ipython_extension(shell) -> None:
+    """`%load_ext mpi_impl.notebook`: the magic, the name `ranks`, and figures that show themselves."""
+    ranks = Ranks()
+    shell.register_magics(RanksMagic(shell, ranks))
+    shell.push({"ranks": ranks})
+    png = shell.display_formatter.formatters["image/png"]
+    png.for_type_by_name("matplotlib.figure", "Figure", as_png)

@@ -1,0 +1,122 @@
+"""Pictures of matrices, coloured by the rank that owns each part."""
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+# Near those of Okabe and Ito: people who are blind to red or green can tell them apart.
+OWNERS = ("#0072B2", "#EE7733", "#008F6B", "#CC79A7", "#F0C842", "#56B4E9", "#AA4422", "#888888")
+EVERYONE, EACH = -1, -2     # in place of an owner: all ranks hold the same; every rank holds a summand of its own
+WHOLE = "#E8E8E8"           # what all ranks hold
+
+CELL, GAP, SHEET = 0.16, 0.32, 0.07     # inches: of an element, between two matrices, between a partial sum's sheets
+LONGEST = 28                            # cells: longer sides are drawn shorter
+
+
+class Matrix(NamedTuple):
+    """A matrix, and whose its elements are."""
+
+    name: str            # 'A', 'X A', ...
+    owners: np.ndarray   # [rows, columns] of ranks, or EVERYONE, or EACH
+    note: str = ""       # below it
+
+
+def whole(name: str, rows: int, columns: int, note: str = "") -> Matrix:
+    """Held by every rank."""
+    return Matrix(name, np.full((rows, columns), EVERYONE), note)
+
+
+def by_columns(name: str, rows: int, columns: int, t: int, note: str = "") -> Matrix:
+    """Columns are dealt out; where they do not divide, the first ranks have one more."""
+    return Matrix(name, np.tile(owners_of(columns, t), (rows, 1)), note)
+
+
+def by_rows(name: str, rows: int, columns: int, t: int, note: str = "") -> Matrix:
+    return Matrix(name, np.tile(owners_of(rows, t)[:, None], (1, columns)), note)
+
+
+def partial_sums(name: str, rows: int, columns: int, note: str = "") -> Matrix:
+    """Every rank has one as large as the sum, and the sum is what is meant."""
+    return Matrix(name, np.full((rows, columns), EACH), note)
+
+
+def owners_of(n: int, t: int) -> np.ndarray:
+    """[n]: 0 0 0 1 1 1 2 2 for n = 8, t = 3."""
+    return np.concatenate([np.full(len(part), rank) for rank, part in enumerate(np.array_split(np.arange(n), t))])
+
+
+def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Figure:
+    """Matrices side by side, and between them signs ('x', '=', 'GeLU') as in a formula; t ranks."""
+    sizes = [drawn_size(item, t) for item in items]
+    width = sum(w for w, _ in sizes) + GAP * (len(items) + 1)
+    height = max(h for _, h in sizes) + 1.35
+    figure = Figure((width, height))
+    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    left, middle = GAP, (height - 0.35) / 2 + 0.12
+    for item, (w, h) in zip(items, sizes):
+        if isinstance(item, str):
+            axes.text(left + w / 2, middle, item, ha="center", va="center", fontsize=13)
+        else:
+            draw_matrix(axes, item, left, middle - h / 2, w, h, t)
+        left += w + GAP
+    if title:
+        axes.text(GAP, 0.2, title, fontsize=11, va="center")
+    draw_owners(figure, items, t)
+    return figure
+
+
+def drawn_size(item: Matrix | str, t: int) -> tuple[float, float]:
+    """Inches: width and height."""
+    if isinstance(item, str):
+        return 0.11 * len(item), 0.2
+    rows, columns = item.owners.shape
+    sheets = SHEET * (t - 1) if (item.owners == EACH).all() else 0
+    return min(columns, LONGEST) * CELL + sheets, min(rows, LONGEST) * CELL + sheets
+
+
+def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, height: float, t: int) -> None:
+    """Each stretch of one owner as a rectangle; partial sums as sheets behind one another, one of each rank."""
+    rows, columns = matrix.owners.shape
+    if (matrix.owners == EACH).all():
+        behind = SHEET * (t - 1)
+        for rank in reversed(range(t)):
+            axes.add_patch(Rectangle((left + SHEET * rank, top + SHEET * rank), width - behind, height - behind,
+                                     facecolor=color_of(rank), edgecolor="white", linewidth=1))
+    else:
+        for r, c, n, m in stretches(matrix.owners):
+            axes.add_patch(Rectangle((left + c / columns * width, top + r / rows * height), m / columns * width,
+                                     n / rows * height, facecolor=color_of(matrix.owners[r, c]), edgecolor="white",
+                                     linewidth=1.5))
+    axes.text(left + width / 2, top - 0.1, matrix.name, ha="center", va="bottom", fontsize=11)
+    axes.text(left + width / 2, top + height + 0.08, matrix.note or f"[{rows}, {columns}]", ha="center", va="top",
+              fontsize=8, color="#505050")
+
+
+def stretches(owners: np.ndarray) -> list[tuple[int, int, int, int]]:
+    """Rectangles of one owner that tile the matrix: (row, column, rows, columns)."""
+    def cuts(differs) -> list[int]:
+        return [0, *(np.flatnonzero(differs) + 1).tolist()]
+
+    rows = cuts((owners[1:] != owners[:-1]).any(1))
+    columns = cuts((owners[:, 1:] != owners[:, :-1]).any(0))
+    ends = zip(rows, [*rows[1:], owners.shape[0]])
+    return [(r, c, r_end - r, c_end - c) for r, r_end in ends
+            for c, c_end in zip(columns, [*columns[1:], owners.shape[1]])]
+
+
+def color_of(owner) -> str:
+    return WHOLE if owner == EVERYONE else OWNERS[owner % len(OWNERS)]
+
+
+def draw_owners(figure, items: Sequence[Matrix | str], t: int) -> None:
+    """What the colours mean."""
+    found = {int(owner) for item in items if not isinstance(item, str) for owner in np.unique(item.owners)}
+    ranks = range(t) if EACH in found else sorted(found - {EVERYONE, EACH})
+    entries = [Patch(color=color_of(rank), label=f"rank {rank}") for rank in ranks]
+    if EVERYONE in found:
+        entries.append(Patch(color=WHOLE, label="every rank"))
+    figure.legend(handles=entries, loc="lower left", ncols=len(entries), frameon=False, fontsize=8, handlelength=1.2,
+                  columnspacing=1.0, handletextpad=0.5)

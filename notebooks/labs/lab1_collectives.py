@@ -1,0 +1,358 @@
+# %% [markdown]
+# # Lab 1. Collectives, from send and receive
+#
+# Everything that ranks do together is made of messages from one rank to another. In this lab you build the three
+# collectives on which all of distributed training rests, all-gather, reduce-scatter and all-reduce, so that no rank
+# sends more than it must; and then one that the libraries do not have.
+#
+# **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60.
+#
+# ## How this lab works
+#
+# A cell that begins with `%%answer` is yours: write your code where it says so, and leave the first line as it is. Run
+# it, then run the check below it. A check runs your code on *ranks*: processes of their own, each with its own memory.
+# There your code may compute, and speak to other ranks through `group`. It may not read files, start processes, or
+# import this project's own packages. A check that you see here uses some sizes and numbers of ranks; the ones that
+# give the points use others as well, uneven ones too.
+#
+# In this lab `group` can do three things:
+#
+# | call | what it does |
+# |---|---|
+# | `group.send(x, to)` | hands the array `x` to rank `to`; returns when that rank **has taken it** |
+# | `group.receive(source)` | waits for what rank `source` sends, and returns it |
+# | `group.exchange(x, to, source)` | both at once: sends `x` to rank `to` while receiving from rank `source` |
+#
+# `group.rank` is your own number, from 0 to `group.size - 1`.
+
+# %%
+# %load_ext grading
+import numpy as np
+
+from grading import each, run
+
+# %% locked="tools"
+import numpy as np
+
+from grading import each, expect, expect_equal, passed, run
+
+MESSAGES = ("send", "receive", "exchange")
+
+
+def arrays(n, elements, seed=0):
+    """A random array for each of n ranks."""
+    return list(np.random.default_rng([seed, n, elements]).normal(size=(n, elements)))
+
+
+def chunk_sizes(elements, n):
+    """How many elements each rank's chunk has: the first ranks have one more where they do not divide."""
+    return [len(chunk) for chunk in np.array_split(np.arange(elements), n)]
+
+
+def expect_sent(outcome, bounds, what, hint):
+    """No rank has sent more elements than its bound."""
+    for rank, (sent, bound) in enumerate(zip(outcome.sent, bounds)):
+        expect(sent <= bound, f"rank {rank} has sent {sent:,} elements for {what}; {bound:,} are enough.", hint)
+
+
+# %% [markdown]
+# ## Warming up: who goes first?
+#
+# A send is over when the other rank has taken it. So if all ranks send first and receive afterwards, they wait for one
+# another for ever. Try it. Each rank would hand its array to the next rank:
+
+# %% answer="pass_on"
+# %%answer pass_on
+def pass_on(group, x):
+    """Every rank hands x to the next rank (the last one to rank 0), and returns what it got itself."""
+    ### BEGIN SOLUTION
+    if group.size == 1:
+        return x
+    return group.exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# To try your code, run it with arrays of your own. `each([a, b, c])` gives every rank another one:
+
+# %%
+run(3, "pass_on", each([np.zeros(2), np.ones(2), np.full(2, 2.0)]), allow=("send", "receive", "exchange")).results
+
+# %% check="check_pass_on" points=5
+# Warming up: every rank gets the array of the rank before it
+def check_pass_on(n, elements):
+    xs = arrays(n, elements)
+    outcome = run(n, "pass_on", each(xs), allow=MESSAGES,
+                  hint="who can take what is sent, while everybody is sending? `exchange` does both at once.")
+    expect_equal(outcome.results, [xs[rank - 1] for rank in range(n)], "what it got",
+                 "rank r hands on to rank (r + 1) % size.")
+
+
+for n in (2, 4):
+    check_pass_on(n, elements=6)
+passed("pass_on on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for n in (1, 3, 5, 8):
+    check_pass_on(n, elements=n)
+check_pass_on(2, elements=40_000)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## All-gather
+#
+# Every rank has a chunk, and at the end everyone has all of them, in rank order. In a *ring* it goes like this: hand
+# your own chunk to the next rank; then, again and again, hand on the chunk that you got last. After `size - 1` rounds
+# you have seen them all.
+#
+# Chunks may differ in length. A rank must not send more than it has to: over all rounds it passes on every chunk but
+# one.
+
+# %% answer="all_gather"
+# %%answer all_gather
+def all_gather(group, chunk):
+    """chunk: this rank's own 1-d array. -> all ranks' chunks, joined in rank order."""
+    import numpy as np
+    ### BEGIN SOLUTION
+    chunks = {group.rank: chunk}
+    for step in range(group.size - 1):
+        newest = (group.rank - step) % group.size
+        chunks[(newest - 1) % group.size] = group.exchange(chunks[newest], (group.rank + 1) % group.size,
+                                                           (group.rank - 1) % group.size)
+    return np.concatenate([chunks[rank] for rank in range(group.size)])
+    ### END SOLUTION
+
+
+# %% check="check_all_gather" points=10
+# All-gather: every rank has every chunk, in rank order
+def gathered(n, elements):
+    """Run it on the chunks of a random array. -> what it returned and sent, the chunks, and the whole."""
+    whole, = arrays(1, elements, seed=n)
+    chunks = np.array_split(whole, n)
+    return run(n, "all_gather", each(chunks), allow=MESSAGES), chunks, whole
+
+
+def check_all_gather(n, elements):
+    outcome, chunks, whole = gathered(n, elements)
+    expect_equal(outcome.results, [whole] * n, "the gathered array",
+                 "which rank's chunk does a rank hold after k rounds? Join them by rank, not as they came.", 0)
+
+
+for n in (2, 4):
+    check_all_gather(n, elements=12)
+passed("all_gather on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for n, elements in ((1, 3), (3, 10), (5, 7), (8, 20), (7, 7)):
+    check_all_gather(n, elements)
+### END HIDDEN TESTS
+
+# %% check="check_all_gather_cost" points=5
+# All-gather: no rank sends more than every chunk but one
+def check_all_gather_cost(n, elements):
+    outcome, chunks, whole = gathered(n, elements)
+    expect_equal(outcome.results, [whole] * n, "the gathered array", tolerance=0)
+    bounds = [elements - len(chunks[(rank + 1) % n]) if n > 1 else 0 for rank in range(n)]
+    expect_sent(outcome, bounds, f"{elements} elements on {n} ranks",
+                "pass on one chunk a round, the one that came last, and not all that you have.")
+
+
+check_all_gather_cost(4, elements=12)
+passed("all_gather sends N (p - 1)/p elements")
+### BEGIN HIDDEN TESTS
+for n, elements in ((2, 5), (3, 10), (8, 20), (6, 25)):
+    check_all_gather_cost(n, elements)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## Reduce-scatter
+#
+# Every rank has an array of `N` elements. It is cut into `size` chunks as `np.array_split` cuts it. Rank `r` is to get
+# chunk `r` of the *sum over all ranks*. In a ring a chunk travels once around, and each rank adds its own to it: it
+# starts at the rank after its owner, and ends at its owner.
+#
+# It costs as much as an all-gather, and it is its mirror image.
+
+# %% answer="reduce_scatter"
+# %%answer reduce_scatter
+def reduce_scatter(group, x):
+    """x: 1-d, of the same length on all ranks. -> this rank's chunk of the sum over all ranks."""
+    import numpy as np
+    ### BEGIN SOLUTION
+    chunks = np.array_split(x, group.size)
+    travelling = chunks[(group.rank - 1) % group.size]
+    for step in range(1, group.size):
+        came = group.exchange(travelling, (group.rank + 1) % group.size, (group.rank - 1) % group.size)
+        travelling = came + chunks[(group.rank - 1 - step) % group.size]
+    return travelling
+    ### END SOLUTION
+
+
+# %% check="check_reduce_scatter" points=10
+# Reduce-scatter: rank r has chunk r of the sum
+def reduced(n, elements):
+    xs = arrays(n, elements)
+    return run(n, "reduce_scatter", each(xs), allow=MESSAGES), np.array_split(sum(xs), n)
+
+
+def check_reduce_scatter(n, elements):
+    outcome, chunks = reduced(n, elements)
+    expect_equal(outcome.results, chunks, "its chunk of the sum",
+                 "a chunk starts at the rank after its owner, so that the owner is the last to add to it.")
+
+
+for n in (2, 4):
+    check_reduce_scatter(n, elements=12)
+passed("reduce_scatter on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for n, elements in ((1, 3), (3, 10), (5, 7), (8, 21), (7, 3)):
+    check_reduce_scatter(n, elements)
+### END HIDDEN TESTS
+
+# %% check="check_reduce_scatter_cost" points=5
+# Reduce-scatter: no rank sends more than every chunk but one
+def check_reduce_scatter_cost(n, elements):
+    outcome, chunks = reduced(n, elements)
+    expect_equal(outcome.results, chunks, "its chunk of the sum")
+    expect_sent(outcome, [elements - len(chunks[rank]) if n > 1 else 0 for rank in range(n)],
+                f"{elements} elements on {n} ranks", "send one chunk a round, not the whole array.")
+
+
+check_reduce_scatter_cost(4, elements=12)
+passed("reduce_scatter sends N (p - 1)/p elements")
+### BEGIN HIDDEN TESTS
+for n, elements in ((2, 5), (3, 10), (8, 21), (6, 25)):
+    check_reduce_scatter_cost(n, elements)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## All-reduce, and what it truly costs
+#
+# Everyone gets the whole sum. The simple way is to hand all arrays to rank 0, which adds them up and hands the sum
+# back: then rank 0 sends $(p - 1) N$ elements while the others wait. Put together what you have, and every rank sends
+#
+# $$2 N \frac{p - 1}{p}$$
+#
+# however many ranks there are: less than twice the array. That is why data-parallel training scales.
+
+# %% answer="all_reduce"
+# %%answer all_reduce
+def all_reduce(group, x):
+    """x: an array of any shape, the same on all ranks. -> the sum over all ranks, of that shape, on every rank."""
+    ### BEGIN SOLUTION
+    return all_gather(group, reduce_scatter(group, x.reshape(-1))).reshape(x.shape)
+    ### END SOLUTION
+
+
+# %% check="check_all_reduce" points=5
+# All-reduce: everyone has the sum, in the shape of x
+def check_all_reduce(n, shape):
+    xs = list(np.random.default_rng([n, *shape]).normal(size=(n, *shape)))
+    outcome = run(n, "all_reduce", each(xs), allow=MESSAGES)
+    expect_equal(outcome.results, [sum(xs)] * n, "the sum", "x has any shape: flatten it, and restore it at the end.")
+
+
+check_all_reduce(4, (3, 4))
+passed("all_reduce on 4 ranks")
+### BEGIN HIDDEN TESTS
+for n, shape in ((1, (2,)), (2, (3, 5)), (3, (2, 2, 2)), (5, (3,)), (8, (4, 5))):
+    check_all_reduce(n, shape)
+### END HIDDEN TESTS
+
+# %% check="check_all_reduce_cost" points=5
+# All-reduce: 2 N (p - 1)/p elements, up to a chunk that is one longer than another
+def check_all_reduce_cost(n, elements):
+    xs = arrays(n, elements)
+    outcome = run(n, "all_reduce", each(xs), allow=MESSAGES)
+    expect_equal(outcome.results, [sum(xs)] * n, "the sum")
+    smallest = elements // n
+    expect_sent(outcome, [2 * (elements - smallest)] * n, f"the sum of {elements} elements on {n} ranks",
+                "a reduce-scatter and an all-gather, each N (p - 1)/p.")
+
+
+check_all_reduce_cost(4, elements=16)
+passed("all_reduce sends 2 N (p - 1)/p elements")
+### BEGIN HIDDEN TESTS
+for n, elements in ((2, 6), (3, 11), (8, 40), (5, 9)):
+    check_all_reduce_cost(n, elements)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## A sum that is the same on any ring
+#
+# Floating-point addition is not associative: $(a + b) + c$ and $a + (b + c)$ may differ in the last bit. In a ring
+# every chunk starts at another rank, so every chunk is added up in another order, and the sum depends on how many ranks
+# there are and where the chunks were cut. Two runs of the same training then differ, first in the last bit, later in
+# the loss.
+#
+# Build an all-reduce that adds **in rank order**: every element of the result is exactly, to the bit,
+#
+# $$((x_0 + x_1) + x_2) + \dots + x_{p-1}.$$
+#
+# And it must be no dearer: over *all* ranks together no more than the ring's $2 N (p - 1)$ elements may be sent. (One
+# rank may send more than another here.) No rank may hold more than three arrays of `N` elements at a time, so gathering
+# everything is out of the question.
+
+# %% answer="all_reduce_in_order"
+# %%answer all_reduce_in_order
+def all_reduce_in_order(group, x):
+    """x: 1-d, of the same length on all ranks. -> ((x_0 + x_1) + x_2) + ..., to the bit, on every rank."""
+    ### BEGIN SOLUTION
+    total = x
+    if group.rank > 0:
+        total = group.receive(group.rank - 1) + x           # a running sum, handed on in rank order ...
+    if group.rank < group.size - 1:
+        group.send(total, group.rank + 1)
+        total = group.receive(group.rank + 1)               # ... and handed back
+    if group.rank > 0:
+        group.send(total, group.rank - 1)
+    return total
+    ### END SOLUTION
+
+
+# %% check="check_in_order" points=10
+# In rank order: the same bits, whatever the number of elements
+def in_order(n, elements):
+    scale = 10.0 ** np.arange(n)[:, None]          # sums in another order differ visibly
+    xs = list(np.array(arrays(n, elements)) * scale)
+    right = xs[0]
+    for x in xs[1:]:
+        right = right + x
+    return run(n, "all_reduce_in_order", each(xs), allow=MESSAGES), right
+
+
+def check_in_order(n, elements):
+    outcome, right = in_order(n, elements)
+    expect_equal(outcome.results, [right] * n, "the sum in rank order",
+                 "who must add before whom, so that x_0 + x_1 comes first?", tolerance=0)
+
+
+for n in (2, 4):
+    check_in_order(n, elements=9)
+passed("all_reduce_in_order on 2 and 4 ranks, to the bit")
+### BEGIN HIDDEN TESTS
+for n, elements in ((1, 2), (3, 100), (5, 64), (8, 33)):
+    check_in_order(n, elements)
+### END HIDDEN TESTS
+
+# %% check="check_in_order_cost" points=5
+# In rank order: all ranks together send no more than a ring
+def check_in_order_cost(n, elements):
+    outcome, right = in_order(n, elements)
+    expect_equal(outcome.results, [right] * n, "the sum in rank order", tolerance=0)
+    expect(sum(outcome.sent) <= 2 * elements * (n - 1), f"all {n} ranks together have sent {sum(outcome.sent):,} "
+           f"elements; 2 N (p - 1) = {2 * elements * (n - 1):,} are enough.",
+           "a partial sum is as large as x, whoever has added to it.")
+
+
+check_in_order_cost(4, elements=9)
+passed("no more than 2 N (p - 1) elements are sent")
+### BEGIN HIDDEN TESTS
+for n, elements in ((2, 7), (3, 20), (8, 15)):
+    check_in_order_cost(n, elements)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## To think about
+#
+# - Your all-reduce in rank order sends no more than the ring. Why does nobody use it for gradients? (How long does it
+#   take, if a rank can send $\beta$ elements a second? And the ring?)
+# - With 1,024 ranks and 1,024 elements, a chunk of the ring is one element. What dominates then?

@@ -1,0 +1,34 @@
+"""Submissions of labs, and the marks that they get."""
+from functools import cache
+from pathlib import Path
+
+from grading.answers import CURRENT, answers_of
+from grading.grade import Mark, marks
+from grading.lab_source import LABS, notebook_of
+
+
+@cache
+def solution(lab: str):
+    """The instructor's notebook of `lab1_collectives`, say."""
+    return notebook_of(Path(LABS / f"{lab}.py"))
+
+
+def marks_of(lab: str, **answers: str) -> dict[str, Mark]:
+    """The marks, by check, of a solution in which these answers are others. The ranks go on for the next one."""
+    CURRENT.clear()
+    CURRENT.update(answers_of(solution(lab)))
+    assert not set(answers) - set(CURRENT), "there is no such answer"
+    CURRENT.update(answers)
+    return {mark.check: mark for mark in marks(solution(lab))}
+
+
+def changed(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
+    """The solution of an answer with a mistake planted: `old` must stand in it once."""
+    source = answers_of(solution(lab))[answer]
+    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {answer}"
+    return {answer: source.replace(old, new)}
+
+
+def lost(found: dict[str, Mark]) -> set[str]:
+    """The checks that gave no points."""
+    return {name for name, mark in found.items() if mark.points < mark.of}

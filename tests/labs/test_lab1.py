@@ -1,0 +1,59 @@
+"""Lab 1: the solution has all points, nothing has none, and each mistake loses those that it should."""
+import pytest
+
+from tests.labs.submissions import changed, lost, marks_of
+
+LAB = "lab1_collectives"
+
+MISTAKES = {
+    "sends first, receives later": (
+        "pass_on", "return group.exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size)",
+        "group.send(x, (group.rank + 1) % group.size)\n    return group.receive((group.rank - 1) % group.size)",
+        {"check_pass_on"}, "0 -> 1 -> 0"),
+    "hands to the rank before": (
+        "pass_on", "exchange(x, (group.rank + 1) % group.size, (group.rank - 1)",
+        "exchange(x, (group.rank - 1) % group.size, (group.rank + 1)", {"check_pass_on"}, "rank r hands on"),
+    "joins chunks as they came": (
+        "all_gather", "[chunks[rank] for rank in range(group.size)]", "list(chunks.values())",
+        {"check_all_gather", "check_all_gather_cost", "check_all_reduce", "check_all_reduce_cost"}, "Expected|expected"),
+    "one round too few": (
+        "reduce_scatter", "for step in range(1, group.size):", "for step in range(1, group.size - 1):",
+        {"check_reduce_scatter", "check_reduce_scatter_cost", "check_all_reduce", "check_all_reduce_cost"}, "chunk"),
+    "only where chunks are even": (
+        "reduce_scatter", "chunks = np.array_split(x, group.size)", "chunks = np.split(x, group.size)",
+        {"check_reduce_scatter", "check_reduce_scatter_cost", "check_all_reduce", "check_all_reduce_cost"}, "equal"),
+    "shape forgotten": ("all_reduce", ".reshape(x.shape)", "", {"check_all_reduce"}, "shape"),
+    "added the other way round": (
+        "all_reduce_in_order", "group.receive(group.rank - 1) + x ",
+        "group.receive(group.rank - 1) * 1.0000000000000003 + x ", {"check_in_order", "check_in_order_cost"}, "order"),
+}
+
+
+def test_the_solution_has_all_points():
+    found = marks_of(LAB)
+    assert lost(found) == set() and sum(mark.of for mark in found.values()) == 60
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_loses_its_points(mistake):
+    """And is told in words that fit."""
+    answer, old, new, checks, words = MISTAKES[mistake]
+    found = marks_of(LAB, **changed(LAB, answer, old, new))
+    assert lost(found) == checks
+    said = "\n".join(found[name].said for name in checks)
+    assert any(word in said for word in words.split("|")), said
+
+
+def test_too_much_sent_loses_the_points_for_the_cost_alone():
+    found = marks_of(LAB, all_gather="""
+import numpy as np
+def all_gather(group, chunk):
+    chunks = {group.rank: chunk}
+    for step in range(1, group.size):       # everyone to everyone, and twice
+        for again in range(2):
+            other = group.exchange(chunk, (group.rank + step) % group.size, (group.rank - step) % group.size)
+        chunks[(group.rank - step) % group.size] = other
+    return np.concatenate([chunks[rank] for rank in range(group.size)])
+""")
+    assert lost(found) == {"check_all_gather_cost", "check_all_reduce_cost"}
+    assert "are enough" in found["check_all_gather_cost"].said

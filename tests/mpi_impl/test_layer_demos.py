@@ -1,0 +1,302 @@
+"""The demos of the layers and the collectives: on any number of ranks they tell everything, in order, and it is so."""
+import importlib
+import re
+
+import pytest
+
+from mpi_impl.pool import RankAssertion, RankFailure
+from reference.config import round_up
+from tests.launching import launch
+from tests.planted import Bug, assert_caught, planted_run
+
+DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel")
+SIZES = (1, 2, 3, 8)
+EXACT = 8       # bytes of an element: all compute in float64, or with whole numbers as long
+
+
+def show(group, name, argv=()):
+    importlib.import_module(f"mpi_impl.demos.{name}").show(group, argv)
+
+
+def told(ranks, capsys, name, n, *argv):
+    """What a demo prints on n ranks, as lines."""
+    capsys.readouterr()
+    ranks.run(n, show, name, argv)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("name", DEMOS)
+def test_all_ranks_speak_in_order(ranks, capsys, name, n):
+    """Wherever one rank speaks for itself, all do, from 0 on, and say something; the last line is the check's."""
+    lines = told(ranks, capsys, name, n)
+    speakers = [int(found[1]) for line in lines if (found := re.match(r"  rank (\d+): *\S", line))]
+    assert speakers == list(range(n)) * (len(speakers) // n) and len(speakers) >= 2 * n
+    for at, line in enumerate(lines):
+        if line.startswith("  rank 0:"):        # nothing stands between the first rank and the last, but their own
+            turn = [one for one in lines[at:] if not one.startswith("          ")][:n]
+            assert [int(one.split(":")[0].split()[1]) for one in turn] == list(range(n))
+    assert re.fullmatch(r"The check against reference/, which computes it whole, in one process: .+ are the same on "
+                        rf"{n} ranks?, to (\de-\d\d of the largest element|the last bit)\.", lines[-1])
+    assert all(len(line) <= 120 and line == line.rstrip() for line in lines[:-1])
+    assert len(lines) <= 54 + 4 * n             # a screen, or little more
+
+
+# ---- who owns what --------------------------------------------------------------------------------------------------
+
+OWNED = [       # demo, what is cut, how many there are on n ranks, how many lists name it
+    ("collectives", "element", lambda n: round_up(4, n), 2),
+    ("mlp", "column", lambda n: 4 * round_up(8, n), 1),
+    ("mlp", "row", lambda n: 4 * round_up(8, n), 1),
+    ("attention", "head", lambda n: round_up(4, n), 1),
+    ("attention", "column", lambda n: 4 * round_up(4, n), 1),
+    ("attention", "row", lambda n: 4 * round_up(4, n), 1),
+    ("embedding", "row", lambda n: 7, 1),
+    ("cross_entropy", "word", lambda n: round_up(16, n), 2),
+    ("sequence_parallel", "position", lambda n: round_up(8, n), 1),
+    ("sequence_parallel", "head", lambda n: round_up(4, n), 1),
+    ("sequence_parallel", "column", lambda n: 16 * round_up(4, n), 1),
+]
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("name, what, whole, lists", OWNED, ids=[f"{name}: {what}s" for name, what, *_ in OWNED])
+def test_slices_tile_the_whole(ranks, capsys, name, what, whole, lists, n):
+    """Each rank names what it owns, in rank order; none of it is owned twice, and none by no one."""
+    lines = [line for line in told(ranks, capsys, name, n) if line.startswith("  rank ") and "%" not in line]
+    owned = [found for line in lines if (found := span_in(line, what)) is not None]
+    assert len(owned) == lists * n
+    for first in range(0, len(owned), n):
+        assert sum(owned[first:first + n], []) == list(range(whole(n)))
+
+
+def span_in(line, what):
+    """What a line says that its rank owns, as a list of numbers; None if it does not say."""
+    if re.search(rf"\bno {what}s\b", line):
+        return []
+    found = re.search(rf"\b{what}s? (\d+)(?: to (\d+))?(?=[ ,:;])", line)
+    return found and list(range(int(found[1]), int(found[2] or found[1]) + 1))
+
+
+# ---- what moved -----------------------------------------------------------------------------------------------------
+
+
+def all_reduce(elements, n):
+    return 2 * elements * (n - 1) / n * EXACT
+
+
+def half_of_it(elements, n):
+    return elements * (n - 1) / n * EXACT
+
+
+def collectives_sends(n):
+    N = round_up(4, n)
+    return [("broadcast", half_of_it(N, n)), ("reduce_scatter", half_of_it(N, n)), ("all_gather", half_of_it(N, n)),
+            ("all_reduce", all_reduce(N, n))] + [("send", half_of_it(N, n))] * (n > 1)
+
+
+def sequence_parallel_sends(n):
+    h = 4 * round_up(4, n)
+    x = 2 * round_up(8, n) * h                                               # b s h
+    gather, scatter = ("all_gather", half_of_it(x, n)), ("reduce_scatter", half_of_it(x, n))
+    return [*[("all_reduce", all_reduce(x, n))] * 4, *[gather, scatter] * 2, *[gather, gather, scatter] * 2,
+            ("all_reduce", all_reduce(6 * h, n))]                            # of two norms 4 h, of two biases 2 h
+
+
+SENT = {
+    "collectives": collectives_sends,
+    "mlp": lambda n: [("all_reduce", all_reduce(2 * 3 * round_up(8, n), n))] * 2,
+    "attention": lambda n: [("all_reduce", all_reduce(2 * 4 * 4 * round_up(4, n), n))] * 2,
+    "embedding": lambda n: [("all_reduce", all_reduce(13 * 4, n))],
+    "cross_entropy": lambda n: [*[("all_reduce", all_reduce(6, n))] * 3,
+                                ("all_gather", half_of_it(6 * round_up(16, n), n))],
+    "sequence_parallel": sequence_parallel_sends,
+}
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("name", DEMOS)
+def test_the_table_is_the_formula(ranks, capsys, name, n):
+    """Every line of the table of what moved: the operation, and the bytes of the paper's formula."""
+    lines = told(ranks, capsys, name, n)
+    start = next(at for at, line in enumerate(lines) if line.startswith("phase"))
+    rows = []
+    for line in lines[start + 1:]:
+        if not (cells := re.split(" {2,}", line))[-1].replace(",", "").isdigit():
+            break
+        rows.append((cells[1], cells[-1]))
+    assert rows == [(operation, f"{sent:,.0f}") for operation, sent in SENT[name](n)]
+
+
+# ---- what is told of each -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_collectives_can_be_followed(ranks, capsys, n):
+    """The arrays before and after are what one does in one's head; in the ring each sends what the last one sent, and
+    its own.
+    """
+    text = "\n".join(told(ranks, capsys, "collectives", n))
+    N = round_up(4, n)
+    xs = [[10 * rank + i + 1 for i in range(N)] for rank in range(n)]
+    total, piece = [sum(column) for column in zip(*xs)], N // n
+    pieces = [total[rank * piece:(rank + 1) * piece] for rank in range(n)]
+    assert numbers_after(text, "Broadcast", n) == [x + xs[0] for x in xs]
+    assert [line[N:][-piece:] for line in numbers_after(text, "Reduce-scatter", n)] == pieces
+    assert [line[-N:] for line in numbers_after(text, "All-gather", n)] == [total] * n
+    assert numbers_after(text, "All-reduce", n) == [x + total for x in xs]
+    ring = [[line[i:i + piece] for i in range(0, N, piece)] for line in numbers_after(text, "The ring", n)]
+    for rank in range(n):
+        assert ring[rank][-1] == pieces[rank]
+        for step in range(n - 1):
+            own = xs[rank][(rank - step - 2) % n * piece:][:piece]
+            assert ring[rank][step + 1] == [a + b for a, b in zip(ring[rank - 1][step], own)]
+
+
+def numbers_after(text, heading, n):
+    """The numbers in the ranks' lines that follow a heading."""
+    lines = text[text.index(f"\n{heading}"):].split("\n")
+    ours = [line for line in lines if line.startswith("  rank ")][:n]
+    return [[int(one) for one in re.findall(r"\d+", line.split(":", 1)[1])] for line in ours]
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_every_head_shares_out_its_attention(ranks, capsys, n):
+    """Each head once, in order; its shares add up to 1."""
+    lines = [line for line in told(ranks, capsys, "attention", n) if "%" in line]
+    assert [int(re.search(r"head (\d+)", line)[1]) for line in lines] == list(range(round_up(4, n)))
+    assert all(abs(sum(map(int, re.findall(r"(\d+)%", line))) - 100) <= 2 for line in lines)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("sentence", ["the cat sat on the mat and the dog sat on the cat", "to be or not to be", "so"])
+def test_every_word_is_found_once(ranks, capsys, sentence, n):
+    """Of the ranks' lines below the text, each place is filled by just one, with the word above it; its owner has said
+    that it owns it; and the padding is named.
+    """
+    lines, words = told(ranks, capsys, "embedding", n, "--sentence", sentence), sentence.split()
+    at = next(at for at, line in enumerate(lines) if line.strip() == sentence)
+    found = [line.split()[2:] for line in lines[at + 1:at + 1 + n]]
+    assert [[one for one in place if one != "."] for place in zip(*found, strict=True)] == [[word] for word in words]
+    start = next(at for at, line in enumerate(lines) if line.startswith("Who owns what"))
+    owned = [line.split(":")[2].strip().split(", ") for line in lines[start + 1:start + 1 + n]]
+    vocabulary = sorted(set(words))
+    assert sum(owned, []) == vocabulary + ["(padding)"] * (round_up(len(vocabulary), n) - len(vocabulary))
+    assert all(set(line) - {"."} == {one for one in own if one != "(padding)"} for line, own in zip(found, owned))
+    told_last = re.findall(r"(\S+) +[-+.\d ]+, from (\d+) place", "\n".join(lines))
+    places = {word: int(count) for word, count in told_last}
+    assert places == {word: words.count(word) for word in vocabulary}
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_the_loss_follows_from_what_is_told(ranks, capsys, n):
+    """Maximum of the maxima, sums of the sums; one rank has the target; the gradients add up to 0."""
+    lines = told(ranks, capsys, "cross_entropy", n)
+    each = [line for line in lines if re.match(r"  rank \d+: largest logit", line)]
+    everyone = next(line for line in lines if line.startswith("  all:"))
+    highest, total, picked = (float(re.search(rf"{what} ([+-]?[\d.]+)", everyone)[1])
+                              for what in ("largest logit", "sum of exp", "target"))
+    assert highest == max(float(re.search(r"largest logit (\S+),", line)[1]) for line in each)
+    assert total == pytest.approx(sum(float(re.search(r"sum of exp (\S+),", line)[1]) for line in each), abs=1e-2)
+    assert [float(found[1]) for line in each if (found := re.search(r"target ([+-]\S+)", line))] == [picked]
+    first_losses = [float(line.split()[5]) for line in lines if "loss [2, 3]" in line]
+    assert first_losses == [float(everyone.split()[-1])] * n
+    if n >= 4:                                  # else not all gradients are shown
+        start = next(at for at, line in enumerate(lines) if line.startswith("Backward"))
+        gradients = [float(one) for line in lines[start + 1:start + 1 + n] for one in re.findall(r"[+-]\d\.\d+", line)]
+        assert len(gradients) == round_up(16, n) and sum(gradients) == pytest.approx(0, abs=1e-2)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_less_is_kept(ranks, capsys, n):
+    """Cut by positions, everything outside the regions takes 1/t of the bytes; and what is sent instead is told."""
+    lines = told(ranks, capsys, "sequence_parallel", n)
+    start = next(at for at, line in enumerate(lines) if "cut by positions  bytes" in line)
+    x = 2 * round_up(8, n) * 4 * round_up(4, n)
+    table = [[int(cell.replace(",", "")) for cell in re.split(" {2,}", line) if cell.replace(",", "").isdigit()]
+             for line in lines[start + 1:start + 8]]
+    assert table == [[size, size // n] for size in (8 * x, 8 * x, x, 8 * x, 8 * x, x, 34 * x)]
+    told_last = re.search(r"f and g ([\d,]+) bytes; what is in their places ([\d,]+), as much.* again: ([\d,]+) more.* "
+                          r"up: ([\d,]+) more", " ".join(lines[start:]))
+    formulas = [4 * all_reduce(x, n), 8 * half_of_it(x, n), 2 * half_of_it(x, n), all_reduce(24 * round_up(4, n), n)]
+    assert list(told_last.groups()) == [f"{sent:,.0f}" for sent in formulas]
+
+
+# ---- the checks can fail --------------------------------------------------------------------------------------------
+
+MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"
+BUGS = [        # demo, what its check says, the bug
+    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.group", "np.split(to_host(x), self.size, axis)",
+                                                  "np.split(to_host(x), self.size, axis)[::-1]")),
+    ("collectives", "all-reduce differs", Bug("mpi_impl.comm.group", "buffer, OPERATIONS[op])", "buffer, MPI.MAX)")),
+    ("collectives", "the ring differs", Bug("mpi_impl.demos.collectives", "pieces[incoming] += arrived",
+                                            "pieces[incoming] = arrived")),
+    ("mlp", "Y differs", Bug(MAPPINGS, LEFT, "return partial")),
+    ("mlp", "dX differs", Bug(MAPPINGS, "return self.group.all_reduce(dx, reason)", "return dx")),
+    ("attention", "Y differs", Bug(MAPPINGS, LEFT, "return partial")),
+    ("attention", "the attention of every head differs", Bug("mpi_impl.demos.attention", "[ranks.rank]\n    x, dy",
+                                                     "[ranks.rank - 1]\n    x, dy")),
+    ("attention", "every weight's gradient differs", Bug("mpi_impl.layers.attention", "sink(grads.w_out, context, dy)",
+                                                         "sink(grads.w_out, context, 2 * dy)")),
+    ("embedding", "X differs", Bug("mpi_impl.layers.embedding", "lookup(ids, p.word) * held[..., None]",
+                                   "lookup(ids, p.word)")),
+    ("embedding", "every word's gradient differs",
+     Bug("mpi_impl.layers.embedding", "lookup_backward(dx * held[..., None],", "lookup_backward(dx,")),
+    ("cross_entropy", "every loss differs", Bug("mpi_impl.layers.cross_entropy",
+                                                'group.all_reduce(exp.sum(-1), "loss: sum of exp")', "exp.sum(-1)")),
+    ("cross_entropy", "the first one by hand differs", Bug("mpi_impl.demos.cross_entropy", "targets[0, 0] - first)",
+                                                           "targets[0, 0])")),
+    ("sequence_parallel", "every weight's gradient differs", Bug("mpi_impl.demos.sequence_parallel",
+                                                                 "if tensor.split is None:", "if False:")),
+    ("sequence_parallel", "what is sent differs", Bug(MAPPINGS, 'f"{reason}, again"', "reason")),
+    ("sequence_parallel", "Y differs", Bug("mpi_impl.layers.block", "region.positions(x).start)", "0)")),
+]
+
+
+@pytest.mark.parametrize("name, sentence, bug", BUGS, ids=[f"{name}: {what}" for name, what, _ in BUGS])
+def test_the_check_can_fail(ranks, name, sentence, bug):
+    """A bug in a layer, in a region or in the demo: AssertionError on the ranks, with a sentence that says what."""
+    assert_caught(ranks, 3, bug, show, name)
+    with pytest.raises(RankAssertion, match=f"{sentence} from the textbook's by"):
+        ranks.run(3, planted_run, bug, show, name)
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, arguments, sentence", [
+    ("collectives", "--elements 4", "number of ranks is 3, but must divide --elements, which is 4"),
+    ("collectives", "--elements 0", "--elements is 0, but must be at least 1"),
+    ("mlp", "--hidden-size 5", "The number of ranks is 3, but must divide 4 hidden_size, which is 20"),
+    ("mlp", "--hidden-size 0", "--hidden-size is 0, but must be at least 1"),
+    ("attention", "--num-attention-heads 4", "number of ranks is 3, but must divide --num-attention-heads, which is 4"),
+    ("attention", "--num-attention-heads -3", "--num-attention-heads is -3, but must be at least 1"),
+    ("embedding", "--hidden-size 0", "--hidden-size is 0, but must be at least 1"),
+    ("embedding", "--sentence=", "--sentence has no words"),
+    ("cross_entropy", "--vocab-size 16", "number of ranks is 3, but must divide --vocab-size, which is 16"),
+    ("cross_entropy", "--vocab-size 0", "--vocab-size is 0, but must be at least 1"),
+    ("sequence_parallel", "--seq-length 8", "number of ranks is 3, but must divide --seq-length, which is 8"),
+    ("sequence_parallel", "--seq-length 0", "--seq-length is 0, but must be at least 1"),
+    *[(name, "--no-such-thing 1", f"mpi_impl.demos.{name} has no option --no-such-thing") for name in DEMOS],
+    ("mlp", "--hidden-size eight", "invalid int value: 'eight'"),
+])
+def test_what_is_wrong_is_a_sentence(ranks, name, arguments, sentence):
+    with pytest.raises(RankFailure, match=f"UserError: .*{sentence}"):
+        ranks.run(3, show, name, arguments.split())
+
+
+@pytest.mark.parametrize("name, arguments", [
+    ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
+    ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3")])
+def test_other_sizes(ranks, capsys, name, arguments):
+    """Sizes of the user's own are computed right, too, and what is too long is cut short."""
+    lines = told(ranks, capsys, name, 3, *arguments.split())
+    assert lines[-1].startswith("The check against reference/") and all(len(line) <= 120 for line in lines[:-1])
+
+
+def test_the_program():
+    """Started as the docstrings say: status 0, and a sentence and status 2 where the options are wrong."""
+    done = launch(2, "-m", "mpi_impl.demos.attention")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.splitlines()[-1].startswith("The check against")
+    wrong = launch(2, "-m", "mpi_impl.demos.attention", "--num-attention-heads", "3")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and wrong.stderr.startswith("error: The number of ranks is 2")

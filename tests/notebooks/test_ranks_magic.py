@@ -1,0 +1,104 @@
+"""`%%ranks`: state lives between cells, errors show the rank, hangs end, and what is asked wrongly gets a sentence."""
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from mpi_impl.notebook.ranks import CellFailed, Ranks, lead, parse_line, show
+
+
+@pytest.fixture(scope="module")
+def shell():
+    """A notebook's shell, with the magic."""
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "mpi_impl.notebook")
+    yield shell
+    shell.user_ns["ranks"].pool.close()
+
+
+def run(shell, cell):
+    """What a cell prints, and the exception that ends it, if one does."""
+    with capture_output() as found:
+        result = shell.run_cell(cell, store_history=True)
+    return found.stdout, result.error_before_exec or result.error_in_exec
+
+
+def test_what_a_cell_binds_is_there_for_the_next_one_on_each_rank_apart(shell):
+    assert run(shell, "%%ranks 3\nx = np.full(2, float(rank))\ndef double(x): return 2 * x") == ("", None)
+    text, error = run(shell, "%%ranks 3\nprint(rank, size, group.all_reduce(double(x), 'sum'))")
+    assert error is None and text.splitlines() == [f"rank {i} | {i} 3 [6. 6.]" for i in range(3)]
+    run(shell, "%%ranks 3\ny = x + 1")
+    np.testing.assert_array_equal(shell.ev("ranks['y']"), [[1, 1], [2, 2], [3, 3]])
+
+
+def test_a_value_travels_the_other_way(shell):
+    run(shell, "ranks['given'] = {'a': [1, 2]}")
+    text, _ = run(shell, "%%ranks 4\ngiven['a']")
+    assert text == "all 4 ranks | [1, 2]\n"
+
+
+def test_the_last_line_is_shown_if_it_has_a_value(shell):
+    assert run(shell, "%%ranks 2\nrank + 1")[0] == "rank 0 | 1\nrank 1 | 2\n"
+    assert run(shell, "%%ranks 2\nNone")[0] == ""
+    assert run(shell, "%%ranks 2\nz = 3")[0] == ""
+
+
+def test_a_failing_rank_is_shown_with_its_line_and_where_the_others_wait(shell):
+    run(shell, "%%ranks 3\nkept = 1")
+    text, error = run(shell, "%%ranks 3\nif rank == 1:\n    1 / 0\ngroup.all_reduce(np.ones(1), 'sum')")
+    assert isinstance(error, CellFailed)
+    said = str(error)
+    assert said.index("--- rank 1: raised") < said.index("--- ranks 0, 2: stuck")
+    assert "line 2, in <module>\n    1 / 0" in said and "ZeroDivisionError" in said
+    assert "line 3, in <module>\n    group.all_reduce" in said and "run the cells above again" in said
+    assert "run_cell" not in said and "/mpi_impl" not in said, "a frame or a path that is no business of the reader"
+    assert "rank_environment" not in text
+    assert "NameError" in str(run(shell, "%%ranks 3\nkept")[1])
+
+
+def test_if_all_ranks_raise_they_stay_up(shell):
+    run(shell, "%%ranks 2\nkept = rank")
+    assert "--- ranks 0, 1: raised" in str(run(shell, "%%ranks 2\nraise ValueError('no')")[1])
+    assert run(shell, "%%ranks 2\nkept, group.all_reduce(np.ones(1), 'sum')[0] == 2")[1] is None
+
+
+def test_a_hang_ends_by_itself(shell):
+    _, error = run(shell, "%%ranks 2 --timeout 0.5\nif rank == 0:\n    group.all_reduce(np.ones(1), 'sum')")
+    assert "time limit of 0.5 s" in str(error) and "--- rank 0: stuck" in str(error)
+
+
+@pytest.mark.parametrize("cell, sentence", [
+    ("%%ranks\nx", "Write `%%ranks 4`"),
+    ("%%ranks many\nx", "%%ranks cannot use 'many'"),
+    ("%%ranks 0\nx", "%%ranks cannot use '0'"),
+    ("%%ranks 2 --timeout -1\nx", "cannot use"),
+    ("%%ranks 2 --timeuot 3\nx", "cannot use"),
+    ("%%ranks 9\nx", "this notebook has 8. For more, run `ranks.restart(9)`"),
+    ("%%ranks 2\ndef f(\n", "was never closed"),
+    ("ranks['nothing']", "there is no 'nothing': no cell has bound it"),
+    ("ranks['double'] = lambda x: x", "cannot travel"),
+])
+def test_what_is_wrong_is_a_sentence(shell, cell, sentence):
+    _, error = run(shell, cell)
+    assert isinstance(error, CellFailed) and sentence in str(error)
+    assert error._render_traceback_() == str(error).splitlines(), "the notebook shows no more than the sentence"
+
+
+def test_what_cannot_leave_a_rank_is_told(shell):
+    run(shell, "%%ranks 2\nf = lambda: 1")
+    assert "'f' cannot leave the rank" in str(run(shell, "ranks['f']")[1])
+
+
+def test_restart_begins_anew_with_as_many_as_asked(shell):
+    run(shell, "%%ranks 2\nkept = 1")
+    run(shell, "ranks.restart()")
+    assert "NameError" in str(run(shell, "%%ranks 2\nkept")[1])
+    assert Ranks(3).size == 3
+
+
+def test_alike_lines_are_shown_once_and_ranks_are_told_apart(capsys):
+    show(["a\nb\n", "c\n", "a\nb\n", ""])
+    assert capsys.readouterr().out.splitlines() == ["ranks 0, 2 | a", "           | b", "    rank 1 | c"]
+    assert [lead(ranks, 8) for ranks in ([3], [0, 1, 2, 5], list(range(8)))] == ["rank 3", "ranks 0-2, 5",
+                                                                                   "all 8 ranks"]
+    assert lead([0], 1) == "rank 0" and parse_line("4 --timeout 2.5") == (4, 2.5)
