@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from mpi_impl.launch import launch_environment, launcher, mpi_vendor, stop
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed, and to say where they are
 START_LIMIT = 60.0      # seconds within which all ranks must be up
+MUTE = 5                # seconds that a rank may pause in the middle of what it says
 FAILURES_A_WORLD = 100  # each failed run strands communicators, of which MPI has only a few thousand
 
 
@@ -78,9 +80,12 @@ class Pool:
     """Up to `size` ranks that stay up between runs. They start at the first run, and again after a failure."""
 
     def __init__(self, size: int = 8, show: Callable[[list[str]], object] = print_in_order,
-                 program: str = "mpi_impl.pool_rank"):
-        """`show` is handed what the ranks have printed; `program` is the module that each of them runs."""
-        self.size, self.show, self.program = size, show, program
+                 program: str = "mpi_impl.pool_rank", largest: int | None = None):
+        """`show` is handed what the ranks have printed; `program` is the module that each of them runs.
+
+        A rank that says more than `largest` bytes at a time is taken for dead.
+        """
+        self.size, self.show, self.program, self.largest = size, show, program, largest
         self._world: World | None = None
         self._failures = 0
 
@@ -101,7 +106,7 @@ class Pool:
         if not 1 <= n <= self.size:
             raise ValueError(f"A run on {n} ranks was asked of a pool of {self.size}. Ask for 1 to {self.size}.")
         if self._world is None:
-            self._world = World(self.size, self.program)
+            self._world = World(self.size, self.program, self.largest)
         try:
             answers = self._world.run(Job(n, self._failures, sys.path, call), timeout)
             output = self._world.output()
@@ -147,7 +152,8 @@ def pickled(function: Callable, args: tuple) -> bytes:
 class World:
     """The processes of one launch, and the caller's end of their sockets."""
 
-    def __init__(self, size: int, program: str):
+    def __init__(self, size: int, program: str, largest: int | None = None):
+        self._largest = largest
         self.disturbed = False                  # whether a rank may still be busy with an old job
         self._log = tempfile.TemporaryFile()    # noqa: SIM115  what bypasses Python: words of mpiexec and the dying
         self._log_read = 0
@@ -196,7 +202,9 @@ class World:
         listener.settimeout(0.2)
         while len(self._connections) < size:
             with suppress(TimeoutError):
-                self._connections.append(Connection(listener.accept()[0].detach()))
+                line = listener.accept()[0]
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", MUTE, 0))
+                self._connections.append(Connection(line.detach()))
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise self._no_start(f"{len(self._connections)} of {size} ranks came up.")
         by_rank = {}
@@ -229,8 +237,8 @@ class World:
             for connection in wait(waiting, left):
                 rank = waiting.pop(connection)
                 try:
-                    answer = Answer.from_bytes(self._connections[rank].recv_bytes())
-                except (EOFError, OSError):
+                    answer = Answer.from_bytes(self._connections[rank].recv_bytes(self._largest))
+                except (EOFError, OSError, ValueError):
                     answer = Answer("died", "Its connection closed.\n")
                 answers[rank] = answer
                 if answer.what in ("raised", "died"):

@@ -69,6 +69,8 @@ class Rank:
         self.world.from_all(None)   # every rank is there, with all that it shares
         forget_shared_memory()
         self.groups: dict = {}      # by number of ranks and era
+        self.wreckage: list[BaseException] = []     # what failed, with all that it held: messages may still be under
+                                                    # way, and write into arrays that must not be freed
 
     def serve(self) -> None:
         """Work off the jobs as they come in. Ends with the process."""
@@ -110,6 +112,7 @@ class Rank:
             try:
                 return Answer("returned", result=self.call(job), printed=self.printed.getvalue())
             except BaseException as error:      # a SystemExit too is an answer
+                self.wreckage.append(error)
                 return Answer("raised", self.told(error), printed=self.printed.getvalue(),
                               assertion=isinstance(error, AssertionError))
 

@@ -17,7 +17,7 @@
 # %load_ext mpi_impl.notebook
 import numpy as np
 
-from mpi_impl.notebook.shards import by_columns, by_rows, draw_matrices, partial_sums, whole
+from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, partial_sums, whole
 
 random = np.random.default_rng(1)
 
@@ -158,7 +158,7 @@ print("the same?", np.allclose(sum(sums), right))
 # costs each rank $2N(t-1)/t$ (walkthrough 2 and lab 1 say why):
 
 # %%
-from mpi_impl.notebook.charts import draw_bars
+from mpi_impl.notebook.pictures.charts import draw_bars
 from reference.cost import ring_all_reduce
 
 b, s, hidden = 8, 1024, 3072                    # the 8.3-billion-parameter model of the paper

@@ -22,6 +22,7 @@ def test_environment_yml_is_up_to_date():
 
 @pytest.mark.parametrize("requirement", [
     *PROJECT["dependencies"], *PROJECT["optional-dependencies"]["mpich"], *PROJECT["optional-dependencies"]["test"],
+    *PROJECT["optional-dependencies"]["notebook"],
 ])
 def test_the_lock_pins_every_dependency(requirement):
     assert re.search(rf"^{name(requirement)}==", LOCK, re.MULTILINE), "Run `./run.sh lock`."

@@ -48,7 +48,7 @@ def from_source(source: Path):
 def executed(notebook):
     """The same with outputs. Raises CellExecutionError if a cell fails that is not tagged raises-exception."""
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", store_widget_state=False,
-                            resources={"metadata": {"path": str(FOLDER)}})
+                            coalesce_streams=True, resources={"metadata": {"path": str(FOLDER)}})
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

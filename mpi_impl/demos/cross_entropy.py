@@ -26,7 +26,7 @@ for every one of V words, the logits. The loss compares them with the word that 
 
 It is small where the target has nearly all of that sum. The logits are cut by words over {ranks} (processes, each
 with memory of its own): each of t ranks has those of its V/t words. To gather them all would be simple, but they are
-the largest array of the model, b s V. And only three numbers are needed for a position:
+one of the largest arrays of the model, b s V. And only three numbers are needed for a position:
 
   1. The largest logit. It is subtracted from all, for exp(1000) is too large for any computer; the loss stays the
      same. It is the largest of the ranks' largest.

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mpi_impl.demos.memory import COLORS
-from mpi_impl.notebook.charts import finish
-from mpi_impl.notebook.shards import OWNERS
-from mpi_impl.timelines.gantt import COLORS as KIND_COLORS
+from mpi_impl.notebook.pictures.charts import finish
+from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.timelines.gantt import COLORS as KIND_COLORS, is_light
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
 from reference.cost import (data_parallel_traffic, parameters, parameters_of_stage, pipeline_traffic,
                             tensor_parallel_traffic)
@@ -46,7 +46,7 @@ class Memory(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Bytes that such a rank sends in a step, each collective taken as a ring."""
+    """Bytes that such a rank sends in a step, each collective taken as a ring: what its layers send, no word table."""
 
     tensor: float
     pipeline: float
@@ -97,9 +97,12 @@ class Plan:
     def messages(self) -> Messages:
         p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
         t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
-        neighbours = 2 if p.pipeline_model_parallel_size > 1 else 0     # a message forward, and one backward
-        return Messages(HALF * self.m * len(self.layers) * tensor_parallel_traffic(*sizes, t, p.sequence_parallel),
-                        HALF * self.m * neighbours * pipeline_traffic(*sizes, t, v),
+        in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel)
+        if p.recompute.granularity == "full":                           # a second forward, half of what both ways send
+            in_layer += tensor_parallel_traffic(*sizes, t) / 2
+        sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
+        return Messages(HALF * self.m * len(self.layers) * in_layer,
+                        HALF * self.m * sent * pipeline_traffic(*sizes, t),
                         HALF * data_parallel_traffic(self.psi, p.data_parallel_size, p.zero_stage, self.m))
 
     @cached_property
@@ -150,7 +153,8 @@ def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
                                          facecolor=OWNERS[i % len(OWNERS)], linewidth=0.5))
                 if t * columns <= 16:
                     axes.text(column + 0.06 + 0.88 * (i + 0.5) / t, row + 0.5, f"{i + t * (row + d * column)}",
-                              ha="center", va="center", fontsize=8, color="white")
+                              ha="center", va="center", fontsize=8,
+                              color="black" if is_light(OWNERS[i % len(OWNERS)]) else "white")
     axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[i + 0.5 for i in range(columns)],
              xticklabels=range(columns), yticks=[i + 0.5 for i in range(rows)], yticklabels=range(rows))
     shown = f" (of which {columns} x {rows} are shown)" if (columns, rows) != (stages, d) else ""

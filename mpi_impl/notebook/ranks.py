@@ -9,9 +9,10 @@
     ranks["total"]                           # in the notebook itself: every rank's value, in rank order
     ranks["x"] = np.zeros(3)                 # and the other way, the same for all
 
-In a cell `group`, `rank` and `size` are there (and `np`). What a cell binds is there for the next one. What ranks
-print comes in rank order, alike lines once. If a rank raises, its traceback is shown, and where the others were left
-waiting; a cell that hangs ends when its time is up. Ranks that hung are ended, and with them what cells had bound.
+In a cell `group`, `rank` and `size` are there (and `np`). What a cell binds is there for the next one; only `group` is
+another in each cell, with a ledger of its own, so make anew what holds it (a region, say). What ranks print comes in
+rank order, alike lines once. If a rank raises, its traceback is shown, and where the others were left waiting; a cell
+that hangs ends when its time is up. Ranks that hung are ended, and with them what cells had bound.
 """
 import argparse
 import io

@@ -8,7 +8,14 @@ from reference.errors import UserError
 POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def explore(**start) -> widgets.VBox:
+class Sliders(widgets.VBox):
+    """What a stored notebook, which holds no widgets, says in their place."""
+
+    def __repr__(self) -> str:
+        return "Sliders, in a running notebook: run this cell."
+
+
+def explore(**start) -> Sliders:
     """The sliders above the picture. `start` gives some of them another first value, as in explore(t=8, p=4)."""
     choice = {"model": "18.4B", "t": 8, "p": 1, "d": 4, "v": 1, "m": 8, "zero_stage": 0, "sequence_parallel": False}
     if unknown := set(start) - set(choice):
@@ -39,4 +46,4 @@ def explore(**start) -> widgets.VBox:
         slider.observe(redraw, "value")
     redraw()
     rows = list(sliders.values())
-    return widgets.VBox([widgets.HBox(rows[i:i + 4]) for i in (0, 4)] + [sentence, picture])
+    return Sliders([widgets.HBox(rows[i:i + 4]) for i in (0, 4)] + [sentence, picture])

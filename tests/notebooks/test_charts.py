@@ -1,7 +1,7 @@
 """Bars and curves show the numbers that they are given."""
 import pytest
 
-from mpi_impl.notebook.charts import draw_bars, draw_curves
+from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 
 
 def test_bars_are_made_of_their_parts():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.shards import (OWNERS, WHOLE, by_columns, by_rows, draw_matrices, owners_of, partial_sums,
+from mpi_impl.notebook.pictures.shards import (OWNERS, WHOLE, by_columns, by_rows, draw_matrices, owners_of, partial_sums,
                                       stretches, whole)
 
 

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mpi_impl.demos.memory import COLORS as MEMORY      # noqa: F401  the colours of what fills memory
-from mpi_impl.notebook.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS
 
 GRID = "#E4E4E4"
 
@@ -20,7 +20,8 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str =
     for y, parts in enumerate(rows.values()):
         left = 0.0
         for name, size in parts.items():
-            axes.barh(y, size, 0.66, left, color=colors[name])
+            if size:
+                axes.barh(y, size, 0.66, left, color=colors[name])
             left += size
         axes.annotate(f"{left:,.4g}{unit}", (left, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
     axes.set(yticks=range(len(rows)), yticklabels=list(rows), ylim=(len(rows) - 0.5, -0.5))

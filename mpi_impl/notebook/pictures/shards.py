@@ -13,6 +13,7 @@ WHOLE = "#E8E8E8"           # what all ranks hold
 
 CELL, GAP, SHEET = 0.16, 0.32, 0.07     # inches: of an element, between two matrices, between a partial sum's sheets
 LONGEST = 28                            # cells: longer sides are drawn shorter
+NUMBERED = 0.12                         # inches that a part must have for its owner's number
 
 
 class Matrix(NamedTuple):
@@ -87,9 +88,13 @@ def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, hei
                                      facecolor=color_of(rank), edgecolor="white", linewidth=1))
     else:
         for r, c, n, m in stretches(matrix.owners):
-            axes.add_patch(Rectangle((left + c / columns * width, top + r / rows * height), m / columns * width,
-                                     n / rows * height, facecolor=color_of(matrix.owners[r, c]), edgecolor="white",
+            x, y, wide, high = c / columns * width, r / rows * height, m / columns * width, n / rows * height
+            owner = int(matrix.owners[r, c])
+            axes.add_patch(Rectangle((left + x, top + y), wide, high, facecolor=color_of(owner), edgecolor="white",
                                      linewidth=1.5))
+            if owner != EVERYONE and min(wide, high) > NUMBERED:      # colours alone are hard to tell apart in grey
+                axes.text(left + x + wide / 2, top + y + high / 2, f"{owner}", ha="center", va="center", fontsize=7,
+                          color="white")
     axes.text(left + width / 2, top - 0.1, matrix.name, ha="center", va="bottom", fontsize=11)
     axes.text(left + width / 2, top + height + 0.08, matrix.note or f"[{rows}, {columns}]", ha="center", va="top",
               fontsize=8, color="#505050")

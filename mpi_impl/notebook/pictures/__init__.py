@@ -1,0 +1,1 @@
+"""The pictures of the walkthroughs: each a function that returns a Figure."""

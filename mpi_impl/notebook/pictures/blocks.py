@@ -1,0 +1,100 @@
+"""A transformer block on t ranks: what all of them compute alike, what each has its own share of, and what moves."""
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+
+OUTSIDE, INSIDE, EDGE = "outside", "inside", "edge"
+LANE = 0.84             # of a rank's row
+HIGH, WIDE = 0.5, 0.92  # inches: of a row, of a unit of width
+
+
+class Step(NamedTuple):
+    """Something that a rank does with its [b, s, h], from left to right; or the edge of a region."""
+
+    kind: str
+    label: str
+    width: float
+
+
+class Edge(NamedTuple):
+    """What moves at the edge of a region, forward and backward; '' for nothing."""
+
+    forward: str
+    backward: str
+
+
+def branch(region: str) -> list[Step]:
+    return [Step(OUTSIDE, "layer norm", 1), Step(EDGE, "f", 0.45), Step(INSIDE, region, 2.2), Step(EDGE, "g", 0.45),
+            Step(OUTSIDE, "dropout", 0.9), Step(OUTSIDE, "add x", 0.7)]
+
+
+SHARED = {"attention": "heads", "MLP": "columns"}
+STEPS = [*branch("attention"), *branch("MLP")]
+EDGES = {False: {"f": Edge("", "all-reduce"), "g": Edge("all-reduce", "")},
+         True: {"f": Edge("all-gather", "reduce-scatter"), "g": Edge("reduce-scatter", "all-gather")}}
+
+
+def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
+    """A row for each rank. Upwards and downwards in a row are positions: a strip is a part of them."""
+    width, top, bottom = sum(step.width for step in STEPS), 0.5, 0.85
+    height = top + HIGH * t + bottom
+    figure = Figure((WIDE * width, height))
+    axes = figure.add_axes((0.06, bottom / height, 0.935, HIGH * t / height), xlim=(0, width), ylim=(t, 0))
+    left = 0.0
+    for step in STEPS:
+        if step.kind == EDGE:
+            draw_edge(axes, EDGES[sequence_parallel][step.label], "" if sequence_parallel else step.label,
+                      left + step.width / 2, t)
+        else:
+            draw_step(axes, step, left, t, sequence_parallel)
+        left += step.width
+    axes.set(yticks=[rank + 0.5 for rank in range(t)], yticklabels=[f"rank {rank}" for rank in range(t)], xticks=[])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    draw_legend(figure, t, sequence_parallel)
+    return figure
+
+
+def draw_step(axes, step: Step, left: float, t: int, sequence_parallel: bool) -> None:
+    """A rectangle for each rank: grey where all do the same, else of the rank's colour."""
+    cut = sequence_parallel and step.kind == OUTSIDE
+    for rank in range(t):
+        first, high = rank + (1 - LANE) / 2, LANE / t if cut else LANE
+        own = cut or step.kind == INSIDE
+        axes.add_patch(Rectangle((left + 0.03, first + (rank * high if cut else 0)), step.width - 0.06, high,
+                                 facecolor=OWNERS[rank % len(OWNERS)] if own else WHOLE))
+        if step.kind == INSIDE:
+            axes.text(left + step.width / 2, rank + 0.5, f"1/{t} of the {SHARED[step.label]}", ha="center", va="center",
+                      fontsize=9, color=text_color(rank))
+    axes.text(left + step.width / 2, -0.12, step.label, ha="center", va="bottom", fontsize=9)
+
+
+def text_color(rank: int) -> str:
+    """Black on the light ones of the ranks' colours."""
+    return "black" if rank % len(OWNERS) in (4, 5) else "white"
+
+
+def draw_edge(axes, edge: Edge, label: str, middle: float, t: int) -> None:
+    """A bar through all ranks where something moves forward, else a line; and in words what moves, each way."""
+    if edge.forward:
+        axes.add_patch(Rectangle((middle - 0.06, 0.02), 0.12, t - 0.04, facecolor="#303030"))
+    else:
+        axes.plot([middle, middle], [0.02, t - 0.02], color="#303030", linewidth=1, linestyle=(0, (4, 3)))
+    words = [f"{edge.forward} →"] * bool(edge.forward) + [label]
+    axes.text(middle, -0.12, "\n".join(words), ha="center", va="bottom", fontsize=9, fontweight="bold")
+    if edge.backward:
+        axes.text(middle, t + 0.1, f"← {edge.backward}", ha="center", va="top", fontsize=9, fontweight="bold")
+
+
+def draw_legend(figure, t: int, sequence_parallel: bool) -> None:
+    entries = [Patch(color=OWNERS[rank % len(OWNERS)], label=f"rank {rank}'s own") for rank in range(t)]
+    if not sequence_parallel:
+        entries.append(Patch(color=WHOLE, label=f"alike on every rank: done {t} times"))
+    figure.legend(handles=entries, loc="lower left", bbox_to_anchor=(0.05, 0), ncols=len(entries), frameon=False,
+                  fontsize=9, handlelength=1.2, columnspacing=1.2, handletextpad=0.5)
+    strips = f"; a thin strip is 1/{t} of the positions" if sequence_parallel else ""
+    figure.text(0.062, 0.3 / figure.get_figheight(), "in bold: what moves between the ranks, forward (→, above) and "
+                f"backward (←, below){strips}", fontsize=9, color="#505050")

@@ -1,0 +1,115 @@
+"""Pictures of the flat buffer under a rank's tensors (reference/layout.py): what lies where, in which bucket, and whose
+part it is; and what ZeRO leaves of it on each rank.
+"""
+from math import prod
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.demos.memory import COLORS
+from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+from reference.layout import Bucket, Layout, unit_of
+from reference.memory import model_states
+
+TINTS = (("#B4C7DE", "#D9E4F0"), ("#DFCCAC", "#F0E6D4"))     # units take turns, and in each of them its tensors
+PADDING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#909090", "hatch": "/////", "linewidth": 0}
+WIDTH, LETTER = 8.2, 0.075      # inches: of the widest bucket, and of a small letter
+STAGES = ("nothing is cut", "optimizer's states", "and gradients", "and parameters")
+
+
+def draw_layout(layout: Layout, title: str = "") -> Figure:
+    """A row for each bucket: above the tensors, side by side as they lie in it, and below them who owns what."""
+    buckets = layout.buckets
+    figure = Figure((WIDTH + 1.2, 0.95 * len(buckets) + 1.0), layout="constrained")
+    axes = figure.add_subplot()
+    widest = max(bucket.size for bucket in buckets)
+    for row, bucket in enumerate(buckets):
+        draw_tensors(axes, layout, bucket, row, widest / WIDTH)
+        draw_owned(axes, layout, bucket, row)
+    axes.set(xlim=(0, widest), ylim=(len(buckets), -0.08), yticks=[row + 0.57 for row in range(len(buckets))],
+             yticklabels=[f"bucket {row}" for row in range(len(buckets))])
+    axes.set_xlabel("elements of a bucket", fontsize=9)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.tick_params(labelsize=9, left=False)
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    owners = [Patch(color=OWNERS[rank % len(OWNERS)], label=f"rank {rank}") for rank in range(layout.parts)]
+    padding = [Patch(**PADDING, label="padding")] * any(padding_of(layout, bucket) for bucket in buckets)
+    figure.legend(handles=[*(owners if layout.parts > 1 else []), *padding], loc="outside lower left", frameon=False,
+                  ncols=layout.parts + 1, fontsize=8, handlelength=1.2, columnspacing=1.2)
+    return figure
+
+
+def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inch: float) -> None:
+    """Named where there is room, and above them the unit that they belong to."""
+    inside = [segment for segment in layout.segments if layout.home[unit_of(segment.name)] is bucket]
+    for i, segment in enumerate(inside):
+        unit, size = unit_of(segment.name), prod(segment.shape)
+        tint = TINTS[bucket.units.index(unit) % 2][i % 2]
+        axes.add_patch(Rectangle((segment.offset - bucket.start, row + 0.24), size, 0.33, facecolor=tint))
+        name = segment.name.removeprefix(f"{unit}.")
+        fitting = [one for one in (name, name.split(".")[-1]) if LETTER * len(one) < size / elements_an_inch]
+        if fitting and name != unit:
+            axes.text(segment.offset - bucket.start + size / 2, row + 0.405, fitting[0], ha="center", va="center",
+                      fontsize=7)
+    for unit in bucket.units:
+        mine = [segment for segment in inside if unit_of(segment.name) == unit]
+        start, stop = mine[0].offset - bucket.start, mine[-1].slice.stop - bucket.start
+        if LETTER * len(unit) < (stop - start) / elements_an_inch:
+            axes.text((start + stop) / 2, row + 0.2, unit, ha="center", va="bottom", fontsize=8)
+        elif unit == bucket.units[-1] and start + LETTER * len(unit) * elements_an_inch < WIDTH * elements_an_inch:
+            axes.text(start, row + 0.2, unit, ha="left", va="bottom", fontsize=8)
+    if padded := padding_of(layout, bucket):
+        axes.add_patch(Rectangle((bucket.size - padded, row + 0.24), padded, 0.33, **PADDING))
+
+
+def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
+    """Equal parts, whatever tensors begin or end in between. A buffer that nobody cuts is everyone's."""
+    for rank in range(layout.parts):
+        own = layout.own(bucket, rank).in_buffer
+        color = OWNERS[rank % len(OWNERS)] if layout.parts > 1 else WHOLE
+        axes.add_patch(Rectangle((own.start - bucket.start, row + 0.6), own.stop - own.start, 0.28, facecolor=color,
+                                 edgecolor="white", linewidth=1))
+
+
+def padding_of(layout: Layout, bucket: Bucket) -> int:
+    """Elements at a bucket's end that belong to no tensor."""
+    return bucket.stop - max(segment.slice.stop for segment in layout.segments
+                             if layout.home[unit_of(segment.name)] is bucket)
+
+
+# ---- ZeRO -----------------------------------------------------------------------------------------------------------
+
+
+def draw_stages(n: int) -> Figure:
+    """For each stage of ZeRO what each of n ranks holds. Down goes the flat buffer, across the bytes of an element: the
+    filled area is a rank's memory.
+    """
+    figure = Figure((10, 2.9), layout="constrained")
+    whole = model_states(1, n, 0)
+    for stage, axes in enumerate(figure.subplots(1, len(STAGES))):
+        held = model_states(1, n, stage)
+        for rank in range(n):
+            draw_rank(axes, rank, held, whole)
+        axes.set(xlim=(-0.06, n), ylim=(1.02, -0.02), yticks=[], xticks=[rank + 0.46 for rank in range(n)],
+                 xticklabels=range(n))
+        axes.set_title(f"stage {stage}: {STAGES[stage]}", loc="left", fontsize=9)
+        axes.set_xlabel(f"rank; each holds {sum(held) / sum(whole):.0%}", fontsize=8)
+        axes.tick_params(length=0, labelsize=8)
+        axes.spines[:].set_visible(False)
+    figure.axes[0].set_ylabel("the flat buffer", fontsize=8)
+    figure.legend(handles=[*(Patch(color=COLORS[kind], label=kind) for kind in whole._fields),
+                           Patch(color=WHOLE, label="held by another rank")], loc="outside lower left", ncols=4,
+                  frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.2)
+    return figure
+
+
+def draw_rank(axes, rank: int, held, whole) -> None:
+    """Three columns, as wide as their elements have bytes; of each the part that the rank holds is filled."""
+    left, width = float(rank), 0.92 / sum(whole)
+    for kind, size in whole._asdict().items():
+        part = getattr(held, kind) / size
+        axes.add_patch(Rectangle((left, 0), size * width, 1, facecolor=WHOLE, edgecolor="white", linewidth=0.5))
+        axes.add_patch(Rectangle((left, rank * part if part < 1 else 0), size * width, part, facecolor=COLORS[kind],
+                                 edgecolor="white", linewidth=0.5))
+        left += size * width

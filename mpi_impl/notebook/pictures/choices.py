@@ -1,0 +1,126 @@
+"""All ways to cut a model over n ranks: what each holds and about how long a step takes, and pictures of them.
+
+The time is an estimate, from the papers' formulas and four numbers of a machine. Nothing is run.
+"""
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.notebook.plan import Plan
+from mpi_impl.notebook.pictures.shards import OWNERS
+from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
+from reference.cost import bubble_fraction, iteration_flops
+from reference.errors import UserError
+
+SHADES = LinearSegmentedColormap.from_list("blues", ["#EAF3FA", OWNERS[0]])
+TOO_MUCH, BEST = "#D0D0D0", OWNERS[1]
+
+
+class Machine(NamedTuple):
+    """What a GPU reaches, and sends."""
+
+    flops: float      # FLOP/s, of matrix products
+    inside: float     # bytes/s to GPUs of the same server
+    outside: float    # bytes/s to others, through its own adapter
+    server: int       # GPUs in a server
+
+
+class Seconds(NamedTuple):
+    """Of a step, one part after another. What really overlaps is not taken off."""
+
+    compute: float
+    tensor: float      # messages
+    bubble: float
+    pipeline: float    # messages
+    data: float
+
+
+def seconds(plan: Plan, machine: Machine) -> Seconds:
+    """Every message of a group goes as fast as its slowest link. Ranks are numbered t first, then d, then p."""
+    c, p = plan.model, plan.parallel
+    t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
+    B = plan.m * plan.b * d
+    flops = iteration_flops(c, B, c.max_position_embeddings, p.recompute.granularity)
+    compute = flops / (p.world_size * machine.flops)
+
+    def sent(size: float, span: int) -> float:
+        """`span`: how far apart, in ranks' numbers, a group reaches."""
+        return size / (machine.inside if span <= machine.server else machine.outside)
+
+    tensor = sent(plan.messages.tensor, t)
+    bubble = bubble_fraction(stages, plan.m, p.virtual_pipeline_size or 1) * (compute + tensor)
+    return Seconds(compute, tensor, bubble, sent(plan.messages.pipeline, p.world_size),
+                   sent(plan.messages.data, t * d))
+
+
+def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "none", zero_stage: int = 0,
+            most_t: int = 8) -> dict[tuple[int, int], Plan | None]:
+    """By (t, p), powers of two, what d = n/(t p) replicas make of a batch of B. None where it does not come out."""
+    found: dict[tuple[int, int], Plan | None] = {}
+    powers = [2**i for i in range(n.bit_length())]
+    for t in (t for t in powers if t <= most_t):
+        for p in (p for p in powers if t * p <= n):
+            try:
+                parallel = ParallelConfig.for_world(n, t, p, recompute=Recompute(recompute), zero_stage=zero_stage,
+                                                    sequence_parallel=t > 1)
+                m = number_of_microbatches(B, b, parallel.data_parallel_size)
+                found[t, p] = Plan(model, parallel, m, b)
+            except UserError:
+                found[t, p] = None
+    return found
+
+
+def gigabytes(plan: Plan) -> float:
+    """That the fullest rank holds."""
+    return sum(plan.memory) / 1e9
+
+
+def idle(plan: Plan) -> float:
+    """The pipeline's bubble, as a share of the ideal time."""
+    p = plan.parallel
+    return bubble_fraction(p.pipeline_model_parallel_size, plan.m, p.virtual_pipeline_size or 1)
+
+
+def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str = "") -> Figure:
+    """A map of t and p: GB and bubble of each, grey and hatched what does not fit into `limit` GB.
+
+    The frame is around what fits with the smallest t x p, and among those the smallest bubble.
+    """
+    ts, ps = (sorted(set(sizes)) for sizes in zip(*found))
+    figure = Figure((1.9 + 1.25 * len(ts), 1.3 + 0.56 * len(ps)), layout="constrained")
+    axes = figure.add_subplot()
+    fitting = {at: plan for at, plan in found.items() if plan and gigabytes(plan) <= limit}
+    best = min(fitting, key=lambda at: (at[0] * at[1], idle(fitting[at])), default=None)
+    for at, plan in found.items():
+        x, y = ts.index(at[0]), ps.index(at[1])
+        draw_choice(axes, x, y, plan, limit)
+        if at == best:
+            axes.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, fill=False, edgecolor=BEST, linewidth=3))
+    axes.set(xlim=(0, len(ts)), ylim=(len(ps), 0), xticks=[x + 0.5 for x in range(len(ts))], xticklabels=ts,
+             yticks=[y + 0.5 for y in range(len(ps))], yticklabels=ps, xlabel="t", ylabel="p")
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, loc="left", fontsize=11)
+    figure.legend(handles=[Patch(facecolor=SHADES(0.5), label=f"fits into {limit:g} GB"),
+                           Patch(facecolor=TOO_MUCH, hatch="////", edgecolor="white", label="does not"),
+                           Patch(fill=False, edgecolor=BEST, linewidth=2, label="smallest t x p that fits")],
+                  loc="outside lower left", ncols=3, frameon=False, fontsize=8.5, handlelength=1.4)
+    return figure
+
+
+def draw_choice(axes, x: int, y: int, plan: Plan | None, limit: float) -> None:
+    """One field of the map."""
+    if plan is None:
+        axes.text(x + 0.5, y + 0.5, "not possible", ha="center", va="center", fontsize=7.5, color="#606060")
+        return
+    held, fits = gigabytes(plan), gigabytes(plan) <= limit
+    axes.add_patch(Rectangle((x + 0.02, y + 0.03), 0.96, 0.94, edgecolor="white", linewidth=0,
+                             facecolor=SHADES(held / limit) if fits else TOO_MUCH, hatch=None if fits else "////"))
+    dark = fits and held / limit > 0.6
+    axes.text(x + 0.5, y + 0.37, f"{held:,.0f} GB", ha="center", va="center", fontsize=10,
+              color="white" if dark else "black")
+    axes.text(x + 0.5, y + 0.72, f"bubble {idle(plan):.0%}", ha="center", va="center", fontsize=7.5,
+              color="white" if dark else "black")

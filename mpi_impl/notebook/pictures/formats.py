@@ -1,0 +1,141 @@
+"""Pictures of floating-point formats (reference/precision.py): their bits, the numbers that they have, how finely they
+round, what becomes of gradients in them, and the course of a loss scale.
+"""
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.notebook.pictures.charts import finish
+from mpi_impl.notebook.pictures.shards import OWNERS
+from reference.precision import Format, rounded
+
+BITS = {"sign": "#888888", "exponent": OWNERS[1], "fraction": OWNERS[0]}
+POINTS = 3000       # that a number line is looked at: closer numbers are a band
+
+# What becomes of a number: from dark to light, so that grey will do.
+FATES = {"lost": "#AA4422", "short of digits": "#F0C842", "kept": "#0072B2", "infinite": "#303030"}
+
+
+# ---- the formats ----------------------------------------------------------------------------------------------------
+
+
+def draw_bits(forms: Sequence[Format]) -> Figure:
+    """A row for each format, a box for each bit."""
+    figure = Figure((9, 0.42 * len(forms) + 0.65), layout="constrained")
+    axes = figure.add_subplot()
+    for row, form in enumerate(forms):
+        kinds = ["sign", *["exponent"] * form.exponent, *["fraction"] * form.fraction]
+        for i, kind in enumerate(kinds):
+            axes.add_patch(Rectangle((i + 0.06, row + 0.14), 0.88, 0.72, facecolor=BITS[kind]))
+    longest = max(1 + form.exponent + form.fraction for form in forms)
+    axes.set(xlim=(0, longest), ylim=(len(forms), 0), xticks=[], yticks=[row + 0.5 for row in range(len(forms))],
+             yticklabels=[form.name for form in forms])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    figure.legend(handles=[Patch(color=color, label=kind) for kind, color in BITS.items()], loc="outside lower left",
+                  ncols=3, frameon=False, fontsize=9, handlelength=1.0)
+    return figure
+
+
+def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, float]]) -> Figure:
+    """For each range a panel, in it a line for each format, with a tick at each number that the format has there."""
+    figure = Figure((9, (0.3 * len(forms) + 0.62) * len(ranges)), layout="constrained")
+    for axes, (start, stop) in zip(figure.subplots(len(ranges), 1, squeeze=False).flat, ranges):
+        for row, form in enumerate(forms):
+            axes.vlines(numbers_between(form, start, stop), row + 0.12, row + 0.88, color=OWNERS[row], linewidth=1)
+        axes.set(xlim=(start, stop), ylim=(len(forms), 0), yticks=[row + 0.5 for row in range(len(forms))],
+                 yticklabels=[form.name for form in forms])
+        axes.tick_params(labelsize=9)
+        axes.tick_params(axis="y", length=0)
+        axes.spines[["left", "top", "right"]].set_visible(False)
+    return figure
+
+
+def numbers_between(form: Format, start: float, stop: float) -> np.ndarray:
+    """The format's numbers, as far as POINTS places tell them apart."""
+    found = np.unique(rounded(np.linspace(start, stop, POINTS), form))
+    return found[(found >= start) & (found <= stop)]
+
+
+def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Figure:
+    """By how much rounding may err, relative to the number that is rounded, for numbers between two powers of 2."""
+    x = np.exp2(np.linspace(*powers, 4001))
+    figure = Figure((9, 3.3), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for form, color in zip(forms, OWNERS):
+        axes.plot(x, may_err(form, x), color=color, linewidth=2, label=form.name)
+    axes.set(xlim=(x[0], x[-1]), ylim=(None, 1))
+    axes.set_ylabel("largest error / number", fontsize=9)
+    finish(axes, "size of the number", "", "both")
+    axes.legend(frameon=False, fontsize=9, loc="upper center", ncols=len(forms))
+    return figure
+
+
+def may_err(form: Format, x: np.ndarray) -> np.ndarray:
+    """Half the distance between the format's numbers around x, over x; 1 where x becomes 0, nan beyond the largest."""
+    _, exponent = np.frexp(np.maximum(x, form.smallest_normal))
+    half = np.ldexp(form.epsilon / 2, exponent - 1)
+    return np.where(x > form.largest, np.nan, np.minimum(half / x, 1))
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Figure:
+    """A panel for each scale: how many of the scaled values have each power of 2, and what becomes of them."""
+    figure = Figure((9, 1.35 * len(scales) + 0.9), layout="constrained")
+    all_axes = list(figure.subplots(len(scales), 1, squeeze=False, sharex=True).flat)
+    sizes = abs(np.asarray(values, np.float64).ravel())
+    sizes = sizes[sizes > 0]
+    least, most = (int(np.floor(np.log2(size))) for size in (sizes.min() * min(scales), sizes.max() * max(scales)))
+    for axes, scale in zip(all_axes, scales):
+        fates, powers = fates_of(sizes * scale, form), np.floor(np.log2(sizes * scale)).astype(int)
+        bottom = np.zeros(most - least + 1)
+        for fate, color in FATES.items():
+            heights = np.bincount(powers[fates == fate] - least, minlength=len(bottom)) / len(sizes)
+            axes.bar(np.arange(least, most + 1) + 0.5, heights, 0.86, bottom, color=color)
+            bottom += heights
+        shares = [f"{np.mean(fates == fate):.0%} {fate}" for fate in FATES if fate != "kept" and (fates == fate).any()]
+        told = ", ".join(shares) or "all kept"
+        axes.set_title(f"times $2^{{{int(np.log2(scale))}}}$: {told}", loc="left", fontsize=10)
+        axes.set(yticks=[], xlim=(least - 0.5, most + 1.5))
+        axes.tick_params(labelsize=9)
+        axes.spines[["left", "top", "right"]].set_visible(False)
+    lowest, largest = form.smallest_normal * form.epsilon, form.largest
+    for axes in all_axes:
+        for bound in (lowest, form.smallest_normal, largest):
+            if least <= np.log2(bound) <= most + 1:
+                axes.axvline(np.log2(bound), color="#606060", linestyle="--", linewidth=1)
+    all_axes[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, where all digits are there, "
+                            "and the largest)", fontsize=9)
+    figure.legend(handles=[Patch(color=color, label=fate) for fate, color in FATES.items()], loc="outside lower left",
+                  ncols=len(FATES), frameon=False, fontsize=9, handlelength=1.0)
+    return figure
+
+
+def fates_of(x: np.ndarray, form: Format) -> np.ndarray:
+    """For each positive number the key of FATES."""
+    y = rounded(x, form)
+    return np.select([y == 0, np.isinf(y), x < form.smallest_normal],
+                     ["lost", "infinite", "short of digits"], "kept")
+
+
+def draw_scale(scales: Sequence[float], skipped: Sequence[bool], limits: Sequence[float] = (),
+               title: str = "") -> Figure:
+    """The loss scale of each step; crosses where the step was skipped; `limits`: above them gradients overflow."""
+    figure = Figure((9, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_yscale("log", base=2)
+    steps = np.arange(1, len(scales) + 1)
+    if len(limits):
+        axes.plot(steps, limits, color="#909090", linestyle="--", linewidth=1.5, label="above this, overflow")
+    axes.step(steps, scales, where="mid", color=OWNERS[0], linewidth=2.2, label="loss scale")
+    crossed = np.flatnonzero(skipped)
+    axes.plot(steps[crossed], np.asarray(scales)[crossed], "X", color=OWNERS[6], markersize=8, label="step skipped")
+    finish(axes, "step", title, "both")
+    axes.legend(frameon=False, fontsize=9)
+    return figure

@@ -1,0 +1,67 @@
+"""Pictures of the groups that ranks form: who sends to whom, and which of it leaves a server."""
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from mpi_impl.comm.topology import place
+from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.timelines.gantt import is_light
+from reference.config import ParallelConfig
+
+KINDS = ("tensor", "data", "pipeline")      # in the order in which ranks are numbered
+SERVER, ALONE = "#EDEDED", "#A8A8A8"        # a server; a group of one rank, which sends nothing
+ROW = 1.9                                   # the height of a row, where a rank is 1 wide
+
+
+def groups_of(c: ParallelConfig) -> dict[str, list[list[int]]]:
+    """Of each kind the groups of ranks, as `connect` in mpi_impl/comm/topology.py forms them."""
+    found: dict[str, list[list[int]]] = {}
+    for kind in KINDS:
+        members: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(c.world_size):
+            at = place(rank, c)
+            members.setdefault(at._replace(**{kind: 0}), []).append(rank)    # they differ in nothing else
+        found[kind] = list(members.values())
+    return found
+
+
+def crosses(group: Sequence[int], server: int) -> bool:
+    """Whether a group's ranks are in more than one server of so many ranks."""
+    return len({rank // server for rank in group}) > 1
+
+
+def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Figure:
+    """A row for each kind of group, a colour for each group. An arc joins neighbours: dashed if it leaves a server."""
+    n = c.world_size
+    figure = Figure((1.7 + 0.78 * n, 0.3 + 0.78 * ROW * len(KINDS)))
+    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(-1.9, n + 0.2), ylim=(ROW * len(KINDS) + 0.15, -0.35))
+    axes.axis("off")
+    axes.text(-1.8, -0.1, title, fontsize=11, va="center")
+    for first in range(0, n, server):
+        width = min(server, n - first)
+        axes.add_patch(FancyBboxPatch((first + 0.08, 0.2), width - 0.16, ROW * len(KINDS) - 0.25, facecolor=SERVER,
+                                      edgecolor="none", boxstyle="round,pad=0,rounding_size=0.15"))
+        axes.text(first + width / 2, ROW * len(KINDS) + 0.02, f"server {first // server}", ha="center", fontsize=8.5,
+                  va="center", color="#505050")
+    for row, (kind, groups) in enumerate(groups_of(c).items()):
+        bottom = ROW * (row + 1) - 0.3      # of the boxes
+        axes.text(-1.8, bottom - 0.35, f"{kind}\n{len(groups)} groups of {len(groups[0])}", fontsize=9, va="center")
+        for i, group in enumerate(groups):
+            draw_group(axes, group, bottom, OWNERS[i % len(OWNERS)] if len(group) > 1 else ALONE, server)
+    return figure
+
+
+def draw_group(axes, ranks: Sequence[int], bottom: float, color: str, server: int) -> None:
+    """Boxes with the ranks' numbers, and arcs above them."""
+    for rank in ranks:
+        axes.add_patch(Rectangle((rank + 0.16, bottom - 0.68), 0.68, 0.68, facecolor=color, edgecolor="none", zorder=3))
+        axes.text(rank + 0.5, bottom - 0.34, str(rank), ha="center", va="center", fontsize=10, zorder=4,
+                  color="black" if is_light(color) else "white")
+    angle = np.linspace(0, np.pi, 40)
+    for one, other in zip(ranks, ranks[1:]):
+        middle, half = (one + other + 1) / 2, (other - one) / 2
+        height = min(0.28 + 0.14 * half, 0.85)
+        axes.plot(middle - half * np.cos(angle), bottom - 0.68 - height * np.sin(angle), color=color, linewidth=2,
+                  linestyle="--" if crosses((one, other), server) else "-", zorder=2)

@@ -1,0 +1,55 @@
+"""Pictures of attention: whose columns of Q, K and V are, and where each head looks."""
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.notebook.pictures.shards import color_of
+
+FUTURE = "#F0F0F0"      # what a position may not see
+
+
+def draw_qkv(ways: Mapping[str, np.ndarray], a: int) -> Figure:
+    """The columns of the fused matrix [h, 3h], once for each way to cut it: owners [3, a], a rank for each head."""
+    figure = Figure((9, 0.62 * len(ways) + 0.95), layout="constrained")
+    axes = figure.add_subplot(xlim=(-0.1, 3 * a + 0.1), ylim=(len(ways) - 0.25, -0.55))
+    for y, owners in enumerate(ways.values()):
+        for part, head in np.ndindex(owners.shape):
+            axes.add_patch(Rectangle((part * a + head + 0.03, y - 0.32), 0.94, 0.64,
+                                     facecolor=color_of(owners[part, head])))
+            axes.text(part * a + head + 0.5, y, f"{'QKV'[part]}{head}", ha="center", va="center_baseline", fontsize=9,
+                      color="white")
+        for part in (1, 2):
+            axes.plot([part * a] * 2, [y - 0.45, y + 0.45], color="black", linewidth=1.5)
+    for part, name in enumerate(("queries", "keys", "values")):
+        axes.text((part + 0.5) * a, -0.5, name, ha="center", va="bottom", fontsize=9)
+    axes.set(yticks=range(len(ways)), yticklabels=list(ways), xticks=[])
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    legend(figure, np.unique(np.concatenate([owners.ravel() for owners in ways.values()])))
+    return figure
+
+
+def draw_patterns(probs: np.ndarray, owners: Sequence[int], words: Sequence[str], titles: Sequence[str] = (),
+                  causal: bool = True) -> Figure:
+    """probs [a, s, s], the shares that each position (a row) takes from each; a head in its owner's colour."""
+    a, s, _ = probs.shape
+    figure = Figure((2.1 * a + 0.6, 3.05), layout="constrained")
+    for head, axes in enumerate(figure.subplots(1, a, sharey=True, squeeze=False).flat):
+        shades = LinearSegmentedColormap.from_list("", ["white", color_of(owners[head])]).with_extremes(bad=FUTURE)
+        hidden = np.triu(np.ones((s, s), bool), 1) if causal else np.zeros((s, s), bool)
+        axes.imshow(np.ma.masked_array(probs[head], hidden), cmap=shades, vmin=0, vmax=1)
+        axes.set_title(f"head {head}" + (f"\n{titles[head]}" if titles else ""), fontsize=9)
+        axes.set_xticks(range(s), words, rotation=90)
+        axes.set_yticks(range(s), words)
+        axes.tick_params(length=0, labelsize=8)
+        axes.spines[:].set_color("#B0B0B0")
+    legend(figure, np.unique(owners))
+    return figure
+
+
+def legend(figure, ranks) -> None:
+    figure.legend(handles=[Patch(color=color_of(rank), label=f"rank {rank}") for rank in ranks],
+                  loc="outside lower left", ncols=len(ranks), frameon=False, fontsize=8, handlelength=1.2)

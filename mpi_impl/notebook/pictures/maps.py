@@ -1,0 +1,70 @@
+"""Pictures of linear maps between ranks, as matrices: what each number that comes out is made of, and whose it is."""
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.notebook.pictures.shards import EVERYONE, WHOLE, color_of, owners_of
+
+CELL, STRIP, GAP, MARGIN = 0.27, 0.1, 1.0, 0.45     # inches: of an element, of an owner's mark, around matrices
+
+
+class Map(NamedTuple):
+    """y = M x: a row for each number that comes out, a column for each that goes in."""
+
+    name: str
+    matrix: np.ndarray      # [n out, n in]
+    out: np.ndarray         # [n out]: whose each number is, a rank or EVERYONE
+    into: np.ndarray        # [n in]
+
+
+def alike(n: int) -> np.ndarray:
+    """Owners of an array [n] that every rank holds."""
+    return np.full(n, EVERYONE)
+
+
+def dealt(n: int, t: int) -> np.ndarray:
+    """Owners of n numbers, of which each of t ranks holds a stretch."""
+    return owners_of(n, t)
+
+
+def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
+    """Matrices side by side. An element that is not 0 has its owner's colour, on the side on which there are more."""
+    width = GAP * (len(maps) + 1) + sum(STRIP + CELL * m.matrix.shape[1] for m in maps)
+    height = max(CELL * m.matrix.shape[0] for m in maps) + STRIP + 2 * MARGIN + 0.6
+    figure = Figure((max(width, 5.0), height))
+    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, max(width, 5.0)), ylim=(height, 0))
+    axes.axis("off")
+    left, middle = GAP, (height - 0.3) / 2 + 0.2
+    for m in maps:
+        draw_map(axes, m, left, middle - CELL * m.matrix.shape[0] / 2)
+        left += STRIP + CELL * m.matrix.shape[1] + GAP
+    if title:
+        axes.text(0.15, 0.2, title, fontsize=11, va="center")
+    found = sorted({int(owner) for m in maps for owner in (*m.out, *m.into)}, key=lambda owner: (owner < 0, owner))
+    figure.legend(handles=[Patch(color=color_of(owner), label=f"rank {owner}" if owner >= 0 else "every rank")
+                           for owner in found], loc="lower left", ncols=len(found), frameon=False, fontsize=8,
+                  handlelength=1.2, columnspacing=1.0, handletextpad=0.5)
+    return figure
+
+
+def draw_map(axes, m: Map, left: float, top: float) -> None:
+    """The matrix, a strip above it that says whose each column is, and one beside it for the rows."""
+    rows, columns = m.matrix.shape
+    x, y = left + STRIP + 0.04, top
+    for r in range(rows):
+        axes.add_patch(Rectangle((left, y + CELL * r), STRIP, CELL, facecolor=color_of(m.out[r]), edgecolor="white"))
+    for c in range(columns):
+        axes.add_patch(Rectangle((x + CELL * c, y - STRIP - 0.04), CELL, STRIP, facecolor=color_of(m.into[c]),
+                                 edgecolor="white"))
+    for (r, c), value in np.ndenumerate(m.matrix):
+        owner = m.out[r] if rows >= columns else m.into[c]
+        axes.add_patch(Rectangle((x + CELL * c, y + CELL * r), CELL, CELL, edgecolor=WHOLE, linewidth=0.6,
+                                 facecolor=color_of(owner) if value else "white"))
+        axes.text(x + CELL * (c + 0.5), y + CELL * (r + 0.5), f"{value:g}", fontsize=8, ha="center",
+                  va="center_baseline", color="white" if value else "#B0B0B0")
+    axes.text(x + CELL * columns / 2, y - STRIP - 0.12, m.name, ha="center", va="bottom", fontsize=11)
+    axes.text(x + CELL * columns / 2, y + CELL * rows + 0.08, f"[{rows}, {columns}]", ha="center", va="top",
+              fontsize=8, color="#505050")

@@ -1,0 +1,66 @@
+"""Pictures of dropout's masks: what is kept has the colour of the rank that drew it, what is dropped is white."""
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from mpi_impl.notebook.pictures.shards import OWNERS
+
+SIDE = 0.95     # inches: the longer side of a mask
+
+
+class Drawn(NamedTuple):
+    """A mask, and who drew it."""
+
+    title: str
+    keep: np.ndarray     # bool [rows, columns]
+    rank: int
+
+
+def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Figure:
+    """A line of masks for each name."""
+    columns = max(map(len, rows.values()))
+    figure = Figure((SIDE * 1.2 * columns + 1.5, (SIDE + 0.35) * len(rows)), layout="constrained")
+    all_axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, masks) in zip(all_axes, rows.items()):
+        for axes, mask in zip(line, masks):
+            axes.imshow(colored(mask), interpolation="nearest")
+            axes.set_title(mask.title, fontsize=9)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_color("#A0A0A0")
+        for axes in line[len(masks):]:
+            axes.axis("off")
+        line[0].set_ylabel(name, fontsize=9, rotation=0, ha="right", va="center", labelpad=12)
+    return figure
+
+
+def colored(mask: Drawn) -> np.ndarray:
+    """[rows, columns, 3]"""
+    return np.where(mask.keep[..., None], to_rgb(OWNERS[mask.rank % len(OWNERS)]), 1.0)
+
+
+def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") -> Figure:
+    """Panels of masks over heads, each of its ranks' parts [heads, elements] under one another, white where dropped."""
+    wide = max(part.shape[1] for parts in masks.values() for part in parts)
+    high = max(sum(len(part) for part in parts) for parts in masks.values())
+    figure = Figure((10, 0.75 + 9.6 / len(masks) * high / wide), layout="constrained")
+    for axes, (name, parts) in zip(figure.subplots(1, len(masks), squeeze=False).flat, masks.items()):
+        top = 0
+        for rank, part in enumerate(parts):
+            for (head, i), keep in np.ndenumerate(part):
+                if keep:
+                    axes.add_patch(Rectangle((i, top + head), 1, 1, facecolor=OWNERS[rank % len(OWNERS)],
+                                             edgecolor="white", linewidth=0.4))
+            top += len(part)
+            axes.axhline(top, color="#505050", linewidth=0.8)
+        axes.set(xlim=(0, wide), ylim=(high, 0), aspect="equal", xticks=[], yticks=[i + 0.5 for i in range(top)],
+                 yticklabels=range(top))
+        axes.set_title(name, loc="left", fontsize=9)
+        axes.set_ylabel("head", fontsize=8)
+        axes.tick_params(length=0, labelsize=8 if len(masks) < 3 else 6.5)
+        axes.spines[:].set_visible(False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure

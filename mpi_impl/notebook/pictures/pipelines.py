@@ -1,0 +1,93 @@
+"""Pictures of pipeline schedules: when ranks do what, and what they hold meanwhile."""
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from mpi_impl.notebook.pictures.charts import GRID, finish
+from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.timelines.gantt import Panel, timelines_figure
+from mpi_impl.timelines.timelines import slices_of
+from reference.actions import Schedule
+from reference.cost import bubble_fraction
+from reference.schedules import make
+from reference.simulate import Span, Timeline, Times, simulate
+
+
+def play(schedule: Schedule) -> Timeline:
+    """With F = I = W = 1 for all layers of a rank: the more stages share them, the shorter is each. B is I and W."""
+    each = schedule.p / schedule.stages
+    return simulate(schedule, Times(each, each, each))
+
+
+def draw_schedules(schedules: Mapping[str, Schedule]) -> Figure:
+    """Timelines above one another, on one time axis."""
+    return timelines_figure([Panel(name, slices_of(play(schedule))) for name, schedule in schedules.items()],
+                            seconds=False)
+
+
+def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
+    """Idle / ideal time over the number of microbatches: dots as simulated, lines by the formula (p - 1)/m."""
+    figure = Figure((8.5, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for color, p in zip(OWNERS, ps):
+        axes.plot(ms, [bubble_fraction(p, m) for m in ms], color=color, linewidth=1.5)
+        axes.plot(ms, [play(make(name, p, m)).bubble_fraction for m in ms], "o", color=color, label=f"p = {p}")
+        axes.annotate(f"p = {p}", (ms[-1], bubble_fraction(p, ms[-1])), (8, 0), textcoords="offset points", va="center",
+                      fontsize=9)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ms, [str(m) for m in ms])
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("idle / ideal time", fontsize=9)
+    finish(axes, "microbatches m", f"The bubble of {name}: dots as simulated, lines (p - 1)/m", "both")
+    return figure
+
+
+def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
+    """Times, and of how many forwards a rank has the activations from then on. An F's are there until its B or W ends.
+    """
+    change: Counter[float] = Counter()
+    for action, start, end in spans:
+        change[start if action.kind == "F" else end] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+    times, counts = sorted(change), [0]
+    for time in times:
+        counts.append(counts[-1] + change[time])
+    return times, counts[1:]
+
+
+def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
+    """A row for each rank: its activations over time under each schedule, in units of all of a rank's layers."""
+    timelines = {name: play(schedule) for name, schedule in schedules.items()}
+    p = max(len(timeline.ranks) for timeline in timelines.values())
+    figure = Figure((8.5, 0.62 * p + 1.25), layout="constrained")
+    rows = figure.subplots(p, 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for rank, axes in enumerate(rows):
+        draw_rank(axes, [(timeline.ranks[rank], schedules[name].p / schedules[name].stages)
+                         for name, timeline in timelines.items() if rank < len(timeline.ranks)])
+        axes.set_ylabel(f"rank {rank}", fontsize=9, rotation=0, ha="right", va="center")
+    rows[-1].set_xlabel("time", fontsize=9)
+    figure.legend(handles=[Patch(color=color, alpha=0.6, label=name) for color, name in zip(OWNERS, schedules)],
+                  loc="outside upper left", ncols=len(schedules), frameon=False, fontsize=9, handlelength=1.2,
+                  title="microbatches whose activations a rank holds", title_fontsize=10, alignment="left")
+    return figure
+
+
+def draw_rank(axes, schedules: list[tuple[tuple[Span, ...], float]]) -> None:
+    """What one rank holds: its spans under each schedule, with the share of its layers that a forward goes through."""
+    most = []
+    for color, (spans, share) in zip(OWNERS, schedules):
+        times, counts = held(spans)
+        levels = [share * n for n in counts]
+        axes.fill_between(times, levels, step="post", color=color, alpha=0.35, linewidth=0)
+        axes.step(times, levels, where="post", color=color, linewidth=1.5)
+        most.append(f"{max(levels):g}")
+    axes.text(1.0, 0.5, "at most " + ", ".join(most), transform=axes.transAxes, fontsize=9, va="center")
+    axes.tick_params(labelsize=9)
+    axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

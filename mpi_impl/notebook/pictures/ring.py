@@ -1,0 +1,82 @@
+"""An all-reduce on ranks that stand in a ring, step by step, and a picture of it."""
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from mpi_impl.notebook.pictures.shards import OWNERS
+
+WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from one to the next, from a rank to the next
+
+
+class Step(NamedTuple):
+    """What the ranks hold after a step."""
+
+    name: str
+    held: np.ndarray    # [rank, piece]
+    sent: list[int]     # the piece that each rank has sent to the next one; none at the start
+
+
+def ring_all_reduce(xs: np.ndarray) -> list[Step]:
+    """xs [t ranks, t pieces], the numbers to be added up -> what all ranks hold, at the start and after each step.
+
+    A reduce-scatter: rank i's piece begins as that of rank i + 1, and each rank on its way adds its own, so that it
+    is complete when it comes to rank i. Then an all-gather: complete pieces go round, and take the others' place.
+    """
+    t = len(xs)
+    steps, before = [Step("start", xs.copy(), [])], (np.arange(t) - 1) % t
+    for name, first in (("reduce-scatter", -1), ("all-gather", 0)):
+        for step in range(t - 1):
+            held, sent = steps[-1].held.copy(), (np.arange(t) + first - step) % t
+            arriving = sent[before]                                     # at each rank, from the one before
+            values = steps[-1].held[before, arriving]
+            held[np.arange(t), arriving] = values + (held[np.arange(t), arriving] if first else 0)
+            steps.append(Step(f"{name} {step + 1}", held, sent.tolist()))
+    return steps
+
+
+def draw_ring(steps: list[Step]) -> Figure:
+    """The steps of a ring whose rank i began with 2^i in every piece: a sum's binary digits say who is in it.
+
+    A row for each rank, a box for each piece; in a box a stripe for each rank whose number has been added. What has
+    just come, from the rank above (or, for rank 0, from the last), has a thick frame.
+    """
+    t = len(steps[0].held)
+    panel, tall = t * (WIDE + RIGHT) + 0.35, t * (HIGH + DOWN) + 0.5
+    width, height = 0.75 + panel * t, 2 * tall + 0.42
+    figure = Figure((width, height))
+    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for i, step in enumerate(steps):
+        row, column = (0, i) if i < t else (1, i - t + 1)
+        left, top = 0.75 + panel * column, 0.45 + tall * row
+        draw_step(axes, step, left, top)
+        if column == (0 if row == 0 else 1):
+            for rank in range(t):
+                axes.text(left - 0.12, top + (HIGH + DOWN) * rank + HIGH / 2, f"rank {rank}", ha="right", va="center",
+                          fontsize=8)
+    for piece in range(t):
+        axes.text(0.75 + (WIDE + RIGHT) * piece + WIDE / 2, 0.45 + (HIGH + DOWN) * t, f"piece {piece}", ha="center",
+                  va="center", fontsize=7)
+    figure.legend(handles=[Patch(color=OWNERS[rank], label=f"rank {rank}'s number") for rank in range(t)],
+                  loc="lower left", ncols=t, frameon=False, fontsize=8, handlelength=1.0, columnspacing=1.0)
+    return figure
+
+
+def draw_step(axes, step: Step, left: float, top: float) -> None:
+    t = len(step.held)
+    axes.text(left, top - 0.2, step.name, fontsize=9, va="bottom")
+    for rank in range(t):
+        y = top + (HIGH + DOWN) * rank
+        for piece in range(t):
+            x, came = left + (WIDE + RIGHT) * piece, bool(step.sent) and step.sent[rank - 1] == piece
+            for who in range(t):
+                there = int(step.held[rank, piece]) >> who & 1
+                axes.add_patch(Rectangle((x + WIDE * who / t, y), WIDE / t, HIGH, linewidth=0,
+                                         facecolor=OWNERS[who % len(OWNERS)] if there else "#F4F4F4"))
+            axes.add_patch(Rectangle((x, y), WIDE, HIGH, fill=False, edgecolor="black" if came else "#D0D0D0",
+                                     linewidth=1.8 if came else 0.6))
+            if came:
+                axes.annotate("", (x + WIDE / 2, y), (x + WIDE / 2, y - DOWN),
+                              arrowprops={"arrowstyle": "->", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0})

@@ -1,0 +1,378 @@
+# %% [markdown]
+# # 3. Heads: how attention is cut
+#
+# The other half of a transformer's layer is attention. It has four matrices, and a softmax in the middle that would be
+# spoilt by partial sums. It is cut with hardly any thought, for its inventors have cut it already, into *heads*. But
+# there is a trap in how the matrices are stored, in which the shapes fit, the program runs, and the model is another
+# one.
+#
+# **You will** build four heads by hand, see where each of them looks, and deal them out to ranks; cut the fused matrix
+# of queries, keys and values the right and the wrong way; see what the root in the formula is for, and why it belongs
+# to the head; and do it all on real ranks, forward and backward.
+#
+# **You need** walkthroughs [1](01_splitting_matrices.ipynb) (columns, then rows) and [2](02_f_and_g.ipynb) (f and g).
+# About 25 minutes.
+
+# %%
+# %load_ext mpi_impl.notebook
+import inspect
+from dataclasses import replace
+
+import numpy as np
+
+from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
+from mpi_impl.notebook.pictures.heads import draw_patterns, draw_qkv
+from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, owners_of, partial_sums
+from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
+                                        sharded_attention_forward)
+from reference.mappings import TENSOR_PARALLEL
+
+random = np.random.default_rng(3)
+
+# %% [markdown]
+# ## What a head does
+#
+# In attention each position of a text looks at others, and takes from each of them what it needs. Each of $s$ positions
+# has $h$ numbers, a row of $X$. From them a head makes three shorter rows, of $d$ numbers:
+#
+# - a **query** $q$: what does this position look for?
+# - a **key** $k$: what does it have to offer?
+# - a **value** $v$: what does it give?
+#
+# Position $i$ takes from position $j$ the more, the better its query fits the key: their product $q_i \cdot k_j$ is the
+# *score*. Softmax ($e^{z_j}$ over the sum of all $e^{z_j}$) turns a position's scores into *shares* that add up to 1,
+# and what comes out is the values, mixed in these shares:
+#
+# $$\mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt{d}}\right) V$$
+#
+# In a GPT a position may look at itself and at those before it only. A layer has $a$ heads side by side, each with
+# matrices of its own for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In
+# walkthrough 7 it is the number of replicas: the papers use the letter for both.)
+#
+# ## Four heads, made by hand
+#
+# Training finds out what heads should look for. Ours are made by hand, so that we can see what they do. A word's row of
+# $X$ has three parts: a 1 that says which word it is; cosines and sines that say where it stands; and a 1 that is
+# always there.
+
+# %%
+text = "the cat sat on the mat and the cat".split()
+words = sorted(set(text))
+b, s, h, a, d = 1, len(text), 32, 4, 8
+
+def place(n):
+    """n [s] -> [s, 8]: cosines and sines of four angles, that grow with the position at four speeds."""
+    angles = np.outer(n, [1.3, 0.7, 0.4, 0.2])
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+
+n = np.arange(s)
+x = np.zeros((b, s, h))
+x[0, n, [words.index(word) for word in text]] = 1         # numbers 0 to 7: which word
+x[0, :, 8:16] = place(n)                                  # 8 to 15: where
+x[0, :, 16] = 1                                           # 16: always
+
+# %% [markdown]
+# Each head has a matrix $[h, d]$ for queries, one for keys and one for values. In the project they are one array,
+# *fused*: $[h, 3, a, d]$, so that one product of matrices does them all. `w[:, 0, i]` makes the queries of head $i$ and
+# `w[:, 1, i]` its keys. A score is large where the two are alike. Ours are to be:
+#
+# | head | query | key |
+# |---|---|---|
+# | 0 | my place, one back | the other's place |
+# | 1 | my word | the other's word |
+# | 2 | nothing, so that all scores are 0 | nothing |
+# | 3 | place 0, always | the other's place |
+
+# %%
+w = np.zeros((h, 3, a, d))
+w[:, 2] = random.normal(size=(h, a, d))                               # values: anything
+one_back = np.linalg.lstsq(place(n), place(n - 1), rcond=None)[0]     # turns a place into that before
+w[8:16, 0, 0], w[8:16, 1, 0] = 6 * one_back, np.eye(8)                # head 0
+w[0:8, 0, 1], w[0:8, 1, 1] = 15 * np.eye(8), np.eye(8)                # head 1
+w[16, 0, 3], w[8:16, 1, 3] = 6 * place(np.zeros(1)), np.eye(8)        # head 3
+
+p = Attention(w, np.zeros((3, a, d)), random.normal(size=(h, h)) / np.sqrt(h), random.normal(size=h))
+y, cache = attention_forward(x, p, causal=True, rotary=None)
+print("shares of each head [b, a, s, s]:", cache.core.probs.shape, " they add up to 1:",
+      np.allclose(cache.core.probs.sum(-1), 1))
+
+# %%
+titles = ["the word before", "the same word", "all so far", "the first word"]
+t = 2
+owners = owners_of(a, t)
+draw_patterns(cache.core.probs[0], owners, text, titles)
+
+# %% [markdown]
+# A row is a position, and says where it looks; the darker, the larger the share. Grey is what is hidden, the future.
+# Each head has a picture of its own, that no other head has any part in. That is the point: **heads learn nothing of
+# one another**, until a last matrix mixes what they have found, the *output projection* $[h, h]$. So we deal them out:
+# two ranks, two heads each. The colours say whose they are.
+#
+# ## Why not some other way?
+#
+# Here is what it would cost to cut attention differently.
+#
+# **Across a head.** Rank 0 has the first half of each query and key, rank 1 the second. A score is a sum over the $d$
+# numbers, so each rank has a partial sum of it. And softmax is not linear (the rule of walkthrough 1): the scores must
+# be added up first, $s^2$ of them for each head and text.
+
+# %%
+from reference.ops import softmax
+
+q, k = cache.core.q[0, 0], cache.core.k[0, 0]                             # head 0's, [s, d]
+halves = [q[:, half] @ k[:, half].T for half in (slice(0, d // 2), slice(d // 2, d))]
+print("the scores are the sum of the halves:     ", np.allclose(sum(halves), q @ k.T))
+print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax, halves)), softmax(q @ k.T)))
+
+# %% [markdown]
+# **By positions.** Each rank takes some positions of the text. But each looks at keys and values of all others before
+# it, so those must be gathered, and each rank needs all of the weights.
+#
+# **By heads** there is g at the end, as in the MLP: one all-reduce of $b\,s\,h$ numbers. The numbers of GPT-3
+# ($s = 2048$, $h = 12288$, $a = 96$), of which each rank of eight would send, in 16 bits, for one text in one layer:
+
+# %%
+from reference.cost import ring_all_gather, ring_all_reduce
+
+S, H, heads, megabytes = 2048, 12288, 96, 2 / 1e6
+ways = {"by heads: g": ring_all_reduce(S * H, 8),
+        "across heads: scores, then g": ring_all_reduce(heads * S**2, 8) + ring_all_reduce(S * H, 8),
+        "by positions: keys and values": ring_all_gather(2 * S * H, 8)}
+draw_bars({name: {"sent": numbers * megabytes} for name, numbers in ways.items()},
+          "MB that each of 8 ranks sends in the forward of attention", unit=" MB")
+
+# %% [markdown]
+# By positions costs as much as by heads, but a rank then holds the whole layer. (For very long texts it is done all the
+# same; it is called context parallelism, and is not in this project.) By heads, a rank holds $1/t$ of the weights, and
+# $1/t$ of what grows with $s^2$: the shares $[b, a/t, s, s]$.
+#
+# ## The trap: how Q, K and V are stored
+#
+# The fused array $[h, 3, a, d]$ can be read as a matrix of $3h$ columns: first all queries, head by head, then all
+# keys, then all values. Rank 0 needs the columns of *its heads* in each of the three. And who just cuts $3h$ columns in
+# two, as for the MLP's $A$?
+
+# %%
+draw_qkv({"by heads": np.tile(owners, (3, 1)), "straight through": owners_of(3 * a, t).reshape(3, a)}, a)
+
+# %% [markdown]
+# Straight through, rank 0 has *all queries* and half of the keys, and rank 1 not one query. It ought to fail at once.
+# It does not. A rank's $3h/t$ columns are reshaped to $[h, 3, a/t, d]$, and the shape is right:
+
+# %%
+from reference.config import ModelConfig
+from reference.params import split
+
+c = ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=a, vocab_size=1, max_position_embeddings=s)
+tensors = attention_tensors(c)
+
+def straight_through(t):
+    """Each rank's tensors; all but w_qkv are right."""
+    cuts = np.split(p.w_qkv.reshape(h, 3 * h), t, axis=1)
+    return [replace(shard, w_qkv=cut.reshape(shard.w_qkv.shape)) for shard, cut in zip(split(p, tensors, t), cuts)]
+
+def off(shards):
+    """By how much what these ranks compute is off, relative to the largest element."""
+    ys, _ = sharded_attention_forward([x] * len(shards), shards, True, None, TENSOR_PARALLEL)
+    return np.abs(ys[0] - y).max() / np.abs(y).max()
+
+for t in (1, 2, 4):
+    print(f"{t} ranks: by heads right: {off(split(p, tensors, t)) < 1e-12},"
+          f"  straight through off by {off(straight_through(t)):4.0%}")
+
+# %% [markdown]
+# What does rank 0 of two compute? It takes the first third of its columns for queries, which they are, those of heads 0
+# and 1. The second third it takes for keys, but those are the *queries* of heads 2 and 3. The last third it takes for
+# values: the keys of heads 0 and 1. It is an attention layer like any other, made of other weights. Trained from the
+# start in this way it learns. But with two ranks it is another model than with four, and what one has learnt is noise
+# to the other.
+#
+# In the project no one can make this mistake by hand: each tensor is declared with its shape and the *axis* along which
+# it is cut, and `split` (and the drawing of initial weights, and checkpoints) go by that.
+
+# %%
+print(inspect.getsource(attention_tensors))
+
+# %% [markdown]
+# `split=2` is axis $a$ of $[h, 3, a, d]$. (Megatron-LM stores the columns in another order, each head's query, key and
+# value side by side, for which straight through *is* by heads. Who converts weights between the two must permute them.)
+#
+# ## The way out: rows
+#
+# A rank has its heads' part of the *context*: $[b, s, h/t]$, as columns. Columns on the left ask for a cut by rows on
+# the right, as in the MLP. So the output projection is cut by rows, $d$ rows for each head, and each rank has a partial
+# sum:
+
+# %%
+t = 2
+draw_matrices([by_columns("context", s, h // 2, t, "[s, h]: heads side by side"), "x",
+               by_rows("projection", h // 2, h // 2, t, "[h, h]"), "=",
+               partial_sums("Y", s, h // 2, "partial sums")], t, "the heads' results, and the rows that read them")
+
+# %% [markdown]
+# All of it, in the textbook, is this. `heads_forward` neither knows nor cares whether it has all heads or some; g is
+# `region.leave`, and the bias comes once, after the sum.
+
+# %%
+print(inspect.getsource(sharded_attention_forward))
+
+# %% [markdown]
+# ## The root belongs to the head
+#
+# Why is the score divided by $\sqrt{d}$? If the numbers of $q$ and $k$ vary by about 1, their product, a sum of $d$ of
+# such products, varies by $\sqrt{d}$. Scores that are large leave softmax no choice: one share is 1, all others are 0,
+# and there its gradient is 0 as well. Divided by $\sqrt{d}$ they vary by about 1, however large a head is
+# ([Vaswani et al. 2017](https://arxiv.org/abs/1706.03762), section 3.2.1). Here is the largest of 64 shares for random
+# queries and keys. The third curve is a mistake that is soon made: the root of the *model's* size, here $h = 16\,d$.
+
+# %%
+def largest(size, divisor):
+    """The mean over 300 random queries of the largest share among 64 random keys."""
+    draws = np.random.default_rng(size)
+    q, k = draws.normal(size=(300, size)), draws.normal(size=(64, size))
+    return softmax(q @ k.T / divisor).max(-1).mean()
+
+sizes = [4, 8, 16, 32, 64, 128, 256]
+draw_curves({"divided by the root of d": [largest(size, np.sqrt(size)) for size in sizes],
+             "not divided": [largest(size, 1) for size in sizes],
+             "divided by the root of h": [largest(size, np.sqrt(16 * size)) for size in sizes]},
+            "size d of a head", "largest of 64 shares", x=sizes, log="x")
+
+# %% [markdown]
+# Not divided, a large head sees one position only. Divided by $\sqrt{h}$, it sees all alike, a little of each.
+#
+# For us there is another point: $d$ is the same on any number of ranks. A rank computes it from what it holds,
+# `q.shape[-1]` of $[b, s, a/t, d]$. Were it to take the root of *its columns*, $h/t$, there would be a different model
+# for each $t$:
+
+# %%
+scores = q @ k.T                                                          # of head 0, not divided
+for t in (1, 2, 4):
+    shares = softmax(scores[:2, :2] / np.sqrt(h / t))[1]
+    print(f"t = {t}: position 1 takes {shares[0]:.0%} from position 0 and {shares[1]:.0%} from itself")
+shares = softmax(scores[:2, :2] / np.sqrt(d))[1]
+print(f"with the root of d = h/a, whatever t is: {shares[0]:.0%} and {shares[1]:.0%}")
+
+# %% [markdown]
+# With one head on each rank, $t = a$, the mistake is not to be seen. A test that tries just that proves nothing.
+#
+# ## On real ranks
+#
+# Four ranks, one head each. `mpi_impl/layers/attention.py` is the same layer for one rank. Each gets its shard of our
+# weights:
+
+# %%
+ranks["shards"], ranks["x"] = split(p, tensors, 4), x
+
+# %%
+# %%ranks 4
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.layers.attention import attention_backward, attention_forward
+
+mine, region = shards[rank], TensorParallelRegion(group)
+y, cache = attention_forward(x, mine, True, None, region)
+probs = cache.core.probs[0]
+print(f"w_qkv {mine.w_qkv.shape}, projection {mine.w_out.shape}, shares [a/t, s, s] {probs.shape}")
+
+# %% [markdown]
+# Nobody has sent anything for these. Here are the four ranks' own arrays:
+
+# %%
+draw_patterns(np.concatenate(ranks["probs"]), range(4), text, titles)
+
+# %%
+print("Y is right on each rank:", [np.allclose(one, y) for one in ranks["y"]])
+
+# %% [markdown]
+# The backward, from a random $dY$: f adds up $dX$ at the edge, and the weights' gradients stay where the weights are.
+
+# %%
+dy = random.normal(size=x.shape)
+ranks["dy"] = dy
+
+# %%
+# %%ranks 4
+from mpi_impl.demos.telling import traffic_table
+from mpi_impl.parallel.sinks import ImmediateSink
+from reference.params import tree_map
+
+grads, region = tree_map(np.zeros_like, mine), TensorParallelRegion(group)     # each cell has a new ledger
+with group.ledger.phase("forward"):
+    y, cache = attention_forward(x, mine, True, None, region)
+with group.ledger.phase("backward"):
+    dx = attention_backward(dy, mine, cache, grads, ImmediateSink(), region)
+print(traffic_table(group.ledger))
+
+# %% [markdown]
+# Is it right? The judge is the whole layer, in one process:
+
+# %%
+from reference.params import join
+
+dx, whole = attention_backward(dy, p, attention_forward(x, p, True, None)[1])
+gathered = join(ranks["grads"], tensors)                                  # the ranks' shards, put together again
+print("dX:", all(np.allclose(one, dx) for one in ranks["dx"]))
+for name in ("w_qkv", "b_qkv", "w_out", "b_out"):
+    print(f"d{name}:", np.allclose(getattr(gathered, name), getattr(whole, name)))
+
+# %% [markdown]
+# As in the MLP: one all-reduce forward, one backward, of $b\,s\,h$ numbers each. Together a layer has four
+# ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), figure 4).
+#
+# One thing a rank must know that it cannot see in its arrays: *which* heads it has. Dropout draws at random what to
+# forget of the shares, and its draws go by the head's number in the whole layer (`first_head` in the source). A rank
+# that called its first head 0 would forget the same places in its heads as all others do in theirs. Nothing would fail.
+#
+# ## Heads that do not divide
+#
+# Six heads on four ranks? The program refuses, before it starts:
+
+# %%
+from reference.config import ParallelConfig, check_model_fits
+from reference.errors import UserError
+
+try:
+    check_model_fits(ModelConfig(num_layers=2, hidden_size=48, num_attention_heads=6, vocab_size=100,
+                                 max_position_embeddings=16), ParallelConfig(tensor_model_parallel_size=4))
+except UserError as error:
+    print(error)
+
+# %% [markdown]
+# It could be done. Two ranks with one head and one with two are right, too: heads learn nothing of one another, whoever
+# holds them. In the textbook we can try, with shards that we make ourselves:
+
+# %%
+stops = [0, 1, 2, 4]                                                      # heads 0; 1; 2 and 3
+uneven = [replace(p, w_qkv=p.w_qkv[:, :, i:j], b_qkv=p.b_qkv[:, i:j], w_out=p.w_out[i * d:j * d])
+          for i, j in zip(stops, stops[1:])]
+print("right with 1, 1 and 2 heads:", off(uneven) < 1e-12)
+
+# %% [markdown]
+# But g waits for the slowest. The rank with two heads takes twice as long, and the other two stand idle half of the
+# time: three ranks would be no faster than two. So Megatron, and this project, ask for $a$ to be a multiple of $t$.
+#
+# ## What to take away
+#
+# | tensor | whole | cut along | on a rank |
+# |---|---|---|---|
+# | queries, keys, values | $[h, 3, a, d]$ | heads | $[h, 3, a/t, d]$ |
+# | their biases | $[3, a, d]$ | heads | $[3, a/t, d]$ |
+# | output projection | $[h, h]$ | rows, $d$ for each head | $[h/t, h]$ |
+# | its bias | $[h]$ | not at all | $[h]$, added once, after g |
+#
+# - Heads are independent until the output projection. That is columns first, then rows, with softmax in between.
+# - A fused matrix has an inner structure. Cut along the axis of heads, and not through the $3h$ columns.
+# - The score is divided by $\sqrt{d}$, $d$ the size of a *head*. Whatever a rank computes from its own shapes must not
+#   change with $t$.
+#
+# ## Try it
+#
+# 1. Head 1 looks at the same word, itself included. Can you change its queries or keys so that it looks at the word
+#    that *followed* the same word, last time? (No. It takes two layers: what would the first have to do?)
+# 2. In `straight_through`, store the columns as Megatron does: `p.w_qkv.transpose(0, 2, 1, 3)` before the reshape, and
+#    `.reshape(h, a // t, 3, d).transpose(0, 2, 1, 3)` for each cut. Is it right now, and for which $t$?
+# 3. In `mpi_impl/layers/attention.py` every rank could say `first_head=0`. Which cell of this walkthrough would notice?
+#    (The README shows a program that does.)
+#
+# Next: [4. Words: embedding and loss](04_embedding_and_loss.ipynb). The demo to run beside this one:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention`.

@@ -1,0 +1,467 @@
+# %% [markdown]
+# # 8. Precision: training in 16 bits
+#
+# A number of 16 bits takes half the memory of one of 32, half the time to send, and a GPU multiplies such numbers
+# several times as fast. So large models compute in 16 bits. But not everything can be done in so few, and what cannot
+# be done fails quietly: no error, only a model that learns less, or nothing.
+#
+# **You will** see which numbers 16 bits can hold; watch three computations fail in them, and put each right; let a loss
+# scale find itself; see an overflow on one of four ranks stop all four; and train in three formats on real ranks.
+#
+# **You need** walkthrough 1, and from walkthrough 7 what replicas, gradients and the optimizer are. About 30 minutes.
+
+# %%
+# %load_ext mpi_impl.notebook
+import inspect
+
+import numpy as np
+
+from mpi_impl.arrays import dtype_of
+from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
+from mpi_impl.notebook.pictures.formats import draw_bits, draw_fates, draw_number_lines, draw_rounding, draw_scale
+from reference.precision import FORMATS, rounded
+
+# %% [markdown]
+# ## Which numbers there are
+#
+# A floating-point number is $\pm\, 1.f \times 2^e$: a sign, a *fraction* $f$ of a few binary digits, and an *exponent*
+# $e$. For example $0.15625 = 1.25 \times 2^{-3}$. The fraction decides how many digits a number has, the exponent how
+# large and how small it can be. Two formats of 16 bits are used for training, and they divide the bits differently:
+
+# %%
+float16, bfloat16, float32 = forms = [FORMATS[name] for name in ("float16", "bfloat16", "float32")]
+draw_bits(forms)
+
+# %%
+for form in forms:
+    smallest = form.smallest_normal * form.epsilon
+    print(f"{form.name:9} {form.bytes} bytes; after 1 comes 1 + {form.epsilon:.1e}; smallest above 0 {smallest:.0e}, "
+          f"with all digits {form.smallest_normal:.0e}; largest {form.largest:.3g}")
+
+# %% [markdown]
+# float16 has more digits (about 3 decimal ones), but it ends at 65,504 above and $6 \times 10^{-8}$ below. bfloat16 has
+# float32's exponent, so it reaches as far, but it has 2 to 3 digits only. A tick for each number, just above 1, near 0,
+# and around 65,000 (where there are more than can be drawn, there is a band):
+
+# %%
+draw_number_lines(forms, [(1, 1.04), (0, 1e-6), (63_000, 68_000)])
+
+# %% [markdown]
+# A result that falls between two numbers is *rounded* to the nearer one, and where both are equally near to the one
+# whose last bit is 0. Above the largest number it is infinite (`inf`). `rounded` in `reference/precision.py` does this
+# for any format. Is it what NumPy's float16 does, and bfloat16 of the package `ml_dtypes`?
+
+# %%
+for value in 0.1, 1 / 3, 2049.0, 70_000.0, 1e-8:
+    print(f"{value:10.6g} ->", ", ".join(f"{form.name} {rounded(np.array(value), form):.6g}" for form in forms[:2]))
+
+random = np.random.default_rng(1)
+many = (random.normal(size=100_000) * np.exp2(random.integers(-30, 20, 100_000))).astype(np.float32)
+with np.errstate(over="ignore"):                    # NumPy would warn of what becomes infinite
+    for name in "float16", "bfloat16":
+        theirs = many.astype(dtype_of(name))
+        print(f"{name}: the same, 100,000 times: {np.array_equal(rounded(many, FORMATS[name]), theirs)}")
+
+# %% [markdown]
+# By how much may rounding be off, relative to the number? As long as all digits are there by at most half of
+# `epsilon`, the distance from 1 to the next number, whatever the size. To the left of $2^{-14}$ float16 has fewer and
+# fewer digits, until a number becomes 0 and the error is all of it:
+
+# %%
+draw_rounding(forms, (-30, 20))
+
+# %% [markdown]
+# What follows are the three things that must not be done in 16 bits
+# ([Micikevicius et al. 2017](https://arxiv.org/abs/1710.03740), section 3).
+#
+# ## One: small updates
+#
+# A weight is 1, and every step of training moves it by $-0.0001$. After 1,000 steps it should be 0.9. In 16 bits the
+# next number below 1 is further away than twice that, so $1 - 0.0001$ is rounded to 1 again. And again.
+# (`np.add.accumulate` adds one number after another, and rounds each time.)
+
+# %%
+steps = np.full(1001, -1e-4)
+steps[0] = 1.0
+weight = {form.name: np.add.accumulate(steps.astype(dtype_of(form.name))).astype(float) for form in forms}
+copy = rounded(weight["float32"], bfloat16)
+draw_curves({"float16": weight["float16"], "bfloat16": weight["bfloat16"], "float32, rounded to bfloat16": copy,
+             "float32": weight["float32"]}, "updates", "the weight", "a weight that should go from 1 to 0.9")
+
+# %%
+for name, course in weight.items():
+    print(f"{name:9} after 1,000 updates: {course[-1]:.4f}")
+
+# %% [markdown]
+# The remedy is in the picture, too. Keep the weight in float32 and let *that* move: it is called the **master weight**.
+# The model computes with a rounded copy, and gets a new one after each step. The copy moves in jumps, but it arrives.
+#
+# How often does this happen? Weights of a GPT begin with a standard deviation of 0.02. Adam moves a weight by about the
+# learning rate. What share of such updates is lost altogether?
+
+# %%
+weights = random.normal(size=20_000) * 0.02
+rates = np.exp2(np.arange(-22, -6))
+lost = {form.name: [np.mean(rounded(rounded(weights, form) + rate, form) == rounded(weights, form)) for rate in rates]
+        for form in (bfloat16, float16, float32)}
+draw_curves(lost, "learning rate", "share of updates that are lost", x=rates, log="x")
+
+# %% [markdown]
+# Megatron-LM's GPT was trained with a learning rate of $1.5 \times 10^{-4}$, which falls to $10^{-5}$ in the course of
+# training ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 4.2). How many updates does bfloat16 lose
+# in the beginning, and how many in the end?
+
+# %%
+for rate in 1.5e-4, 1e-5:
+    print(f"learning rate {rate:.1e}: {np.interp(rate, rates, lost['bfloat16']):.0%} of the updates are lost")
+
+# %% [markdown]
+# This is the place in the machine that gives the model its copy; `param` is a master weight:
+
+# %%
+from mpi_impl.training.optimizer import Adam
+
+print(inspect.getsource(Adam.give_to_model))
+
+# %% [markdown]
+# ## Two: long sums
+#
+# A matrix product adds up thousands of terms; so do softmax, layer norm, and the sum of gradients over a batch. Add
+# 0.1, 4,000 times:
+
+# %%
+sums = {form.name: np.add.accumulate(np.full(4000, 0.1, dtype_of(form.name))).astype(float) for form in forms}
+draw_curves(sums, "terms", "sum so far", "0.1, added up 4,000 times")
+
+# %% [markdown]
+# Where the sum is so large that 0.1 is less than half the way to the next number, it stands still: at 256 in float16,
+# at 32 in bfloat16. (Before that it is too large: each addition was rounded, for a long while always upwards.) The
+# remedy: **add up in float32, and round once**, at the end. That is what a GPU's matrix unit does, and what the kernels
+# of this project do (`mpi_impl/kernels/half.py`):
+
+# %%
+from mpi_impl.kernels import linear
+
+for name in "float16", "bfloat16":
+    x, w = np.full((1, 4000), 0.1, dtype_of(name)), np.ones((4000, 1), dtype_of(name))
+    exact, y = float(x[0, 0]) * 4000, linear(x, w)      # 0.1 itself is rounded: that is not the sum's fault
+    close = abs(float(y[0, 0]) - exact) <= exact * FORMATS[name].epsilon / 2
+    print(f"{name:8} exact {exact:.2f}; one by one {sums[name][-1]:.0f}; the kernel {float(y[0, 0]):.0f}, {y.dtype};",
+          f"off by at most epsilon / 2: {close}")
+
+# %% [markdown]
+# A sum over ranks is a sum, too. Say rank 0 has 2,048 and seven others 1 each. In float16 there is no number between
+# 2,048 and 2,050, so whoever rounds after each addition never gets away from 2,048. The ranks' all-reduce sends 2 bytes
+# for each number, but whoever adds them up does it in float32 and rounds once:
+
+# %%
+# %%ranks 8
+one_by_one = np.add.accumulate(np.array([2048] + 7 * [1], np.float16))[-1]
+x = np.array([2048 if rank == 0 else 1], np.float16)
+group.all_reduce(x, "a sum of halves")
+print(f"rounded after each addition {one_by_one:.0f}, all-reduce {x[0]:.0f}, exact {2048 + 7}")
+
+# %% [markdown]
+# (2,055 is no number of float16. 2,056 is the nearest with a last bit of 0.) What is kept and added to over many
+# microbatches are gradients of weights: they are in float32 all the time. They are called *main gradients*.
+#
+# ## Three: small gradients
+#
+# The backward pass hands gradients of *activations* from layer to layer, and those have 16 bits. How large are they?
+# Let us look at all of them, in one step of a tiny GPT on real ranks. An `Observer` is shown every tensor of a step
+# (`mpi_impl/recording/`); ours keeps the gradients of activations. `connect` forms the groups of ranks, here four
+# replicas:
+
+# %%
+# %%ranks 4
+from mpi_impl.comm.topology import connect, disconnect
+from mpi_impl.demos.tiny_gpt import share_of
+from mpi_impl.recording.observer import Observer
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.optimizer import OptimizerConfig
+from reference.precision import LossScaling, Precision
+
+V, s, B = 16, 8, 8
+def sizes(layers):
+    return ModelConfig(layers, 16, 2, V, s, hidden_dropout=0, attention_dropout=0, make_vocab_size_divisible_by=1,
+                       init_method_std=0.2, untie_embeddings_and_output_weights=True)
+
+def batch(step):
+    """The words count on from the first: what comes next can be learnt."""
+    words = (np.random.default_rng(step).integers(V, size=(B, 1)) + np.arange(s + 1)) % V
+    return words[:, :-1], words[:, 1:]
+
+def trainer_on(topology, precision, layers=2, rate=1e-3):
+    return Trainer(sizes(layers), OptimizerConfig(rate, 1, lr_decay_style="constant"), topology, 1, precision)
+
+def step_of(trainer, step, observer=None):
+    microbatches = share_of(trainer, *batch(step), b=B // trainer.topology.data.size)
+    with np.errstate(all="ignore"):         # NumPy would warn of infinities
+        return trainer.step(microbatches, B, observer)
+
+# %%
+# %%ranks 4
+class OfActivations(Observer):
+    seen = []
+    def see(self, phase, name, x, first, summed=False):
+        if phase == "backward":
+            self.seen.append(np.abs(x).ravel())
+
+topology = connect(group, ParallelConfig(data_parallel_size=size))
+trainer = trainer_on(topology, Precision("float32"))
+step_of(trainer, 0, OfActivations(trainer))
+disconnect(topology)
+gradients = np.concatenate(OfActivations.seen)
+print(f"{gradients.size:,} gradients of activations")
+
+# %% [markdown]
+# Our batch has $8 \times 8$ words. The loss is a mean over the words of the whole batch, so each word's gradients are
+# divided by their number. In earnest that is millions: the model of 145.6 billion parameters of
+# [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473) (table 1) takes 2,304 samples of 2,048 words. So let us
+# divide ours as if the batch had 4 million words, $2^{22}$:
+
+# %%
+gradients = np.concatenate(ranks["gradients"]) * (8 * 8) / 2**22
+draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
+
+# %% [markdown]
+# Above: in float16 as they are, most of them become 0. (The first dashed line is the smallest number that float16 has,
+# and what is more than half of it is rounded up to it. As far as the second line digits are missing. The third is
+# 65,504.)
+#
+# The remedy is to **multiply the loss by a scale** before the backward pass (section 3.2 of the paper). By the chain
+# rule all gradients are multiplied by it. They move into the middle of what float16 can hold, and the optimizer divides
+# by it again, in float32. Below: too large a scale, and they become infinite. (In bfloat16 none of this happens: it
+# reaches as far as float32.)
+#
+# If the scale is a power of 2 it changes exponents alone, and no digit:
+
+# %%
+small = gradients[gradients > 0]
+for scale in 1.0, 2.0**20:
+    back = rounded(small * scale, float16) / scale
+    print(f"scale {scale:9,.0f}: {np.mean(back == 0):4.0%} are 0;",
+          f"the errors add up to {np.abs(back - small).sum() / small.sum():.0%} of the gradients")
+
+# %%
+print("bfloat16, the same bits with a scale of 2^20 and without:",
+      np.array_equal(rounded(small * 2.0**20, bfloat16) / 2.0**20, rounded(small, bfloat16)))
+
+# %% [markdown]
+# ## A scale that finds itself
+#
+# How large should the scale be? As large as goes without overflow; and gradients change in the course of training. So
+# it is found by trying. A step whose gradients are not finite is *skipped*: no weight moves. From the second such step
+# on (the *hysteresis*) the scale is halved each time. After so many good steps in a row (the *window*) it is doubled.
+# That is Megatron-LM's rule:
+
+# %%
+from reference.precision import LossScaler, LossScaling
+
+print(inspect.getsource(LossScaler.update))
+
+# %% [markdown]
+# Let the largest gradient of each step be made up: it wanders, and once it jumps. A step overflows if scale x gradient
+# is more than 65,504. (A window of 8 steps is to see something; Megatron-LM's is 1,000.)
+
+# %%
+step = np.arange(90)
+largest = 2.0**-8 * np.exp2(2 * np.sin(step / 12)) * np.where(step > 60, 2.0**5, 1)
+scaler, scales, skipped = LossScaler(LossScaling(initial_loss_scale=2.0**30, loss_scale_window=8)), [], []
+for size in largest:
+    overflow = scaler.scale * size > float16.largest
+    scales.append(scaler.scale)
+    skipped.append(overflow)
+    scaler.update(overflow)
+
+draw_scale(scales, skipped, float16.largest / largest, "it comes down by trying, and then follows the limit")
+
+# %% [markdown]
+# The steps that are skipped are the price. With a window of 1,000 it is one or two of a thousand.
+#
+# ## An overflow on one rank
+#
+# Now four ranks in a pipeline, a layer on each (walkthrough 6). Gradients go from rank 3 back to rank 0, and here they
+# grow on the way. We begin with a scale that is too large, halve it at each overflow, and ask each rank: are *your*
+# gradients finite? And what did the step do?
+
+# %%
+# %%ranks 4
+topology = connect(group, ParallelConfig(pipeline_model_parallel_size=size))
+scaling = LossScaling(initial_loss_scale=2.0**25, hysteresis=1)
+trainer = trainer_on(topology, Precision("float16", scaling), layers=4)
+tried = []
+for _ in range(7):
+    before = trainer.optimizer.states["parameters"].flat.copy()
+    result = step_of(trainer, 0)
+    tried.append({"scale": result.loss_scale, "finite": bool(np.isfinite(trainer.gradients.own.flat).all()),
+                  "skipped": result.skipped,
+                  "moved": not np.array_equal(before, trainer.optimizer.states["parameters"].flat)})
+disconnect(topology)
+
+# %%
+for everyone in zip(*ranks["tried"]):
+    on = {key: str([i for i, one in enumerate(everyone) if one[key]]) for key in ("finite", "skipped", "moved")}
+    print(f"2^{np.log2(everyone[0]['scale']):.0f}: own gradients finite on ranks {on['finite']:12}  "
+          f"skipped on {on['skipped']:12}  weights moved on {on['moved']}")
+
+# %% [markdown]
+# With a scale of $2^{20}$ only rank 0 found an infinity. **If each decided for itself**, ranks 1 to 3 would have moved
+# their layers, and rank 0 would not. The model would be put together from two different steps, and its ranks would go
+# on with different scales, without any error.
+#
+# But in each line all ranks did the same. They did not need another message for it. Gradients are clipped by their
+# norm, the root of the sum of the squares of *all* gradients, so that sum goes over all ranks anyway. One infinity
+# anywhere makes it infinite everywhere:
+
+# %%
+from mpi_impl.training.optimizer import global_norm
+
+print(inspect.getsource(global_norm))
+
+# %% [markdown]
+# ## Three formats, one curve
+#
+# Now all remedies together, on $t = 2$ times $d = 2$ ranks. `spoil` will come later. We keep the losses, the scales,
+# the formats of all that a rank holds, and what the tensor-parallel ranks sent:
+
+# %%
+# %%ranks 4
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.comm.ledger import wire_bytes
+
+def train(precision, steps=40, rate=1e-3, spoil=None):
+    apart = Group(group.comm, group.name, Instruments())            # with a ledger of its own
+    topology = connect(apart, ParallelConfig(tensor_model_parallel_size=2, data_parallel_size=2))
+    trainer, results = trainer_on(topology, precision, rate=rate), []
+    for step in range(steps):
+        results.append(step_of(trainer, step))
+        if spoil:
+            spoil(trainer)
+    disconnect(topology)
+    states = {f"Adam's {name}": buffer.flat.dtype.name for name, buffer in trainer.optimizer.states.items()}
+    held = {"model": trainer.parameters.own.flat.dtype.name, "gradients": trainer.gradients.own.flat.dtype.name}
+    sent = {entry: wire_bytes(entry, total) for entry, total in trainer.ledger.totals.items()
+            if entry.group == "tensor"}
+    return {"losses": [one.loss for one in results], "scales": [one.loss_scale for one in results],
+            "skipped": [one.skipped for one in results], "held": held | states, "sent": sent}
+
+# %%
+# %%ranks 4
+scaling = LossScaling(initial_loss_scale=2.0**18, loss_scale_window=10)
+runs = {"float32": train(Precision("float32")), "bfloat16": train(Precision("bfloat16")),
+        "float16": train(Precision("float16", scaling))}
+for name, run in runs.items():
+    print(f"{name:8} {', '.join(f'{what} {dtype}' for what, dtype in run['held'].items())}")
+
+# %% [markdown]
+# (`Adam's parameters` are the master weights. In float32 they are the model's own.)
+
+# %%
+runs = ranks["runs"][0]
+draw_curves({name: run["losses"] for name, run in runs.items()}, "step", "loss", "the same training in three formats")
+
+# %%
+skips = runs["float16"]["skipped"]
+together = skips.index(True)
+for name in "bfloat16", "float16":
+    off = max(abs(a - b) for a, b in zip(runs[name]["losses"][:together], runs["float32"]["losses"]))
+    print(f"{name:8} closer to float32 than 0.02, until float16 skips its first step: {off < 0.02}")
+draw_scale(runs["float16"]["scales"], skips, title="float16's loss scale")
+
+# %% [markdown]
+# Three curves over one another, until float16's scale has been doubled once too often and a step is skipped. From then
+# on its weights are an update behind, and after the second cross two.
+#
+# ### Without the remedies
+#
+# What if float16 had no scale, with the large batch from above? A scale of $2^{-16}$ makes our gradients as small as
+# those of $64 \times 2^{16}$ words, 4 million. And what if the weights were in bfloat16 alone? After each step we
+# overwrite the master weights with the model's copy, and take a learning rate as towards the end of a training:
+
+# %%
+# %%ranks 4
+def forget(trainer):
+    trainer.optimizer.states["parameters"].flat[...] = trainer.parameters.own.flat
+
+no_scale = train(Precision("float16", LossScaling(loss_scale=2.0**-16)))
+slowly = {"float32": train(Precision("float32"), rate=2e-4),
+          "bfloat16 without master weights": train(Precision("bfloat16"), rate=2e-4, spoil=forget)}
+
+# %%
+no_scale = ranks["no_scale"][0]
+draw_curves({"float32": runs["float32"]["losses"], "float16 without a scale": no_scale["losses"]}, "step", "loss",
+            "a batch of 4 million words")
+
+# %%
+slowly = ranks["slowly"][0]
+draw_curves({name: run["losses"] for name, run in slowly.items()}, "step", "loss", "a small learning rate")
+
+# %%
+for name, wrong, right in (("no scale", no_scale, runs["float32"]),
+                           ("no master weights", slowly["bfloat16 without master weights"], slowly["float32"])):
+    learnt = [run["losses"][0] - run["losses"][-1] for run in (wrong, right)]
+    print(f"{name}: steps skipped {sum(wrong['skipped'])}; the loss fell at all: {learnt[0] > 0};",
+          f"by less than 80 % of what float32's fell by: {learnt[0] < 0.8 * learnt[1]}")
+
+# %% [markdown]
+# Both learn. Nothing says that something is wrong. You only see it beside a curve that is right.
+#
+# ## What does it save?
+#
+# Not the memory of the model's states! Bytes for each parameter, as `Precision` counts them; the paper of ZeRO
+# has gradients of 2 bytes, which is what walkthrough 7 counted with:
+
+# %%
+from mpi_impl.notebook.pictures.charts import MEMORY
+from reference.precision import Precision
+
+rows = {"float32": Precision("float32").bytes_each, "16 bits, here": Precision("bfloat16").bytes_each,
+        "16 bits, in the ZeRO paper": (2, 2, 12)}
+draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for name, each in rows.items()},
+          "bytes for each parameter", colors=MEMORY)
+
+# %% [markdown]
+# What it saves is what goes through the model: activations, and messages between the ranks that share a layer. One
+# layer of Megatron-LM's model of 8.3 billion parameters, with 4 samples; and what our 4 ranks have sent:
+
+# %%
+from reference.config import ModelConfig, ParallelConfig
+from reference.memory import Account, total
+
+large = ModelConfig(72, 3072, 32, 51_200, 1024)
+for name in "float32", "bfloat16":
+    kept = total(Account(large, 4, 1024, Precision(name), ParallelConfig()).layer())
+    sent = {}
+    for entry, size in runs[name]["sent"].items():
+        sent[entry.dtype] = sent.get(entry.dtype, 0) + size // 40
+    print(f"{name:8} a layer's activations {kept / 1e9:.2f} GB; sent in a step, bytes:", sent)
+
+# %% [markdown]
+# (The activations are less than half, for the kernel of 16 bits also computes attention's probabilities again, as
+# FlashAttention does. What is still sent in float32 is the loss: its maxima and sums.) And on a GPU, time.
+#
+# ## What to take away
+#
+# | must not be done in 16 bits | because | remedy |
+# |---|---|---|
+# | moving weights | the step is less than half the way to the next number | master weights in float32 |
+# | long sums | the sum outgrows its terms | add up in float32, round once |
+# | small gradients (float16) | below $2^{-24}$ there is only 0 | multiply the loss by a scale |
+#
+# - bfloat16 has float32's range and 2 to 3 digits: no scale. float16 has a digit more, and needs one.
+# - A step that overflows on any rank must be skipped on all. The norm of the gradients tells all of them.
+# - None of these mistakes raises an error. Compare losses with float32.
+#
+# ## Try it
+#
+# 1. Master weights *in bfloat16*, but each update rounded up or down at random, so that it is right on average
+#    (stochastic rounding): add it to the first experiment. Where does the weight end?
+# 2. Give the made-up gradients a `min_loss_scale`, and a `hysteresis` of 1. What changes, and what is the hysteresis
+#    good for?
+# 3. Sum the 4,000 numbers pairwise (halves of halves) in float16. How far off is it, and why so little?
+#
+# Next: [9. Training in 3D](09_training_in_3d.ipynb). The run to watch beside it finds its scale, and is held against
+# float32 at every step: `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 2
+# --global-batch-size 16 --train-iters 15 --log-interval 1 --fp16 --verify`.

@@ -1,0 +1,47 @@
+"""The walkthroughs: each notebook is what its source says, runs from top to bottom, and shows again what is stored."""
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tools.notebooks import FOLDER, executed, from_source, said
+
+SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
+
+
+def stored(source: Path):
+    return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+
+
+def test_there_are_ten_and_they_are_numbered():
+    assert [int(source.stem[:2]) for source in SOURCES] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_the_notebook_is_that_of_its_source(source):
+    """Cell by cell; and nothing in it tells of the run that made it."""
+    mine, theirs = stored(source), from_source(source)
+    assert [(cell.cell_type, cell.source, cell.id) for cell in mine.cells] == [
+        (cell.cell_type, cell.source, cell.id) for cell in theirs.cells], "Run `python tools/notebooks.py`."
+    assert mine.metadata == theirs.metadata and not any("execution" in cell.metadata for cell in mine.cells)
+    text = json.dumps(mine)
+    assert "widget-view" not in text and str(FOLDER.parent) not in text and not re.search(r"0x[0-9a-f]{8}", text)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_it_runs_and_shows_what_is_stored(source):
+    """Every text, and as many pictures, cell by cell. A cell may fail only where it is tagged to."""
+    again = executed(from_source(source))
+    assert said(again) == said(stored(source)), "Run `python tools/notebooks.py`."
+    for cell in again.cells:
+        fails = cell.cell_type == "code" and any(output.output_type == "error" for output in cell.outputs)
+        assert fails == ("raises-exception" in cell.metadata.get("tags", []))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_links_lead_somewhere(source):
+    for cell in from_source(source).cells:
+        for link in re.findall(r"\]\(([^)]+)\)", cell.source) if cell.cell_type == "markdown" else ():
+            assert link.startswith("https://") or (FOLDER / link).exists(), f"{source.name} links to {link}"
