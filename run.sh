@@ -31,6 +31,9 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   demo       train a small GPT on 8 ranks; OPTIONS go to mpi_impl.pretrain_gpt, as in ./run.sh demo --train-iters 50
   test       check style and types, then run the tests; OPTIONS go to pytest
   test-all   the same with the deep tests, which take long
+  notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
+  labs       make a course of the labs, for nbgrader and Gradescope, in the folder named next, else in runs/course;
+             notebooks/labs/README.md tells instructors the rest
   setup      only make the environment, .venv, which the commands above do when it is missing or out of date
   lock       choose the newest packages that pyproject.toml allows, and pin them in requirements.lock
 
@@ -79,7 +82,7 @@ setup() {
     [ -w "$root" ] || fail "the environment cannot be made, since you may not write in $root:" \
         "copy Shardlab to a folder of your own."
 
-    echo "Making the environment in .venv with Python $version; this happens once and takes about half a minute."
+    echo "Making the environment in .venv with Python $version; this happens once and takes a minute or two."
     rm -rf "$venv" 2>/dev/null || fail "the old $venv cannot be removed: remove it, as the user who made it."
     log=$(mktemp "${TMPDIR:-/tmp}/shardlab-setup.XXXXXX")
     "$python" -m venv "$venv" >"$log" 2>&1 || fail "Python's venv failed: $(tail -n 1 "$log") (All it said: $log)"
@@ -120,8 +123,16 @@ check() {
     done
     "$venv/bin/python" -m ruff check || status=1
     "$venv/bin/python" -m mypy || status=1
-    "$venv/bin/python" -m pytest "$@" || status=1
+    # Two at a time, each with ranks of its own; a later -n in OPTIONS has the last word.
+    "$venv/bin/python" -m pytest -n 2 --dist loadfile "$@" || status=1
     return $status
+}
+
+# JupyterLab comes with what .venv has: its python3 kernel, and jupytext, which pairs notebooks with their sources.
+notebook() {
+    echo "Opening notebooks/ in JupyterLab: walkthroughs are numbered, labs are in labs/. Ctrl-C ends it."
+    cd "$root/notebooks"
+    PATH="$venv/bin:$PATH" exec "$venv/bin/python" -m jupyterlab --ServerApp.root_dir="$root/notebooks" "$@"
 }
 
 lock() {
@@ -141,6 +152,8 @@ lock() {
 command=${1:-help}
 [ $# -eq 0 ] || shift
 case $command in
+    notebook)   setup; notebook "$@" ;;
+    labs)       setup; "$venv/bin/python" -m grading.release "$@" ;;
     setup)      setup; echo "The environment is ready: $venv" ;;
     demo)       setup; demo "$@" ;;
     test)       setup; check "$@" ;;

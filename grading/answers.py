@@ -1,33 +1,47 @@
 """The cells that are handed in: the magic `%%answer`, and the same cells read from a notebook."""
-from IPython.core.magic import register_cell_magic
-
 MAGIC = "%%answer"
 
 # The sources of the answers that checks are about, by name: those of this notebook, or of the submission in hand.
 CURRENT: dict[str, str] = {}
 
 
+class CellFailed(Exception):
+    """An answer's own cell has failed, and the error has been shown. This one ends `Run All`, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 def source_of(cell: str) -> str:
     """A cell's code without the magic, in whose place there is an empty line: so lines keep their numbers."""
-    first, _, rest = cell.partition("\n")
-    return "\n" + rest if first.startswith(MAGIC) else cell
+    first, _, rest = cell.lstrip("\n").partition("\n")
+    return cell[:len(cell) - len(cell.lstrip("\n"))] + "\n" + rest if first.startswith(MAGIC) else cell
+
+
+def name_of(cell) -> str | None:
+    """The answer that a cell is: what its first line says, else what nbgrader has written on it; None if it is none.
+
+    The first line comes first, since it is what counts in the notebook: a cell that was copied keeps nbgrader's name.
+    """
+    if cell.cell_type != "code":
+        return None
+    first, _, _ = cell.source.lstrip("\n").partition("\n")
+    about = cell.metadata.get("nbgrader", {})
+    said = first[len(MAGIC):].strip() if first.startswith(MAGIC) else ""
+    if said.isidentifier():
+        return said
+    return about.get("grade_id") if about.get("solution") and not about.get("task") else None
 
 
 def answers_of(notebook) -> dict[str, str]:
-    """The answers of a notebook that nbgrader has made: its solution cells, by their grade_id."""
-    found: dict[str, str] = {}
-    for cell in notebook.cells:
-        about = cell.metadata.get("nbgrader", {})
-        if cell.cell_type == "code" and about.get("solution") and not about.get("task"):
-            found.setdefault(about["grade_id"], source_of(cell.source))
-    return found
+    """The answers of a notebook by name. Of two with one name the last counts, as when all cells are run."""
+    return {name: source_of(cell.source) for cell in notebook.cells if (name := name_of(cell))}
 
 
 def load_ipython_extension(shell) -> None:
     """`%load_ext grading`: the magic, for whoever works on a lab."""
     CURRENT.clear()
 
-    @register_cell_magic
     def answer(line: str, cell: str) -> None:
         """%%answer NAME: this cell is handed in. It runs here as any cell does, and checks run it on ranks."""
         name = line.strip()
@@ -35,4 +49,7 @@ def load_ipython_extension(shell) -> None:
             print(f"{MAGIC} needs the name of the task, as it stood in the first line of this cell.")
             return
         CURRENT[name] = "\n" + cell
-        shell.run_cell(cell).raise_error()
+        if not shell.run_cell(cell).success:
+            raise CellFailed(f"The answer {name} has failed, as is shown above.")
+
+    shell.register_magic_function(answer, "cell")

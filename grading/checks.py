@@ -42,6 +42,15 @@ def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS
         raise CheckFailed(f"{failed}{hinted(hint)}") from None
 
 
+def run_given(source: str, n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS,
+              limit: float | None = None) -> Outcome:
+    """As `run`, of a function that the lab gives as text, and not of an answer. Raises CheckFailed."""
+    try:
+        return SANDBOX.run({"given": source}, function, args, n, allow, limit or LIMIT)
+    except AnswerFailed as failed:
+        raise CheckFailed(str(failed)) from None
+
+
 def expect(true: bool, what: str, hint: str = "") -> None:
     """Raises CheckFailed with this sentence if it is not true."""
     if not true:
@@ -83,7 +92,7 @@ def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
     at = np.unravel_index(int(wrong.argmax()), wrong.shape)
     where = f"Element [{', '.join(map(str, at))}]" if at else "It"
     many = f" {wrong.sum():,} of {wrong.size:,} elements differ." if wrong.size > 1 else ""
-    return f"{where}: expected {right[at]:.6g}, got {mine[at]:.6g}.{many}"
+    return f"{where}: expected {float(right[at]):.6g}, got {float(mine[at]):.6g}.{many}"
 
 
 def passed(what: str) -> None:

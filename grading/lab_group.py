@@ -1,4 +1,5 @@
 """The ranks as an answer sees them: a few operations, those that the lab allows, counted."""
+import sys
 from collections.abc import Collection
 from contextlib import contextmanager
 
@@ -22,6 +23,12 @@ class LabGroup:
         self.sent = 0                                        # elements that this rank has sent to others
         self.waiting: tuple[str, int | None] | None = None   # the operation that it is in, and the rank it waits for
         self._group, self._allowed = group, allowed
+        self._made = True
+
+    def __setattr__(self, name: str, value) -> None:
+        if hasattr(self, "_made") and sys._getframe(1).f_globals.get("__name__") != __name__:
+            raise AttributeError(f"group.{name} cannot be set: an answer uses the group as it is.")
+        super().__setattr__(name, value)
 
     # ---- one to one ----
 
@@ -85,8 +92,10 @@ class LabGroup:
             if other == self.rank and operation != "exchange":
                 raise ValueError(f"rank {self.rank} would {operation} with itself, and wait for itself for ever.")
         self.waiting = operation, int(others[0]) if others else None
-        yield
-        self.waiting = None
+        try:
+            yield
+        finally:
+            self.waiting = None
 
     def _posted_send(self, x, to: int):
         """Begin it. -> a function that waits until it is over."""

@@ -2,8 +2,8 @@
 
 A source is a jupytext percent script. What a code cell is stands in its first line:
 
-    # %% answer="ring_all_reduce"            the student's: what is between BEGIN SOLUTION and END SOLUTION is taken out
-    # %% check="check_all_reduce" points=10  a check: what is between BEGIN HIDDEN TESTS and END HIDDEN TESTS is taken out
+    # %% answer="ring_all_reduce"            the student's: what is between BEGIN SOLUTION and END SOLUTION is cut
+    # %% check="check_all_reduce" points=10  a check: what is between BEGIN HIDDEN TESTS and END HIDDEN TESTS is cut
     # %% locked="tools"                      the instructor's, without points: what checks need
     # %%                                     for the student to play with; nobody grades or restores it
 """

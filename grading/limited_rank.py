@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 
 from grading.lab_group import LabGroup
-from grading.limits import lock_up
+from grading.limits import close_inherited_files, lock_processes, lock_up
 from grading.values import LARGEST, from_bytes, to_bytes
 from mpi_impl.pool import Answer, Job
 from mpi_impl.pool_rank import Rank, main
@@ -40,15 +40,16 @@ class LimitedRank(Rank):
         np.linalg.norm(np.fft.fft(np.ones(2)))
 
     def serve(self) -> None:
-        """As every rank, but locked up once the thread that listens is there."""
+        """As every rank, but locked up: all but processes before the thread that listens is there, and those after."""
         self.locked = False
+        lock_up()
         super().serve()
 
     def call(self, job: Job) -> bytes:
         """The answers' sources, the name of a function in them, and its arguments -> its result, and what it sent."""
         __tracebackhide__ = True
         if not self.locked:
-            lock_up()
+            lock_processes()
             self.locked = True
         sys.stdout = sys.stderr = self.printed = Printed()
         asked = from_bytes(job.call)
@@ -84,13 +85,13 @@ def defined(answers: dict[str, str], name: str):
     """The function of that name, from cells that are run in order. Raises NameError, or what its own cell raised."""
     __tracebackhide__ = True
     names: dict = {"__name__": "answer"}
-    errors: list[BaseException] = []
+    errors: list[BaseException] = []    # a cell that fails is no harm to the others
     for answer, source in answers.items():
         title = f"answer {answer}"
         linecache.cache[title] = len(source), None, source.splitlines(keepends=True), title
         try:
             exec(compile(source, title, "exec"), names)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors.append(error)
     if callable(names.get(name)):
         return names[name]
@@ -100,4 +101,5 @@ def defined(answers: dict[str, str], name: str):
 
 
 if __name__ == "__main__":
+    close_inherited_files()
     main(sys.argv[1], LimitedRank)

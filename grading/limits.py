@@ -1,18 +1,21 @@
 """What an answer's process may do: compute, and little else.
 
-Three things hold it. The system's own limits on memory, files and processes. Landlock, where Linux has it (5.13 and
-newer): from then on the system opens no file but Python's own packages, for reading, whatever the process tries. And
-an audit hook in the interpreter, everywhere: it refuses files, processes and sockets with a sentence. The hook alone
-would stop the curious, but not someone who knows the interpreter well; on a system without Landlock, that is what
-there is.
+Three things hold it. The system's limits on memory and files. Landlock and seccomp, where Linux has them
+(`grading/kernel_limits.py`): the system opens no file but Python's own packages, and starts no process, whatever is
+tried. And an audit hook in the interpreter, everywhere: it refuses files, processes and sockets with a sentence. The
+hook alone would stop the curious, but not someone who knows the interpreter well; where there is no Landlock, that is
+what there is.
 """
 import contextlib
-import ctypes
 import os
 import resource
 import site
-import struct
 import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from grading.kernel_limits import landlock, seccomp
 
 MEMORY = 1 << 30                        # bytes, beyond what Python, NumPy and MPI have taken
 FORBIDDEN = ("reference", "mpi_impl", "grading", "mpi4py")
@@ -21,29 +24,44 @@ FORBIDDEN = ("reference", "mpi_impl", "grading", "mpi4py")
 REFUSED = ("subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "socket.",
            "ctypes.", "shutil.", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod",
            "os.chown", "os.truncate", "os.putenv", "os.unsetenv", "gc.get_", "sys.settrace", "sys.setprofile",
-           "sys.addaudithook", "mmap.", "pty.", "resource.", "signal.", "fcntl.", "tempfile.",
+           "sys.addaudithook", "mmap.", "pty.", "resource.", "signal.", "fcntl.", "tempfile.", "_thread.", "syslog.",
+           "os.utime", "os.lockf", "os.setxattr", "os.getxattr", "os.listxattr", "os.removexattr", "os.chflags",
            "ftplib.", "http.", "urllib.", "smtplib.", "sqlite3.", "winreg.", "webbrowser.")
 WITH_A_PATH = ("open", "os.listdir", "os.scandir", "os.chdir", "os.walk", "glob.glob", "os.fwalk")
 
-# System calls of Landlock, alike on all of Linux's architectures, and its rights: files 0 to 12, refer, truncate, ioctl.
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-PR_SET_NO_NEW_PRIVS, VERSION, PATH_BENEATH = 38, 1, 1
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-EXECUTE, READ_FILE, READ_DIR = 1 << 0, 1 << 2, 1 << 3
+
+def close_inherited_files() -> None:
+    """Close what the launcher has left open in us: to begin with. It needs the line PMI_FD, and no other."""
+    keep = int(os.environ.get("PMI_FD", -1))
+    for file in range(3, 256):
+        if file != keep:
+            with contextlib.suppress(OSError):
+                os.close(file)
 
 
 def lock_up() -> None:
-    """From now on, and for good. Whatever the process itself still needs must be loaded and open."""
+    """From now on, and for good. Whatever the process itself still needs must be loaded and open.
+
+    One more thread may be started, which is held as this one is; then comes `lock_processes`.
+    """
     sys.path[:] = [path for path in sys.path if path and is_inside(path, packages())]
     sys.meta_path.insert(0, Forbidden())
     for name in [name for name in sys.modules if name.split(".")[0] in FORBIDDEN]:
         del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")      # and not this program's names
+    cut_lines()
     os.chdir("/")
     os.environ.clear()
-    limit_resources()
+    limit_memory()
     landlock(packages())
-    folders = packages()
-    sys.addaudithook(lambda event, args: refuse(event, args, folders))
+
+
+def lock_processes() -> None:
+    """The rest of it: no processes, no threads, and the audit hook."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    seccomp()
+    sys.addaudithook(audit_hook(packages()))
 
 
 def packages() -> list[str]:
@@ -67,50 +85,46 @@ class Forbidden:
         return None
 
 
-def refuse(event: str, args: tuple, folders: list[str]) -> None:
-    """The audit hook. Raises PermissionError."""
-    if event.startswith(REFUSED):
-        raise PermissionError(f"an answer may compute, but not use files, processes or the network ({event})")
-    if event in WITH_A_PATH:
-        path = args[0] if args else "."
-        writes = event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & (
-            os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        if isinstance(path, int) or path is None or writes or not is_inside(os.fsdecode(path), folders):
-            raise PermissionError(f"an answer may compute, but not use files ({event} {path})")
+def audit_hook(folders: list[str]) -> Callable:
+    """A hook that raises PermissionError.
+
+    It looks up no name outside itself, not even a builtin: an answer could have given it another meaning.
+    """
+    inside = (*(folder.rstrip("/") + "/" for folder in {*folders, sys.prefix, sys.base_prefix, *sys.path}),)
+    exactly, text, number, error = type, str, int, PermissionError
+    refused, with_a_path, words = REFUSED, WITH_A_PATH, "an answer may compute, but not use files"
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+    def refuse(event, args):
+        if event.startswith(refused):
+            raise error(f"{words[:-6]} files, processes or the network ({event})")
+        if event in with_a_path:
+            path: Any = args[0] if args else None
+            if exactly(path) is not text:
+                raise error(f"{words} ({event})")
+            writes = event == "open" and exactly(args[2]) is number and args[2] & writing
+            if writes or "/../" in path + "/" or not (path + "/").startswith(inside):
+                raise error(f"{words} ({event} {path})")
+
+    return refuse
 
 
-def limit_resources() -> None:
-    """Memory, processes, and the size of files that it could write."""
+def cut_lines() -> None:
+    """Stdin, stdout, stderr, and the line to MPI's launcher, which would start any program for us, lead to nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in (0, 1, 2, int(os.environ.get("PMI_FD", 0))):
+        os.dup2(nowhere, file)
+    os.close(nowhere)
+
+
+def limit_memory() -> None:
+    """Memory, and the size of files that it could write. Where memory is short, it is the first to be ended."""
     with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
         with open("/proc/self/statm") as statm:
             taken = int(statm.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
-    for what in (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+    for what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(what, (0, 0))
-
-
-def landlock(readable: list[str]) -> bool:
-    """Let the system open nothing but these folders, for reading. -> whether it can."""
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)
-    except (OSError, AttributeError):
-        return False
-    if not sys.platform.startswith("linux") or version < 1:
-        return False
-    rights = (1 << RIGHTS.get(version, 16)) - 1
-    attributes = struct.pack("Q", rights)
-    ruleset = libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
-    if ruleset < 0:
-        return False
-    for folder in readable:
-        with contextlib.suppress(OSError):
-            below = os.open(folder, os.O_PATH)
-            rule = struct.pack("=Qi", EXECUTE | READ_FILE | READ_DIR, below)
-            libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
-            os.close(below)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    done = libc.syscall(RESTRICT_SELF, ruleset, 0) == 0
-    os.close(ruleset)
-    return done

@@ -2,11 +2,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grading.values import from_bytes, to_bytes
+from grading.lab_group import OPERATIONS
+from grading.values import LARGEST, from_bytes, to_bytes
 from mpi_impl.pool import Answer, Pool, stories
 
 RANKS = 8
 SHOWN = 500         # characters of what an answer has printed, where it failed
+TOLD = 4000         # characters of a traceback
 PAST = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
 
 
@@ -33,7 +35,7 @@ class Sandbox:
     """Limited ranks. They start at the first run, and again after one that hung."""
 
     def __init__(self, size: int = RANKS):
-        self.pool = Pool(size, program="grading.limited_rank")
+        self.pool = Pool(size, program="grading.limited_rank", largest=LARGEST + (1 << 20))
 
     def run(self, answers: Mapping[str, str], function: str, args: Sequence, n: int | None, allow: Collection[str],
             limit: float) -> Outcome:
@@ -51,18 +53,31 @@ class Sandbox:
         found = [shortened(answer) for answer in self.pool.answers(ranks, call, limit)[0]]
         if any(answer.what != "returned" for answer in found):
             raise AnswerFailed(what_failed(function, found, limit))
-        returned = [from_bytes(answer.result) for answer in found]
-        return Outcome([one["result"] for one in returned], [one["sent"] for one in returned],
-                       [answer.printed for answer in found])
+        try:
+            returned = [from_bytes(answer.result) for answer in found]
+            return Outcome([one["result"] for one in returned], [int(one["sent"]) for one in returned],
+                           [answer.printed for answer in found])
+        except (ValueError, TypeError, KeyError):
+            raise AnswerFailed(f"{function} has not come back by its return.") from None
 
     def close(self) -> None:
         self.pool.close()
 
 
 def shortened(answer: Answer) -> Answer:
-    if answer.what == "returned" or len(answer.printed) <= SHOWN:
-        return answer
-    return answer._replace(printed=f"{answer.printed[:SHOWN]} ...\n")
+    """What it says, with the middle of a long traceback left out, and in characters that every file can hold."""
+    detail, printed = presentable(answer.detail), presentable(answer.printed)
+    if len(detail) > TOLD:
+        detail = f"{detail[:TOLD // 2]}\n[...]\n{detail[-TOLD // 2:]}"
+    if answer.what != "returned" and len(printed) > SHOWN:
+        printed = f"{printed[:SHOWN]} ...\n"
+    return answer._replace(detail=detail, printed=printed)
+
+
+def presentable(text: str) -> str:
+    """A text without lone surrogates, which no file can hold, and without control characters, which move a cursor."""
+    text = str(text).encode(errors="replace").decode()
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def what_failed(function: str, found: list[Answer], limit: float) -> str:
@@ -72,8 +87,18 @@ def what_failed(function: str, found: list[Answer], limit: float) -> str:
     head = f"{function} did not come to an end{where}."
     if stuck and all(answer.what in ("stuck", "returned") for answer in found):
         head = f"{function} was not done within {limit:g} seconds{where}."
-    lines = [head, *waits({rank: from_bytes(found[rank].result) if found[rank].result else None for rank in stuck})]
+    lines = [head, *waits({rank: waiting(found[rank].result) for rank in stuck})]
     return "\n".join(lines) + "\n" + "".join(stories(found)).rstrip()
+
+
+def waiting(result: bytes) -> tuple | None:
+    """The operation that a stuck rank says it is in, and the rank it waits for; None if it says nothing of the kind."""
+    try:
+        operation, other = from_bytes(result)
+        known = operation in OPERATIONS and (other is None if operation not in PAST else type(other) is int)
+        return (operation, other) if known else None
+    except (ValueError, TypeError):
+        return None
 
 
 def waits(waiting: Mapping[int, Any]) -> list[str]:

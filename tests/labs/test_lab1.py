@@ -15,7 +15,7 @@ MISTAKES = {
         "exchange(x, (group.rank - 1) % group.size, (group.rank + 1)", {"check_pass_on"}, "rank r hands on"),
     "joins chunks as they came": (
         "all_gather", "[chunks[rank] for rank in range(group.size)]", "list(chunks.values())",
-        {"check_all_gather", "check_all_gather_cost", "check_all_reduce", "check_all_reduce_cost"}, "Expected|expected"),
+        {"check_all_gather", "check_all_gather_cost", "check_all_reduce", "check_all_reduce_cost"}, "expected"),
     "one round too few": (
         "reduce_scatter", "for step in range(1, group.size):", "for step in range(1, group.size - 1):",
         {"check_reduce_scatter", "check_reduce_scatter_cost", "check_all_reduce", "check_all_reduce_cost"}, "chunk"),

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import (OWNERS, WHOLE, by_columns, by_rows, draw_matrices, owners_of, partial_sums,
-                                      stretches, whole)
+from mpi_impl.notebook.pictures.shards import (OWNERS, WHOLE, by_columns, by_rows, draw_matrices, owners_of,
+                                               partial_sums, stretches, whole)
 
 
 @given(n=st.integers(0, 20), t=st.integers(1, 8))

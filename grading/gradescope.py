@@ -1,0 +1,66 @@
+"""Grade one submission for Gradescope: `python -m grading.gradescope SOURCE.ipynb SUBMISSION RESULTS.json`.
+
+SOURCE is the instructor's notebook, SUBMISSION a notebook or the folder that holds it, RESULTS what Gradescope reads.
+Whatever the submission is, there are results. The exit status is not 0 only if something else is wrong.
+"""
+import json
+import os
+from pathlib import Path
+
+import nbformat
+
+from grading.grade import Mark, no_marks
+from grading.submission import Graded, grade_file
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_folder, writing
+from reference.errors import UserError
+
+VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="grading.gradescope", description="Grade one submission, and write results.json.")
+    parser.add_argument("source", metavar="SOURCE.ipynb", type=Path, help="the instructor's notebook")
+    parser.add_argument("submission", metavar="SUBMISSION", type=Path, help="a notebook, or the folder that holds it")
+    parser.add_argument("results", metavar="RESULTS.json", type=Path, help="what is written")
+    parser.add_argument("--hidden-tests", choices=VISIBILITIES, default="visible",
+                        help="when students see what a check says that has hidden tests (default: %(default)s)")
+    options = parser.parse_args()
+    source = instructors(options.source)
+    check_folder(str(options.results.absolute().parent))
+    hidden = {cell.metadata.nbgrader["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
+    results = results_of(grade_file(source, options.submission, options.source.name), hidden, options.hidden_tests)
+    with writing(str(options.results)):
+        aside = options.results.with_name(f".{options.results.name}.{os.getpid()}")
+        aside.write_text(json.dumps(results, indent=1))
+        os.replace(aside, options.results)
+    print(results["output"])
+
+
+def instructors(path: Path):
+    """The instructor's notebook. Raises UserError."""
+    try:
+        source = nbformat.read(path, as_version=4)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. It should be the instructor's notebook.") from error
+    except Exception as error:      # nbformat has many
+        raise UserError(f"{path} is no notebook ({type(error).__name__}). Make it anew with ./run.sh labs.") from error
+    if not no_marks(source, ""):
+        raise UserError(f"{path} has no checks: it should be the instructor's notebook, made with ./run.sh labs.")
+    return source
+
+
+def results_of(graded: Graded, hidden: set[str], visibility: str) -> dict:
+    """Gradescope's results.json. Where a student may not see every check, the sum is not told."""
+    told = [f"{graded.points:g} of {graded.of:g} points."] if visibility == "visible" else ["The lab has been graded."]
+    return {"output": " ".join(told + graded.remarks), "visibility": "visible", "stdout_visibility": "hidden",
+            "tests": [test_of(mark, visibility if mark.check in hidden else "visible") for mark in graded.marks]}
+
+
+def test_of(mark: Mark, visibility: str) -> dict:
+    return {"name": mark.title, "score": mark.points, "max_score": mark.of, "output": mark.said,
+            "status": "passed" if mark.points == mark.of else "failed", "visibility": visibility}
+
+
+if __name__ == "__main__":
+    run_alone(main)

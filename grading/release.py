@@ -1,0 +1,226 @@
+"""Make a course of the labs: `python -m grading.release [FOLDER]`, which is `./run.sh labs`.
+
+    nbgrader_config.py              how nbgrader grades labs; yours to add to, once it is there
+    source/LAB/LAB.ipynb            the instructor's notebook, made from notebooks/labs/LAB.py
+    release/LAB/LAB.ipynb           the student's, made from it by nbgrader
+    gradescope/LAB.zip              an autograder for Gradescope
+    gradebook.db                    nbgrader's; it stays, as do submissions and what has been graded
+
+Made again it is made the same. What would endanger submissions, or changes made by hand, is refused before anything is.
+"""
+import hashlib
+import json
+import os
+import re
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import nbformat
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.converters import GenerateAssignment
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.utils import capture_log
+from traitlets.config import PyFileConfigLoader
+
+from grading.lab_source import labs, notebook_of
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_folder, reading, writing
+from reference.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("reference", "mpi_impl", "grading")
+NEEDED = ("numpy", "mpi4py", "mpich", "ml-dtypes", "nbformat")      # by whoever grades, of requirements.lock
+TIME = (1980, 1, 1, 0, 0, 0)        # of every file in a zip, so that it is always the same
+
+CONFIG = '''"""nbgrader's configuration of this course. What you add stays, whenever ./run.sh labs is run again."""
+from grading.nbgrader_checks import configure
+
+c = get_config()
+configure(c)
+'''
+
+SETUP = '''#!/usr/bin/env bash
+# Gradescope runs this once, as root, to make the image in which submissions are graded.
+set -euo pipefail
+cd "${AUTOGRADER:-/autograder}/source"
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            python=$candidate
+            return 0
+        fi
+    done
+    return 1
+}
+
+if ! find_python; then
+    apt-get update
+    apt-get install -y python3.11 python3.11-venv || apt-get install -y python3 python3-venv
+    find_python || { echo "error: labs are graded with Python 3.11 or newer: choose a newer base image." >&2; exit 1; }
+fi
+"$python" -m venv .venv
+.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt -c constraints.txt
+'''
+
+RUN = '''#!/usr/bin/env bash
+# Gradescope runs this for every submission.
+cd "${{AUTOGRADER:-/autograder}}/source" || exit 1
+exec .venv/bin/python -m grading.gradescope {lab}.ipynb ../submission ../results/results.json
+'''
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
+                        help="where to (default: runs/course)")
+    make_course(parser.parse_args().folder.absolute())
+
+
+def make_course(folder: Path, sources: list[Path] | None = None) -> None:
+    """Make or renew the course in this folder, of these labs or of all. Raises UserError."""
+    made = {source.stem: signed(notebook_of(source)) for source in sources or labs()}
+    check_course(folder)
+    for lab, notebook in made.items():
+        check_unchanged(folder / "source" / lab / f"{lab}.ipynb")
+        check_submissions(folder, lab, notebook)
+    if not (folder / "nbgrader_config.py").exists():
+        write(folder / "nbgrader_config.py", CONFIG.encode())
+    for lab, notebook in made.items():
+        write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
+        release(folder, lab)
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook))
+        points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
+        print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
+              flush=True)
+    print(f"The course is in {folder}. notebooks/labs/README.md tells how to go on.")
+
+
+# ---- what must not be lost ----
+
+def check_course(folder: Path) -> None:
+    """The folder is a course, or new. Raises UserError."""
+    check_folder(str(folder))
+    with reading(str(folder)):
+        strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if strange and not (folder / "nbgrader_config.py").is_file():
+        raise UserError(f"{folder} is no course: it holds {strange[0]}, but no nbgrader_config.py. Name a new folder, "
+                        "as in ./run.sh labs ~/course.")
+
+
+def check_unchanged(path: Path) -> None:
+    """The instructor's notebook is as it was made. Raises UserError."""
+    if not path.exists():
+        return
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        changed = notebook.metadata.get("shardlab", {}).get("made") != digest(notebook)
+    except Exception:       # nbformat has many
+        changed = True
+    if changed:
+        raise UserError(f"{path} has been changed by hand, and would be lost. Make the change in notebooks/labs/"
+                        f"{path.stem}.py, from which it is made, and move the notebook away.")
+
+
+def check_submissions(folder: Path, lab: str, notebook) -> None:
+    """What has been graded can be graded again: it has the same cells. Raises UserError."""
+    database = folder / "gradebook.db"
+    if not database.exists():
+        return
+    with opened(database) as gradebook:
+        try:
+            known = gradebook.find_notebook(lab, lab)
+        except MissingEntry:
+            return
+        before, submissions = {cell.name for cell in known.source_cells}, len(known.submissions)
+    now = {about(cell)["grade_id"] for cell in notebook.cells if about(cell)}
+    if submissions and before != now:
+        other = ", ".join(sorted(before ^ now))
+        raise UserError(f"{lab} has {submissions} submissions in {database}, which have other cells than it has now "
+                        f"({other}). In a course that runs, change what is in a cell, but neither the number nor the "
+                        "names of cells; or make a new course in another folder.")
+
+
+def opened(database: Path) -> Gradebook:
+    """nbgrader's gradebook. Raises UserError."""
+    find_programs()
+    try:
+        return Gradebook(f"sqlite:///{database}", "shardlab")
+    except Exception as error:      # those of a database
+        raise UserError(f"{database} is no gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
+                        "copy of the right one there.") from error
+
+
+def find_programs() -> None:
+    """nbgrader starts alembic, which is beside this Python, but on PATH only where .venv has been activated."""
+    beside = str(Path(sys.executable).parent)
+    if beside not in os.get_exec_path():
+        os.environ["PATH"] = os.pathsep.join([beside, *os.get_exec_path()])
+
+
+# ---- the notebooks ----
+
+def about(cell) -> dict:
+    return cell.metadata.get("nbgrader", {})
+
+
+def signed(notebook):
+    """With a digest by which changes are found."""
+    notebook.metadata["shardlab"] = {"made": digest(notebook)}
+    return notebook
+
+
+def digest(notebook) -> str:
+    """Of what matters in a notebook; Jupyter adds to the rest when it saves one."""
+    cells = [[cell.cell_type, cell.source, about(cell)] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
+
+
+def release(folder: Path, lab: str) -> None:
+    """Let nbgrader make the student's notebook, and write the lab into the gradebook."""
+    find_programs()
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(folder)).load_config()
+    config.CourseDirectory.root = str(folder)
+    config.CourseDirectory.assignment_id = lab
+    converter = GenerateAssignment(coursedir=CourseDirectory(config=config), config=config, force=True)
+    converter.log.propagate = False
+    outcome = capture_log(converter)
+    if not outcome["success"]:
+        raise UserError(f"nbgrader could not release {lab}. It said: {outcome.get('log') or outcome['error']}")
+
+
+def write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    with writing(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_bytes(data)
+        os.replace(aside, path)
+
+
+# ---- Gradescope ----
+
+def autograder(lab: str, notebook) -> bytes:
+    """The zip that Gradescope takes: how to set up, how to run, and all that is needed for it."""
+    lock = (ROOT / "requirements.lock").read_text()
+    files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab), f"{lab}.ipynb": nbformat.writes(notebook),
+             "requirements.txt": "\n".join(NEEDED) + "\n",
+             "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
+                                                     re.MULTILINE)) + "\n"}
+    for package in PACKAGES:
+        files |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / package).rglob("*.py")}
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, TIME)
+            entry.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, files[name])
+    return data.getvalue()
+
+
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,0 +1,632 @@
+# %% [markdown]
+# # Lab 7. Debugging: right shapes, wrong numbers
+#
+# The worst bugs of parallel training raise no error. The shapes are right, the loss falls, and the model is another one
+# than you think. Here are five such functions, each a few lines long and each wrong in a way that has happened to
+# people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it.
+#
+# **You need**: walkthroughs 1 to 5 and 7, and labs 1 to 4. **Time**: about five hours. **Points**: 60.
+#
+# As in lab 1: cells that begin with `%%answer` are yours, a check runs them on processes of their own, and the checks
+# that give the points try more than you see. `group` can do `all_reduce(x)` (and `all_reduce(x, op="max")`),
+# `all_gather(x, axis=0)` and `reduce_scatter(x, axis=0)`. Arrays are cut as `np.array_split` cuts them: where they do
+# not divide, the first ranks have one more.
+#
+# ## The rules
+#
+# Nearly all bugs of this kind break one of these. In your answers you call them by name:
+#
+# | name | rule |
+# |---|---|
+# | `"once"` | What all ranks have alike enters a sum over the ranks once. |
+# | `"conjugate"` | *f* and *g* are adjoint: where one way does nothing, the other way adds up. |
+# | `"own part"` | A rank works on its own part, and where that begins follows from how the whole was cut. |
+# | `"agree first"` | What is one number for all (a maximum, a norm) is agreed on before what is not linear. |
+# | `"weights"` | A mean of means is not the mean: weigh each with how many it stands for. |
+# | `"alike"` | What should be alike on all ranks is drawn, computed and updated alike. |
+# | `"everyone"` | All ranks call the same collectives, in the same order, whatever they hold. |
+
+# %%
+# %load_ext grading
+import numpy as np
+
+from grading import each, run, run_given
+
+# %% locked="tools"
+import numpy as np
+
+from grading import CheckFailed, each, expect, expect_equal, passed, run, run_given
+from grading.checks import difference
+
+RULES = ("once", "conjugate", "own part", "agree first", "weights", "alike", "everyone")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def cut(whole, ranks, axis=-1):
+    """Each rank's part."""
+    return np.array_split(whole, ranks, axis)
+
+
+def expect_results(outcome, expected, names, case, hint):
+    """Every rank has returned what it should: as many arrays as there are names."""
+    for rank, found in enumerate(outcome.results):
+        expect(isinstance(found, list | tuple) and len(found) == len(names), f"rank {rank}: expected "
+               f"{', '.join(names)}; got {type(found).__name__}.", f"return {', '.join(names)}")
+    for k, name in enumerate(names):
+        expect_equal([found[k] for found in outcome.results], [right[k] for right in expected], f"{case}: {name}", hint)
+
+
+def is_wrong(outcome, expected):
+    """Whether any rank has returned anything else than it should, by more than rounding."""
+    return any(difference(mine, np.asarray(right), 1e-6) for found, rights in zip(outcome.results, expected)
+               for mine, right in zip(found, rights))
+
+
+def on_broken(source, ranks, function, args):
+    """What the broken function does with inputs that an answer has chosen."""
+    try:
+        return run_given(source, ranks, function, *args, allow=COLLECTIVES)
+    except CheckFailed as failed:
+        raise CheckFailed(f"With your inputs the broken function does not return at all. Find some with which it "
+                          f"returns what is wrong.\n{failed}") from None
+
+
+def diagnosis(function, **axes):
+    """What a diagnosis has returned: a dict of the number of ranks, arrays with so many axes, and rules."""
+    found, = run(None, function).results
+    keys = ["ranks", *axes, "breaks"]
+    expect(isinstance(found, dict) and set(keys) <= set(found), f"{function}: expected a dict with "
+           f"{', '.join(keys)}; got {sorted(found) if isinstance(found, dict) else type(found).__name__}.")
+    ranks, breaks = found["ranks"], found["breaks"]
+    expect(np.ndim(ranks) == 0 and np.asarray(ranks).dtype.kind in "iu" and 1 <= ranks <= 8,
+           f"ranks should be a number from 1 to 8, but is {ranks!r}.")
+    expect(isinstance(breaks, list | tuple) and breaks and all(type(rule) is str and rule in RULES for rule in breaks),
+           f"breaks should be a list of one or more of {', '.join(RULES)}; it is {breaks!r}.")
+    return {**found, "ranks": int(ranks), **{name: numbers(name, found[name], n) for name, n in axes.items()}}
+
+
+def numbers(name, found, n):
+    """A small array with n axes, or a sentence that says it is not."""
+    try:
+        found = np.asarray(found)
+    except ValueError:
+        raise CheckFailed(f"{name} is no array: its rows differ in length.") from None
+    expect(found.dtype.kind in "iuf" and found.ndim == n and 0 < found.size <= 400
+           and (np.abs(found) <= 1000).all(), f"{name} should be an array of 1 to 400 numbers with {n} axes, none "
+           f"larger than 1000; it is one of {found.dtype}, of shape {list(found.shape)}.")
+    return found
+
+
+def drawn(seed, *shapes):
+    """A random array of each shape."""
+    random = np.random.default_rng(seed)
+    return [random.normal(size=shape) for shape in shapes]
+
+
+def expect_fit(true, what):
+    """The sizes of a diagnosis's arrays fit together."""
+    expect(true, f"The inputs do not fit together: {what}.")
+
+
+def expect_breaks(found, *rules):
+    """A diagnosis has named the rules that are broken, and no others."""
+    expect(set(found["breaks"]) == set(rules), f"{', '.join(found['breaks'])}: not what this function breaks, or not "
+           "all of it.", "which line would you change? Which rule does it follow then, and not now?")
+
+
+def linear_diagnosis(function):
+    found = diagnosis(function, x=2, w=2, dy=2)
+    x, w, dy = found["x"], found["w"], found["dy"]
+    expect_fit(x.shape[1] == w.shape[0], "x [b, h] and w [h, n] should have the same h")
+    expect_fit(dy.shape == (x.shape[0], w.shape[1]), "dy should be [b, n]")
+    return found
+
+
+# %% [markdown]
+# ## How it is done: a bias too many
+#
+# The *row-parallel* product is $Y = X A + b$, with $A$ cut by rows and $X$ by columns. Each rank has a partial sum, and
+# an all-reduce adds them up. Here is a broken one:
+
+# %% locked="broken_rows"
+BROKEN_ROWS = """
+def rows(group, x, w, b):
+    '''x: [n, h/t], this rank's columns; w: [h/t, k], its rows; b: [k], whole -> y [n, k], on every rank'''
+    return group.all_reduce(x @ w + b)
+"""
+
+# %% [markdown]
+# *Inputs that prove it wrong.* With one rank it is right, so take two. With $b = 0$ it is right, too, and biases begin
+# as zeros: a test on a model that has just been made sees nothing. `run_given` runs a text on ranks:
+
+# %%
+x, w, b = np.ones((1, 2)), np.ones((2, 1)), np.array([10.0])
+print("right:", x @ w + b)
+print("ranks:", *run_given(BROKEN_ROWS, 2, "rows", each(np.split(x, 2, 1)), each(np.split(w, 2, 0)), b).results)
+
+# %% [markdown]
+# *The rule*: `"once"`. The bias is alike on all ranks, and it enters the sum on each of them. *Repaired*:
+# `group.all_reduce(x @ w) + b`.
+#
+# Five others are yours. Each has two cells to fill in: a *diagnosis*, a function that returns a dict with a number of
+# `ranks`, the inputs that prove the function wrong on so many ranks, and what it `breaks`, a list of rules; and the
+# function, *repaired*. Inputs are the *whole* arrays; the check cuts them for the ranks. The broken function must
+# return something with them, and that must be wrong. It is a good habit to take random numbers:
+# `np.random.default_rng(0).normal(size=(2, 3))`.
+#
+# ## 1. Wrong below
+#
+# The *column-parallel* product: $Y = X A$, with $A$ cut by columns. All ranks have the same $X$, $[b, h]$, and each
+# gets its own columns of $Y$, with which it goes on by itself. What comes back are its own columns of $dY$. Required
+# are `y`, this rank's columns of $Y$; `dx`, the gradient of $X$, which everybody needs whole; and `dw`, the gradient of
+# this rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
+
+# %% locked="broken_columns"
+BROKEN_COLUMNS = """
+def columns(group, x, w, dy):
+    '''x: [b, h], whole; w: [h, n/t] and dy: [b, n/t], this rank's columns -> y, dx, dw'''
+    y = x @ w
+    dx = dy @ w.T
+    dw = x.T @ dy
+    return y, dx, dw
+"""
+
+
+def linear(x, w, dy):
+    """One process: y, dx, dw."""
+    return x @ w, dy @ w.T, x.T @ dy
+
+
+# %% answer="diagnose_columns"
+# %%answer diagnose_columns
+import numpy as np
+
+
+def diagnose_columns():
+    """-> {"ranks": ..., "x": [b, h], "w": [h, n], "dy": [b, n], "breaks": [...]}"""
+    ### BEGIN SOLUTION
+    random = np.random.default_rng(0)
+    return {"ranks": 2, "x": random.normal(size=(2, 3)), "w": random.normal(size=(3, 4)),
+            "dy": random.normal(size=(2, 4)), "breaks": ["conjugate"]}
+    ### END SOLUTION
+
+
+# %% answer="columns"
+# %%answer columns
+def columns(group, x, w, dy):
+    """x: [b, h], whole; w: [h, n/t] and dy: [b, n/t], this rank's columns -> y, dx, dw"""
+    ### BEGIN SOLUTION
+    return x @ w, group.all_reduce(dy @ w.T), x.T @ dy
+    ### END SOLUTION
+
+
+# %% check="check_diagnose_columns" points=5
+# 1, diagnosis: the inputs prove it wrong
+def columns_case(ranks, x, w, dy):
+    """The arguments, and what every rank should return."""
+    y, dx, dw = linear(x, w, dy)
+    return (x, each(cut(w, ranks)), each(cut(dy, ranks))), list(zip(cut(y, ranks), [dx] * ranks, cut(dw, ranks)))
+
+
+found = linear_diagnosis("diagnose_columns")
+args, expected = columns_case(found["ranks"], found["x"], found["w"], found["dy"])
+expect(is_wrong(on_broken(BROKEN_COLUMNS, found["ranks"], "columns", args), expected),
+       "With your inputs the broken function is right.", "on how many ranks is every rank's dx the whole one?")
+passed("columns is wrong with these inputs")
+### BEGIN HIDDEN TESTS
+expect_breaks(found, "conjugate")
+### END HIDDEN TESTS
+
+# %% check="check_columns" points=7
+# 1, repaired: y, dx and dw are those of one process
+def check_columns(ranks, b, h, n):
+    args, expected = columns_case(ranks, *drawn(n, (b, h), (h, n), (b, n)))
+    expect_results(run(ranks, "columns", *args, allow=COLLECTIVES), expected, ("y", "dx", "dw"), f"{n} columns",
+                   "each rank's columns contribute to dx; to dw of a column only that column's rank contributes.")
+
+
+check_columns(2, b=2, h=3, n=4)
+check_columns(4, b=3, h=2, n=8)
+passed("columns on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for ranks, n in ((1, 3), (3, 7), (5, 3), (8, 9)):
+    check_columns(ranks, 2, 3, n)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 2. A test that saw nothing
+#
+# The same product, but each rank wants all of $Y$, so the columns are gathered. Back comes the whole $dY$, the same on
+# all ranks, and each takes the columns that are its own. The author of this function had a test: two ranks, random $X$
+# and $A$, and a $dY$ of ones, "so that the loss is the sum of $Y$". It passed.
+
+# %% locked="broken_gathered"
+BROKEN_GATHERED = """
+def gathered(group, x, w, dy):
+    '''x: [b, h] and dy: [b, n], whole; w: [h, n/t], this rank's columns -> y [b, n], dx, dw'''
+    y = group.all_gather(x @ w, axis=1)
+    mine = dy[:, :w.shape[1]]
+    dx = group.all_reduce(mine @ w.T)
+    dw = x.T @ mine
+    return y, dx, dw
+"""
+
+# %% [markdown]
+# In this diagnosis, give a second $dY$ besides: `blind`, in which no element is zero, with which the broken function is
+# *right*, with the same number of ranks (at least two) and the same `x` and `w` (which have no zeros, either).
+
+# %% answer="diagnose_gathered"
+# %%answer diagnose_gathered
+import numpy as np
+
+
+def diagnose_gathered():
+    """-> {"ranks": ..., "x": [b, h], "w": [h, n], "dy": [b, n], "blind": [b, n], "breaks": [...]}"""
+    ### BEGIN SOLUTION
+    random = np.random.default_rng(0)
+    return {"ranks": 2, "x": random.normal(size=(2, 3)), "w": random.normal(size=(3, 4)),
+            "dy": random.normal(size=(2, 4)), "blind": np.ones((2, 4)), "breaks": ["own part"]}
+    ### END SOLUTION
+
+
+# %% answer="gathered"
+# %%answer gathered
+import numpy as np
+
+
+def gathered(group, x, w, dy):
+    """x: [b, h] and dy: [b, n], whole; w: [h, n/t], this rank's columns -> y [b, n], dx, dw"""
+    ### BEGIN SOLUTION
+    mine = np.array_split(dy, group.size, axis=1)[group.rank]
+    return group.all_gather(x @ w, axis=1), group.all_reduce(mine @ w.T), x.T @ mine
+    ### END SOLUTION
+
+
+# %% check="check_diagnose_gathered" points=5
+# 2, diagnosis: one dy that shows the bug, and one that does not
+def gathered_case(ranks, x, w, dy):
+    """The arguments, and what every rank should return."""
+    y, dx, dw = linear(x, w, dy)
+    return (x, each(cut(w, ranks)), dy), [(y, dx, part) for part in cut(dw, ranks)]
+
+
+def gathered_is_wrong(found, dy):
+    args, expected = gathered_case(found["ranks"], found["x"], found["w"], dy)
+    return is_wrong(on_broken(BROKEN_GATHERED, found["ranks"], "gathered", args), expected)
+
+
+found = linear_diagnosis("diagnose_gathered")
+blind = numbers("blind", found.get("blind"), 2)
+expect_fit(blind.shape == found["dy"].shape, "blind should be [b, n], as dy is")
+expect(gathered_is_wrong(found, found["dy"]), "With your dy the broken function is right.",
+       "which columns of dy does rank 1 take? They should differ from its own.")
+expect(found["ranks"] > 1 and all(np.all(a != 0) for a in (found["x"], found["w"], blind)),
+       "blind should be blind on at least 2 ranks, and without zeros in x, w and blind.")
+expect(not gathered_is_wrong(found, blind), "With your blind dy the broken function is wrong.",
+       "with which dy do the first columns look like all others?")
+passed("gathered is wrong with dy, and right with blind")
+### BEGIN HIDDEN TESTS
+expect_breaks(found, "own part")
+### END HIDDEN TESTS
+
+# %% check="check_gathered" points=7
+# 2, repaired: y, dx and dw are those of one process
+def check_gathered(ranks, b, h, n):
+    args, expected = gathered_case(ranks, *drawn(n, (b, h), (h, n), (b, n)))
+    expect_results(run(ranks, "gathered", *args, allow=COLLECTIVES), expected, ("y", "dx", "dw"), f"{n} columns",
+                   "where do a rank's columns begin, if those before it have one more than it has?")
+
+
+check_gathered(2, b=2, h=3, n=4)
+check_gathered(4, b=3, h=2, n=8)
+passed("gathered on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for ranks, n in ((1, 3), (3, 7), (5, 6), (8, 12)):
+    check_gathered(ranks, 2, 3, n)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# Ones are the worst upstream gradient that there is. Whether a backward takes the right elements of $dY$ (a slice, a
+# transpose, a permutation) cannot be seen with them. And some backwards are zero for ones, so that a test compares
+# nothing: that of softmax, $p \,(dY - \sum p \, dY)$ with $\sum p = 1$, and that of a layer norm before its gain. With
+# a *random* $dY$ all elements count, each in a way of its own, and what is wrong anywhere cancels with probability 0.
+# This is why all checks of these labs draw theirs.
+#
+# ## 3. Words at the seam
+#
+# The table of $V$ words' vectors is cut by rows: each rank has some words. To look words up, each rank takes the rows
+# that it has, leaves zeros for words of others, and an all-reduce puts them together. (A word that stands twice gets
+# two gradients.) This one works in production, where the vocabulary is padded.
+
+# %% locked="broken_lookup"
+BROKEN_LOOKUP = """
+import numpy as np
+
+def lookup(group, ids, table, dy, words):
+    '''ids: [s], word numbers; table: [V/t, h], this rank's words; dy: [s, h]; words: V -> y [s, h], dtable'''
+    first = group.rank * len(table)
+    held = (ids >= first) & (ids < first + len(table))
+    y = np.zeros(dy.shape)
+    y[held] = table[ids[held] - first]
+    dtable = np.zeros(table.shape)
+    np.add.at(dtable, ids[held] - first, dy[held])
+    return group.all_reduce(y), dtable
+"""
+
+# %% answer="diagnose_lookup"
+# %%answer diagnose_lookup
+import numpy as np
+
+
+def diagnose_lookup():
+    """-> {"ranks": ..., "ids": [s], "table": [V, h], "dy": [s, h], "breaks": [...]}"""
+    ### BEGIN SOLUTION
+    random = np.random.default_rng(0)
+    return {"ranks": 2, "ids": np.array([2, 1, 0]), "table": random.normal(size=(3, 2)),
+            "dy": random.normal(size=(3, 2)), "breaks": ["own part"]}
+    ### END SOLUTION
+
+
+# %% answer="lookup"
+# %%answer lookup
+import numpy as np
+
+
+def lookup(group, ids, table, dy, words):
+    """ids: [s], word numbers; table: [V/t, h], this rank's words; dy: [s, h]; words: V -> y [s, h], dtable"""
+    ### BEGIN SOLUTION
+    first = group.rank * (words // group.size) + min(group.rank, words % group.size)
+    held = (ids >= first) & (ids < first + len(table))
+    y = np.zeros(dy.shape)
+    y[held] = table[ids[held] - first]
+    dtable = np.zeros(table.shape)
+    np.add.at(dtable, ids[held] - first, dy[held])
+    return group.all_reduce(y), dtable
+    ### END SOLUTION
+
+
+# %% check="check_diagnose_lookup" points=5
+# 3, diagnosis: the inputs prove it wrong
+def lookup_case(ranks, ids, table, dy):
+    """The arguments, and what every rank should return."""
+    dtable = np.zeros(table.shape)
+    np.add.at(dtable, ids, dy)
+    return (ids, each(cut(table, ranks, 0)), dy, len(table)), [(table[ids], part) for part in cut(dtable, ranks, 0)]
+
+
+found = diagnosis("diagnose_lookup", ids=1, table=2, dy=2)
+expect_fit(found["ids"].dtype.kind in "iu" and found["ids"].min() >= 0 and found["ids"].max() < len(found["table"]),
+           "ids should be whole numbers, from 0 up to, but not including, the length of the table")
+expect_fit(found["dy"].shape == (len(found["ids"]), found["table"].shape[1]), "dy should be [s, h]")
+args, expected = lookup_case(found["ranks"], found["ids"], found["table"], found["dy"])
+expect(is_wrong(on_broken(BROKEN_LOOKUP, found["ranks"], "lookup", args), expected),
+       "With your inputs the broken function is right.", "print `first` and len(table) of every rank, for some V.")
+passed("lookup is wrong with these inputs")
+### BEGIN HIDDEN TESTS
+expect_breaks(found, "own part")
+### END HIDDEN TESTS
+
+# %% check="check_lookup" points=7
+# 3, repaired: y and the table's gradient are those of one process
+def check_lookup(ranks, words, s):
+    table, dy = drawn(words, (words, 3), (s, 3))
+    args, expected = lookup_case(ranks, np.random.default_rng(s).integers(0, words, s), table, dy)
+    expect_results(run(ranks, "lookup", *args, allow=COLLECTIVES), expected, ("y", "dtable"), f"{words} words",
+                   "how many words have the ranks before this one, all together?")
+
+
+check_lookup(2, words=6, s=5)
+check_lookup(4, words=8, s=9)
+passed("lookup on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for ranks, words in ((1, 3), (3, 7), (5, 3), (8, 21), (4, 6)):
+    check_lookup(ranks, words, 12)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 4. The loss is nearly right
+#
+# A cross-entropy that never sees all the logits (Shoeybi et al. 2019, section 3). Each rank has the logits of its own
+# words, $z$, $[s, V/t]$. For a target word $k$ at each position, and an upstream gradient $dL$ for each position,
+#
+# $$L = \log \sum_j e^{z_j} - z_k, \qquad dz_j = dL \Bigl( \frac{e^{z_j}}{\sum_i e^{z_i}} - [j = k] \Bigr).$$
+#
+# So that no exponential overflows, a maximum is subtracted from the logits first, which changes nothing:
+# $\log \sum_j e^{z_j - c} - (z_k - c)$ is the same for every $c$. Every rank has at least one word.
+
+# %% locked="broken_loss"
+BROKEN_LOSS = """
+import numpy as np
+
+def loss(group, logits, targets, dloss, first):
+    '''logits: [s, V/t], of this rank's words, which begin with `first`; targets: [s], word numbers; dloss: [s]
+    -> loss [s], dlogits'''
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    e = np.exp(shifted)
+    total = group.all_reduce(e.sum(axis=1))
+    held = targets[:, None] == first + np.arange(logits.shape[1])
+    target = group.all_reduce((shifted * held).sum(axis=1))
+    return np.log(total) - target, dloss[:, None] * (e / total[:, None] - held)
+"""
+
+# %% [markdown]
+# When you repair it: no rank may send more than eight numbers for each position.
+
+# %% answer="diagnose_loss"
+# %%answer diagnose_loss
+import numpy as np
+
+
+def diagnose_loss():
+    """-> {"ranks": ..., "logits": [s, V], "targets": [s], "dloss": [s], "breaks": [...]}"""
+    ### BEGIN SOLUTION
+    return {"ranks": 2, "logits": [[0.0, 1.0, 2.0, 3.0]], "targets": [1], "dloss": [1.5], "breaks": ["agree first"]}
+    ### END SOLUTION
+
+
+# %% answer="loss"
+# %%answer loss
+import numpy as np
+
+
+def loss(group, logits, targets, dloss, first):
+    """logits: [s, V/t], of this rank's words, which begin with `first`; targets: [s], word numbers; dloss: [s]
+    -> loss [s], dlogits"""
+    ### BEGIN SOLUTION
+    shifted = logits - group.all_reduce(logits.max(axis=1), op="max")[:, None]
+    e = np.exp(shifted)
+    total = group.all_reduce(e.sum(axis=1))
+    held = targets[:, None] == first + np.arange(logits.shape[1])
+    target = group.all_reduce((shifted * held).sum(axis=1))
+    return np.log(total) - target, dloss[:, None] * (e / total[:, None] - held)
+    ### END SOLUTION
+
+
+# %% check="check_diagnose_loss" points=5
+# 4, diagnosis: the inputs prove it wrong
+def loss_case(ranks, logits, targets, dloss):
+    """The arguments, and what every rank should return."""
+    shifted = logits - logits.max(1, keepdims=True)
+    p = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
+    one_hot = targets[:, None] == np.arange(logits.shape[1])
+    right = np.log(np.exp(shifted).sum(1)) - (shifted * one_hot).sum(1)
+    firsts = each([int(part[0]) for part in cut(np.arange(logits.shape[1]), ranks)])
+    args = each(cut(logits, ranks)), targets, dloss, firsts
+    return args, [(right, part) for part in cut(dloss[:, None] * (p - one_hot), ranks)]
+
+
+found = diagnosis("diagnose_loss", logits=2, targets=1, dloss=1)
+s, words = found["logits"].shape
+expect_fit(words >= found["ranks"], "every rank should have at least one word")
+expect_fit(found["targets"].shape == found["dloss"].shape == (s,), "targets and dloss should be [s]")
+expect_fit(found["targets"].dtype.kind in "iu" and found["targets"].min() >= 0 and found["targets"].max() < words,
+           "targets should be whole numbers, from 0 up to, but not including, V")
+expect(np.abs(found["logits"]).max() <= 50, "The logits should not exceed 50: it goes wrong with small ones, too.")
+args, expected = loss_case(*(found[name] for name in ("ranks", "logits", "targets", "dloss")))
+expect(is_wrong(on_broken(BROKEN_LOSS, found["ranks"], "loss", args), expected),
+       "With your inputs the broken function is right.", "what does each rank subtract? When is it the same?")
+passed("loss is wrong with these inputs")
+### BEGIN HIDDEN TESTS
+expect_breaks(found, "agree first")
+### END HIDDEN TESTS
+
+# %% check="check_loss" points=7
+# 4, repaired: the loss and its gradient are those of one process, and no logits are sent
+def check_loss(ranks, words, s, size=3.0):
+    logits, dloss = drawn(words, (s, words), (s,))
+    args, expected = loss_case(ranks, size * logits, np.random.default_rng(s).integers(0, words, s), dloss)
+    outcome = run(ranks, "loss", *args, allow=COLLECTIVES)
+    expect_results(outcome, expected, ("loss", "dlogits"), f"{words} words, logits of about {size:g}",
+                   "all ranks subtract one and the same number at each position, the largest logit of all ranks.")
+    for rank, sent in enumerate(outcome.sent):
+        expect(sent <= 8 * s, f"rank {rank} has sent {sent} elements for {s} positions; {8 * s} are enough.",
+               "of its logits a rank tells the others their maximum, a sum, and at most one logit at each position.")
+
+
+check_loss(2, words=24, s=3)
+check_loss(4, words=48, s=2)
+passed("loss on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+check_loss(1, 5, 3)
+check_loss(3, 50, 4)
+check_loss(5, 7, 3, size=1e4)
+check_loss(8, 83, 2, size=0.01)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## 5. The last batch of the epoch
+#
+# Data-parallel training: every replica has the gradient of its own samples, averaged over them, and all want the
+# average over all samples. Where samples run out, some replicas get fewer than others, and some get none. (Their
+# gradient is then zero. Not all have none.) This function has two bugs: in some batches it is wrong, in others it never
+# ends.
+
+# %% locked="broken_average"
+BROKEN_AVERAGE = """
+def average(group, gradient, samples):
+    '''gradient: 1-d, the mean over this rank's samples; samples: how many -> the mean over all ranks' samples'''
+    if samples == 0:
+        return [gradient]
+    return [group.all_reduce(gradient) / group.size]
+"""
+
+# %% [markdown]
+# It returns a list with one array, and so should yours. The diagnosis gives two batches for the same number of ranks:
+# `samples`, with which (and `gradients`, a row for each rank) it returns what is wrong, and `hangs`, with which it
+# never ends. Both are lists with a number for each rank. And it names both rules.
+
+# %%
+# run_given(BROKEN_AVERAGE, 2, "average", each([np.ones(2), np.ones(2)]), each([..., ...]))
+
+# %% answer="diagnose_average"
+# %%answer diagnose_average
+def diagnose_average():
+    """-> {"ranks": ..., "gradients": [d, N], "samples": [d], "hangs": [d], "breaks": [..., ...]}"""
+    ### BEGIN SOLUTION
+    return {"ranks": 2, "gradients": [[1.0, 2.0], [3.0, 5.0]], "samples": [1, 3], "hangs": [2, 0],
+            "breaks": ["weights", "everyone"]}
+    ### END SOLUTION
+
+
+# %% answer="average"
+# %%answer average
+import numpy as np
+
+
+def average(group, gradient, samples):
+    """gradient: 1-d, the mean over this rank's samples; samples: how many -> a list of the mean over all samples"""
+    ### BEGIN SOLUTION
+    return [group.all_reduce(gradient * samples) / group.all_reduce(np.array(float(samples)))]
+    ### END SOLUTION
+
+
+# %% check="check_diagnose_average" points=5
+# 5, diagnosis: a batch with which it is wrong, and one with which it hangs
+def average_case(gradients, samples):
+    """The arguments, and what every rank should return."""
+    right = (gradients * np.asarray(samples)[:, None]).sum(0) / sum(samples)
+    return (each(list(gradients)), each([int(n) for n in samples])), [(right,)] * len(samples)
+
+
+found = diagnosis("diagnose_average", gradients=2, samples=1, hangs=1)
+for name in ("samples", "hangs"):
+    expect_fit(found[name].dtype.kind in "iu" and found[name].min() >= 0 and found[name].max() > 0,
+               f"{name} should be whole numbers, not below 0, and not all 0")
+    expect_fit(len(found[name]) == len(found["gradients"]) == found["ranks"], f"gradients and {name} need a row or a "
+               "number for each rank")
+args, expected = average_case(found["gradients"], found["samples"])
+expect(found["samples"].min() > 0, "With your samples the broken function never ends. That is the other bug.")
+expect(is_wrong(on_broken(BROKEN_AVERAGE, found["ranks"], "average", args), expected),
+       "With your inputs the broken function is right.", "when is the mean of means the mean?")
+expect(found["hangs"].min() == 0, f"With samples {found['hangs'].tolist()} it ends: all ranks come to the all-reduce.")
+passed("average is wrong with one batch, and hangs with the other")
+### BEGIN HIDDEN TESTS
+expect_breaks(found, "weights", "everyone")
+### END HIDDEN TESTS
+
+# %% check="check_average" points=7
+# 5, repaired: the mean over all samples, and everyone comes to an end
+def check_average(samples):
+    gradients, = drawn(sum(samples), (len(samples), 4))
+    args, expected = average_case(gradients * (np.asarray(samples)[:, None] > 0), samples)
+    outcome = run(len(samples), "average", *args, allow=COLLECTIVES)
+    expect_results(outcome, expected, ("the mean",), f"samples {samples}",
+                   "over all ranks: the sum of the samples' gradients, over the number of samples.")
+
+
+check_average([2, 2])
+check_average([1, 3, 2, 2])
+passed("average on 2 and 4 ranks")
+### BEGIN HIDDEN TESTS
+for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0, 0, 9]):
+    check_average(samples)
+### END HIDDEN TESTS
+
+# %% [markdown]
+# ## To think about
+#
+# - Which of the five would you see in the training loss of the first 100 steps? Which would you see only if you trained
+#   the same model on another number of ranks?
+# - In the repaired functions, what would a rank that draws its own dropout mask for `x` in `columns` break? Which of
+#   the rules is it, and which results stay right?
+# - Say you have one test only for a sharded layer of your own. Which sizes, how many ranks, which inputs?

@@ -1,0 +1,89 @@
+"""What checks say: nothing of what is right, and of what is wrong where, what was expected, what came, and a hint."""
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from grading import checks
+from grading.answers import CURRENT
+from grading.checks import CheckFailed, difference, each, expect, expect_equal, passed, run
+from grading.lab_group import OPERATIONS
+
+NUMBERS = hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e6, 1e6))
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=4))
+def test_what_is_equal_passes(arrays):
+    expect_equal(arrays, arrays, "it", tolerance=0)
+    expect_equal([x.tolist() for x in arrays], arrays, "it", tolerance=0) if all(x.size for x in arrays) else None
+    expect_equal([x * (1 + 1e-13) for x in arrays], arrays, "it")
+
+
+@given(NUMBERS.filter(lambda x: x.size), st.data())
+def test_one_element_that_is_off_is_found(right, data):
+    at = np.unravel_index(data.draw(st.integers(0, right.size - 1)), right.shape)
+    wrong = data.draw(st.sampled_from([np.nan, np.inf, -np.inf, 1e9]))
+    mine = right.copy()
+    mine[at] = wrong
+    said = difference(mine, right, 1e-10)
+    place = f"Element [{', '.join(map(str, at))}]" if at else "It"
+    assert said.startswith(f"{place}: expected {right[at]:.6g}, got {wrong:.6g}.")
+
+
+@given(NUMBERS.filter(lambda x: x.size))
+def test_with_tolerance_0_the_last_bit_counts(right):
+    assert difference(np.nextafter(right, np.inf), right, 0)
+
+
+@pytest.mark.parametrize("mine, right, words", [
+    (None, 1.0, "is there a return"), ([[1], [1, 2]], [1.0], "its rows differ in length"),
+    ("text", 1.0, "no array of numbers"), ({"a": 1}, 1.0, "no array of numbers"), (10**30, 1.0, "no array of numbers"),
+    ([None, 1], [1.0, 1.0], "no array of numbers"),
+    (np.ones((2, 1)), [1.0, 1.0], r"shape \[2\], got \[2, 1\]"), (1.0, [1.0], r"shape \[1\], got \[\]"),
+    ([True, False], [1.0, 1.0], r"Element \[1\]: expected 1, got 0\. 1 of 2"), ([0.0], [np.nan], "expected nan, got 0"),
+    ([1, 2], [True, False], "expected 0, got 2"), ([np.nan], [0.0], "expected 0, got nan"),
+    ([0.0], [np.inf], "expected inf"),
+    (np.array([1], np.uint8), [-1], "expected -1, got 1"), ([1e-300], [0.0], "expected 0, got 1e-300"),
+], ids=repr)
+def test_anything_else_is_told(mine, right, words):
+    with pytest.raises(CheckFailed, match=words):
+        expect_equal([mine], [right], "it", "the hint")
+
+
+def test_nan_and_infinity_are_equal_to_themselves():
+    x = np.array([np.nan, np.inf, -np.inf, -0.0])
+    assert difference(x, x, 0) == "" and difference([0.0], np.array([-0.0]), 0) == ""
+
+
+def test_the_rank_and_the_hint_are_told():
+    with pytest.raises(CheckFailed) as failed:
+        expect_equal([1, 2, 4], [1, 2, 3], "the sum", "count again")
+    assert str(failed.value) == "rank 2: the sum is not right. It: expected 3, got 4.\nHint: count again"
+    assert failed.value._render_traceback_() == str(failed.value).splitlines()
+    with pytest.raises(CheckFailed, match="^no\nHint: why$"):
+        expect(False, "no", "why")
+    expect(True, "no")
+
+
+def test_what_passed_is_said(capsys):
+    passed("it")
+    assert capsys.readouterr().out == "passed: it\n"
+
+
+def test_without_answers_nothing_runs(monkeypatch):
+    CURRENT.clear()
+    with pytest.raises(CheckFailed, match="run the cells that begin with %%answer"):
+        run(2, "f")
+
+
+def test_a_run_has_its_own_arguments_on_each_rank_and_the_checks_limit(monkeypatch):
+    asked = []
+    monkeypatch.setattr(checks.SANDBOX, "run", lambda *args: asked.append(args))
+    monkeypatch.setitem(CURRENT, "f", "source")
+    run(2, "f", each([1, 2]), 3, allow=("send",), limit=9)
+    run(None, "f")
+    (answers, function, (first, second), n, allow, limit), default = asked
+    assert (answers, function, first.values, second, n, allow, limit) == (CURRENT, "f", [1, 2], 3, 2, ("send",), 9)
+    assert default[2:] == ((), None, OPERATIONS, checks.LIMIT)
+    CURRENT.clear()

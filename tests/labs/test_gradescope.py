@@ -1,0 +1,119 @@
+"""Gradescope always gets its results, unless the instructor's own files are wrong."""
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import nbformat
+import pytest
+
+from grading import checks
+from grading.gradescope import VISIBILITIES, main
+from grading.lab_source import labs, notebook_of
+from grading.release import autograder
+from grading.sandbox import Sandbox
+from reference.errors import UserError
+from tests.labs.notebooks import answer_cell, check_cell, notebook
+from tests.launching import ROOT
+
+SOURCE = notebook(answer_cell("one", "def one():\n    return 1"), check_cell("seen", """
+# It is one
+from grading import expect, run
+expect(run(None, "one").results == [1], "it is not one")
+"""), check_cell("hidden", """
+# It is one, still
+### BEGIN HIDDEN TESTS
+expect(run(None, "one").results == [1], "it is not one, still")
+### END HIDDEN TESTS
+""", 7))
+WRONG = notebook(answer_cell("one", "def one():\n    return 2"))
+
+
+@pytest.fixture
+def graded(monkeypatch, tmp_path):
+    """`graded(submission)` -> results.json, whether it is handed in as a file or in a folder."""
+    monkeypatch.setattr(checks, "SANDBOX", Sandbox(1))
+    (tmp_path / "submission").mkdir()
+    nbformat.write(SOURCE, tmp_path / "lab.ipynb")
+
+    def grade(submission=None, *options, name="lab.ipynb", folder=True, source="lab.ipynb"):
+        path = tmp_path / "submission" / name
+        if submission is not None:
+            path.write_text(submission if isinstance(submission, str) else nbformat.writes(submission))
+        arguments = [tmp_path / source, path.parent if folder else path, tmp_path / "results" / "results.json",
+                     *options]
+        monkeypatch.setattr(sys, "argv", ["gradescope", *map(str, arguments)])
+        main()
+        assert os.listdir(tmp_path / "results") == ["results.json"]
+        return json.loads((tmp_path / "results" / "results.json").read_text())
+    return grade
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_the_solution_has_all_points(graded, folder):
+    assert graded(SOURCE, folder=folder) == {
+        "output": "12 of 12 points.", "visibility": "visible", "stdout_visibility": "hidden", "tests": [
+            {"name": "It is one", "score": 5, "max_score": 5, "status": "passed", "output": "",
+             "visibility": "visible"},
+            {"name": "It is one, still", "score": 7, "max_score": 7, "status": "passed", "output": "",
+             "visibility": "visible"}]}
+
+
+def test_a_wrong_answer_has_none_and_is_told_why(graded):
+    found = graded(WRONG)
+    assert [(test["score"], test["status"], test["output"]) for test in found["tests"]] == [
+        (0, "failed", "it is not one"), (0, "failed", "it is not one, still")]
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES)
+def test_hidden_tests_are_shown_when_the_instructor_says(graded, visibility):
+    found = graded("{}", "--hidden-tests", visibility)
+    assert [test["visibility"] for test in found["tests"]] == ["visible", visibility]
+    assert ("0 of 12 points" in found["output"]) == (visibility == "visible"), "the sum would tell what is hidden"
+
+
+@pytest.mark.parametrize("text, words", [("", "is empty"), ("{", "not JSON"), ("[]", "has no cells"),
+                                         (None, "There is no notebook"), ('{"cells": []}', "another lab")])
+def test_a_broken_submission_has_results_too(graded, text, words):
+    found = graded(text)
+    assert words in found["output"] and all(test["score"] == 0 and words in test["output"] for test in found["tests"])
+
+
+def test_another_name_is_taken_if_there_is_no_choice(graded):
+    assert graded(SOURCE, name="mine.ipynb")["tests"][0]["score"] == 5
+    assert "2 notebooks" in graded(SOURCE, name="too.ipynb")["output"]
+
+
+@pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "is no notebook"),
+                                         (nbformat.writes(WRONG), "no checks")])
+def test_a_wrong_source_is_a_sentence_of_the_instructors(graded, tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "source.ipynb").write_text(text)
+    with pytest.raises(UserError, match=words):
+        graded(SOURCE, source="source.ipynb")
+
+
+def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
+    """But for the environment, which here is this one."""
+    lab = labs()[0]
+    data = autograder(lab.stem, notebook_of(lab))
+    assert data == autograder(lab.stem, notebook_of(lab))
+    for folder in ("source", "submission", "results"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "lab.zip").write_bytes(data)
+    with zipfile.ZipFile(tmp_path / "lab.zip") as archive:
+        archive.extractall(tmp_path / "source")
+        executable = {entry.filename for entry in archive.infolist() if entry.external_attr >> 16 & 0o100}
+    assert executable == {"setup.sh", "run_autograder"}
+    assert subprocess.run(["bash", "-n", tmp_path / "source" / "setup.sh"]).returncode == 0
+    needed, pins = ((tmp_path / "source" / name).read_text() for name in ("requirements.txt", "constraints.txt"))
+    assert all(f"\n{name}==" in f"\n{pins}" for name in needed.split()) and "hash" not in pins
+    (tmp_path / "source" / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "submission" / "x.ipynb").write_text("{")
+    done = subprocess.run(["bash", tmp_path / "source" / "run_autograder"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "AUTOGRADER": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert "not JSON" in found["output"] and len(found["tests"]) > 3
+    assert str(ROOT) not in done.stderr

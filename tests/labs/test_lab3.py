@@ -1,0 +1,77 @@
+"""Lab 3: the solution has all points, nothing has none, and each mistake loses those that it should."""
+import pytest
+
+from grading.answers import answers_of
+from tests.labs.submissions import changed, lost, marks_of, solution
+
+LAB = "lab3_heads_and_words"
+
+BACKWARD = {"check_attention_backward", "check_attention_cost"}
+
+MISTAKES = {
+    "a key/value head once for each query head": (
+        "heads", "sorted({i // (a // k) for i in queries})", "[i // (a // k) for i in queries]",
+        {"check_heads", "check_shard", *BACKWARD}, "how many query heads read the same one"),
+    "cuts K and V as Q": (
+        "shard", 'whole[key].take(keys if key in "KV" else queries, axis=1)',
+        "np.array_split(whole[key], group.size, 1)[group.rank]", {"check_shard"}, "Q and O go by query heads"),
+    "adds its own first (hidden)": (
+        "sum_over", "total = came[ranks[0]]\n    for other in ranks[1:]:",
+        "total = x\n    for other in set(ranks) - {group.rank}:", {"check_sum_over"}, "of the first rank"),
+    "receives from the rank that it sends to (hidden)": (
+        "sum_over", "ranks[(me - step) % len(ranks)]", "ranks[(me + step) % len(ranks)]", {"check_sum_over"},
+        "in a circle: 1 -> 2 -> 4 -> 1"),
+    "counts a rank's heads as if they were all (hidden)": (
+        "attention", "j = keys.index(head // (a // k))\n        summand", "j = i // (a // k)\n        summand",
+        {"check_attention_forward", *BACKWARD}, "query head i of all"),
+    "the last query head's gradient": (
+        "attention", 'grads["K"][:, j] += dk', 'grads["K"][:, j] = dk', BACKWARD, "gradient of 'K' is not right"),
+    "own query heads' gradient alone": (
+        "attention", "sum_over(group, both, holders(a, k, group.size)[key])", "both", BACKWARD, "here and on other"),
+    "a word that occurs twice counts once": (
+        "embed", "np.add.at(drows, tokens[here] - mine[:1], dx[here] * np.sqrt(dx.shape[-1]))",
+        "drows[tokens[here] - mine[:1]] += dx[here] * np.sqrt(dx.shape[-1])", {"check_embedding_backward"}, "twice"),
+    "pad learns": ("embed", " & (tokens != pad)", "", {"check_embedding_backward"}, "pad has none"),
+    "scaled before the sum, too": (
+        "embed", "x[here] = rows", "x[here] = np.sqrt(rows.shape[1]) * rows", {"check_embedding"}, "expected"),
+    "words as if they divided (hidden)": (
+        "logits", "np.array_split(np.arange(V), group.size)[group.rank] == pad",
+        "np.arange(len(rows)) + group.rank * (V // group.size) == pad", {"check_logits"}, "which of its rows is pad"),
+}
+
+
+def test_the_solution_has_all_points():
+    found = marks_of(LAB)
+    assert lost(found) == set() and sum(mark.of for mark in found.values()) == 60
+
+
+def test_a_blank_submission_has_none():
+    found = marks_of(LAB, **{name: "raise NotImplementedError()" for name in answers_of(solution(LAB))})
+    assert lost(found) == set(found)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_loses_its_points(mistake):
+    """And is told in words that fit."""
+    answer, old, new, checks, words = MISTAKES[mistake]
+    found = marks_of(LAB, **changed(LAB, answer, old, new))
+    assert lost(found) == checks
+    assert not mistake.endswith("(hidden)") or all(found[name].said.startswith("passed") for name in checks)
+    said = "\n".join(found[name].said for name in checks)
+    assert any(word in said for word in words.split("|")), said
+
+
+def test_telling_everybody_loses_the_points_for_the_cost_alone():
+    """Every rank adds up the gradients of all key/value heads, its own and those of which it has none."""
+    found = marks_of(LAB, **changed(LAB, "attention", """
+    for j, key in enumerate(keys):
+        both = np.stack([grads["K"][:, j], grads["V"][:, j]])
+        grads["K"][:, j], grads["V"][:, j] = sum_over(group, both, holders(a, k, group.size)[key])
+""", """
+    for name in "KV":
+        every = np.zeros((dy.shape[2], k, grads[name].shape[2]))
+        every[:, keys] = grads[name]
+        grads[name] = group.all_reduce(every)[:, keys]
+"""))
+    assert lost(found) == {"check_attention_cost"}
+    assert "concern only those" in found["check_attention_cost"].said

@@ -1,0 +1,95 @@
+"""Lab 5: the solution has all points, and each mistake loses those that it should."""
+import pytest
+
+from tests.labs.submissions import changed, lost, marks_of
+
+LAB = "lab5_pipeline_schedules"
+
+MISTAKES = {
+    "the last stage takes what is left": (
+        "deal", "return best[p][len(costs)][1]", "each = len(costs) // p\n    return [each] * (p - 1) + "
+        "[len(costs) - each * (p - 1)]", {"check_deal"}, "can be reached"),
+    "one forward more ahead": (
+        "one_f_one_b", "actions = forward[:most]", "most += 1\n        actions = forward[:most]",
+        {"check_one_f_one_b"}, "should be a backward"),
+    "only the next rank looked at": (
+        "smallest_in_flight", "range(r + 1, p):", "range(r + 1, min(r + 2, p)):",
+        {"check_smallest_in_flight", "check_fastest"}, "on all ranks behind it"),
+    "the division rounded up as it is": (          # hidden cases alone see it
+        "smallest_in_flight", " - 1e-9", "", {"check_fastest"}, "smallest period"),
+    "a short last group": (
+        "interleaved", "range(first, first + p) for", "range(first, min(first + p, m)) for",
+        {"check_interleaved_time"}, "microbatches 6 and 7"),
+    "GPipe, interleaved": (                        # valid, but dear in memory
+        "interleaved", "most = 2 * (p - 1 - rank) + (v - 1) * p + 1", "most = m * v + p * v",
+        {"check_interleaved"}, "in flight"),
+    "backwards from the first stage on": (
+        "interleaved", "in reversed(stages)", "in stages", {"check_interleaved", "check_interleaved_time"},
+        "in a circle"),
+    "weights' gradients not summed": (
+        "play", "dws[stage] += dw", "dws[stage] = dw", {"check_play", "check_play_interleaved"}, "weight of stage"),
+    "a rank's neighbour is one stage on": (        # which is so as long as a rank has one stage
+        "play", "elsewhere = 0 <= to < stages and to % group.size != rank", "elsewhere = 0 <= to < group.size",
+        {"check_play_interleaved"}, "rank"),
+}
+
+NAIVE = """
+    come = {("F", 0, i): x for i, x in enumerate(xs)} | {("B", stages - 1, i): dy for i, dy in enumerate(dys)}
+    caches, dws = {}, {stage: np.zeros_like(w) for stage, w in weights.items()}
+    for kind, stage, i in schedule[group.rank]:
+        if (kind, stage, i) not in come:
+            come[kind, stage, i] = group.receive((stage - 1 if kind == "F" else stage + 1) % group.size)
+        if kind == "F":
+            y, caches[stage, i] = stage_forward(weights[stage], come[kind, stage, i])
+        else:
+            y, dw = stage_backward(weights[stage], caches.pop((stage, i)), come[kind, stage, i])
+            dws[stage] += dw
+        to = stage + 1 if kind == "F" else stage - 1
+        if 0 <= to < stages:
+            group.send(y, to % group.size)
+    return {"ys": {}, "dxs": {}, "dws": dws}
+"""
+
+
+def test_the_solution_has_all_points():
+    found = marks_of(LAB)
+    assert lost(found) == set() and sum(mark.of for mark in found.values()) == 60
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_loses_its_points(mistake):
+    """And is told in words that fit."""
+    answer, old, new, checks, words = MISTAKES[mistake]
+    found = marks_of(LAB, **changed(LAB, answer, old, new))
+    assert lost(found) == checks
+    said = "\n".join(found[name].said for name in checks)
+    assert any(word in said for word in words.split("|")), said
+
+
+def test_receive_compute_send_hangs_and_the_circle_is_told():
+    """The player that suggests itself."""
+    body = "    come = {"
+    found = marks_of(LAB, **changed_from(body, NAIVE))
+    assert lost(found) == {"check_play", "check_play_interleaved"}
+    assert "rank 0 waits to send to rank 1" in found["check_play"].said
+    assert "rank 1 waits to send to rank 0" in found["check_play"].said
+    assert "They wait in a circle: 0 -> 1 -> 0" in found["check_play"].said
+
+
+def changed_from(start, body):
+    """`play` with this body instead of its own from the line that starts so."""
+    source = changed(LAB, "play", start, start)["play"]
+    return {"play": source[:source.index(start)] + body}
+
+
+KINDS = {"deal": ("check_deal", "[1, 'a']", "whole numbers"), "fastest": ("check_fastest", "3.0", "two things"),
+         "one_f_one_b": ("check_one_f_one_b", "[[1], [2]]", "no action"),
+         "play": ("check_play", "{'ys': []}", "no dict"),
+         "interleaved": ("check_interleaved", "None", "list of 2 lists")}
+
+
+def test_what_is_of_another_kind_is_told_so():
+    found = marks_of(LAB, **{answer: f"def {answer}(*args):\n    return {value}\n"
+                             for answer, (_, value, _) in KINDS.items()})
+    for check, _, words in KINDS.values():
+        assert check in lost(found) and words in found[check].said

@@ -1,0 +1,125 @@
+"""Through nbgrader itself: the solution has all points, and whatever else is handed in ends nobody's grading."""
+import csv
+import json
+import re
+import subprocess
+import sys
+from html import unescape
+
+import nbformat
+import pytest
+from nbgrader.converters import Autograde, GenerateFeedback
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.utils import capture_log
+from traitlets.config import PyFileConfigLoader
+
+from grading.answers import answers_of
+from grading.lab_source import labs
+from grading.release import make_course
+
+LAB = labs()[0].stem
+FILE = f"{LAB}.ipynb"
+
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
+
+
+def converted(kind, course):
+    """A step of nbgrader for all students. -> what it said."""
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(course)).load_config()
+    config.CourseDirectory.root, config.CourseDirectory.assignment_id = str(course), LAB
+    outcome = capture_log(kind(coursedir=CourseDirectory(config=config), config=config))
+    assert outcome["success"], outcome
+    return outcome.get("log", "")
+
+
+def with_oddities(solution, marker):
+    """The solution with cells twice, renamed, gone, of old metadata, and more; one leaves a trace if it is run."""
+    cells = [json.loads(json.dumps(cell)) for cell in solution.cells]
+    kept = [cell for cell in cells if not cell["metadata"].get("nbgrader", {}).get("grade")]
+    for cell in kept:
+        cell["metadata"].get("nbgrader", {})["schema_version"] = 0
+    first = next(cell for cell in kept if cell["metadata"].get("nbgrader", {}).get("solution"))
+    trace = {"cell_type": "code", "source": f"open({str(marker)!r}, 'w')", "metadata": {},
+             "outputs": [{"output_type": "x"}]}
+    script = {"cell_type": "markdown", "source": "<script>alert(1)</script>", "metadata": {}}
+    check = {"cell_type": "code", "source": trace["source"],
+             "metadata": {"nbgrader": {"grade_id": "check_pass_on", "grade": True, "locked": True, "points": 1000}}}
+    renamed = {**first, "source": first["source"].replace("pass_on", "<b>", 1).replace("%%answer <b>", "%%answer xs_b")}
+    return json.dumps({"cells": [check, trace, script, first, *kept, renamed], "metadata": 3, "nbformat": 4})
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A course whose students have handed in all kinds of things, graded, with feedback."""
+    folder = tmp_path_factory.mktemp("courses") / "course"
+    make_course(folder, labs()[:1])
+    solution = (folder / "source" / LAB / FILE).read_text()
+    handed_in = {
+        "alice": {FILE: solution}, "bob": {FILE: (folder / "release" / LAB / FILE).read_text(), "notes.txt": "mine"},
+        "odd": {FILE: with_oddities(nbformat.reads(solution, 4), folder / "it_was_run")}, "broken": {FILE: "{"},
+        "empty": {FILE: ""}, "other": {FILE: '{"cells": []}'}, "renamed": {"mine.ipynb": "[]"},
+        "nothing": {"lab.txt": ""},
+        "unsure": {"one.ipynb": solution, "two.ipynb": solution},
+    }
+    for student, files in handed_in.items():
+        (folder / "submitted" / student / LAB).mkdir(parents=True)
+        for name, text in files.items():
+            (folder / "submitted" / student / LAB / name).write_text(text)
+    converted(Autograde, folder)
+    converted(GenerateFeedback, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grades(course):
+    """By nbgrader's own command, which also shows that it takes the configuration."""
+    done = subprocess.run([sys.executable, "-m", "nbgrader", "export"], cwd=course, capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    with open(course / "grades.csv") as file:
+        return {row["student_id"]: float(row["score"]) for row in csv.DictReader(file)}
+
+
+def feedback(course, student: str) -> str:
+    html = (course / "feedback" / student / LAB / f"{LAB}.html").read_text()
+    assert "<script>alert" not in html
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<(style|script).*?</\1>|<[^>]+>", "", html, flags=re.DOTALL)))
+
+
+def test_each_has_the_points_that_he_or_she_should(grades):
+    assert grades == {"alice": 60, "bob": 0, "odd": 60, "broken": 0, "empty": 0, "other": 0, "renamed": 0, "unsure": 0}
+
+
+@pytest.mark.parametrize("student, words", {
+    "alice": "passed: pass_on on 2 and 4 ranks", "bob": "NotImplementedError",
+    "broken": f"{FILE} is no notebook: it is not JSON",
+    "empty": f"{FILE} is empty", "other": "is it the notebook of another lab?", "renamed": "mine.ipynb is no notebook",
+    "odd": "The answer pass_on is there 2 times: the last one counts. xs_b is no task of this lab",
+    "unsure": f"There are 2 notebooks, and none of them is called {FILE}",
+}.items())
+def test_feedback_says_why(course, student, words):
+    assert words in feedback(course, student)
+
+
+def test_feedback_has_no_hidden_test(course):
+    source = nbformat.read(course / "source" / LAB / FILE, 4)
+    hidden = re.findall(r"### BEGIN HIDDEN TESTS\n(.*?)\n### END", "\n".join(cell.source for cell in source.cells),
+                        re.DOTALL)
+    for student in ("alice", "bob", "broken"):
+        said = feedback(course, student)
+        assert hidden and not [text for text in hidden if re.sub(r"\s+", " ", text) in said] and "HIDDEN" not in said
+
+
+def test_no_cell_of_a_student_was_run(course):
+    assert not (course / "it_was_run").exists()
+
+
+def test_what_was_handed_in_is_as_it_was(course):
+    assert (course / "submitted" / "broken" / LAB / FILE).read_text() == "{"
+    assert sorted(path.name for path in (course / "submitted" / "unsure" / LAB).iterdir()) == ["one.ipynb", "two.ipynb"]
+
+
+def test_the_answers_are_in_what_was_graded(course):
+    """So that a person can read them there, beside the marks."""
+    graded = nbformat.read(course / "autograded" / "alice" / LAB / FILE, 4)
+    assert answers_of(graded) == answers_of(nbformat.read(course / "source" / LAB / FILE, 4))

@@ -1,0 +1,95 @@
+"""What travels between checks and answers arrives as it was; nothing else travels, and no bytes can do harm."""
+import json
+import pickle
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from grading.values import from_bytes, to_bytes
+
+DTYPES = st.one_of(hnp.boolean_dtypes(), hnp.integer_dtypes(endianness="?"),
+                   hnp.unsigned_integer_dtypes(endianness="?"),
+                   hnp.floating_dtypes(endianness="?"))
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0, max_dims=4))
+PLAIN = st.none() | st.booleans() | st.integers(-10**30, 10**30) | st.floats() | st.text()
+TREES = st.recursive(PLAIN | ARRAYS, lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) |
+                     st.dictionaries(st.text() | st.integers(), inner, max_size=4), max_leaves=12)
+
+
+def same(a, b) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return type(a) is type(b) and (a == b or a != a)
+
+
+@given(TREES)
+def test_a_tree_of_numbers_texts_and_arrays_arrives_as_it_was(tree):
+    assert same(tree, from_bytes(to_bytes(tree)))
+
+
+@given(hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=3)))
+def test_views_arrive_as_what_they_show(x):
+    for view in (x.T, x[::-1], x[..., ::2]):
+        assert np.array_equal(from_bytes(to_bytes(view)), view, equal_nan=True)
+
+
+def test_what_arrives_may_be_written_to():
+    from_bytes(to_bytes(np.zeros(3)))[0] = 1
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, np.array([1j]), np.array(["a"]), np.array([None]),
+                                   np.zeros(2, [("a", int)]), lambda: 0, len, [[{"a": object()}]], range(3),
+                                   np.dtype(int)],
+                         ids=lambda value: type(value).__name__)
+def test_anything_else_is_a_type_error(value):
+    with pytest.raises(TypeError, match="cannot be handed over"):
+        to_bytes(value)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=40).map(lambda text: b"%d\n" % len(text.encode()) + text.encode()))
+def test_garbage_is_a_value_error(data):
+    """Or, rarely, a value: never anything else."""
+    with suppress(ValueError):
+        from_bytes(data)
+
+
+@given(TREES, st.integers(0, 10**6), st.binary(max_size=3))
+def test_bytes_that_were_tampered_with_are_a_value_error_or_a_value(tree, place, other):
+    data = to_bytes(tree)
+    place %= len(data)
+    with suppress(ValueError):
+        from_bytes(data[:place] + other + data[place + len(other):])
+
+
+class Bomb:
+    def __reduce__(self):
+        return pytest.fail, ("it was unpickled",)
+
+
+def headed(tree, rest: bytes = b"") -> bytes:
+    text = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
+    return b"%d\n" % len(text) + text + rest
+
+
+@pytest.mark.parametrize("data", [
+    pickle.dumps(Bomb()), headed(["array", ["|O", [1]]], pickle.dumps(Bomb())),
+    headed(["array", ["O8", [1]]], b"12345678"), headed(["array", ["(1000000,1000000)f8", [1]]]),
+    headed(["array", ["<f8", [10**15]]]), headed(["array", ["<f8", [-1]]]),
+    headed(["array", ["<f8", [2.5]]], bytes(20)),
+    headed(["array", ["<f8", [2]]], bytes(17)), headed(["array", ["<f8", 3]]), headed(["array", None]),
+    headed(["array", [["<f8"], [1]]], bytes(8)), headed(["dict", [[["list", []], ["plain", 1]]]]), headed(["set", []]),
+    headed(["plain", [1]]), headed(["plain"]), headed(["plain", 1], b"more"), headed({}), headed(b"[" * 100_000),
+    headed(b'["list",[' * 100_000), b"", b"7", b"-1\n[]",
+], ids=lambda data: repr(data[:30]))
+def test_what_a_forger_would_send_is_a_value_error(data):
+    """And nothing is unpickled, or allocated for elements that are not there."""
+    with pytest.raises(ValueError, match="no value"):
+        from_bytes(data)
