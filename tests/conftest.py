@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from mpi_impl.pool import Pool
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-settings.register_profile("fast", max_examples=100, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
+settings.register_profile("fast", max_examples=50, deadline=None, print_blob=True, suppress_health_check=SLOW_IS_FINE)
 settings.register_profile("deep", settings.get_profile("fast"), max_examples=400)
 
 

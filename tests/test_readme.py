@@ -1,4 +1,4 @@
-"""What README.md and CONTRIBUTING.md name is there."""
+"""What the READMEs and CONTRIBUTING.md name is there."""
 import re
 from pathlib import Path
 
@@ -7,16 +7,19 @@ import pytest
 from mpi_impl.training.options import parser
 
 ROOT = Path(__file__).parent.parent
-TEXTS = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+TEXTS = {name: (ROOT / name).read_text()
+         for name in ("README.md", "CONTRIBUTING.md", "notebooks/README.md", "notebooks/labs/README.md")}
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_files_that_are_named_exist(name):
-    linked = re.findall(r"\]\(([\w./]+)\)", TEXTS[name])
-    quoted = re.findall(r"`((?:reference|mpi_impl|tests|docs|tools)/[\w./]*)`", TEXTS[name])
-    assert linked + quoted
-    planned = "reference/layers/gated_mlp.py", "mpi_impl/layers/gated_mlp.py"      # CONTRIBUTING's example
-    assert not [path for path in linked + quoted if not (ROOT / path).exists() and path not in planned]
+    linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)\)", TEXTS[name])]
+    quoted = re.findall(r"`((?:reference|mpi_impl|grading|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
+    assert linked or quoted
+    planned = {"reference/layers/gated_mlp.py", "mpi_impl/layers/gated_mlp.py",     # CONTRIBUTING's example,
+               "notebooks/labs/lab8_name.py"}                                       # and the guide's
+    missing = [path for path in linked + [ROOT / path for path in quoted if path not in planned] if not path.exists()]
+    assert not missing
 
 
 def test_the_picture_is_the_one_its_script_draws(tmp_path):

@@ -41,7 +41,7 @@ def measured_layer(group, account):
     return layer_memory.measure_layer(account, group)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(cases(sizes=st.sampled_from([1, 2, 3]), num_layers=4), SCHEDULES, recomputes(), st.integers(1, 4),
        PRECISIONS, st.integers(0, 3), st.booleans())
 def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, precision, zero_stage, cpu_offload):
