@@ -100,10 +100,12 @@ def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path, number):
 
 @pytest.mark.parametrize("who, rank", [("rank == 1", 1), ("True", 0)])
 @pytest.mark.parametrize("end, sentence", [
-    ("raise MemoryError", "ran out of memory. Choose smaller sizes, or more ranks."),
     ("raise MemoryError('Unable to allocate 8 TiB')", "ran out of memory (Unable to allocate 8 TiB). Choose"),
     ("raise OSError(28, 'No space left on device', '/a/b')", "failed with the file /a/b: No space left on device."),
-    ("raise OSError(28, 'No space left on device')", "failed: No space left on device."),
+    *(pytest.param(*more, marks=pytest.mark.deep) for more in [
+        ("raise MemoryError", "ran out of memory. Choose smaller sizes, or more ranks."),
+        ("raise OSError(28, 'No space left on device')", "failed: No space left on device."),
+    ]),
 ])
 def test_a_machine_that_is_too_small_is_a_sentence(tmp_path, who, rank, end, sentence):
     job = ends(tmp_path, f"if {who}: {end}\nwait()")

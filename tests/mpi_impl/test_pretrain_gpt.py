@@ -219,18 +219,21 @@ def launch(n, *options, program=("-m", "mpi_impl.pretrain_gpt")):
 
 @pytest.mark.parametrize("options, sentence", [
     (split(1, 4), "--tensor-model-parallel-size is 1 and --pipeline-model-parallel-size is 4, so the number of ranks"),
-    (split(1, 2, "--pipeline-schedule interleaved"), "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--trace", __file__, "--data-path", "no/such"], f"{__file__} is a file, where a folder is needed"),
-    (["--zero-stage", "1", "--cpu-offload", "--offload-folder", __file__, "--data-path", "no/such"],
-     f"{__file__} is a file, where a folder is needed"),
-    (["--trace", "/dev/null/trace", "--data-path", "no/such"], "/dev/null/trace cannot be written: Not a directory."),
     (["--data-path", "no/such/file"], "no/such/file"),
-    (["--metrics-file", "no/such/folder/file"], "no/such/folder/file cannot be written"),
-    (["--seq-length", "100000"], "too few for one sample of --seq-length 100000"),
-    (["--split", "1,0,0"], "--split"),
     (["--lr", "1e300"], "the run has diverged"),
     (["--num-layers", "1000000000"], "Choose a smaller --num-layers"),
-    (["--vocab-file", ""], "--vocab-file is empty. Give a path, or leave the option out."),
+    *(pytest.param(*more, marks=pytest.mark.deep) for more in [
+        (split(1, 2, "--pipeline-schedule interleaved"), "which needs --num-layers-per-virtual-pipeline-stage"),
+        (["--zero-stage", "1", "--cpu-offload", "--offload-folder", __file__, "--data-path", "no/such"],
+         f"{__file__} is a file, where a folder is needed"),
+        (["--trace", "/dev/null/trace", "--data-path", "no/such"],
+         "/dev/null/trace cannot be written: Not a directory."),
+        (["--metrics-file", "no/such/folder/file"], "no/such/folder/file cannot be written"),
+        (["--seq-length", "100000"], "too few for one sample of --seq-length 100000"),
+        (["--split", "1,0,0"], "--split"),
+        (["--vocab-file", ""], "--vocab-file is empty. Give a path, or leave the option out."),
+    ]),
 ])
 def test_bad_input_ends_all_ranks_with_one_sentence(corpus, options, sentence):
     """Exit status 2, the sentence once, and no traceback."""
@@ -238,7 +241,8 @@ def test_bad_input_ends_all_ranks_with_one_sentence(corpus, options, sentence):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-@pytest.mark.parametrize("option", ["--metrics-file", "--plot", "--ledger"])
+@pytest.mark.parametrize("option", ["--plot", *(pytest.param(option, marks=pytest.mark.deep)
+                                               for option in ("--metrics-file", "--ledger"))])
 def test_a_full_disk_ends_all_ranks_with_one_sentence(corpus, option):
     ends_with_one_sentence(corpus, [option, "/dev/full"], "/dev/full cannot be written: No space left on device.")
 
