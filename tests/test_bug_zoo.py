@@ -171,7 +171,12 @@ ON_RANKS: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", ON_RANKS)
+def every_other_deep(bugs: dict) -> list:
+    """The names; those at odd places are for the deep tests, since all of them take minutes."""
+    return [pytest.param(name, marks=pytest.mark.deep) if i % 2 else name for i, name in enumerate(bugs)]
+
+
+@pytest.mark.parametrize("name", every_other_deep(ON_RANKS))
 def test_on_ranks(ranks, name):
     bug, theorem, *args = ON_RANKS[name]
     replicas = 2 if theorem is training_theorems.training_equals_one_process else 1
@@ -404,7 +409,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_A_PIPELINE)
+@pytest.mark.parametrize("name", every_other_deep(IN_A_PIPELINE))
 def test_in_a_pipeline(ranks, name):
     bug, n, theorem, *args = IN_A_PIPELINE[name]
     assert_caught(ranks, n, bug, theorem, *args)
@@ -455,7 +460,7 @@ IN_16_BITS: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_16_BITS)
+@pytest.mark.parametrize("name", every_other_deep(IN_16_BITS))
 def test_in_16_bits(ranks, name):
     bug, theorem, *args = IN_16_BITS[name]
     assert_caught(ranks, 4, bug, theorem, *args)

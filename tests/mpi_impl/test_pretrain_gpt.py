@@ -46,12 +46,12 @@ INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 @pytest.mark.parametrize("n, extra", [
     (1, split()),
-    (8, split(4, 1, "--micro-batch-size 1")),
+    pytest.param(8, split(4, 1, "--micro-batch-size 1"), marks=pytest.mark.deep),
     (8, split(2, 2, f"--num-layers 5 {INTERLEAVED} 2 --global-batch-size 16 --ddp-bucket-size 5000")),
     (8, split(2, 2, "--pipeline-schedule zb-h1 --no-scatter-gather-tensors-in-pipeline --num-layers 3")),
     (4, split(1, 4, "--pipeline-schedule zb-h2 --num-layers 5 --micro-batch-size 1 --position-embedding-type rope "
                     "--rotary-percent 0.5 --untie-embeddings-and-output-weights")),
-    (4, split(2, 2, "--pipeline-schedule zb-v --num-layers 4")),
+    pytest.param(4, split(2, 2, "--pipeline-schedule zb-v --num-layers 4"), marks=pytest.mark.deep),
     (4, split(1, 2, "--pipeline-schedule gpipe --dtype float32")),
 ])
 def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd, n, extra):
