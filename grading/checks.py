@@ -32,14 +32,15 @@ def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS
         hint: str = "") -> Outcome:
     """Run the answer `function` on n limited ranks, as `function(group, *args)`; for n = None as `function(*args)`.
 
-    It may use the operations of group that `allow` names, and must be done within `limit` seconds. Raises CheckFailed.
+    It may use the operations of group that `allow` names, and must be done within `limit` seconds. Raises CheckFailed,
+    with the hint if ranks hang.
     """
     if not CURRENT:
         raise CheckFailed("There is no answer to check yet: run the cells that begin with %%answer, from the top.")
     try:
         return SANDBOX.run(CURRENT, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
-        raise CheckFailed(f"{failed}{hinted(hint)}") from None
+        raise CheckFailed(f"{failed}{hinted(hint if failed.hangs else '')}") from None
 
 
 def run_given(source: str, n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS,

@@ -17,6 +17,8 @@ class LabGroup:
     A send is over when the receiver has taken what was sent: nothing waits in a buffer, however small it is.
     """
 
+    __slots__ = ("rank", "size", "sent", "waiting", "_group", "_allowed", "_made")      # no dict to write into
+
     def __init__(self, group, allowed: Collection[str]):
         """`group` is a mpi_impl.comm.group.Group, which is what speaks MPI."""
         self.rank, self.size = group.rank, group.size
@@ -55,7 +57,9 @@ class LabGroup:
     def all_reduce(self, x, op: str = "sum") -> np.ndarray:
         """The elementwise sum (or with op="max" the maximum) of all ranks' x, on every rank."""
         with self._in("all_reduce"):
-            x = as_array(x)
+            x = self._agreed(as_array(x))
+            if op not in ("sum", "max"):
+                raise ValueError(f"op is {op!r}, but must be 'sum' or 'max'.")
             self.sent += 2 * x.size * (self.size - 1) // self.size
             return self._group.all_reduce(x.copy(), "an answer", op)
 
@@ -69,7 +73,7 @@ class LabGroup:
     def reduce_scatter(self, x, axis: int = 0) -> np.ndarray:
         """Of the sum of all ranks' x this rank's piece along `axis`, cut as np.array_split does."""
         with self._in("reduce_scatter"):
-            x = as_array(x)
+            x = self._agreed(as_array(x))
             self.sent += x.size * (self.size - 1) // self.size
             return np.array_split(self._group.all_reduce(x.copy(), "an answer"), self.size, axis)[self.rank]
 
@@ -96,6 +100,15 @@ class LabGroup:
             yield
         finally:
             self.waiting = None
+
+    def _agreed(self, x: np.ndarray) -> np.ndarray:
+        """x, if all ranks have come with arrays of one shape and dtype. Raises ValueError on all of them."""
+        kinds = [f"{kind} {list(shape)}" for kind, shape in self._group.from_all((x.dtype.name, x.shape))]
+        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+        if other is not None:
+            raise ValueError(f"only arrays of one shape and dtype can be added up: rank 0 has come with {kinds[0]}, "
+                             f"rank {other} with {kinds[other]}.")
+        return x
 
     def _posted_send(self, x, to: int):
         """Begin it. -> a function that waits until it is over."""

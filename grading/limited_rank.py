@@ -67,7 +67,10 @@ class LimitedRank(Rank):
         """The traceback, of lines of the answer alone."""
         found = traceback.TracebackException.from_exception(error)
         found.stack = of_answers(found.stack)
-        return "".join(found.format()) if found.stack else "".join(found.format_exception_only())
+        text = "".join(found.format()) if found.stack else "".join(found.format_exception_only())
+        if isinstance(error, NameError):
+            text += "On ranks there is only what stands in %%answer cells: import it, or define it, there.\n"
+        return text[:PRINTED // 2] + text[PRINTED // 2:][-PRINTED // 2:]
 
     def where(self) -> Answer:
         """The lines of the answer that the rank is in, and whom it waits for."""

@@ -9,11 +9,14 @@ from mpi_impl.pool import Answer, Pool, stories
 RANKS = 8
 SHOWN = 500         # characters of what an answer has printed, where it failed
 TOLD = 4000         # characters of a traceback
+PRINTED = 20_000    # characters that a rank may have printed
 PAST = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
 
 
 class AnswerFailed(Exception):
     """An answer that did not come to its end on every rank. The message is for its author."""
+
+    hangs = False       # whether that is all: no rank has failed, but some were not done in time
 
 
 class Each:
@@ -52,7 +55,9 @@ class Sandbox:
                                                          isinstance(value, Each) else value] for value in args]})
         found = [shortened(answer) for answer in self.pool.answers(ranks, call, limit)[0]]
         if any(answer.what != "returned" for answer in found):
-            raise AnswerFailed(what_failed(function, found, limit))
+            failed = AnswerFailed(what_failed(function, found, limit))
+            failed.hangs = all(answer.what in ("returned", "stuck") for answer in found)
+            raise failed
         try:
             returned = [from_bytes(answer.result) for answer in found]
             return Outcome([one["result"] for one in returned], [int(one["sent"]) for one in returned],
@@ -66,9 +71,10 @@ class Sandbox:
 
 def shortened(answer: Answer) -> Answer:
     """What it says, with the middle of a long traceback left out, and in characters that every file can hold."""
-    detail, printed = presentable(answer.detail), presentable(answer.printed)
+    detail = answer.detail
     if len(detail) > TOLD:
         detail = f"{detail[:TOLD // 2]}\n[...]\n{detail[-TOLD // 2:]}"
+    detail, printed = presentable(detail), presentable(answer.printed[:PRINTED])
     if answer.what != "returned" and len(printed) > SHOWN:
         printed = f"{printed[:SHOWN]} ...\n"
     return answer._replace(detail=detail, printed=printed)

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 LARGEST = 64 << 20      # bytes that an answer may return
+TREE = 2 << 20          # of them those that are no elements of arrays
 
 
 def to_bytes(value: Any) -> bytes:
     """JSON, and behind it the arrays' elements. Raises TypeError for a value of any other kind."""
     arrays: list[np.ndarray] = []
     tree = json.dumps(described(value, arrays)).encode()
+    if len(tree) > TREE:
+        raise TypeError("too many single values to hand over: put numbers into arrays")
     return b"%d\n" % len(tree) + tree + b"".join(array.tobytes() for array in arrays)
 
 
@@ -23,6 +26,8 @@ def from_bytes(data: bytes) -> Any:
     """The inverse. Raises ValueError for anything that `to_bytes` has not made."""
     try:
         length, _, rest = data.partition(b"\n")
+        if int(length) > TREE:
+            raise ValueError("too many single values")
         elements = Elements(rest[int(length):])
         value = restored(json.loads(rest[:int(length)]), elements)
         elements.end()

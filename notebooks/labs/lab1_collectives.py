@@ -9,11 +9,12 @@
 #
 # ## How this lab works
 #
-# A cell that begins with `%%answer` is yours: write your code where it says so, and leave the first line as it is. Run
-# it, then run the check below it. A check runs your code on *ranks*: processes of their own, each with its own memory.
-# There your code may compute, and speak to other ranks through `group`. It may not read files, start processes, or
-# import this project's own packages. A check that you see here uses some sizes and numbers of ranks; the ones that
-# give the points use others as well, uneven ones too.
+# A cell that begins with `%%answer` is yours: write your code where it says so, leave the first line as it is, and
+# import in it what it needs (on ranks there is only what stands in such cells). Run it, then run the check below it. A
+# check runs your code on *ranks*: processes of their own, each with its own memory. There your code may compute, and
+# speak to other ranks through `group`. It may not read files, start processes, or import this project's own packages. A
+# check that you see here uses some sizes and numbers of ranks; the ones that give the points use others as well, uneven
+# ones too.
 #
 # In this lab `group` can do three things:
 #
@@ -287,9 +288,8 @@ for n, elements in ((2, 6), (3, 11), (8, 40), (5, 9)):
 #
 # $$((x_0 + x_1) + x_2) + \dots + x_{p-1}.$$
 #
-# And it must be no dearer: over *all* ranks together no more than the ring's $2 N (p - 1)$ elements may be sent. (One
-# rank may send more than another here.) No rank may hold more than three arrays of `N` elements at a time, so gathering
-# everything is out of the question.
+# And it must be no dearer: over *all* ranks together no more than the ring's $2 N (p - 1)$ elements may be sent, and no
+# rank may send more than $2 N$. So one rank cannot do the work for all.
 
 # %% answer="all_reduce_in_order"
 # %%answer all_reduce_in_order
@@ -341,10 +341,12 @@ def check_in_order_cost(n, elements):
     expect(sum(outcome.sent) <= 2 * elements * (n - 1), f"all {n} ranks together have sent {sum(outcome.sent):,} "
            f"elements; 2 N (p - 1) = {2 * elements * (n - 1):,} are enough.",
            "a partial sum is as large as x, whoever has added to it.")
+    expect_sent(outcome, [2 * elements] * n, f"a sum in rank order of {elements} elements on {n} ranks",
+                "does one rank hand the sum to all the others?")
 
 
 check_in_order_cost(4, elements=9)
-passed("no more than 2 N (p - 1) elements are sent")
+passed("no more than 2 N (p - 1) elements are sent, and 2 N by any rank")
 ### BEGIN HIDDEN TESTS
 for n, elements in ((2, 7), (3, 20), (8, 15)):
     check_in_order_cost(n, elements)

@@ -57,3 +57,19 @@ def all_gather(group, chunk):
 """)
     assert lost(found) == {"check_all_gather_cost", "check_all_reduce_cost"}
     assert "are enough" in found["check_all_gather_cost"].said
+
+
+def test_one_rank_that_does_the_work_for_all_loses_the_points_for_the_cost():
+    """It sends no more than a ring, all ranks together, and the bits are right."""
+    found = marks_of(LAB, all_reduce_in_order="""
+def all_reduce_in_order(group, x):
+    if group.rank > 0:
+        group.send(x, 0)
+        return group.receive(0)
+    for rank in range(1, group.size):
+        x = x + group.receive(rank)
+    for rank in range(1, group.size):
+        group.send(x, rank)
+    return x
+""")
+    assert lost(found) == {"check_in_order_cost"} and "are enough" in found["check_in_order_cost"].said

@@ -138,6 +138,21 @@ def test_who_waits_for_whom_is_told(sandbox):
         sandbox, "if group[0].rank == 0: group[0].barrier()", 2, 0.4)
 
 
+@pytest.mark.parametrize("body, words", {
+    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 has come with float64 [2], rank 1 with float64 [3]",
+    "group[0].all_reduce([1.0], 'min')": "op is 'min', but must be 'sum' or 'max'",
+    "np.ones(3)": "On ranks there is only what stands in %%answer cells",
+    "return [0] * 1_400_000": "too many single values to hand over: put numbers into arrays",
+    "vars(group[0])['sent'] = 0": "vars() argument must have __dict__ attribute",
+}.items())
+def test_a_common_mistake_is_told(sandbox, body, words):
+    assert words in failure(sandbox, body)
+
+
+def test_a_message_of_millions_of_characters_is_cut(sandbox):
+    assert len(failure(sandbox, "raise RuntimeError('x' * 20_000_000)")) < 10_000
+
+
 def test_a_circle_is_found_wherever_it_is():
     assert circle_of({0: 1, 1: 2, 2: 3, 3: 1}) == [1, 2, 3]
     assert circle_of({0: 1, 1: 2}) == [] and circle_of({}) == []
