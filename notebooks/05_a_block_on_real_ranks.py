@@ -265,7 +265,7 @@ def learn(seed, steps=25):
     for step in range(steps):
         region, grads = TensorParallelRegion(group), tree_map(np.zeros_like, p)
         y, cache = block_forward(x, weights, c, None, region, Dropout(c, seed, step, layer=0))
-        block_backward((y - target) / 32, weights, cache, c, grads, ImmediateSink(), region)
+        block_backward((y - target) / (y.size // y.shape[-1]), weights, cache, c, grads, ImmediateSink(), region)
         weights = tree_map(lambda weight, grad: weight - 0.01 * grad, weights, grads)
         losses.append(((y - target)**2).mean())
         gains = np.array(group.from_all(weights.post_attention_layernorm.weight))
@@ -430,8 +430,9 @@ draw_bars({name: {part: n / 1000 for part, n in parts.items()} for name, parts i
           "kB that rank 0 keeps of one block for the backward", unit=" kB")
 
 # %% [markdown]
-# The same for a block of GPT-3 on 8 ranks, by the formulas of Korthikanti et al. (equations 1 to 4). The core is
-# $5as/h$ times $sbh$ bytes there, more than all the rest:
+# The same for a block of GPT-3, by the formulas of Korthikanti et al. (equations 1 to 4; the last bar has sequence
+# parallelism, too). The core is $5as/h$ times $sbh$ bytes on one rank, more than all the rest, and $1/t$ of that on $t$
+# ranks:
 
 # %%
 from reference.memory import layer_activations
@@ -478,9 +479,9 @@ for how in ("selective", "full"):
 # |---|---|---|
 # | attention, MLP | $1/t$ of the heads, of the columns | the same |
 # | norms, dropout, sums | all of it, on every rank | $1/t$ of the positions |
-# | sent, forward and backward | 4 all-reduces of $bsh$ | 4 all-gathers and 4 reduce-scatters: as much |
+# | sent, forward and backward | 4 all-reduces of $bsh$ | 4 all-gathers, 4 reduce-scatters; 2 to gather again |
 # | kept | $10\,sbh$ bytes outside, on every rank | $10\,sbh/t$ |
-# | gradients of the norms | whole on every rank | partial: one more all-reduce |
+# | gradients of norms and of biases after *g* | whole on every rank | partial: all-reduces of $h$ numbers |
 #
 # - Outside the regions all ranks must draw the same masks, inside each its own. Make a mask a function of where an
 #   element stands in the whole, and both come by themselves: for any $t$, for cut positions, and a second time for
@@ -490,7 +491,7 @@ for how in ("selective", "full"):
 #
 # ## Try it
 #
-# 1. Set both dropouts to 0 in the cell that makes `c`. What is left of the difference between `seed=1 + rank` and
+# 1. Set both dropouts to 0.001 in the cell that makes `c`. What is left of the difference between `seed=1 + rank` and
 #    `seed=1`? What else could make copies drift apart?
 # 2. Make `s` four times as large. Which of the three colours in the measured bars grows most, and by how much?
 # 3. Pass `keep_gathered_inputs=True` to the `SequenceParallelRegion`. What becomes of the lines that say `again`, and

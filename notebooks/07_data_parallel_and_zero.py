@@ -5,8 +5,8 @@
 # to train on many devices and the simplest, and it wastes memory: everyone holds the same. ZeRO takes that waste away.
 #
 # **You will** deal a batch out to four copies of a model and get the gradient of one process; get it wrong in a way
-# that raises no error; see how gradients lie in memory; take an all-reduce apart; and train with ZeRO's four stages on
-# real ranks, counting what each rank holds and sends.
+# that raises no error; see how gradients lie in memory; take an all-reduce apart; and train with ZeRO's stages, 0 to 3,
+# on real ranks, counting what each rank holds and sends.
 #
 # **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 30
 # minutes.
@@ -126,8 +126,8 @@ draw_bars({"each word, anywhere": {"by the global count": 100 * right[0, 0]},
 # works on the layers before.
 #
 # For ZeRO each bucket is also cut into as many equal parts as there are replicas, wherever that falls: rank $i$ *owns*
-# the $i$-th part of each bucket. `reference/layout.py` knows all this. Above the tensors, in blue and sand by turns;
-# below their owners:
+# the $i$-th part of each bucket. `reference/layout.py` knows all this. Above the tensors, dark and light by turns
+# (units in blue and sand); below their owners:
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_layout
@@ -306,7 +306,7 @@ finish(axes, "devices, each a replica", "the same model on more and more devices
 figure
 
 # %% [markdown]
-# ## All four stages, on real ranks
+# ## Stages 0 to 3, on real ranks
 #
 # `Trainer` is the machine's: it trains a GPT as the configuration says. We train the same model at each stage for a few
 # steps, and look at the losses, at the weights, at the bytes that a rank holds from step to step, and at the numbers

@@ -105,7 +105,7 @@ draw_plan(plan("39.1B", t=8, p=2, d=4, v=1, m=32, zero_stage=0))
 # The same model, 64 GPUs, a batch of 128, $b = 1$. Every $t$ and $p$ leaves $d = 64/(t p)$ replicas, and each of them
 # $m = 128/d$ microbatches. The map says how much the fullest rank holds and how long it waits (the bubble, as a share
 # of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 5), which saves a third of
-# the activations at $t = 8$:
+# the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
 
 # %%
 model = published("39.1B")
@@ -367,7 +367,7 @@ explore(**start)
 # 3. for 1T, with a bubble under 50 %. The sliders have none: what fills the memory, and which of the ways above to save
 #    is missing on them?
 #
-# Does the first task have an answer? A search over everything the sliders offer up to $m = 32$, without ZeRO:
+# Does the first task have an answer? A search, without ZeRO and without sequence parallelism, with $m$ from 8 to 32:
 
 # %%
 from itertools import product
