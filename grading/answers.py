@@ -49,7 +49,8 @@ def load_ipython_extension(shell) -> None:
             print(f"{MAGIC} needs the name of the task, as it stood in the first line of this cell.")
             return
         CURRENT[name] = "\n" + cell
-        if not shell.run_cell(cell).success:
+        # IPython drops an empty first line: with a comment in place of the magic, errors name the lines that one sees.
+        if not shell.run_cell(f"# {name}\n{cell}").success:
             raise CellFailed(f"The answer {name} has failed, as is shown above.")
 
     shell.register_magic_function(answer, "cell")

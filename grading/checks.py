@@ -64,7 +64,7 @@ def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "",
     With tolerance 0 to the bit. Raises CheckFailed: which rank, which element, what was expected and what came.
     """
     for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
-        who = f"rank {rank}: " if len(expected) > 1 else ""
+        who = f"rank {rank} of {len(expected)}: " if len(expected) > 1 else ""
         problem = difference(mine, np.asarray(right), tolerance)
         if problem:
             raise CheckFailed(f"{who}{what} is not right. {problem}{hinted(hint)}")

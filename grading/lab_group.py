@@ -136,6 +136,8 @@ class LabGroup:
 
 def as_array(x) -> np.ndarray:
     """Contiguous, and of a kind that can be sent. Raises TypeError."""
+    if x is None:
+        raise TypeError("None cannot be sent, an array can: is there a return in what has made it?")
     x = np.asarray(x, order="C")
     if x.dtype.name not in DTYPES or x.ndim > LONGEST_SHAPE:
         raise TypeError(f"an array of {x.dtype} with {x.ndim} axes cannot be sent: the dtype must be one of "

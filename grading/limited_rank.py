@@ -70,6 +70,8 @@ class LimitedRank(Rank):
         text = "".join(found.format()) if found.stack else "".join(found.format_exception_only())
         if isinstance(error, NameError):
             text += "On ranks there is only what stands in %%answer cells: import it, or define it, there.\n"
+        if isinstance(error, NotImplementedError):
+            text += "This answer is not written yet, or the line that says so still stands in it.\n"
         return text[:PRINTED // 2] + text[PRINTED // 2:][-PRINTED // 2:]
 
     def where(self) -> Answer:

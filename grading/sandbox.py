@@ -112,7 +112,7 @@ def waits(waiting: Mapping[int, Any]) -> list[str]:
     lines = []
     for rank, what in waiting.items():
         if what is None:
-            lines.append(f"rank {rank} computes, and waits for nobody: does a loop never end?")
+            lines.append(f"rank {rank} computes, or sleeps, and waits for no rank: does a loop never end?")
         elif what[1] is None:
             lines.append(f"rank {rank} is in {what[0]}, which needs all ranks.")
         else:

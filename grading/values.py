@@ -11,6 +11,7 @@ import numpy as np
 
 LARGEST = 64 << 20      # bytes that an answer may return
 TREE = 2 << 20          # of them those that are no elements of arrays
+TOO_MANY = "too many single values to hand over: put numbers into arrays"
 
 
 def to_bytes(value: Any) -> bytes:
@@ -18,7 +19,7 @@ def to_bytes(value: Any) -> bytes:
     arrays: list[np.ndarray] = []
     tree = json.dumps(described(value, arrays)).encode()
     if len(tree) > TREE:
-        raise TypeError("too many single values to hand over: put numbers into arrays")
+        raise TypeError(TOO_MANY)
     return b"%d\n" % len(tree) + tree + b"".join(array.tobytes() for array in arrays)
 
 
@@ -47,6 +48,8 @@ def described(value: Any, arrays: list[np.ndarray]) -> Any:
         arrays.append(value)
         return ["array", [value.dtype.str, value.shape]]
     if isinstance(value, list | tuple):
+        if len(value) * len('["plain",0]') > TREE:      # said at once, before a tree is made of them
+            raise TypeError(TOO_MANY)
         return [type(value).__name__ if type(value) in (list, tuple) else "tuple",
                 [described(item, arrays) for item in value]]
     if isinstance(value, dict):

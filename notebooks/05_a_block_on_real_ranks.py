@@ -430,9 +430,9 @@ draw_bars({name: {part: n / 1000 for part, n in parts.items()} for name, parts i
           "kB that rank 0 keeps of one block for the backward", unit=" kB")
 
 # %% [markdown]
-# The same for a block of GPT-3, by the formulas of Korthikanti et al. (equations 1 to 4; the last bar has sequence
-# parallelism, too). The core is $5as/h$ times $sbh$ bytes on one rank, more than all the rest, and $1/t$ of that on $t$
-# ranks:
+# Our texts are short, so the core is small. The same for a block of GPT-3, by the formulas of Korthikanti et al.
+# (equations 1 to 4; the last bar has sequence parallelism, too). The core is $5as/h$ times $sbh$ bytes on one rank,
+# more than all the rest, and $1/t$ of that on $t$ ranks:
 
 # %%
 from reference.memory import layer_activations
@@ -495,7 +495,8 @@ for how in ("selective", "full"):
 #    `seed=1`? What else could make copies drift apart?
 # 2. Make `s` four times as large. Which of the three colours in the measured bars grows most, and by how much?
 # 3. Pass `keep_gathered_inputs=True` to the `SequenceParallelRegion`. What becomes of the lines that say `again`, and
-#    of the blue part of the bar?
+#    of the blue part of the bar? (The prediction must be told, too: `ParallelConfig(t, sequence_parallel=True,
+#    keep_gathered_inputs=True)`.)
 #
 # Next: [6. Pipelines](06_pipelines.ipynb). The demo to run beside it:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.sequence_parallel`.

@@ -121,7 +121,8 @@ draw_bars({"each word, anywhere": {"by the global count": 100 * right[0, 0]},
 # small it is. So all gradients lie in **one** array, the *flat buffer*, and a tensor is a view of a part of it. Then
 # sending gradients is sending stretches of one array.
 #
-# The buffer is cut into *buckets*, and a bucket is what is sent at once. Tensors lie in the order in which the backward
+# The buffer is cut into *buckets*, and a bucket is what is sent at once: as many whole layers or tables as it takes to
+# have at least `bucket_size` elements, so most have more. Tensors lie in the order in which the backward
 # pass finishes them, **last layer first**. So the first bucket is complete, and on its way, while the backward still
 # works on the layers before.
 #
@@ -139,7 +140,8 @@ draw_layout(layout, "the flat buffer of the tiny GPT, for 4 replicas")
 
 # %% [markdown]
 # An owner does not care where a tensor ends: rank 1 has the end of one matrix and the beginning of the next. Its own
-# parts together are its *shard*. A bucket that does not divide is padded. What is written to a tensor is in the buffer:
+# parts together are its *shard*. (Where a bucket does not divide, as by 5 replicas here, it is padded with zeros.)
+# What is written to a tensor is in the buffer:
 
 # %%
 flat = np.zeros(layout.size)
@@ -428,7 +430,8 @@ for layers, found in depths.items():
 #
 # What is cut need not be near. A GPU's own memory is small and fast, the host's is large and slow, and Adam goes
 # through each element once a step. With `cpu_offload` a rank's shard lies in *far memory* and comes near piece by
-# piece. (Our ranks have no GPU. For them far memory is another buffer, or a file, with the same rules.)
+# piece. What stays near is the gradients. (Our ranks have no GPU. For them far memory is another buffer, or a file,
+# with the same rules.)
 
 # %%
 # %%ranks 4

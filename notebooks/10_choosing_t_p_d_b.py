@@ -135,7 +135,8 @@ draw_choices(choices(model, n=64, B=128, zero_stage=1, recompute="selective"), 8
 # of the links outside, 25 GB/s for each GPU.
 #
 # `seconds` puts that together. The model is that of the paper's figure 13, 162 billion parameters on 64 GPUs; every row
-# uses all 64 for one replica:
+# uses all 64 for one replica. Blocks are recomputed in full, as in the paper's runs: the backward begins with a second
+# forward, which computes, and sends, once more:
 
 # %%
 a100 = Machine(flops=140e12, inside=300e9, outside=25e9, server=8)
@@ -183,8 +184,8 @@ for B in (32, 128):
 n, ds = 64, [1, 2, 4, 8, 16, 32, 64]
 bubble = {f"B = {B}": [bubble_fraction(n // d, B // d) for d in ds] for B in (64, 128, 512)}
 print(all(np.isclose(bubble_fraction(n // d, B // d), (n - d) / B) for d in ds for B in (64, 128, 512)))
-draw_curves(bubble, "d, of 64 GPUs", "idle / ideal time", "The bubble, if the others make pipelines of p = 64/d", x=ds,
-            log="x")
+draw_curves(bubble, "d, of 64 GPUs", "idle / ideal time", "The bubble of d replicas, each a pipeline of 64/d ranks",
+            x=ds, log="x")
 
 # %% [markdown]
 # And replicas speak once a step: $2 \Psi (d-1)/d$ numbers, with $\Psi$ the parameters of a rank, whatever the batch is.
@@ -344,7 +345,8 @@ print(f"the first from all FLOPs, logits and attention too: {exact:.0f} days;",
 #
 # The next cell puts sliders over the picture of a plan. ($v$ is the number of stages on each rank: more than one is the
 # interleaved schedule.) Where a choice is impossible, a sentence says why, and what to change. A stored notebook has no
-# sliders: run it in Jupyter. This is what they begin with:
+# sliders: run it in Jupyter. This is what they begin with. Sequence parallelism, which the maps had on, is off at
+# first, so the same $t$ and $p$ hold more here; a checkbox turns it on:
 
 # %%
 start = dict(model="39.1B", t=2, p=8, d=4, v=1, m=16, zero_stage=0)

@@ -11,6 +11,7 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.schedules import gpipe
 from reference.traffic import Work
 from tests import rank_theorems, textbook_theorems, training_theorems
+from tests.deep import every_other_deep
 from tests.mpi_impl import test_mixed_precision
 from tests.mpi_impl.test_layers import only_inputs_are_kept
 from tests.mpi_impl.test_pipeline import every_message_arrives
@@ -169,11 +170,6 @@ ON_RANKS: dict[str, tuple] = {
         Bug("reference.params", "rank * length if axis == tensor.split else 0 for", "0 for"),
         training_theorems.training_equals_one_process, *TRAINING),
 }
-
-
-def every_other_deep(bugs: dict) -> list:
-    """The names; those at odd places are for the deep tests, since all of them take minutes."""
-    return [pytest.param(name, marks=pytest.mark.deep) if i % 2 else name for i, name in enumerate(bugs)]
 
 
 @pytest.mark.parametrize("name", every_other_deep(ON_RANKS))

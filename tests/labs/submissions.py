@@ -32,3 +32,15 @@ def changed(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
 def lost(found: dict[str, Mark]) -> set[str]:
     """The checks that gave no points."""
     return {name for name, mark in found.items() if mark.points < mark.of}
+
+
+def assert_loses(lab: str, mistake: str, answer: str, old: str, new: str, checks: set[str], words: str) -> None:
+    """With this mistake planted those checks give no points, and say in one of these words ("a|b") what is wrong.
+
+    Of a mistake that is named "... (hidden)", what students see passes.
+    """
+    found = marks_of(lab, **changed(lab, answer, old, new))
+    assert lost(found) == checks
+    assert not mistake.endswith("(hidden)") or all(found[name].said.startswith("passed") for name in checks)
+    said = "\n".join(found[name].said for name in checks)
+    assert any(word in said for word in words.split("|")), said

@@ -59,7 +59,7 @@ def test_nan_and_infinity_are_equal_to_themselves():
 def test_the_rank_and_the_hint_are_told():
     with pytest.raises(CheckFailed) as failed:
         expect_equal([1, 2, 4], [1, 2, 3], "the sum", "count again")
-    assert str(failed.value) == "rank 2: the sum is not right. It: expected 3, got 4.\nHint: count again"
+    assert str(failed.value) == "rank 2 of 3: the sum is not right. It: expected 3, got 4.\nHint: count again"
     assert failed.value._render_traceback_() == str(failed.value).splitlines()
     with pytest.raises(CheckFailed, match="^no\nHint: why$"):
         expect(False, "no", "why")

@@ -174,7 +174,15 @@ def test_an_answer_that_fails_is_noted_and_shown_once(shell, capsys):
     said = re.sub("\x1b[^m]*m", "", "".join(capsys.readouterr()))
     assert said.count("ValueError: so") == 1 and said.count("Traceback") == 1, said
     assert said.endswith("The answer one has failed, as is shown above.\n")
-    assert not shell.run_cell("%%answer one\nno Python").success, "and so is one that is no Python"
+
+
+@pytest.mark.parametrize("line, error", [("no Python", "SyntaxError"), ("1 / 0", "ZeroDivisionError")])
+def test_a_failing_line_is_told_as_the_cell_numbers_it(shell, capsys, line, error):
+    """The line of the magic is the first one, for the notebook's reader and in what a check says."""
+    assert not shell.run_cell(f"%%answer one\nx = 3\n{line}").success
+    said = re.sub("\x1b[^m]*m", "", "".join(capsys.readouterr()))
+    assert re.search(rf"line 3|:3\b|-> 3 {re.escape(line)}", said) and error in said, said
+    assert CURRENT["one"].splitlines()[2] == line
 
 
 @pytest.mark.parametrize("source", labs(), ids=lambda path: path.stem)

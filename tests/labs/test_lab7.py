@@ -1,14 +1,15 @@
-"""Lab 7: the solution has all points, and each mistake loses those that it should."""
+"""Lab 7: each mistake loses the points that it should, and is told in words that fit."""
 import pytest
 
-from tests.labs.submissions import changed, lost, marks_of, solution
+from tests.deep import every_other_deep
+from tests.labs.submissions import assert_loses, lost, marks_of, solution
 
 LAB = "lab7_debugging"
 
 MISTAKES = {
     "one rank proves nothing": (
         "diagnose_columns", '"ranks": 2', '"ranks": 1', {"check_diagnose_columns"}, "the broken function is right"),
-    "another rule": (                                   # hidden cases alone see it
+    "another rule (hidden)": (
         "diagnose_columns", '["conjugate"]', '["once"]', {"check_diagnose_columns"}, "not what this function breaks"),
     "the weight's gradient summed, too": (
         "columns", "x.T @ dy\n", "group.all_reduce(x.T @ dy)\n", {"check_columns"}, "to dw of a column"),
@@ -17,36 +18,27 @@ MISTAKES = {
         "With your blind dy the broken function is wrong"),
     "a blind gradient of zeros": (
         "diagnose_gathered", "np.ones((2, 4))", "np.zeros((2, 4))", {"check_diagnose_gathered"}, "without zeros"),
-    "the rank times its own columns": (                 # hidden cases alone see it
+    "the rank times its own columns (hidden)": (
         "gathered", "np.array_split(dy, group.size, axis=1)[group.rank]",
         "dy[:, group.rank * w.shape[1]:][:, :w.shape[1]]", {"check_gathered"}, "one more than it has"),
     "a vocabulary that divides": (
         "diagnose_lookup", "size=(3, 2)),\n            \"dy\"", "size=(4, 2)),\n            \"dy\"",
         {"check_diagnose_lookup"}, "the broken function is right"),
-    "as if it were padded": (                           # hidden cases alone see it
+    "as if it were padded (hidden)": (
         "lookup", "group.rank * (words // group.size) + min(group.rank, words % group.size)",
         "group.rank * -(-words // group.size)", {"check_lookup"}, "the ranks before this one"),
-    "no maximum at all": (                              # hidden cases alone see it
+    "no maximum at all (hidden)": (
         "loss", 'shifted = logits - group.all_reduce(logits.max(axis=1), op="max")[:, None]', "shifted = logits",
         {"check_loss"}, "the largest logit"),
-    "no samples, no all-reduce": (                      # hidden cases alone see it
+    "no samples, no all-reduce (hidden)": (
         "average", "return [", "if samples == 0:\n        return [gradient]\n    return [", {"check_average"},
         "which needs all ranks"),
 }
 
 
-def test_the_solution_has_all_points():
-    found = marks_of(LAB)
-    assert lost(found) == set() and sum(mark.of for mark in found.values()) == 60
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", every_other_deep(MISTAKES))
 def test_a_mistake_loses_its_points(mistake):
-    """And is told in words that fit."""
-    answer, old, new, checks, words = MISTAKES[mistake]
-    found = marks_of(LAB, **changed(LAB, answer, old, new))
-    assert lost(found) == checks
-    assert words in "\n".join(found[name].said for name in checks)
+    assert_loses(LAB, mistake, *MISTAKES[mistake])
 
 
 def test_all_logits_gathered_are_right_but_too_dear():

@@ -1,0 +1,20 @@
+"""Every lab: the solution has all 60 points, and a blank submission none."""
+import pytest
+
+from grading.answers import answers_of
+from grading.lab_source import LABS
+from tests.labs.submissions import lost, marks_of, solution
+
+EVERY_LAB = pytest.mark.parametrize("lab", sorted(path.stem for path in LABS.glob("lab*.py")))
+
+
+@EVERY_LAB
+def test_the_solution_has_all_points(lab):
+    found = marks_of(lab)
+    assert lost(found) == set() and sum(mark.of for mark in found.values()) == 60
+
+
+@EVERY_LAB
+def test_a_blank_submission_has_none(lab):
+    found = marks_of(lab, **{name: "raise NotImplementedError()" for name in answers_of(solution(lab))})
+    assert lost(found) == set(found)
