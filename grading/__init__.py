@@ -3,6 +3,8 @@
 In a notebook `%load_ext grading` gives the magic `%%answer`, which marks the cells that are handed in.
 """
 from grading.answers import load_ipython_extension
-from grading.checks import CheckFailed, each, expect, expect_equal, passed, run, run_given
+from grading.checks import (CheckFailed, each, expect, expect_dicts, expect_equal, expect_values, passed, run,
+                            run_given)
 
-__all__ = ["CheckFailed", "each", "expect", "expect_equal", "load_ipython_extension", "passed", "run", "run_given"]
+__all__ = ["CheckFailed", "each", "expect", "expect_dicts", "expect_equal", "expect_values", "load_ipython_extension",
+           "passed", "run", "run_given"]

@@ -3,7 +3,7 @@
     outcome = run(4, "ring_all_reduce", each(xs), allow=("send", "receive"))
     expect_equal(outcome.results, [sum(xs)] * 4, "the sum", "does every rank get every chunk?")
 """
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,24 @@ def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "",
         problem = difference(mine, np.asarray(right), tolerance)
         if problem:
             raise CheckFailed(f"{who}{what} is not right. {problem}{hinted(hint)}")
+
+
+def expect_values(results: Sequence, names: Sequence[str]) -> list[list]:
+    """Every rank has returned one value for each name -> for each name the list of what the ranks returned."""
+    for rank, result in enumerate(results):
+        expect(isinstance(result, list | tuple) and len(result) == len(names),
+               f"rank {rank} should return {len(names)} values: {', '.join(names)}.", "look at the last line.")
+    return [list(values) for values in zip(*results)]
+
+
+def expect_dicts(found: Sequence, expected: Sequence[Mapping], what: str, hint: str = "") -> None:
+    """Every rank's dict has the expected arrays under the expected keys. Raises CheckFailed."""
+    for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        has = f"a dict with {', '.join(map(repr, mine))}" if isinstance(mine, dict) else f"a {type(mine).__name__}"
+        expect(isinstance(mine, dict) and set(mine) == set(right),
+               f"rank {rank}: {what} should be a dict with {', '.join(map(repr, right))}, but is {has}.")
+    for key in expected[0]:
+        expect_equal([mine[key] for mine in found], [right[key] for right in expected], f"{what} of {key!r}", hint)
 
 
 def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:

@@ -42,7 +42,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import each, expect, expect_equal, passed, run
+from grading import each, expect, expect_dicts, expect_equal, expect_values, passed, run
 
 
 def whole_attention(x, p, dy):
@@ -88,24 +88,6 @@ def shards_of(p, n):
 def inputs(b, s, h, seed=0):
     """A random x and a random upstream gradient."""
     return np.random.default_rng([seed, b, s, h]).normal(size=(2, b, s, h))
-
-
-def expect_values(results, names):
-    """Every rank has returned one value for each name. -> for each name the list of what the ranks returned."""
-    for rank, result in enumerate(results):
-        expect(isinstance(result, list | tuple) and len(result) == len(names),
-               f"rank {rank} should return {len(names)} values: {', '.join(names)}.", "look at the last line.")
-    return [list(values) for values in zip(*results)]
-
-
-def expect_dicts(found, expected, what, hint=""):
-    """Every rank's dict has the expected arrays under the expected keys."""
-    for rank, (mine, right) in enumerate(zip(found, expected)):
-        has = f"a dict with {', '.join(map(repr, mine))}" if isinstance(mine, dict) else f"a {type(mine).__name__}"
-        expect(isinstance(mine, dict) and set(mine) == set(right),
-               f"rank {rank}: {what} should be a dict with {', '.join(map(repr, right))}, but is {has}.")
-    for key in expected[0]:
-        expect_equal([mine[key] for mine in found], [right[key] for right in expected], f"{what} of {key!r}", hint)
 
 
 # %% [markdown]

@@ -7,7 +7,8 @@ from hypothesis.extra import numpy as hnp
 
 from grading import checks
 from grading.answers import CURRENT
-from grading.checks import CheckFailed, difference, each, expect, expect_equal, passed, run
+from grading.checks import (CheckFailed, difference, each, expect, expect_dicts, expect_equal, expect_values, passed,
+                            run)
 from grading.lab_group import OPERATIONS
 
 NUMBERS = hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e6, 1e6))
@@ -64,6 +65,21 @@ def test_the_rank_and_the_hint_are_told():
     with pytest.raises(CheckFailed, match="^no\nHint: why$"):
         expect(False, "no", "why")
     expect(True, "no")
+
+
+def test_several_values_or_a_dict_of_each_rank():
+    assert expect_values([(1, 2), [3, 4]], ("x", "y")) == [[1, 3], [2, 4]]
+    for wrong in None, (1,), (1, 2, 3):
+        with pytest.raises(CheckFailed, match="^rank 1 should return 2 values: x, y"):
+            expect_values([(1, 2), wrong], ("x", "y"))
+    right = [{"a": 1.0}, {"a": 2.0}]
+    expect_dicts(right, right, "the shard")
+    with pytest.raises(CheckFailed, match="^rank 0: the shard should be a dict with 'a', but is a list"):
+        expect_dicts([[], {"a": 2}], right, "the shard")
+    with pytest.raises(CheckFailed, match="but is a dict with 'b'"):
+        expect_dicts([{"a": 1}, {"b": 2}], right, "the shard")
+    with pytest.raises(CheckFailed, match="^rank 1 of 2: the shard of 'a' is not right"):
+        expect_dicts([{"a": 1}, {"a": 3}], right, "the shard")
 
 
 def test_what_passed_is_said(capsys):
