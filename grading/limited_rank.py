@@ -54,6 +54,7 @@ class LimitedRank(Rank):
         sys.stdout = sys.stderr = self.printed = Printed()
         asked = from_bytes(job.call)
         group = self.group(job.ranks, job.era)
+        group.may_share = False         # memory with other ranks would be a file, and files are locked away
         self.lab_group = LabGroup(group, asked["allow"])
         function = defined(asked["answers"], asked["function"])
         args = [value[group.rank] if is_each else value for is_each, value in asked["args"]]

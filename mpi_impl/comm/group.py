@@ -4,12 +4,17 @@ Arrays may live on the host (NumPy) or on a device (CuPy): a device array is sta
 that are asked for and not hidden. Every call over arrays is written into the ledger, a group of one rank's too; into
 the trace, if there is one; and it has a time limit, if the run has.
 
+Where all ranks of a group are on one machine, collectives over arrays that are not tiny go through memory that they
+share (shared_memory.py), which MPI makes.
+
 MPI knows no formats of two bytes: it moves their bits as integers, and adding them up is done here.
 """
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -17,13 +22,16 @@ from mpi4py import MPI
 from mpi_impl.arrays import copy_back, is_half, moved_to, narrowed, on_device, to_host, widened
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.shared_memory import SharedMemory, bytes_for
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.rank_environment import forget_shared_memory
 from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}
 SPEAKS = 32_767     # a tag: every MPI allows it
+SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared for its sake
 
 
 @dataclass
@@ -47,6 +55,7 @@ class Group:
         self.size, self.rank = comm.size, comm.rank
         self.ranks = comm.group.Translate_ranks(None, MPI.COMM_WORLD.group)     # of its members, in the world
         self.others = [r for i, r in enumerate(self.ranks) if i != self.rank]
+        self.may_share = True       # memory, where it can
         # MPI's even tags are for arrays, odd ones for stamps. It says on the world alone how many there are.
         self.largest_tag = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1
 
@@ -57,7 +66,9 @@ class Group:
         with self._call("all_reduce", x.size, x.dtype, reason):
             if self.size > 1:
                 buffer = to_host(x)
-                if is_half(buffer):
+                if shared := self._shared_memory(buffer.nbytes):
+                    shared.all_reduce(buffer, partial(added_up, op=op))
+                elif is_half(buffer):
                     self._all_reduce_halves(buffer, op)
                 else:
                     self.comm.Allreduce(MPI.IN_PLACE, buffer, OPERATIONS[op])
@@ -71,7 +82,10 @@ class Group:
                 return x
             send = to_host(x)
             parts = np.empty((self.size, *send.shape), send.dtype)
-            self.comm.Allgather(bits(send), bits(parts))
+            if shared := self._shared_memory(send.nbytes):
+                shared.all_gather(send, parts)
+            else:
+                self.comm.Allgather(bits(send), bits(parts))
             return moved_to(np.concatenate(list(parts), axis), x)
 
     def reduce_scatter(self, x, axis: int, reason: str):
@@ -80,10 +94,13 @@ class Group:
             if self.size == 1:
                 return x
             pieces = np.ascontiguousarray(np.split(to_host(x), self.size, axis))
-            if is_half(pieces):
-                return moved_to(self._reduce_pieces(pieces, "sum"), x)
             mine = np.empty_like(pieces[0])
-            self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
+            if shared := self._shared_memory(pieces.nbytes):
+                shared.reduce_scatter(pieces, mine, added_up)
+            elif is_half(pieces):
+                mine = self._reduce_pieces(pieces, "sum")
+            else:
+                self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
             return moved_to(mine, x)
 
     def broadcast(self, x, reason: str, root: int = 0):
@@ -103,16 +120,35 @@ class Group:
         flat[...] = pieces.reshape(-1)[:flat.size]
 
     def _reduce_pieces(self, pieces, op):
-        """Of every rank's pieces [size, ...], halves, the sum (or maximum) of those for this rank [...].
-
-        In float32, in the ranks' order, and rounded once: whoever does it, and whatever MPI, gets the same bits.
-        """
+        """Of every rank's pieces [size, ...], halves, the sum (or maximum) of those for this rank [...]."""
         theirs = np.empty_like(pieces)
         self.comm.Alltoall(bits(pieces), bits(theirs))
-        reduced = widened(theirs[0])
-        for one in theirs[1:]:
-            UFUNCS[op](reduced, widened(one), out=reduced)
-        return narrowed(reduced, pieces.dtype)
+        return added_up(theirs, op)
+
+    def _shared_memory(self, nbytes: int) -> SharedMemory | None:
+        """For an array of so many bytes; None if MPI shall move it. Called by all ranks, which agree."""
+        if nbytes < SMALL or not self.may_share:
+            return None
+        found: Any = self.comm.Get_attr(shared_key())
+        if found is None:
+            found = self._make_shared_memory()
+            self.comm.Set_attr(shared_key(), found)
+        return found[0]
+
+    def _make_shared_memory(self) -> tuple[SharedMemory | None, MPI.Win | None]:
+        """With the window that it lies in; None where ranks are on several machines."""
+        here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        several_machines = here.size < self.size
+        here.Free()
+        if several_machines:
+            return None, None
+        window = MPI.Win.Allocate_shared(bytes_for(self.size) if self.rank == 0 else 0, comm=self.comm)
+        window.Lock_all()           # for good: who may write where is seen to by SharedMemory
+        memory: Any = window.Shared_query(0)[0]
+        self.comm.Barrier()
+        forget_shared_memory()
+        return SharedMemory(np.frombuffer(memory, np.uint8), self.rank, self.size, window.Sync,
+                            self.comm.Iprobe), window
 
     # ---- what is posted now and waited for later ----
 
@@ -232,7 +268,12 @@ class Group:
             return Group(self.comm.Create_group(self.comm.group.Incl(ranks)), name, self.instruments)
 
     def free(self) -> None:
-        """Give the communicator back to MPI, which has only a few thousand."""
+        """Give the communicator back to MPI, which has only a few thousand, and the memory. Called by all ranks."""
+        found: Any = self.comm.Get_attr(shared_key())
+        if found and found[1]:
+            _, window = found
+            window.Unlock_all()
+            window.Free()
         self.comm.Free()
 
     def everyone_arrives(self, seconds: float) -> bool:
@@ -359,6 +400,23 @@ def library() -> str:
     """The MPI in use, as 'MPICH 5.0.2'."""
     name, version = MPI.get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
+
+
+@cache
+def shared_key() -> int:
+    """Under which a communicator holds its SharedMemory, and the window that it lies in."""
+    return MPI.Comm.Create_keyval()
+
+
+def added_up(parts, op: str = "sum"):
+    """The elementwise sum (or maximum) of parts [size, ...], one of each of two ranks or more -> [...].
+
+    In the ranks' order; of halves in float32, and rounded once: whoever does it, and whatever MPI, gets the same bits.
+    """
+    total = UFUNCS[op](widened(parts[0]), widened(parts[1]))
+    for one in parts[2:]:
+        UFUNCS[op](total, widened(one), out=total)
+    return narrowed(total, parts.dtype)
 
 
 def bits(x):

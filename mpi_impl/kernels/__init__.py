@@ -13,8 +13,8 @@ from reference import ops
 from reference.ops import lookup, rows
 
 __all__ = ["ACTIVATIONS", "accumulate", "attention_core", "attention_core_again", "attention_core_backward", "dropout",
-           "dropout_backward", "layer_norm", "layer_norm_backward", "linear", "lookup", "lookup_backward", "rotate",
-           "rotate_backward", "rows", "total"]
+           "dropout_backward", "exp_and_sum", "layer_norm", "layer_norm_backward", "linear", "lookup",
+           "lookup_backward", "rotate", "rotate_backward", "rows", "total"]
 
 
 def chosen(plain):
@@ -57,4 +57,16 @@ def total(dy):
 
 
 def lookup_backward(dy, ids, dtable):
-    return ops.lookup_backward(widened(dy), ids, dtable)
+    library = cpu if isinstance(dtable, np.ndarray) else ops
+    return library.lookup_backward(widened(dy), ids, dtable)
+
+
+# ---- the loss ----
+
+
+def exp_and_sum(logits, highest):
+    """logits [b, s, n], highest [b, s]: overwrite the logits with exp(logits - highest) -> its sums over n, [b, s]."""
+    if isinstance(logits, np.ndarray):
+        return cpu.exp_and_sum(logits, highest)
+    logits -= highest[..., None]
+    return np.exp(logits, out=logits).sum(-1)

@@ -12,7 +12,7 @@ from mpi_impl.arrays import TILE
 from reference import counter_rng, ops
 from reference.ops import Mask, rows
 
-ATTENTION_ROWS = 128      # queries at a time; keys after the last of them are skipped
+ATTENTION_ROWS = 64       # queries at a time; keys after the last of them are skipped
 
 
 def __getattr__(name):
@@ -27,38 +27,45 @@ def tiles(*arrays):
         yield [array[start:start + step] for array in arrays]
 
 
+def linear(x, w, b=None):
+    y = ops.linear(x, w)
+    if b is not None:
+        y += b
+    return y
+
+
 # ---- GeLU -----------------------------------------------------------------------------------------------------------
 
 
 def gelu(x):
-    y, tanh = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
-    for x_, y_, tanh_ in tiles(rows(x), rows(y), rows(tanh)):
-        np.multiply(x_, x_, out=tanh_)
-        tanh_ *= 0.044715 * sqrt(2 / pi)
-        tanh_ += sqrt(2 / pi)
-        tanh_ *= x_
-        np.tanh(tanh_, out=tanh_)
-        np.add(tanh_, 1, out=y_)
-        y_ *= x_
-        y_ *= 0.5
-    return y, (x, tanh)
+    """As x sigmoid(2 u) where the textbook has x (1 + tanh(u)) / 2: NumPy's exp is twice as fast as its tanh."""
+    y, sigmoid = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+    with np.errstate(over="ignore"):                                  # far to the left: 1 / (1 + infinity) is 0
+        for x_, y_, sigmoid_ in tiles(rows(x), rows(y), rows(sigmoid)):
+            np.multiply(x_, x_, out=sigmoid_)
+            sigmoid_ *= -2 * 0.044715 * sqrt(2 / pi)
+            sigmoid_ -= 2 * sqrt(2 / pi)
+            sigmoid_ *= x_
+            np.exp(sigmoid_, out=sigmoid_)
+            sigmoid_ += 1
+            np.divide(1, sigmoid_, out=sigmoid_)
+            np.multiply(x_, sigmoid_, out=y_)
+    return y, (x, sigmoid)
 
 
 def gelu_backward(dy, cache):
-    x, tanh = cache
+    x, sigmoid = cache
     dx = np.empty(dy.shape, dy.dtype)
-    for dx_, dy_, x_, tanh_ in tiles(rows(dx), rows(dy), rows(x), rows(tanh)):
-        inner = x_ * x_
-        inner *= 3 * 0.044715 * sqrt(2 / pi)
-        inner += sqrt(2 / pi)
-        inner *= x_
-        np.multiply(tanh_, tanh_, out=dx_)
-        np.subtract(1, dx_, out=dx_)
-        dx_ *= inner
-        dx_ += tanh_
+    for dx_, dy_, x_, sigmoid_ in tiles(rows(dx), rows(dy), rows(x), rows(sigmoid)):
+        slope = x_ * x_                                               # of 2 u, times x
+        slope *= 6 * 0.044715 * sqrt(2 / pi)
+        slope += 2 * sqrt(2 / pi)
+        slope *= x_
+        np.subtract(1, sigmoid_, out=dx_)
+        dx_ *= slope
         dx_ += 1
+        dx_ *= sigmoid_
         dx_ *= dy_
-        dx_ *= 0.5
     return dx
 
 
@@ -66,12 +73,13 @@ def gelu_backward(dy, cache):
 
 
 def layer_norm(x, weight, bias, epsilon):
-    y, normed = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
-    inverse_std = np.empty((*x.shape[:-1], 1), x.dtype)
+    """Means over a row are products with a column of 1/h: BLAS adds a row up faster than NumPy."""
+    y, normed, h = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype), x.shape[-1]
+    inverse_std, mean = np.empty((*x.shape[:-1], 1), x.dtype), np.full((h, 1), 1 / h, x.dtype)
     for x_, y_, normed_, inverse_std_ in tiles(rows(x), rows(y), rows(normed), rows(inverse_std)):
-        np.subtract(x_, x_.mean(1, keepdims=True), out=normed_)
+        np.subtract(x_, x_ @ mean, out=normed_)
         np.multiply(normed_, normed_, out=y_)
-        inverse_std_[...] = 1 / np.sqrt(y_.mean(1, keepdims=True) + epsilon)
+        np.divide(1, np.sqrt(y_ @ mean + x.dtype.type(epsilon)), out=inverse_std_)
         normed_ *= inverse_std_
         np.multiply(normed_, weight, out=y_)
         y_ += bias
@@ -81,15 +89,16 @@ def layer_norm(x, weight, bias, epsilon):
 def layer_norm_backward(dy, weight, cache):
     normed, inverse_std = cache
     dx, dweight, dbias = np.empty(dy.shape, dy.dtype), np.zeros_like(weight), np.zeros_like(weight)
+    weight_mean = (weight / dy.dtype.type(len(weight)))[:, None]      # dy @ this: the mean of dy * weight
     for dx_, dy_, normed_, inverse_std_ in tiles(rows(dx), rows(dy), rows(normed), rows(inverse_std)):
-        dbias += dy_.sum(0)
+        ones = np.ones(len(dy_), dy.dtype)
+        dbias += ones @ dy_
         scratch = dy_ * normed_
-        dweight += scratch.sum(0)
-        scratch *= weight
-        along = scratch.mean(1, keepdims=True)
-        np.multiply(dy_, weight, out=dx_)
-        dx_ -= dx_.mean(1, keepdims=True)
+        dweight += ones @ scratch
+        along = scratch @ weight_mean
         np.multiply(normed_, along, out=scratch)
+        scratch += dy_ @ weight_mean
+        np.multiply(dy_, weight, out=dx_)
         dx_ -= scratch
         dx_ *= inverse_std_
     return dx, dweight, dbias
@@ -172,6 +181,7 @@ class AttentionCore(NamedTuple):
     q: Any         # [b, s, a, d]
     k: Any
     v: Any
+    context: Any   # [b, s, a, d]: what was returned
     probs: Any     # [b, a, s, s]
     causal: bool   # probs above the diagonal are 0
     mask: Any      # a Mask of probs, not drawn above the diagonal; or None
@@ -179,57 +189,92 @@ class AttentionCore(NamedTuple):
 
 def attention_core(q, k, v, causal, site=None):
     b, s, a, d = q.shape
-    context, probs, mask = np.empty(q.shape, q.dtype), np.zeros((b, a, s, s), q.dtype), None
+    context, probs, mask = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype), None
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
-    for i, j, block, keys in attention_blocks(b, s, a, causal):
-        p = probs[i, j, block, :keys]
-        np.matmul(q[i, block, j], k[i, :keys, j].T, out=p)            # [rows, d] @ [d, keys] -> [rows, keys]
-        p *= 1 / sqrt(d)
+    core = AttentionCore(q, k, v, context, probs, causal, mask)
+    q, k, v, y = heads_first(q, k, v, context)
+    scale, ones = q.dtype.type(1 / sqrt(d)), np.ones((s, 1), q.dtype)
+    for i, heads, block, keys in attention_blocks(b, s, a, causal):
+        p = probs[i, heads, block, :keys]
+        np.matmul(q[i, heads, block] * scale, k[i, heads, :keys].swapaxes(1, 2), out=p)    # [rows, d] @ [d, keys]
         if causal:                                                    # the last columns are the rows' own positions
-            p[:, block.start:] += FUTURE[:keys - block.start, :keys - block.start]
-        p -= p.max(1, keepdims=True)
+            p[..., block.start:] += FUTURE[:keys - block.start, :keys - block.start]
+        p -= np.maximum.reduce(p, axis=-1, keepdims=True)
         np.exp(p, out=p)
-        p /= p.sum(1, keepdims=True)
+        p *= 1 / (p @ ones[:keys])                                    # BLAS adds a row up faster than NumPy
         if mask is not None:
-            keep = mask.keep[i, j, block, :keys]
-            draw_rows(site, starts[i, j, block], keep)
+            keep = mask.keep[i, heads, block, :keys]
+            for j in range(a)[heads]:
+                draw_rows(site, starts[i, j, block], mask.keep[i, j, block, :keys])
             p = p * keep                                              # the scale comes last, where there is less to do
-        np.matmul(p, v[i, :keys, j], out=context[i, block, j])        # [rows, keys] @ [keys, d] -> [rows, d]
+        probs[i, heads, block, keys:] = 0
+        np.matmul(p, v[i, heads, :keys], out=y[i, heads, block])      # [rows, keys] @ [keys, d] -> [rows, d]
     if mask is not None:
         context *= mask.scale
-    return context, AttentionCore(q, k, v, probs, causal, mask)
+    return context, core
 
 
 def attention_core_backward(dcontext, cache):
-    q, k, v, probs, causal, mask = cache
+    q, k, v, context, probs, causal, mask = cache
     b, s, a, d = q.shape
-    dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
-    for i, j, block, keys in attention_blocks(b, s, a, causal):
-        p, dy = probs[i, j, block, :keys], dcontext[i, block, j]
+    gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
+    q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
+    scale = q.dtype.type(1 / sqrt(d))
+    for i, heads, block, keys in attention_blocks(b, s, a, causal):
+        p, dy = probs[i, heads, block, :keys], dcontext[i, heads, block]
+        along = (dy * y[i, heads, block]).sum(-1, keepdims=True)      # of dp * p: since y is p @ v, of dy * y
         dropped = p
         if mask is not None:
-            keep = mask.keep[i, j, block, :keys]
-            dropped, dy = p * keep, dy * mask.scale
-        dv[i, :keys, j] += dropped.T @ dy
-        dp = dy @ v[i, :keys, j].T                                    # forward: context = dropped @ v * scale
+            keep = mask.keep[i, heads, block, :keys]
+            dropped, dy = p * keep, dy * dy.dtype.type(mask.scale)
+        dv[i, heads, :keys] += dropped.swapaxes(1, 2) @ dy
+        dp = dy @ v[i, heads, :keys].swapaxes(1, 2)                   # forward: context = dropped @ v * scale
         if mask is not None:
             dp *= keep                                                # forward: dropped = p * keep
-        dp -= np.einsum("ij,ij->i", dp, p)[:, None]                   # forward: p = softmax(scores)
+        dp -= along                                                   # forward: p = softmax(scores)
         dp *= p
-        dp *= 1 / sqrt(d)
-        np.matmul(dp, k[i, :keys, j], out=dq[i, block, j])            # forward: scores = q k^T / sqrt(d)
-        dk[i, :keys, j] += dp.T @ q[i, block, j]
-    return dq, dk, dv
+        np.multiply(dp @ k[i, heads, :keys], scale, out=dq[i, heads, block])   # forward: scores = q k^T / sqrt(d)
+        dk[i, heads, :keys] += dp.swapaxes(1, 2) @ (q[i, heads, block] * scale)
+    return gradients
+
+
+def heads_first(*arrays):
+    """Views [b, a, s, d] of arrays [b, s, a, d]."""
+    return [x.swapaxes(1, 2) for x in arrays]
 
 
 def attention_blocks(b, s, a, causal):
-    """For each sample, head and block of queries: how many keys, from the first on, they may see."""
+    """For each sample and block of queries: how many keys, from the first on, they may see; and some heads at a time,
+    as many as fit the cache.
+    """
     for i in range(b):
-        for j in range(a):
-            for start in range(0, s, ATTENTION_ROWS):
-                end = min(start + ATTENTION_ROWS, s)
-                yield i, j, slice(start, end), end if causal else s
+        for start in range(0, s, ATTENTION_ROWS):
+            end = min(start + ATTENTION_ROWS, s)
+            keys = end if causal else s
+            step = max(1, 2 * TILE // ((end - start) * keys))
+            for head in range(0, a, step):
+                yield i, slice(head, min(head + step, a)), slice(start, end), keys
 
 
 FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them
+
+
+# ---- vocabulary -----------------------------------------------------------------------------------------------------
+
+
+def lookup_backward(dy, ids, dtable):
+    """Row by row: np.add.at needs several times as long."""
+    for i, row in zip(ids.reshape(-1).tolist(), rows(dy)):
+        dtable[i] += row
+    return dtable
+
+
+def exp_and_sum(logits, highest):
+    """logits [b, s, n], highest [b, s]: overwrite the logits with exp(logits - highest) -> its sums over n, [b, s]."""
+    total = np.empty(highest.shape, logits.dtype)
+    for logits_, highest_, total_ in tiles(rows(logits), highest.reshape(-1, 1), total.reshape(-1, 1)):
+        logits_ -= highest_
+        np.exp(logits_, out=logits_)
+        np.add.reduce(logits_, axis=1, keepdims=True, out=total_)
+    return total

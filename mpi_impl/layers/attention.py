@@ -20,7 +20,8 @@ def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, sel
     context = context.reshape(b, s, -1)
     y = region.leave(linear(context, p.w_out), "attention output")       # g of [b, s, h/t] @ [h/t, h]
     cache = AttentionCache(region.keep(x, entered), inputs if selective else core, context, rotary)
-    return y + p.b_out, cache                                            # the bias once, after the sum
+    y += p.b_out                                                         # the bias once, after the sum
+    return y, cache
 
 
 def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):

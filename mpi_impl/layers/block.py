@@ -21,14 +21,18 @@ def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
     """dy [b, s, h], outside the regions -> dx [b, s, h], likewise."""
     masked = kernels.dropout_backward(dy, cache.mlp_mask)
     dnormed = mlp_backward(masked, p.mlp, cache.mlp, c.activation, grads.mlp, sink, region)
-    dy = dy + layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm,
-                                  grads.post_attention_layernorm)
-    masked = kernels.dropout_backward(dy, cache.attention_mask)
+    dx = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm,
+                             grads.post_attention_layernorm)
+    dx += dy
+    masked = kernels.dropout_backward(dx, cache.attention_mask)
     dnormed = attention_backward(masked, p.attention, cache.attention, grads.attention, sink, region)
-    return dy + layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm, grads.input_layernorm)
+    dy, dx = dx, layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm, grads.input_layernorm)
+    dx += dy
+    return dx
 
 
 def add_branch(x, y, region, dropout, site):
-    """The residual sum, and dropout's mask, of this rank's positions."""
+    """The residual sum, and dropout's mask, of this rank's positions. Overwrites y, the branch's own."""
     y, mask = kernels.dropout(y, dropout and dropout.hidden(site, region.positions(x).start))
-    return x + y, mask
+    y += x
+    return y, mask

@@ -9,7 +9,8 @@ def mlp_forward(x, p: MLP, activation, region):
     entered = region.enter(x, "mlp input")                   # f
     a, act_cache = act(linear(entered, p.w_in, p.b_in))      # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
     y = region.leave(linear(a, p.w_out), "mlp output")       # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
-    return y + p.b_out, (region.keep(x, entered), act_cache, a)   # the bias once, after the sum
+    y += p.b_out                                             # the bias once, after the sum
+    return y, (region.keep(x, entered), act_cache, a)
 
 
 def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):

@@ -1,0 +1,140 @@
+"""One rank of PyTorch's side of cpu_step.py: the same step, with fused attention and AdamW, and gloo between ranks.
+
+Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
+AdamW; with `--compile`, `torch.compile` over the whole model.
+"""
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from turns import PROCESS, serve
+from works import WORKS
+
+RANK, SIZE = int(os.environ[PROCESS]), int(os.environ["WORLD_SIZE"])
+
+
+def all_reduce(x, op=dist.ReduceOp.SUM):
+    if SIZE > 1:
+        dist.all_reduce(x, op)
+    return x
+
+
+class Enter(torch.autograd.Function):
+    """f: nothing forward, an all-reduce backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, dx):
+        return all_reduce(dx.contiguous())
+
+
+class Leave(torch.autograd.Function):
+    """g: an all-reduce forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return all_reduce(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+class ParallelCrossEntropy(torch.autograd.Function):
+    """The mean loss of logits [b, s, V/t]; in place where autograd allows it."""
+
+    @staticmethod
+    def forward(ctx, logits, targets):
+        ids = targets - RANK * logits.shape[-1]
+        elsewhere = (ids < 0) | (ids >= logits.shape[-1])
+        ids = ids.masked_fill(elsewhere, 0)[..., None]
+        logits = logits - all_reduce(logits.amax(-1), dist.ReduceOp.MAX)[..., None]
+        picked = all_reduce(logits.gather(-1, ids)[..., 0].masked_fill(elsewhere, 0))
+        probs = logits.exp_()
+        total = all_reduce(probs.sum(-1))
+        probs /= total[..., None]
+        ctx.save_for_backward(probs, ids, elsewhere)
+        return (total.log() - picked).mean()
+
+    @staticmethod
+    def backward(ctx, dloss):
+        probs, ids, elsewhere = ctx.saved_tensors
+        probs.scatter_add_(-1, ids, -(~elsewhere).to(probs.dtype)[..., None])
+        return probs.mul_(dloss / elsewhere.numel()), None
+
+
+class Block(nn.Module):
+    def __init__(self, work):
+        super().__init__()
+        h = work.h
+        self.heads, self.head_size = work.a // SIZE, h // work.a
+        self.norm_1, self.norm_2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.qkv, self.w_in = nn.Linear(h, 3 * h // SIZE), nn.Linear(h, 4 * h // SIZE)
+        self.out, self.w_out = nn.Linear(h // SIZE, h), nn.Linear(4 * h // SIZE, h)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        qkv = self.qkv(Enter.apply(self.norm_1(x))).view(b, s, 3, self.heads, self.head_size)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, s, -1)
+        x = x + row_parallel(y, self.out)
+        y = F.gelu(self.w_in(Enter.apply(self.norm_2(x))), approximate="tanh")
+        return x + row_parallel(y, self.w_out)
+
+
+def row_parallel(x, linear):
+    """The bias once, after the sum."""
+    return Leave.apply(F.linear(x, linear.weight)) + linear.bias
+
+
+class GPT(nn.Module):
+    def __init__(self, work):
+        super().__init__()
+        self.word = nn.Parameter(0.02 * torch.randn(work.V // SIZE, work.h))
+        self.position = nn.Parameter(0.02 * torch.randn(work.s, work.h))
+        self.blocks = nn.ModuleList(Block(work) for _ in range(work.L))
+        self.norm = nn.LayerNorm(work.h)
+
+    def forward(self, tokens, targets):
+        ids = tokens - RANK * len(self.word)
+        elsewhere = (ids < 0) | (ids >= len(self.word))
+        x = F.embedding(ids.masked_fill(elsewhere, 0), self.word).masked_fill(elsewhere[..., None], 0)
+        x = Leave.apply(x) + self.position
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(Enter.apply(self.norm(x)), self.word)
+        if SIZE == 1:
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return ParallelCrossEntropy.apply(logits, targets)
+
+
+def main():
+    work = WORKS[sys.argv[1]]
+    torch.set_num_threads(1)
+    if SIZE > 1:
+        dist.init_process_group("gloo", rank=RANK)
+    torch.manual_seed(RANK)
+    model = GPT(work)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    loss_of = torch.compile(model) if "--compile" in sys.argv else model
+    data = torch.Generator().manual_seed(0)
+    tokens, targets = torch.randint(work.V, (2, work.b, work.s), generator=data)
+
+    def step():
+        loss_of(tokens, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    serve(step)
+    if SIZE > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

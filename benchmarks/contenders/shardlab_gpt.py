@@ -1,0 +1,28 @@
+"""One rank of Shardlab's side of cpu_step.py: a training step of a tensor-parallel GPT, taken when told to."""
+import sys
+
+import numpy as np
+from turns import serve
+from works import WORKS
+
+from mpi_impl.comm.group import world
+from mpi_impl.comm.topology import connect
+from mpi_impl.entry import run
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
+
+
+def main() -> None:
+    work, ranks = WORKS[sys.argv[1]], world()
+    model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
+    optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
+    topology = connect(ranks, ParallelConfig(tensor_model_parallel_size=ranks.size))
+    trainer = Trainer(model, optimizer, topology, seed=1, precision=Precision("float32"))
+    tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
+    serve(lambda: trainer.step([(tokens, targets)], work.b))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,102 @@
+"""How fast is a training step on a CPU, beside PyTorch over gloo and beside the machine's own matrix products?
+
+    .venv/bin/python -m pip install torch==2.13.0
+    .venv/bin/python benchmarks/cpu_step.py
+
+Four contenders for each work and number of ranks: ours, PyTorch as it is ("eager"), PyTorch with `torch.compile`, and
+as many processes that only multiply large matrices. All are started first; then they take turns (turns.py), so
+that whatever else the machine does, it does to all. A process has one thread. Printed are medians over all turns, ours
+over the better PyTorch's; and of the rate of the matrix products the share that a step's own products reach (works.py
+counts them).
+"""
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+
+from contenders.sgemm import FLOPS
+from turns import Contender
+from works import WORKS, Work
+
+from mpi_impl.rank_environment import cores, thread_settings
+
+HERE = Path(__file__).parent
+CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128", 8)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", default=[f"{work}:{ranks}" for work, ranks in CASES], metavar="WORK:RANKS",
+                        help=f"as h512:2; works are {', '.join(WORKS)} (default: six of them)")
+    parser.add_argument("--turns", type=int, default=7, help="of each contender (default: 7)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes, about (default: 3)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes to start")
+    parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out, and compare with products alone")
+    options = parser.parse_args()
+    print(f"{cores()} cores; one thread a rank; medians of {options.turns} turns each, taken in turn\n\n"
+          "| work | ranks | ours, tokens/s | PyTorch eager | compiled | ours / the better | of the sgemm rate |\n"
+          "|---|---|---|---|---|---|---|", flush=True)
+    for case in options.cases:
+        name, ranks = case.split(":")
+        print(row(name, int(ranks), options), flush=True)
+
+
+def row(name: str, ranks: int, options: argparse.Namespace) -> str:
+    work, times = WORKS[name], measure(name, ranks, options)
+    speed = {who: work.tokens / found for who, found in times.items()}
+    peers = [speed[who] for who in ("eager", "compiled") if who in speed]
+    ratio = f"**{speed['ours'] / max(peers):.2f}**" if peers else "-"
+    share = work.flops / times["ours"] / (ranks * FLOPS / times["sgemm"])
+    eager, compiled = (f"{speed[who]:,.0f}" if who in speed else "-" for who in ("eager", "compiled"))
+    return f"| {described(work)} | {ranks} | {speed['ours']:,.0f} | {eager} | {compiled} | {ratio} | {share:.0%} |"
+
+
+def described(work: Work) -> str:
+    return ", ".join(f"{letter} {size}" for letter, size in work._asdict().items())
+
+
+def measure(name: str, ranks: int, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of a step of each contender: the median over all turns."""
+    with ExitStack() as stack:
+        contenders = [stack.enter_context(closing(one)) for one in started(name, ranks, options)]
+        steps = {one: warmed_up(one, options.seconds) for one in contenders}
+        times: dict[str, list[float]] = {one.name: [] for one in contenders}
+        for _ in range(options.turns):
+            for one in contenders:
+                times[one.name] += one.turn(steps[one])
+        return {who: median(found) for who, found in times.items()}
+
+
+def warmed_up(contender: Contender, seconds: float) -> int:
+    """How many steps it takes in so many seconds, at least 1, after a first few that do not count."""
+    contender.turn(2)
+    return max(1, round(seconds / median(contender.turn(3))))
+
+
+def started(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
+    python, path = sys.executable, os.pathsep.join((str(HERE), str(HERE.parent)))
+    environment = {"PYTHONPATH": path, **thread_settings({})}
+    script = {one: str(HERE / "contenders" / f"{one}.py") for one in ("shardlab_gpt", "pytorch_gpt", "sgemm")}
+    yield Contender("ours", [[python, "-m", "mpi_impl.launch", "-n", str(ranks), script["shardlab_gpt"], name]],
+                    environment, ranks)
+    if not options.no_peer:
+        for who, more in [("eager", [])] + [("compiled", ["--compile"])] * (not options.no_compile):
+            yield Contender(who, [[python, script["pytorch_gpt"], name, *more]] * ranks,
+                            environment | torch_world(ranks), ranks)
+    yield Contender("sgemm", [[python, script["sgemm"]]] * ranks, environment, ranks)
+
+
+def torch_world(ranks: int) -> dict[str, str]:
+    """What torch.distributed wants to know, but for the rank, which turns.py gives."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+
+
+if __name__ == "__main__":
+    main()

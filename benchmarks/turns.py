@@ -1,0 +1,81 @@
+"""Programs that are timed in turn: each waits, without spinning, until it is told to take a few steps.
+
+On a machine that others use, too, two timings taken minutes apart cannot be compared. So all contenders are started
+first, each with as many processes as it has ranks, and then they take turns: a few steps of the one while the others
+sleep in a system call, a few of the next, and around again. The program side is `serve(step)`; it needs nothing but the
+standard library, so that any Python can take part.
+"""
+import json
+import os
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+PLACE = "BENCHMARK_SOCKET"      # the variables that tell a process where the referee listens
+PROCESS = "BENCHMARK_PROCESS"   # and which of the commands it is
+START_LIMIT = 120.0             # seconds until all processes of a contender must be there
+STEPS_LIMIT = 600.0             # and until a turn must be over; the first one compiles, where there is a compiler
+
+
+class Contender:
+    """A program with some processes, all of which call `serve`."""
+
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], environment: Mapping[str, str], processes: int):
+        """`commands` are what is started: one launcher for all processes, or one command for each of them."""
+        self.name, self.folder = name, tempfile.TemporaryDirectory()
+        path = str(Path(self.folder.name, "socket"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(processes)
+            listener.settimeout(START_LIMIT)
+            self.started = [subprocess.Popen(command, env={**os.environ, **environment, PLACE: path,
+                                                           PROCESS: str(i)})
+                            for i, command in enumerate(commands)]
+            try:
+                self.connections = [listener.accept()[0] for _ in range(processes)]
+            except TimeoutError:
+                self.close()
+                raise SystemExit(f"error: {name} did not start {processes} processes in {START_LIMIT:g} s.") from None
+
+    def turn(self, steps: int) -> list[float]:
+        """Let all processes take so many steps -> seconds of each, of the slowest process."""
+        for connection in self.connections:
+            connection.sendall(struct.pack("!i", steps))
+        found = [self.answer(connection) for connection in self.connections]
+        return [max(times) for times in zip(*found, strict=True)]
+
+    def answer(self, connection: socket.socket) -> list[float]:
+        connection.settimeout(STEPS_LIMIT)
+        data = b""
+        while not data.endswith(b"\n"):
+            if not (part := connection.recv(1 << 16)):
+                raise SystemExit(f"error: a process of {self.name} has died.")
+            data += part
+        return json.loads(data)
+
+    def close(self) -> None:
+        for connection in getattr(self, "connections", []):
+            connection.close()                          # which ends `serve`
+        for process in self.started:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self.folder.cleanup()
+
+
+def serve(step: Callable[[], object]) -> None:
+    """Take steps when told to, and say how many seconds each has taken; return when there is nobody to tell."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ[PLACE])
+        while told := connection.recv(4):
+            times = []
+            for _ in range(struct.unpack("!i", told)[0]):
+                began = time.perf_counter()
+                step()
+                times.append(time.perf_counter() - began)
+            connection.sendall(json.dumps(times).encode() + b"\n")

@@ -1,0 +1,27 @@
+"""What is computed in the benchmarks of training steps, by whoever takes part."""
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """A GPT, float32, no dropout, and the samples of a step."""
+
+    h: int      # columns
+    L: int      # layers
+    a: int      # heads
+    s: int      # words in a sample
+    b: int      # samples
+    V: int      # words in the vocabulary
+
+    @property
+    def tokens(self) -> int:
+        return self.b * self.s
+
+    @property
+    def flops(self) -> float:
+        """Of a step's matrix products: 6 for each weight and token, and of attention's what the mask leaves."""
+        weights = 12 * self.L * self.h**2 + self.V * self.h
+        attention = 2 * self.L * self.h * (self.s + 1) / 2      # q k^T and probabilities times v, for a token
+        return 6 * self.tokens * (weights + attention)
+
+
+WORKS = {"h512": Work(h=512, L=6, a=8, s=256, b=8, V=8192), "h128": Work(h=128, L=4, a=8, s=128, b=8, V=1024)}

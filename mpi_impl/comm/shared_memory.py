@@ -1,0 +1,101 @@
+"""Collectives of ranks on one machine, through memory that all of them can read and write.
+
+MPI hands an array over in pieces, from rank to rank, and each piece is a wait for another process: where there are more
+ranks than cores, a wait for its turn. Here every rank lays its array down where all can see it; then each adds up one
+part of all of them; then everyone takes the whole sum. That is two waits for all others, and no message. A sum is in
+rank order, whoever adds it up.
+
+Nothing here calls MPI: group.py makes the memory, and says how to help MPI along while a rank waits.
+"""
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+CAPACITY = 1 << 20      # bytes of an array that are handed over at once
+LINE = 64               # bytes of a cache line: each rank's count of its arrivals has one to itself
+PATIENCE = 200          # looks at a count, giving the core away after each, before a rank goes to sleep
+NAP = 5e-5              # seconds
+
+
+class SharedMemory:
+    """One rank's view of it: a count of arrivals for each rank, and two areas that are used by turns.
+
+    An area has room for each rank's array and for the result. A rank that is slow to read the one area is not disturbed
+    by those that are ahead, which write the other: and before they come back to the first, all have met.
+    """
+
+    def __init__(self, memory: np.ndarray, rank: int, size: int, fence: Callable, progress: Callable):
+        """`memory`: uint8 [bytes_for(size)], zeros, and the same on all ranks. `fence()` returns when what this rank
+        has written can be seen by others, and the other way round; `progress()` is called again and again in waits.
+        """
+        counts, areas = np.split(memory, [size * LINE])
+        self.counts = [counts[i * LINE:i * LINE + 8].view(np.int64) for i in range(size)]
+        self.areas = areas.reshape(2, size + 1, CAPACITY)
+        self.rank, self.size, self.fence, self.progress = rank, size, fence, progress
+        self.met = 0            # times that all ranks have met
+        self.turn = 0           # whose area it is
+
+    def all_reduce(self, x: np.ndarray, add_up: Callable) -> None:
+        """Overwrite x, contiguous, with what `add_up` makes of all ranks' arrays [size, n] -> [n]."""
+        flat = x.reshape(-1)
+        for piece in self.pieces(flat, CAPACITY // x.itemsize):
+            n = len(piece)
+            offered, result = self.area(x.dtype, n)
+            offered[self.rank] = piece
+            self.meet()
+            mine = slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
+            result[mine] = add_up(offered[:, mine])
+            self.meet()
+            piece[...] = result
+
+    def all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
+        """Every rank's x, contiguous, into out [size, *x.shape]."""
+        step = CAPACITY // x.itemsize
+        for piece, columns in zip(self.pieces(x.reshape(-1), step), self.pieces(out.reshape(self.size, -1).T, step)):
+            offered, _ = self.area(x.dtype, len(piece))
+            offered[self.rank] = piece
+            self.meet()
+            columns.T[...] = offered
+
+    def reduce_scatter(self, pieces: np.ndarray, out: np.ndarray, add_up: Callable) -> None:
+        """Of what `add_up` makes of all ranks' pieces [size, ...] those for this rank, into out [...]."""
+        mine, columns = out.reshape(-1), pieces.reshape(self.size, -1).T
+        step = CAPACITY // (out.itemsize * self.size)
+        for result, part in zip(self.pieces(mine, step), self.pieces(columns, step)):
+            offered, _ = self.area(out.dtype, part.size)
+            offered[self.rank] = part.T.reshape(-1)
+            self.meet()
+            result[...] = add_up(offered.reshape(self.size, self.size, -1)[:, self.rank])
+
+    def pieces(self, rows: np.ndarray, step: int):
+        for start in range(0, len(rows), step):
+            yield rows[start:start + step]
+
+    def area(self, dtype: np.dtype, n: int):
+        """The next one: views of each rank's place [size, n], and of the result's [n]."""
+        self.turn = 1 - self.turn
+        views = self.areas[self.turn, :, :n * dtype.itemsize].view(dtype)
+        return views[:-1], views[-1]
+
+    def meet(self) -> None:
+        """Wait until every rank has come here as often as this one."""
+        self.met += 1
+        self.fence()
+        self.counts[self.rank][0] = self.met
+        for count in self.counts:
+            looks = 0
+            while count[0] < self.met:
+                self.progress()
+                looks += 1
+                if looks < PATIENCE:
+                    os.sched_yield()
+                else:
+                    time.sleep(NAP)
+        self.fence()
+
+
+def bytes_for(size: int) -> int:
+    """That ranks of this number need."""
+    return size * LINE + 2 * (size + 1) * CAPACITY

@@ -1,0 +1,146 @@
+"""Collectives through shared memory are the textbook's, whoever is slow, and however many pieces an array takes."""
+import time
+from contextlib import contextmanager
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from grading.limited_rank import NO_SINGLE_COPY
+from mpi_impl.arrays import dtype_of
+from mpi_impl.comm import group as group_module
+from mpi_impl.comm import shared_memory
+from mpi_impl.comm.group import Group, shared_key
+from reference import collectives
+from tests.launching import launch, write_program
+from tests.strategies import close
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@contextmanager
+def sharing(group, capacity):
+    """A group of the same ranks that shares memory whatever an array's size, in pieces of so many bytes."""
+    kept = group_module.SMALL, shared_memory.CAPACITY
+    group_module.SMALL, shared_memory.CAPACITY = 0, capacity
+    part = group.part(0, "shared")
+    try:
+        yield part
+    finally:
+        part.free()
+        group_module.SMALL, shared_memory.CAPACITY = kept
+
+
+@given(st.integers(2, 8), st.integers(1, 40), st.sampled_from([128, 256, 1 << 16]),
+       st.sampled_from(["float64", "float32", "int64", "float16", "bfloat16"]), st.integers(1, 12), SEEDS)
+def test_collectives_are_the_textbooks(ranks, n, length, capacity, dtype, steps, seed):
+    """Several in a row, each rank now and then late: nobody reads what is not there yet, or is there no longer."""
+    ranks.run(n, collectives_agree, length, capacity, dtype, steps, seed)
+
+
+def collectives_agree(group, length, capacity, dtype, steps, seed):
+    alike, own = Random(seed), Random(seed + 1 + group.rank)
+    with sharing(group, capacity) as shared:
+        for step in range(steps):
+            shape = (shared.size * alike.randint(1, 2), length) if alike.random() < 0.9 else (0, 3)
+            xs = [x.astype(dtype_of(dtype)) for x in
+                  10 * np.random.default_rng([seed, step]).normal(size=(shared.size, *shape))]
+            if own.random() < 0.2:
+                time.sleep(own.choice([0.0, 1e-4, 1e-3]))
+            agrees(shared, alike.choice(["sum", "max", "all_gather", "reduce_scatter"]), xs, alike.randint(0, 1))
+        assert shared.comm.Get_attr(shared_key())[0].met > 0 or not steps or length == 0 or not xs[0].size
+
+
+def agrees(group, operation, xs, axis):
+    x = xs[group.rank]
+    if operation == "all_gather":
+        assert (group.all_gather(x, axis, "test") == collectives.all_gather(xs, axis)[0]).all()
+        return
+    total = in_rank_order(xs, np.maximum if operation == "max" else np.add)
+    if operation == "reduce_scatter":
+        assert (group.reduce_scatter(x, 0, "test") == np.split(total, group.size)[group.rank]).all()
+    else:
+        assert (group.all_reduce(x.copy(), "test", operation) == total).all()
+
+
+def in_rank_order(xs, combine):
+    """To the bit: in float32 where they are halves, and rounded once."""
+    wide = [x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in xs]
+    total = wide[0]
+    for x in wide[1:]:
+        total = combine(total, x)
+    return total.astype(xs[0].dtype)
+
+
+@given(st.integers(2, 8), SEEDS)
+def test_a_view_is_summed_and_its_neighbours_stay(ranks, n, seed):
+    ranks.run(n, reduce_columns, seed)
+
+
+def reduce_columns(group, seed):
+    xs = np.random.default_rng(seed).normal(size=(group.size, 5, 70))
+    x = xs[group.rank].copy()
+    with sharing(group, 256) as shared:
+        shared.all_reduce(x[:, 3:66], "test")
+    close(x[:, 3:66], sum(xs)[:, 3:66], 1e-14)
+    assert (x[:, :3] == xs[group.rank][:, :3]).all() and (x[:, 66:] == xs[group.rank][:, 66:]).all()
+
+
+def test_a_message_under_way_arrives_while_its_sender_waits_for_others(tmp_path):
+    """Rank 1 comes only when it has what rank 0 sends; and where no rank may read another's memory, a large message
+    needs its sender's help.
+    """
+    program = write_program(tmp_path, """
+        from tests.mpi_impl.test_shared_memory import send_and_meet
+        send_and_meet(world())
+    """)
+    assert launch(3, program, env=NO_SINGLE_COPY).returncode == 0
+
+
+def send_and_meet(group):
+    x = np.arange(3_000_000.0)
+    with sharing(group, 1 << 16) as shared:
+        shared.all_reduce(np.ones(3), "before")
+        if shared.rank == 0:
+            sent = shared.post_send(x, 1, 0, "test")
+        if shared.rank == 1:
+            found = shared.post_receive(np.empty_like(x), 0, 0, "test").wait()
+            assert (found == x).all()
+        assert (shared.all_reduce(np.ones(3), "test") == 3).all()
+        if shared.rank == 0:
+            sent.wait()
+
+
+class TwoMachines(MPI.Intracomm):
+    """A communicator of which every other rank is said to be on another machine."""
+
+    def Split_type(self, *_):
+        return self.Split(self.rank % 2)
+
+
+def test_ranks_on_several_machines_share_no_memory(ranks):
+    ranks.run(4, meet_across_machines)
+
+
+def meet_across_machines(group):
+    apart = Group(TwoMachines(group.comm.Dup()), "apart", group.instruments)
+    assert (apart.all_reduce(np.ones(5000), "test") == group.size).all()
+    assert apart.comm.Get_attr(shared_key()) == (None, None)
+    apart.free()
+
+
+@pytest.mark.parametrize("elements, shares", [(255, False), (256, True)])
+def test_small_arrays_go_by_mpi(ranks, elements, shares):
+    ranks.run(2, which_way, elements, shares)
+
+
+def which_way(group, elements, shares):
+    part = group.part(0, "part")
+    assert (part.all_reduce(np.ones(elements), "test") == 2).all()
+    assert (part.comm.Get_attr(shared_key()) is not None) == shares
+    part.may_share = False
+    assert (part.all_reduce(np.ones(5000), "test") == 2).all()
+    part.free()
