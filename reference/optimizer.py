@@ -86,5 +86,10 @@ def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: Optimiz
     v += (1 - c.adam_beta2) * grad * grad
     m_hat, v_hat = m / (1 - c.adam_beta1**step), v / (1 - c.adam_beta2**step)
     if decay:
-        param *= 1 - lr * c.weight_decay
+        decay_weights(param, lr, c)
     param -= lr * m_hat / (np.sqrt(v_hat) + c.adam_eps)
+
+
+def decay_weights(param, lr: float, c: OptimizerConfig) -> None:
+    """What of an AdamW step does not depend on the gradient, in place."""
+    param *= 1 - lr * c.weight_decay

@@ -155,7 +155,7 @@ def load_states(trainer: Trainer, folder: str, manifest: Manifest) -> None:
     """What this rank owns, piece by piece. (Padding is not stored, and stays 0.)"""
     for state, buffer in trainer.optimizer.states.items():
         reader = on_disk.StateReader(folder, state, manifest)
-        for piece in without_padding(trainer.optimizer.pieces, trainer.topology.place.tensor):
+        for piece in without_padding(trainer.pieces, trainer.topology.place.tensor):
             buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.main))
 
 

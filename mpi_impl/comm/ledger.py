@@ -6,6 +6,7 @@ if the collective ran as a ring, which is how the papers count.
 """
 from collections import defaultdict
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  it tells NumPy what "bfloat16" is
@@ -59,7 +60,7 @@ class Ledger:
 
     def record(self, operation: str, group: str, group_size: int, reason: str, elements: int, dtype) -> None:
         """Add one call. A group of one rank is recorded like any other: its ring-equivalent bytes are zero."""
-        entry = Entry(operation, group, group_size, self._phase, reason, np.dtype(dtype).name)
+        entry = Entry(operation, group, group_size, self._phase, reason, name_of(dtype))
         calls, sent = self.totals[entry]
         self.totals[entry] = Total(calls + 1, sent + elements)
 
@@ -76,6 +77,12 @@ class Ledger:
     def calls(self, **like) -> int:
         """Calls of all entries whose named fields equal those given."""
         return sum(t.calls for e, t in self.totals.items() if matches(e, like))
+
+
+@cache
+def name_of(dtype) -> str:
+    """NumPy takes its time to find it, and every message asks."""
+    return np.dtype(dtype).name
 
 
 def matches(entry: Entry, like: dict) -> bool:

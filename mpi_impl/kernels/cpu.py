@@ -3,6 +3,7 @@
 Each function takes, gives and means what its namesake in reference/ops.py does, where its docstring stands. What has
 no spelling of its own here is the textbook's.
 """
+from itertools import product
 from math import pi, sqrt
 from typing import Any, NamedTuple
 
@@ -195,21 +196,20 @@ def attention_core(q, k, v, causal, site=None):
     core = AttentionCore(q, k, v, context, probs, causal, mask)
     q, k, v, y = heads_first(q, k, v, context)
     scale, ones = q.dtype.type(1 / sqrt(d)), np.ones((s, 1), q.dtype)
-    for i, heads, block, keys in attention_blocks(b, s, a, causal):
-        p = probs[i, heads, block, :keys]
-        np.matmul(q[i, heads, block] * scale, k[i, heads, :keys].swapaxes(1, 2), out=p)    # [rows, d] @ [d, keys]
+    for some, heads, block, keys in attention_blocks(b, s, a, causal):
+        p = probs[some, heads, block, :keys]
+        np.matmul(q[some, heads, block] * scale, k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
         if causal:                                                    # the last columns are the rows' own positions
             p[..., block.start:] += FUTURE[:keys - block.start, :keys - block.start]
         p -= np.maximum.reduce(p, axis=-1, keepdims=True)
         np.exp(p, out=p)
         p *= 1 / (p @ ones[:keys])                                    # BLAS adds a row up faster than NumPy
         if mask is not None:
-            keep = mask.keep[i, heads, block, :keys]
-            for j in range(a)[heads]:
+            for i, j in product(range(b)[some], range(a)[heads]):
                 draw_rows(site, starts[i, j, block], mask.keep[i, j, block, :keys])
-            p = p * keep                                              # the scale comes last, where there is less to do
-        probs[i, heads, block, keys:] = 0
-        np.matmul(p, v[i, heads, :keys], out=y[i, heads, block])      # [rows, keys] @ [keys, d] -> [rows, d]
+            p = p * mask.keep[some, heads, block, :keys]                                              # the scale comes last, where there is less to do
+        probs[some, heads, block, keys:] = 0
+        np.matmul(p, v[some, heads, :keys], out=y[some, heads, block])      # [rows, keys] @ [keys, d] -> [rows, d]
     if mask is not None:
         context *= mask.scale
     return context, core
@@ -221,21 +221,21 @@ def attention_core_backward(dcontext, cache):
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
     scale = q.dtype.type(1 / sqrt(d))
-    for i, heads, block, keys in attention_blocks(b, s, a, causal):
-        p, dy = probs[i, heads, block, :keys], dcontext[i, heads, block]
-        along = (dy * y[i, heads, block]).sum(-1, keepdims=True)      # of dp * p: since y is p @ v, of dy * y
+    for some, heads, block, keys in attention_blocks(b, s, a, causal):
+        p, dy = probs[some, heads, block, :keys], dcontext[some, heads, block]
+        along = (dy * y[some, heads, block]).sum(-1, keepdims=True)   # of dp * p: since y is p @ v, of dy * y
         dropped = p
         if mask is not None:
-            keep = mask.keep[i, heads, block, :keys]
+            keep = mask.keep[some, heads, block, :keys]
             dropped, dy = p * keep, dy * dy.dtype.type(mask.scale)
-        dv[i, heads, :keys] += dropped.swapaxes(1, 2) @ dy
-        dp = dy @ v[i, heads, :keys].swapaxes(1, 2)                   # forward: context = dropped @ v * scale
+        dv[some, heads, :keys] += dropped.swapaxes(2, 3) @ dy
+        dp = dy @ v[some, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v * scale
         if mask is not None:
             dp *= keep                                                # forward: dropped = p * keep
         dp -= along                                                   # forward: p = softmax(scores)
         dp *= p
-        np.multiply(dp @ k[i, heads, :keys], scale, out=dq[i, heads, block])   # forward: scores = q k^T / sqrt(d)
-        dk[i, heads, :keys] += dp.swapaxes(1, 2) @ (q[i, heads, block] * scale)
+        np.multiply(dp @ k[some, heads, :keys], scale, out=dq[some, heads, block])    # forward: q k^T / sqrt(d)
+        dk[some, heads, :keys] += dp.swapaxes(2, 3) @ (q[some, heads, block] * scale)
     return gradients
 
 
@@ -245,16 +245,15 @@ def heads_first(*arrays):
 
 
 def attention_blocks(b, s, a, causal):
-    """For each sample and block of queries: how many keys, from the first on, they may see; and some heads at a time,
-    as many as fit the cache.
+    """Blocks of queries, and how many keys, from the first on, they may see: of some samples' heads at a time, as many
+    as fit the cache. -> samples, heads, queries (slices), and keys.
     """
-    for i in range(b):
-        for start in range(0, s, ATTENTION_ROWS):
-            end = min(start + ATTENTION_ROWS, s)
-            keys = end if causal else s
-            step = max(1, 2 * TILE // ((end - start) * keys))
-            for head in range(0, a, step):
-                yield i, slice(head, min(head + step, a)), slice(start, end), keys
+    for start in range(0, s, ATTENTION_ROWS):
+        end = min(start + ATTENTION_ROWS, s)
+        keys = end if causal else s
+        fit = max(1, 2 * TILE // ((end - start) * keys))
+        for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
+            yield slice(i, i + max(1, fit // a)), slice(j, j + fit), slice(start, end), keys
 
 
 FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them

@@ -1,5 +1,4 @@
 """Adam on what a rank owns of the flat buffers, with a global norm that counts every tensor once."""
-from collections.abc import Iterator
 from math import isfinite, sqrt
 
 import numpy as np
@@ -8,13 +7,39 @@ from mpi_impl.arrays import narrowed
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
 from reference.layout import Piece
-from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.optimizer import (OptimizerConfig, adam_update, clip_coefficient, decay_weights, learning_rate,
+                                 sum_of_squares)
 
 TILE = 1 << 16      # elements at a time: they stay in the cache, and no more of a far shard is near at once
 
 
+class Tile:
+    """Some neighbouring elements that a rank owns, of whatever tensors."""
+
+    def __init__(self, start: int, shift: int):
+        """It begins at this element of the shard, `shift` further on in the flat buffer, and is empty."""
+        self.start, self.stop, self.shift = start, start, shift
+        self.decayed: list[slice] = []      # those of its elements that belong to tensors with weight decay
+
+    def has_room(self, start: int, shift: int) -> bool:
+        """Whether what begins here is its neighbour, and some of that can join it."""
+        return (self.stop, self.shift) == (start, shift) and self.stop < self.start + TILE
+
+    def take(self, stop: int, decay: bool) -> int:
+        """Take what comes next, up to `stop` or until the tile is full -> where it now ends."""
+        first, self.stop = self.stop, min(stop, self.start + TILE)
+        if decay:
+            self.decayed.append(slice(first - self.start, self.stop - self.start))
+        return self.stop
+
+    @property
+    def place(self) -> Piece:
+        """For a Buffer."""
+        return Piece(None, slice(self.start + self.shift, self.stop + self.shift), slice(self.start, self.stop))
+
+
 class Adam:
-    """Moves master weights along gradients, by the formulas of reference/optimizer.py, piece by piece."""
+    """Moves master weights along gradients, by the formulas of reference/optimizer.py, tile by tile."""
 
     def __init__(self, pieces: list[Piece], model: Buffer, states: dict[str, Buffer], config: OptimizerConfig,
                  counted: list[Piece]):
@@ -23,7 +48,7 @@ class Adam:
 
         `counted`: the pieces whose squares this rank adds to the norm, as counted_pieces tells.
         """
-        self.pieces, self.model, self.states, self.config, self.counted = pieces, model, states, config, counted
+        self.tiles, self.model, self.states, self.config, self.counted = tiles(pieces), model, states, config, counted
         self.iteration = 0      # updates so far
 
     def step(self, grads: Buffer, everyone: Group, scale: float = 1.0) -> tuple[float, float]:
@@ -38,33 +63,43 @@ class Adam:
             return norm, rate
         self.iteration += 1
         factor = clip_coefficient(norm, self.config.clip_grad) / scale
-        for piece in tiles(self.pieces):
-            grad = grads.load(piece)
+        for tile in self.tiles:
+            place = tile.place
+            grad = grads.load(place)
             if factor != 1:
                 grad *= factor
-            param, m, v = states = [buffer.load(piece) for buffer in self.states.values()]
-            adam_update(param, grad, m, v, self.iteration, rate, piece.of.tensor.decay, self.config)
+            param, m, v = states = [buffer.load(place) for buffer in self.states.values()]
+            for part in tile.decayed:
+                decay_weights(param[part], rate, self.config)
+            adam_update(param, grad, m, v, self.iteration, rate, False, self.config)
             for buffer, values in zip(self.states.values(), states):
-                buffer.store(piece, values)
-            self.give_to_model(piece, param)
+                buffer.store(place, values)
+            self.give_to_model(place, param)
         return norm, rate
 
-    def give_to_model(self, piece: Piece, param) -> None:
-        """Give the model the master weights of a piece, in its own format."""
+    def give_to_model(self, place: Piece, param) -> None:
+        """Give the model the master weights of a place, in its own format."""
         if self.model is not self.states["parameters"]:
-            self.model.store(piece, narrowed(param, self.model.flat.dtype))
+            self.model.store(place, narrowed(param, self.model.flat.dtype))
 
     def take_over(self) -> None:
         """The master weights have got new values: the model gets them, too."""
-        for piece in tiles(self.pieces):
-            self.give_to_model(piece, self.states["parameters"].load(piece))
+        for tile in self.tiles:
+            self.give_to_model(tile.place, self.states["parameters"].load(tile.place))
 
 
-def tiles(pieces: list[Piece]) -> Iterator[Piece]:
-    """The same pieces, none of more than TILE elements."""
-    for of, *places in pieces:
-        for starts in zip(*(range(place.start, place.stop, TILE) for place in places)):
-            yield Piece(of, *(slice(start, min(start + TILE, place.stop)) for start, place in zip(starts, places)))
+def tiles(pieces: list[Piece]) -> list[Tile]:
+    """All elements of the pieces, which stand in the order of the shard. Small tensors join their neighbours: one by
+    one, they would cost more in calls than in arithmetic.
+    """
+    found: list[Tile] = []
+    for of, in_buffer, in_shard in pieces:
+        start, shift = in_shard.start, in_buffer.start - in_shard.start
+        while start < in_shard.stop:
+            if not found or not found[-1].has_room(start, shift):
+                found.append(Tile(start, shift))
+            start = found[-1].take(in_shard.stop, of.tensor.decay)
+    return found
 
 
 def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:

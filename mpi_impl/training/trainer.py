@@ -111,8 +111,8 @@ class Trainer:
         master = self.parameters.own
         if self.precision.half:
             master = self.own_shard(self.main)
-            for piece in tiles(self.pieces):
-                master.store(piece, self.parameters.own.load(piece).astype(self.main.dtype))
+            for tile in tiles(self.pieces):
+                master.store(tile.place, self.parameters.own.load(tile.place).astype(self.main.dtype))
         return {"parameters": master, "m": self.own_shard(self.main), "v": self.own_shard(self.main)}
 
     def own_shard(self, like) -> Shard:

@@ -33,16 +33,27 @@ class Alone:
 
 @given(cases(sizes=st.just(1)), BUCKETS, PARTS, TILE)
 def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
-    """No element left out or moved twice, and none of another tensor."""
+    """No element left out or moved twice; all that belong to a tensor with decay decay; neighbours are together."""
     layout = Layout(gpt_tensors(case.model), 1, bucket_size, parts)
     with mock.patch.object(optimizer, "TILE", tile):
         for rank in range(parts):
-            found = list(tiles(layout.pieces(rank)))
-            assert all(0 < piece.size <= tile for piece in found)
-            seen = [(piece.of.name, i) for piece in found
-                    for i in range(piece.in_buffer.start, piece.in_buffer.stop)]
-            assert seen == [(piece.of.name, i) for piece in layout.pieces(rank)
-                            for i in range(piece.in_buffer.start, piece.in_buffer.stop)]
+            pieces, found = layout.pieces(rank), tiles(layout.pieces(rank))
+            assert all(0 < each.place.size <= tile for each in found)
+            assert [pair for each in found for pair in elements(each.place)] == [
+                pair for piece in pieces for pair in elements(piece)]
+            decayed = [elements(each.place)[i] for each in found for part in each.decayed
+                       for i in range(part.start, part.stop)]
+            assert decayed == [pair for piece in pieces if piece.of.tensor.decay for pair in elements(piece)]
+            assert all(one.place.size == tile or gap(one.place, other.place) for one, other in zip(found, found[1:]))
+
+
+def elements(place):
+    """Where each is, in the buffer and in the shard."""
+    return list(zip(*(range(where.start, where.stop) for where in place[1:]), strict=True))
+
+
+def gap(one, other):
+    return one.in_shard.stop != other.in_shard.start or one.in_buffer.stop != other.in_buffer.start
 
 
 @pytest.mark.parametrize("kind", ["whole", "near shards", "far shards"])
@@ -57,7 +68,8 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
     params, m, v = (make(kind, layout) for _ in range(3))
     expected = [np.zeros(layout.size) for _ in range(3)]
     grads = make("whole" if kind == "whole" else "near shards", layout)
-    adam = Adam(pieces, params, {"parameters": params, "m": m, "v": v}, config, pieces)
+    with mock.patch.object(optimizer, "TILE", tile):
+        adam = Adam(pieces, params, {"parameters": params, "m": m, "v": v}, config, pieces)
     for step in (1, 2, 3):
         whole = case.array(f"gradient {step}", layout.size)
         for piece in pieces:
@@ -65,8 +77,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
         mine, squares = (sum(float(np.vdot(whole[at], whole[at])) for at in slices) for slices in (
             [piece.in_buffer for piece in pieces], [segment.slice for segment in layout.segments]))
         everyone: Any = Alone(squares - mine)
-        with mock.patch.object(optimizer, "TILE", tile):
-            norm, rate = adam.step(grads, everyone)
+        norm, rate = adam.step(grads, everyone)
         close(np.array([norm, rate]), np.array([sqrt(squares), learning_rate(config, step)]), 1e-13)
         factor = clip_coefficient(norm, clip)
         for segment in layout.segments:
