@@ -207,7 +207,7 @@ def attention_core(q, k, v, causal, site=None):
         if mask is not None:
             for i, j in product(range(b)[some], range(a)[heads]):
                 draw_rows(site, starts[i, j, block], mask.keep[i, j, block, :keys])
-            p = p * mask.keep[some, heads, block, :keys]                                              # the scale comes last, where there is less to do
+            p = p * mask.keep[some, heads, block, :keys]              # the scale comes last, where there is less to do
         probs[some, heads, block, keys:] = 0
         np.matmul(p, v[some, heads, :keys], out=y[some, heads, block])      # [rows, keys] @ [keys, d] -> [rows, d]
     if mask is not None:
