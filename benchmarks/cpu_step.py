@@ -80,12 +80,13 @@ def warmed_up(contender: Contender, seconds: float) -> int:
 def started(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
     python, path = sys.executable, os.pathsep.join((str(HERE), str(HERE.parent)))
     environment = {"PYTHONPATH": path, **thread_settings({})}
+    sizes = ",".join(map(str, WORKS[name]))
     script = {one: str(HERE / "contenders" / f"{one}.py") for one in ("shardlab_gpt", "pytorch_gpt", "sgemm")}
-    yield Contender("ours", [[python, "-m", "mpi_impl.launch", "-n", str(ranks), script["shardlab_gpt"], name]],
-                    environment, ranks)
+    yield Contender("ours", [[python, "-m", "mpi_impl.launch", "-n", str(ranks), script["shardlab_gpt"], sizes,
+                              "1"]], environment, ranks)
     if not options.no_peer:
         for who, more in [("eager", [])] + [("compiled", ["--compile"])] * (not options.no_compile):
-            yield Contender(who, [[python, script["pytorch_gpt"], name, *more]] * ranks,
+            yield Contender(who, [[python, script["pytorch_gpt"], sizes, *more]] * ranks,
                             environment | torch_world(ranks), ranks)
     yield Contender("sgemm", [[python, script["sgemm"]]] * ranks, environment, ranks)
 

@@ -76,8 +76,8 @@ ON_RANKS: dict[str, tuple] = {
         rank_theorems.loss_equals_whole, CASE),
     "the target's logit from every rank": (
         Bug("mpi_impl.layers.cross_entropy",
-            "np.where(held, np.take_along_axis(logits, ids[..., None], -1)[..., 0], 0)",
-            "np.take_along_axis(logits, ids[..., None], -1)[..., 0]"),
+            "np.where(held, np.take_along_axis(logits, ids[..., None], -1)[..., 0] - highest, 0)",
+            "np.take_along_axis(logits, ids[..., None], -1)[..., 0] - highest"),
         rank_theorems.loss_equals_whole, CASE),
     "the loss over the local batch": (   # a sum of means: right only if d = m = 1
         Bug("mpi_impl.training.trainer", "return 1 / (global_batch_size * microbatches[0][0].shape[1])",
@@ -90,7 +90,8 @@ ON_RANKS: dict[str, tuple] = {
             "            np.split(x.reshape(len(x), -1), t, 1)[rank].reshape(tensor.local_shape(t)))"),
         rank_theorems.attention_equals_whole, CASE),
     "scores divided by the root of the model's size": (
-        Bug("mpi_impl.kernels.cpu", "p *= 1 / sqrt(d)\n        if", "p *= 1 / sqrt(a * d)\n        if"),
+        Bug("mpi_impl.kernels.cpu", "scale, ones = q.dtype.type(1 / sqrt(d))",
+            "scale, ones = q.dtype.type(1 / sqrt(a * d))"),
         rank_theorems.attention_equals_whole, CASE),
     # sequence parallelism: outside the regions a rank has some positions of every sequence
     "an all-gather without its reduce-scatter": (    # each rank's own positions, of its own partial sum alone
@@ -370,7 +371,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "the tied table in a bucket with others": (                  # one stage sums its first half, the other its second
         Bug("reference.layout", " or ALONE in (unit, units[-1])", ""), *zero(1, p=2)),
     "far shards not stored": (                                   # the copy that was loaded has changed, and is gone
-        Bug("mpi_impl.training.optimizer", "buffer.store(piece, values)", "pass"), *zero(1, cpu_offload=True)),
+        Bug("mpi_impl.training.optimizer", "buffer.store(place, values)", "pass"), *zero(1, cpu_offload=True)),
     # what was whole for a while, and stays: right results, and no memory saved
     "a name that keeps a block": (
         Bug("mpi_impl.models.gpt", "del block, dblock", "del dblock"),
@@ -435,7 +436,7 @@ IN_16_BITS: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", "if self.precision.half:", "if False:"),
         test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
     "master weights that the model never sees": (
-        Bug("mpi_impl.training.optimizer", "self.model.store(piece, narrowed(param, self.model.flat.dtype))", "pass"),
+        Bug("mpi_impl.training.optimizer", "self.model.store(place, narrowed(param, self.model.flat.dtype))", "pass"),
         test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
     "an overflow that only its rank sees": (                 # the others move their weights
         Bug("mpi_impl.training.optimizer",

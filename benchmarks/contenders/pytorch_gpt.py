@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from turns import PROCESS, serve
-from works import WORKS
+from works import Work
 
 RANK, SIZE = int(os.environ[PROCESS]), int(os.environ["WORLD_SIZE"])
 
@@ -115,7 +115,7 @@ class GPT(nn.Module):
 
 
 def main():
-    work = WORKS[sys.argv[1]]
+    work = Work(*map(int, sys.argv[1].split(",")))
     torch.set_num_threads(1)
     if SIZE > 1:
         dist.init_process_group("gloo", rank=RANK)

@@ -15,7 +15,7 @@ import numpy as np
 
 CAPACITY = 1 << 20      # bytes of an array that are handed over at once
 LINE = 64               # bytes of a cache line: each rank's count of its arrivals has one to itself
-PATIENCE = 200          # looks at a count, giving the core away after each, before a rank goes to sleep
+PATIENCE = 2000         # looks at a count, giving the core away after each, before a rank goes to sleep
 NAP = 5e-5              # seconds
 
 

@@ -10,7 +10,7 @@ from mpi_impl import kernels
 from mpi_impl.kernels import cpu
 from reference import ops
 from reference.dropout import Site
-from tests.spy import SpyArray
+from tests.spy import SpyArray, to_host
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -40,6 +40,45 @@ def test_gelu(n, h, dtype, seed):
     (y, cache), (expected, expected_cache) = cpu.gelu(x), ops.gelu(x)
     same(y, expected, dtype)
     same(cpu.gelu_backward(dy, cache), ops.gelu_backward(dy, expected_cache), dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_gelu_far_out(dtype, recwarn):
+    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1, and no word about it."""
+    x = np.array([[-1e4, -100, 100, 1e4]], dtype)
+    y, cache = cpu.gelu(x)
+    assert (y == [[0, 0, 100, 1e4]]).all() and (cpu.gelu_backward(np.ones_like(x), cache) == [[0, 0, 1, 1]]).all()
+    assert not recwarn.list
+
+
+@given(ROWS, st.integers(1, 20), st.integers(1, 20), st.booleans(), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_linear(n, h, m, biased, dtype, seed):
+    x, w, b = draw(seed, dtype, 2, n, h), draw(seed, dtype, h, m), draw(seed, dtype, m) if biased else None
+    kept = None if b is None else b.copy()
+    same(cpu.linear(x, w, b), ops.linear(x, w, b), dtype)
+    assert b is None or (b == kept).all()
+
+
+@given(ROWS, st.integers(1, 9), st.integers(1, 20), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_lookup_backward(n, V, h, dtype, seed):
+    """On top of what the table has; most words several times."""
+    ids, dy = np.random.default_rng(seed).integers(V, size=(2, n)), draw(seed, dtype, 2, n, h)
+    actual, expected = draw(seed + 1, dtype, V, h), draw(seed + 1, dtype, V, h)
+    cpu.lookup_backward(dy, ids, actual)
+    same(actual, ops.lookup_backward(dy, ids, expected), dtype)
+
+
+@given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_exp_and_sum(n, V, dtype, seed):
+    """In tiles on NumPy, in one on a device: what softmax is made of."""
+    logits = 30 * draw(seed, dtype, 2, n, V)
+    highest = logits.max(-1)
+    exp = np.exp(logits - highest[..., None])
+    for wrap in (np.asarray, SpyArray):
+        found = wrap(logits.copy())
+        total = kernels.exp_and_sum(found, wrap(highest))
+        same(to_host(found), exp, dtype)
+        same(to_host(total), exp.sum(-1), dtype)
 
 
 @given(ROWS, st.integers(2, 90), st.sampled_from([np.float64, np.float32]), SEEDS)

@@ -126,7 +126,7 @@ STEP = "result = StepResult(loss, norm, rate, scale)"
      'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
     ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
     ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
-    ("weights", "mpi_impl.training.optimizer", "piece.of.tensor.decay, self.config", "False, self.config"),
+    ("weights", "mpi_impl.training.optimizer", "for part in tile.decayed:", "for part in []:"),
     ("weights", "mpi_impl.training.trainer", STEP,
      f"self.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n            {STEP}"),
     ("gradient", "mpi_impl.training.trainer", STEP,

@@ -1,0 +1,58 @@
+"""Does a rank take the memory that the formulas say?
+
+    for n in 1 2 8; do .venv/bin/python -m mpi_impl.launch -n $n benchmarks/cpu_memory.py; done
+
+Each rank notes its resident bytes when all is imported and MPI is up, takes three steps of the work "h512" (works.py),
+and asks the system for the most that it ever had. What came on top is compared with the account of
+reference/memory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory that ranks share
+counts for each of them.
+"""
+import resource
+
+import numpy as np
+from works import WORKS
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.topology import connect
+from mpi_impl.entry import run
+from mpi_impl.reports.forecast import Plan
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
+
+STEPS = 3
+
+
+def main() -> None:
+    ranks, work = world(), WORKS["h512"]
+    ranks.from_all(None)
+    before = resident()
+    model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
+    parallel, precision = ParallelConfig(tensor_model_parallel_size=ranks.size), Precision("float32")
+    optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant")
+    trainer = Trainer(model, optimizer, connect(ranks, parallel), 1, precision)
+    tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
+    for _ in range(STEPS):
+        trainer.step([(tokens, targets)], work.b)
+    took = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before       # the system counts in KiB
+    forecast, = Plan(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
+    report(ranks, took, forecast)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def report(ranks: Group, took: int, forecast) -> None:
+    most = max(ranks.from_all(took))
+    if ranks.rank == 0:
+        parts = ", ".join(f"{part} {size / 1e6:.0f} MB" for part, size in forecast._asdict().items())
+        print(f"t = {ranks.size}: {parts}, together {forecast.total / 1e6:.0f} MB; the fullest rank took "
+              f"{most / 1e6:.0f} MB, {most / forecast.total:.2f} times as much")
+
+
+if __name__ == "__main__":
+    run(main)

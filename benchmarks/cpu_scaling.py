@@ -1,0 +1,98 @@
+"""How does the time of a step grow with the sizes? As the operation count does, if nothing is done in vain.
+
+    .venv/bin/python benchmarks/cpu_scaling.py [--plot benchmarks/cpu_scaling.svg]
+
+One size of a base model is varied at a time: h, L, s, b, m, and the ranks of a tensor group. Each step is timed as the
+median of several, the sizes in turn, and drawn beside the count of the step's FLOPs (works.py), scaled so that the
+largest size fits: what is above the line does not shrink with the work. Printed is the exponent of each: how the time
+grows over the second half of the sizes, and how the count does.
+"""
+import argparse
+import os
+import sys
+from math import log
+from pathlib import Path
+from statistics import median
+
+from matplotlib.figure import Figure
+from turns import Contender
+from works import Work
+
+from mpi_impl.rank_environment import thread_settings
+
+HERE = Path(__file__).parent
+BASE = Work(h=256, L=4, a=4, s=128, b=4, V=2048)
+SIZES = {"h": (64, 128, 256, 512, 768), "L": (1, 2, 4, 8, 16), "s": (32, 64, 128, 256, 512), "b": (1, 2, 4, 8, 16),
+         "m": (1, 2, 4, 8), "ranks": (1, 2)}
+TURNS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plot", metavar="FILE", help="draw them there")
+    options = parser.parse_args()
+    found = {name: measured(name, sizes) for name, sizes in SIZES.items()}
+    if options.plot:
+        plot(found).savefig(options.plot, metadata={"Date": None})
+
+
+def measured(name: str, sizes) -> list[tuple[float, float]]:
+    """Seconds and FLOPs of a step at each size."""
+    contenders = [contender(name, size) for size in sizes]
+    try:
+        for one in contenders:
+            one.turn(2)
+        times = [[] for _ in contenders]
+        for _ in range(TURNS):
+            for one, found in zip(contenders, times):
+                found += one.turn(2)
+    finally:
+        for one in contenders:
+            one.close()
+    pairs = [(median(found), flops(name, size)) for found, size in zip(times, sizes)]
+    half = len(sizes) // 2
+    print(f"{name:>5}: " + "  ".join(f"{size}: {1e3 * seconds:.0f} ms" for size, (seconds, _) in zip(sizes, pairs)))
+    time, count = (exponent(sizes[half:], values[half:]) for values in zip(*pairs))
+    print(f"       from {sizes[half]} on time grows as {name}^{time:.2f}, the count as {name}^{count:.2f}", flush=True)
+    return pairs
+
+
+def exponent(sizes, values) -> float:
+    return log(values[-1] / values[0]) / log(sizes[-1] / sizes[0]) if len(sizes) > 1 else 0.0
+
+
+def contender(name: str, size: int) -> Contender:
+    work, m, ranks = at(name, size)
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(HERE / "contenders" / "shardlab_gpt.py"),
+               ",".join(map(str, work)), str(m)]
+    path = os.pathsep.join((str(HERE), str(HERE.parent)))
+    return Contender(f"{name} = {size}", [command], {"PYTHONPATH": path, **thread_settings({})}, ranks)
+
+
+def at(name: str, size: int) -> tuple[Work, int, int]:
+    """The base with one size changed: the work of a microbatch, how many there are, and ranks."""
+    work = BASE._replace(**{name: size}) if name in BASE._fields else BASE
+    return work, size if name == "m" else 1, size if name == "ranks" else 1
+
+
+def flops(name: str, size: int) -> float:
+    """Of each rank."""
+    work, m, ranks = at(name, size)
+    return work.flops * m / ranks
+
+
+def plot(found) -> Figure:
+    figure = Figure((11, 6), layout="constrained")
+    for axes, (name, pairs) in zip(figure.subplots(2, 3).flat, found.items()):
+        sizes, (times, counts) = SIZES[name], zip(*pairs)
+        axes.plot(sizes, [1e3 * seconds for seconds in times], "o-", label="a step, measured")
+        axes.plot(sizes, [1e3 * times[-1] * count / counts[-1] for count in counts], "--", color="gray",
+                  label="as the FLOPs grow")
+        axes.set(xscale="log", yscale="log", xlabel=name, ylabel="ms", xticks=sizes, xticklabels=sizes)
+        axes.minorticks_off()
+        axes.legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
