@@ -50,7 +50,7 @@ def measured(name: str, sizes) -> list[tuple[float, float]]:
         for one in contenders:
             one.close()
     pairs = [(median(found), flops(name, size)) for found, size in zip(times, sizes)]
-    half = len(sizes) // 2
+    half = min(len(sizes) // 2, len(sizes) - 2)
     print(f"{name:>5}: " + "  ".join(f"{size}: {1e3 * seconds:.0f} ms" for size, (seconds, _) in zip(sizes, pairs)))
     time, count = (exponent(sizes[half:], values[half:]) for values in zip(*pairs))
     print(f"       from {sizes[half]} on time grows as {name}^{time:.2f}, the count as {name}^{count:.2f}", flush=True)
@@ -58,7 +58,7 @@ def measured(name: str, sizes) -> list[tuple[float, float]]:
 
 
 def exponent(sizes, values) -> float:
-    return log(values[-1] / values[0]) / log(sizes[-1] / sizes[0]) if len(sizes) > 1 else 0.0
+    return log(values[-1] / values[0]) / log(sizes[-1] / sizes[0])
 
 
 def contender(name: str, size: int) -> Contender:

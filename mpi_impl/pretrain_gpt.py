@@ -21,6 +21,7 @@ from mpi_impl.data.indexed import IndexedDataset, fingerprint
 from mpi_impl.data.prepare import prepare
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
+from mpi_impl.device import device_of
 from mpi_impl.entry import end_all_from_thread, run
 from mpi_impl.files import check_folder, check_writable, writing
 from mpi_impl.recording.recorder import RecordedSteps, description
@@ -65,6 +66,7 @@ class Pretraining:
     def __init__(self, settings: Settings, ranks: Group):
         self.settings, self.args, self.world = settings, settings.args, ranks
         self.first = ranks.rank == 0
+        self.device = device_of(self.args.device, ranks)
         self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
@@ -73,14 +75,14 @@ class Pretraining:
         reader = reads(self.topology) and self.topology.place.tensor == 0
         self.dataset = self.open_dataset(prefix) if reader else None
         self.batches = Batches(self.dataset, self.topology, self.args.seq_length, self.args.micro_batch_size,
-                               settings.microbatches)
+                               settings.microbatches, self.device.like)
         self.model = settings.model(vocab_size)
         self.plan = forecast.Plan(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
                                   self.args.seq_length, settings.microbatches, self.args.offload_folder is not None)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
-                               far_folder=self.args.offload_folder)
+                               self.device.like, self.args.offload_folder)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
         self.load()
         self.divergence = DivergenceCheck(self.trainer, self.args.lr)
@@ -173,6 +175,8 @@ class Pretraining:
 
     def run(self) -> None:
         self.say(introduction(self.settings, self.model))
+        if self.device.told:
+            self.say(self.device.told)
         self.say(forecast.told(self.forecast, self.hosts))
         self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size))
         if self.args.load_hf:

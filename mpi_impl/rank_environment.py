@@ -6,6 +6,7 @@ it waits. All this is for ranks alone: in a notebook, or in a program started by
 """
 import contextlib
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -93,6 +94,16 @@ def forget_shared_memory() -> None:
 def shared_memory() -> set[str]:
     """All such files that have a name: for a moment while a job starts, or for good if it was killed then."""
     return set(glob(f"{SHARED_MEMORY}*"))
+
+
+def shared_memory_left() -> float:
+    """Bytes that the system has left for memory that processes share. Infinite where it does not say: a container may
+    have 64 MiB of it, a machine half of all its memory.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        found = os.statvfs(os.path.dirname(SHARED_MEMORY))
+        return found.f_bavail * found.f_frsize
+    return math.inf
 
 
 def forget_abandoned_memory(before: set[str]) -> None:

@@ -25,12 +25,13 @@ from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.shared_memory import SharedMemory, bytes_for
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.rank_environment import forget_shared_memory
+from mpi_impl.rank_environment import forget_shared_memory, shared_memory_left
 from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}
 SPEAKS = 32_767     # a tag: every MPI allows it
+ROOM = 32 << 20     # bytes of shared memory for each rank: more than all its groups can take
 SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared for its sake
 
 
@@ -136,11 +137,12 @@ class Group:
         return found[0]
 
     def _make_shared_memory(self) -> tuple[SharedMemory | None, MPI.Win | None]:
-        """With the window that it lies in; None where ranks are on several machines."""
-        here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        several_machines = here.size < self.size
-        here.Free()
-        if several_machines:
+        """With the window that it lies in; None where ranks are on several machines, or the system has little of it:
+        to run out of shared memory is the end of a process.
+        """
+        _, here = self.place_on_machine()
+        room = self.comm.bcast(shared_memory_left() >= ROOM * MPI.COMM_WORLD.size)      # alike on all ranks
+        if here < self.size or not room:
             return None, None
         window = MPI.Win.Allocate_shared(bytes_for(self.size) if self.rank == 0 else 0, comm=self.comm)
         window.Lock_all()           # for good: who may write where is seen to by SharedMemory
@@ -256,6 +258,14 @@ class Group:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
         with self.watchdog.waiting(self.name, "every rank's word", self.others):
             return self.comm.allgather(value)
+
+    def place_on_machine(self) -> tuple[int, int]:
+        """This rank's number among the group's ranks on its machine, and how many they are. Called by all ranks."""
+        with self.watchdog.waiting(self.name, "who is on which machine", self.others):
+            here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        place = here.rank, here.size
+        here.Free()
+        return place
 
     def part(self, color: int, name: str) -> "Group":
         """The ranks of this group that give the same color, in this group's order. Called by all of them."""

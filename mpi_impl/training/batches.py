@@ -1,9 +1,11 @@
 """Which samples a replica sees, and how they reach the ranks of its tensor group."""
 import numpy as np
 
+from mpi_impl.arrays import moved_to
 from mpi_impl.comm.topology import Topology
 from mpi_impl.data.gpt import GPTDataset
 from reference.data_parallel import samples_of
+from reference.params import HOST
 
 
 class Batches:
@@ -14,20 +16,23 @@ class Batches:
     """
 
     def __init__(self, dataset: GPTDataset | None, topology: Topology, seq_length: int, micro_batch_size: int,
-                 microbatches: int):
-        """`dataset` is needed on tensor rank 0 of a pipeline's first and last ranks only; it reads for the others."""
-        self.dataset, self.topology = dataset, topology
+                 microbatches: int, like=HOST):
+        """`dataset` is needed on tensor rank 0 of a pipeline's first and last ranks only; it reads for the others.
+
+        `like` is an array of the library that the batches shall belong to.
+        """
+        self.dataset, self.topology, self.like = dataset, topology, like
         self.shape = (micro_batch_size, seq_length + 1)
         self.microbatches = microbatches
         self.global_batch_size = micro_batch_size * microbatches * topology.data.size
 
-    def microbatches_of(self, part: str, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def microbatches_of(self, part: str, step: int) -> list[tuple]:
         """This replica's tokens and targets, int64 [b, s] each, of global batch `step`, counted from 0.
 
         A pipeline's first and last rank read: they have the embedding and the loss. (In a V the first has both, and the
         last reads for nothing.) Those between get arrays of the same shape, with nothing in them.
         """
-        windows = [self.window(part, step, k) for k in range(self.microbatches)]
+        windows = [moved_to(self.window(part, step, k), self.like) for k in range(self.microbatches)]
         return [(window[:, :-1], window[:, 1:]) for window in windows]
 
     def window(self, part: str, step: int, k: int) -> np.ndarray:

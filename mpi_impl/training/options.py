@@ -11,7 +11,7 @@ from reference.schedules import SCHEDULES
 
 # Megatron's options (and ours) for what is not built yet: refused, so that nobody believes they did something.
 NOT_YET = {
-    "training on GPUs": "device distributed-backend",
+    "NCCL between GPUs": "distributed-backend",
 }
 
 
@@ -20,6 +20,7 @@ def parser() -> ArgumentParser:
                        description="Train a GPT on text with tensor, pipeline and data parallelism.")
     for title, add_options in (("model", model_options),
                                ("parallelism", parallelism_options),
+                               ("device", device_options),
                                ("memory", memory_options),
                                ("training", training_options),
                                ("precision", precision_options),
@@ -69,6 +70,12 @@ def parallelism_options(g) -> None:
                    help="elements of gradients that are summed over the replicas in one go (default: 1048576)")
     g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
                    help="end the run when a rank has waited so long for another (for --verify, too)")
+
+
+def device_options(g) -> None:
+    g.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                   help="where ranks compute: each on a CPU core, or on the CUDA GPU of its number on its machine, "
+                        "which some share if there are more ranks; needs CuPy (default: cpu)")
 
 
 def memory_options(g) -> None:

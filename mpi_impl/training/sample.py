@@ -1,6 +1,7 @@
 """Text from the model that was just trained, token by token, on all ranks of one replica."""
 import numpy as np
 
+from mpi_impl.arrays import moved_to, to_host
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.gpt import gpt_logits
 from mpi_impl.training.trainer import Trainer
@@ -22,10 +23,10 @@ def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[in
     with trainer.ledger.phase("sampling"):
         for i in range(count):
             context = np.array([tokens[-trainer.model.max_position_embeddings:]])
-            logits = last_logits(trainer, context)                                # [V], on the last stage's ranks
+            logits = last_logits(trainer, moved_to(context, trainer.near))        # [V], on the last stage's ranks
             token = np.zeros(1, np.int64)
             if logits is not None:
-                cumulative = np.cumsum(softmax(logits.astype(np.float64) / TEMPERATURE))
+                cumulative = np.cumsum(softmax(to_host(logits).astype(np.float64) / TEMPERATURE))
                 draw = counter_rng.uniform(key, np.array([i], np.uint64))
                 token[0] = np.searchsorted(cumulative, draw[0] * cumulative[-1])
             tokens.append(int(trainer.topology.pipeline.broadcast(token, "sampled token", trainer.last_rank)[0]))

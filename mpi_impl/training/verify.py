@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpi_impl.arrays import to_host
 from mpi_impl.comm.topology import Place, place
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference import training
@@ -95,6 +96,7 @@ class Verifier:
 
     def of_all_ranks(self, flat, reason: str):
         """Every rank's flat buffer, [ranks, size]: ranks of other stages may have fewer elements, and zeros after."""
+        flat = to_host(flat)
         size = int(self.world.all_reduce(np.array([flat.size]), "size of the largest buffer", op="max")[0])
         padded = np.zeros_like(flat, shape=(1, size))
         padded[0, :flat.size] = flat

@@ -1,7 +1,9 @@
 """Collectives through shared memory are the textbook's, whoever is slow, and however many pieces an array takes."""
+import math
 import time
 from contextlib import contextmanager
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -130,6 +132,20 @@ def meet_across_machines(group):
     assert (apart.all_reduce(np.ones(5000), "test") == group.size).all()
     assert apart.comm.Get_attr(shared_key()) == (None, None)
     apart.free()
+
+
+def test_where_little_is_left_ranks_share_no_memory(ranks):
+    """All of them, whichever has looked."""
+    ranks.run(3, meet_in_a_small_container)
+
+
+def meet_in_a_small_container(group):
+    left = 64 << 20 if group.rank == 0 else math.inf
+    with mock.patch.object(group_module, "shared_memory_left", lambda: left):
+        part = group.part(0, "part")
+        assert (part.all_reduce(np.ones(5000), "test") == 3).all()
+    assert part.comm.Get_attr(shared_key()) == (None, None)
+    part.free()
 
 
 @pytest.mark.parametrize("elements, shares", [(255, False), (256, True)])
