@@ -3,11 +3,11 @@
     .venv/bin/python -m pip install torch==2.13.0
     .venv/bin/python benchmarks/cpu_step.py
 
-Four contenders for each work and number of ranks: ours, PyTorch as it is ("eager"), PyTorch with `torch.compile`, and
-as many processes that only multiply large matrices. All are started first; then they take turns (turns.py), so
-that whatever else the machine does, it does to all. A process has one thread. Printed are medians over all turns, ours
-over the better PyTorch's; and of the rate of the matrix products the share that a step's own products reach (works.py
-counts them).
+The contenders for each work and number of ranks: ours, and ours with sequence parallelism; PyTorch as it is ("eager"),
+and with `torch.compile`; and as many processes that only multiply large matrices. All are started first; then they take
+turns (turns.py), so that whatever else the machine does, it does to all. A process has one thread. Printed are medians
+over all turns; our better one over PyTorch's better one; and of the rate of the matrix products the share that a step's
+own products reach (works.py counts them).
 """
 import argparse
 import os
@@ -25,6 +25,7 @@ from works import WORKS, Work
 from mpi_impl.rank_environment import cores, thread_settings
 
 HERE = Path(__file__).parent
+OURS, PEERS = ("ours", "sequence parallel"), ("eager", "compiled")
 CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128", 8)]
 
 
@@ -37,9 +38,9 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes to start")
     parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out, and compare with products alone")
     options = parser.parse_args()
-    print(f"{cores()} cores; one thread a rank; medians of {options.turns} turns each, taken in turn\n\n"
-          "| work | ranks | ours, tokens/s | PyTorch eager | compiled | ours / the better | of the sgemm rate |\n"
-          "|---|---|---|---|---|---|---|", flush=True)
+    print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn\n\n"
+          "| work | ranks | ours | sequence parallel | PyTorch eager | compiled | ours / PyTorch | of sgemm's rate |\n"
+          "|---|---|---|---|---|---|---|---|", flush=True)
     for case in options.cases:
         name, ranks = case.split(":")
         print(row(name, int(ranks), options), flush=True)
@@ -47,12 +48,12 @@ def main() -> None:
 
 def row(name: str, ranks: int, options: argparse.Namespace) -> str:
     work, times = WORKS[name], measure(name, ranks, options)
-    speed = {who: work.tokens / found for who, found in times.items()}
-    peers = [speed[who] for who in ("eager", "compiled") if who in speed]
-    ratio = f"**{speed['ours'] / max(peers):.2f}**" if peers else "-"
-    share = work.flops / times["ours"] / (ranks * FLOPS / times["sgemm"])
-    eager, compiled = (f"{speed[who]:,.0f}" if who in speed else "-" for who in ("eager", "compiled"))
-    return f"| {described(work)} | {ranks} | {speed['ours']:,.0f} | {eager} | {compiled} | {ratio} | {share:.0%} |"
+    speed = {who: work.tokens / found for who, found in times.items() if who != "sgemm"}
+    ours, peers = ([speed[who] for who in names if who in speed] for names in (OURS, PEERS))
+    ratio = f"**{max(ours) / max(peers):.2f}**" if peers else "-"
+    share = max(ours) / work.tokens * work.flops / (ranks * FLOPS / times["sgemm"])
+    columns = [f"{speed[who]:,.0f}" if who in speed else "-" for who in (*OURS, *PEERS)]
+    return f"| {described(work)} | {ranks} | {' | '.join(columns)} | {ratio} | {share:.0%} |"
 
 
 def described(work: Work) -> str:
@@ -82,10 +83,11 @@ def started(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Cont
     environment = {"PYTHONPATH": path, **thread_settings({})}
     sizes = ",".join(map(str, WORKS[name]))
     script = {one: str(HERE / "contenders" / f"{one}.py") for one in ("shardlab_gpt", "pytorch_gpt", "sgemm")}
-    yield Contender("ours", [[python, "-m", "mpi_impl.launch", "-n", str(ranks), script["shardlab_gpt"], sizes,
-                              "1"]], environment, ranks)
+    for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 else ([],)):
+        yield Contender(who, [[python, "-m", "mpi_impl.launch", "-n", str(ranks), script["shardlab_gpt"], sizes, "1",
+                               *more]], environment, ranks)
     if not options.no_peer:
-        for who, more in [("eager", [])] + [("compiled", ["--compile"])] * (not options.no_compile):
+        for who, more in zip(PEERS, ([],) if options.no_compile else ([], ["--compile"])):
             yield Contender(who, [[python, script["pytorch_gpt"], sizes, *more]] * ranks,
                             environment | torch_world(ranks), ranks)
     yield Contender("sgemm", [[python, script["sgemm"]]] * ranks, environment, ranks)

@@ -39,7 +39,7 @@ FUNCTIONS = {name: parameters.split() for name, parameters in {
     "clip": "a a_min a_max out", "sort": "a axis", "argsort": "a axis", "searchsorted": "a v side sorter",
     "diff": "a n axis", "round": "a decimals out", "nan_to_num": "x copy nan posinf neginf",
     "isclose": "a b rtol atol equal_nan", "copy": "a order", "copyto": "dst src casting where",
-    "result_type": "*arrays_and_dtypes", "can_cast": "from_ to casting",
+    "result_type": "*arrays_and_dtypes", "can_cast": "from_ to casting", "may_share_memory": "a b max_work",
     # creation in the image of an array
     "empty_like": "prototype dtype order subok shape", "zeros_like": "a dtype order subok shape",
     "ones_like": "a dtype order subok shape", "full_like": "a fill_value dtype order subok shape",

@@ -82,26 +82,30 @@ class Group:
             if self.size == 1:
                 return x
             send = to_host(x)
-            parts = np.empty((self.size, *send.shape), send.dtype)
+            whole = np.empty([n * self.size if i == axis % x.ndim else n for i, n in enumerate(x.shape)], x.dtype)
+            parts = np.split(whole, self.size, axis)
             if shared := self._shared_memory(send.nbytes):
                 shared.all_gather(send, parts)
             else:
-                self.comm.Allgather(bits(send), bits(parts))
-            return moved_to(np.concatenate(list(parts), axis), x)
+                theirs = np.empty((self.size, *send.shape), send.dtype)
+                self.comm.Allgather(bits(send), bits(theirs))
+                for part, one in zip(parts, theirs, strict=True):
+                    part[...] = one
+            return moved_to(whole, x)
 
     def reduce_scatter(self, x, axis: int, reason: str):
         """This rank's piece, along `axis`, of the sum over all ranks. The axis must divide by the group's size."""
         with self._call("reduce_scatter", x.size, x.dtype, reason):
             if self.size == 1:
                 return x
-            pieces = np.ascontiguousarray(np.split(to_host(x), self.size, axis))
-            mine = np.empty_like(pieces[0])
-            if shared := self._shared_memory(pieces.nbytes):
-                shared.reduce_scatter(pieces, mine, added_up)
-            elif is_half(pieces):
-                mine = self._reduce_pieces(pieces, "sum")
+            parts = np.split(to_host(x), self.size, axis)
+            mine = np.empty(parts[0].shape, x.dtype)
+            if shared := self._shared_memory(x.nbytes):
+                shared.reduce_scatter(parts, mine, added_up)
+            elif is_half(mine):
+                mine = self._reduce_pieces(np.ascontiguousarray(parts), "sum")
             else:
-                self.comm.Reduce_scatter_block(pieces, mine, MPI.SUM)
+                self.comm.Reduce_scatter_block(np.ascontiguousarray(parts), mine, MPI.SUM)
             return moved_to(mine, x)
 
     def broadcast(self, x, reason: str, root: int = 0):

@@ -9,7 +9,8 @@ Nothing here calls MPI: group.py makes the memory, and says how to help MPI alon
 """
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 
 import numpy as np
 
@@ -40,7 +41,8 @@ class SharedMemory:
     def all_reduce(self, x: np.ndarray, add_up: Callable) -> None:
         """Overwrite x, contiguous, with what `add_up` makes of all ranks' arrays [size, n] -> [n]."""
         flat = x.reshape(-1)
-        for piece in self.pieces(flat, CAPACITY // x.itemsize):
+        for where in self.rows(flat, CAPACITY):
+            piece = flat[where]
             n = len(piece)
             offered, result = self.area(x.dtype, n)
             offered[self.rank] = piece
@@ -50,28 +52,36 @@ class SharedMemory:
             self.meet()
             piece[...] = result
 
-    def all_gather(self, x: np.ndarray, out: np.ndarray) -> None:
-        """Every rank's x, contiguous, into out [size, *x.shape]."""
-        step = CAPACITY // x.itemsize
-        for piece, columns in zip(self.pieces(x.reshape(-1), step), self.pieces(out.reshape(self.size, -1).T, step)):
-            offered, _ = self.area(x.dtype, len(piece))
-            offered[self.rank] = piece
+    def all_gather(self, x: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        """Every rank's x, into out: an array like x for each rank, as it may be parts of a whole."""
+        for where in self.rows(x, CAPACITY):
+            piece = x[where]
+            offered, _ = self.area(x.dtype, piece.size)
+            offered[self.rank].reshape(piece.shape)[...] = piece
             self.meet()
-            columns.T[...] = offered
+            for part, theirs in zip(out, offered, strict=True):
+                part[where] = theirs.reshape(piece.shape)
 
-    def reduce_scatter(self, pieces: np.ndarray, out: np.ndarray, add_up: Callable) -> None:
-        """Of what `add_up` makes of all ranks' pieces [size, ...] those for this rank, into out [...]."""
-        mine, columns = out.reshape(-1), pieces.reshape(self.size, -1).T
-        step = CAPACITY // (out.itemsize * self.size)
-        for result, part in zip(self.pieces(mine, step), self.pieces(columns, step)):
-            offered, _ = self.area(out.dtype, part.size)
-            offered[self.rank] = part.T.reshape(-1)
+    def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, add_up: Callable) -> None:
+        """Of what `add_up` makes of all ranks' parts, each a list with an array for each rank, those for this rank."""
+        for where in self.rows(out, CAPACITY // self.size):
+            shape = self.size, *out[where].shape
+            offered, _ = self.area(out.dtype, prod(shape))
+            for place, part in zip(offered[self.rank].reshape(shape), parts, strict=True):
+                place[...] = part[where]
             self.meet()
-            result[...] = add_up(offered.reshape(self.size, self.size, -1)[:, self.rank])
+            out[where] = add_up(offered.reshape(self.size, *shape)[:, self.rank])
 
-    def pieces(self, rows: np.ndarray, step: int):
-        for start in range(0, len(rows), step):
-            yield rows[start:start + step]
+    def rows(self, x: np.ndarray, capacity: int, *above: int) -> Iterator[tuple]:
+        """Indices that cut x into pieces of at most so many bytes: some rows each, or parts of a row."""
+        row = x.nbytes // max(len(x), 1)
+        if row > capacity:
+            for i in range(len(x)):
+                yield from self.rows(x[i], capacity, *above, i)
+        else:
+            step = capacity // max(row, 1)
+            for start in range(0, len(x) if row else 0, step):
+                yield *above, slice(start, start + step)
 
     def area(self, dtype: np.dtype, n: int):
         """The next one: views of each rank's place [size, n], and of the result's [n]."""
