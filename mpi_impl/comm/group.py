@@ -264,9 +264,11 @@ class Group:
             return self.comm.allgather(value)
 
     def place_on_machine(self) -> tuple[int, int]:
-        """This rank's number among the group's ranks on its machine, and how many they are. Called by all ranks."""
-        with self.watchdog.waiting(self.name, "who is on which machine", self.others):
-            here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        """This rank's number among the group's ranks on its machine, and how many they are. Called by all ranks.
+
+        It sets no time limit: who calls it inside of a collective has one, which it would take away.
+        """
+        here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         place = here.rank, here.size
         here.Free()
         return place

@@ -146,12 +146,29 @@ POSTS = {
 @pytest.mark.parametrize("reason", POSTS)
 def test_a_rank_that_does_not_post_is_told_of(ranks, reason):
     """Rank 1 does not post until rank 0 has given up."""
-    assert ranks.run(2, one_posts, reason)[0] == [f"rank 1 for 0.2 seconds (world group: {reason})"]
+    assert ranks.run(2, one_comes, post, reason)[0] == [f"rank 1 for 0.2 seconds (world group: {reason})"]
 
 
-def one_posts(group, reason):
-    """What rank 0's watchdog says."""
-    said = []
+def post(watched, reason):
+    POSTS[reason](watched).wait()
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_rank_that_does_not_come_to_shared_memory_is_told_of(ranks, shares):
+    """The ranks share memory already, or are about to make it."""
+    assert ranks.run(2, one_comes, sum_many, "a large sum", shares)[0] == [
+        "rank 1 for 0.2 seconds (world group: a large sum)"]
+
+
+def sum_many(watched, reason):
+    assert (watched.all_reduce(np.ones(5000), reason) == 2).all()
+
+
+def one_comes(group, act, reason, shares=False):
+    """What rank 0's watchdog says while rank 1 does not act with it."""
+    said, fresh = [], group.part(0, "fresh")
+    if shares:
+        sum_many(fresh, "before")
 
     def give_up(words):
         said.append(words)
@@ -160,7 +177,8 @@ def one_posts(group, reason):
     dog = Watchdog(0.2, give_up) if group.rank == 0 else Watchdog()
     if group.rank == 1:
         group.comm.Recv([None, 0, "B"], 0)
-    POSTS[reason](Group(group.comm, "world", Instruments(watchdog=dog))).wait()
+    act(Group(fresh.comm, "world", Instruments(watchdog=dog)), reason)
+    fresh.free()
     return said
 
 
