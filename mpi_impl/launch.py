@@ -41,6 +41,7 @@ OPEN_MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",   # more ranks than cores, Open MPI 5
     "OMPI_MCA_rmaps_base_oversubscribe": "1",                    # and Open MPI 4
+    "OMPI_MCA_osc": "^ucx",                                      # which complains, of memory shared on one machine
 }
 
 # What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.

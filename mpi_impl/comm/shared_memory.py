@@ -36,7 +36,7 @@ class SharedMemory:
         self.areas = areas.reshape(2, size + 1, CAPACITY)
         self.rank, self.size, self.fence, self.progress = rank, size, fence, progress
         self.met = 0            # times that all ranks have met
-        self.turn = 0           # whose area it is
+        self.turn = 0           # which area is in use
 
     def all_reduce(self, x: np.ndarray, add_up: Callable) -> None:
         """Overwrite x, contiguous, with what `add_up` makes of all ranks' arrays [size, n] -> [n]."""
