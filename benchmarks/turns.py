@@ -52,7 +52,11 @@ class Contender:
         connection.settimeout(STEPS_LIMIT)
         data = b""
         while not data.endswith(b"\n"):
-            if not (part := connection.recv(1 << 16)):
+            try:
+                part = connection.recv(1 << 16)
+            except TimeoutError:
+                raise SystemExit(f"error: {self.name} has not ended its turn in {STEPS_LIMIT:g} s.") from None
+            if not part:
                 raise SystemExit(f"error: a process of {self.name} has died.")
             data += part
         return json.loads(data)

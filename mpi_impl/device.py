@@ -24,7 +24,8 @@ def device_of(name: str, ranks: Group) -> Device:
     """
     if name == "cpu":
         return Device(HOST, "")
-    local, _ = ranks.place_on_machine()
+    with ranks.watchdog.waiting(ranks.name, "who is on which machine", ranks.others):
+        local, _ = ranks.place_on_machine()
     gpus = ranks.from_each(names_of_gpus, "which GPUs there are")
     index = local % len(gpus[ranks.rank])
     used = ranks.from_all((socket.gethostname(), index, gpus[ranks.rank][index]))
@@ -37,10 +38,11 @@ def names_of_gpus() -> list[str]:
     """Of this machine. Raises UserError if there are none, or nothing to use them with."""
     try:
         import cupy
-    except ImportError:
-        raise UserError("--device is cuda, which needs CuPy, and that is not installed. Install it into this "
-                        "environment, as in `pip install cupy-cuda12x` (or cupy-cuda13x, whichever CUDA the machine "
-                        f"has), {WITHOUT}") from None
+    except ImportError as error:
+        problem = "that is not installed" if error.name == "cupy" else f"that cannot be loaded ({error})"
+        raise UserError(f"--device is cuda, which needs CuPy, and {problem}. Install it into this environment, as in "
+                        "`pip install cupy-cuda12x` (or cupy-cuda13x, whichever CUDA the machine has), "
+                        f"{WITHOUT}") from None
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()

@@ -20,6 +20,9 @@ LAUNCHER_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),            # srun
 )
 
+# In which MPICH's and Open MPI's tell how many of them are on the same machine.
+LOCAL_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
 # Where each BLAS looks for its number of threads: OpenBLAS, any with OpenMP, MKL, Apple's Accelerate, BLIS.
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS",
@@ -40,6 +43,12 @@ def launched_rank_and_size() -> tuple[int, int] | None:
     return None
 
 
+def ranks_here() -> int:
+    """How many ranks of the job are on this machine, as far as the launcher says; else, in all."""
+    _, size = launched_rank_and_size() or (0, 1)
+    return next((int(os.environ[name]) for name in LOCAL_VARIABLES if name in os.environ), size)
+
+
 def is_first_rank() -> bool:
     """Whether this process is the one that speaks for the job. It is known before MPI starts."""
     launched = launched_rank_and_size()
@@ -57,8 +66,7 @@ def prepare() -> None:
     if launched is None or "numpy" in sys.modules:  # not a rank, or too late for NumPy to see it
         return
     os.environ.update(thread_settings(os.environ))
-    ranks_here = int(os.environ.get("MPI_LOCALNRANKS", launched[1]))
-    if ranks_here > cores():  # MPICH spins while it waits: good with a core to itself, ruinous without
+    if ranks_here() > cores():  # MPICH spins while it waits: good with a core to itself, ruinous without
         os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
 
 
@@ -102,7 +110,7 @@ def shared_memory_left() -> float:
     """
     with contextlib.suppress(OSError, AttributeError):
         found = os.statvfs(os.path.dirname(SHARED_MEMORY))
-        return found.f_bavail * found.f_frsize
+        return found.f_bavail * found.f_frsize if found.f_blocks else math.inf
     return math.inf
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -22,16 +22,16 @@ from mpi4py import MPI
 from mpi_impl.arrays import copy_back, is_half, moved_to, narrowed, on_device, to_host, widened
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
-from mpi_impl.comm.shared_memory import SharedMemory, bytes_for
+from mpi_impl.comm.shared_memory import LINE, SharedMemory, bytes_for
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.rank_environment import forget_shared_memory, shared_memory_left
+from mpi_impl.rank_environment import forget_shared_memory, ranks_here, shared_memory_left
 from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}
 SPEAKS = 32_767     # a tag: every MPI allows it
-ROOM = 32 << 20     # bytes of shared memory for each rank: more than all its groups can take
+ROOM = 24 << 20     # bytes of shared memory for each rank here: more than all groups of a run can take
 SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared for its sake
 
 
@@ -145,16 +145,19 @@ class Group:
         to run out of shared memory is the end of a process.
         """
         _, here = self.place_on_machine()
-        room = self.comm.bcast(shared_memory_left() >= ROOM * MPI.COMM_WORLD.size)      # alike on all ranks
+        room = self.comm.bcast(shared_memory_left() >= ROOM * ranks_here())     # alike on all ranks
         if here < self.size or not room:
             return None, None
         window = MPI.Win.Allocate_shared(bytes_for(self.size) if self.rank == 0 else 0, comm=self.comm)
         window.Lock_all()           # for good: who may write where is seen to by SharedMemory
-        memory: Any = window.Shared_query(0)[0]
+        memory = np.frombuffer(cast(Any, window.Shared_query(0)[0]), np.uint8)
+        if self.rank == 0:
+            memory[:self.size * LINE] = 0       # the counts: MPI promises nothing
+        window.Sync()
         self.comm.Barrier()
+        window.Sync()
         forget_shared_memory()
-        return SharedMemory(np.frombuffer(memory, np.uint8), self.rank, self.size, window.Sync,
-                            self.comm.Iprobe), window
+        return SharedMemory(memory, self.rank, self.size, window.Sync, self.comm.Iprobe), window
 
     # ---- what is posted now and waited for later ----
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpi_impl import pretrain_gpt
-from mpi_impl.device import Device, device_of, told
+from mpi_impl.device import Device, device_of, names_of_gpus, told
 from mpi_impl.pool import RankFailure
 from reference.errors import UserError
 from reference.params import HOST
@@ -88,6 +88,13 @@ def sentence_of(group, count):
     with mock.patch.dict(sys.modules, cupy=cupy), pytest.raises(UserError) as error:
         device_of("cuda", group)
     return str(error.value)
+
+
+def test_a_cupy_that_cannot_be_loaded_says_why(monkeypatch):
+    broken = ImportError("libnvrtc.so.12: cannot open shared object file")
+    monkeypatch.setattr("builtins.__import__", mock.Mock(side_effect=broken))
+    with pytest.raises(UserError, match="cannot be loaded .libnvrtc.so.12: cannot open"):
+        names_of_gpus()
 
 
 @pytest.fixture(scope="module")
