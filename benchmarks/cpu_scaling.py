@@ -7,7 +7,6 @@ median of several, the sizes in turn, and drawn beside the count of the step's F
 largest size fits: what is above the line does not shrink with the work. Printed is the exponent of each: how the time
 grows over the second half of the sizes, and how the count does.
 """
-import argparse
 import os
 import sys
 from math import log
@@ -18,6 +17,8 @@ from matplotlib.figure import Figure
 from turns import Contender
 from works import Work
 
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_writable
 from mpi_impl.rank_environment import thread_settings
 
 HERE = Path(__file__).parent
@@ -28,9 +29,11 @@ TURNS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(prog="cpu_scaling", description=__doc__.splitlines()[0])
     parser.add_argument("--plot", metavar="FILE", help="draw them there")
     options = parser.parse_args()
+    if options.plot:
+        check_writable(options.plot, None)      # now, and not after minutes
     found = {name: measured(name, sizes) for name, sizes in SIZES.items()}
     if options.plot:
         plot(found).savefig(options.plot, metadata={"Date": None})
@@ -95,4 +98,4 @@ def plot(found) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    run_alone(main)

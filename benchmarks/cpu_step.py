@@ -10,6 +10,7 @@ over all turns; our better one over PyTorch's better one; and of the rate of the
 own products reach (works.py counts them).
 """
 import argparse
+import importlib.util
 import os
 import socket
 import sys
@@ -22,7 +23,10 @@ from contenders.sgemm import FLOPS
 from turns import Contender
 from works import WORKS, Work
 
+from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.rank_environment import cores, thread_settings
+from reference.config import require_positive
+from reference.errors import UserError
 
 HERE = Path(__file__).parent
 OURS, PEERS = ("ours", "sequence parallel"), ("eager", "compiled")
@@ -30,20 +34,33 @@ CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", default=[f"{work}:{ranks}" for work, ranks in CASES], metavar="WORK:RANKS",
+    parser = ArgumentParser(prog="cpu_step", description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="WORK:RANKS",
                         help=f"as h512:2; works are {', '.join(WORKS)} (default: six of them)")
     parser.add_argument("--turns", type=int, default=7, help="of each contender (default: 7)")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes, about (default: 3)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes to start")
     parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out, and compare with products alone")
     options = parser.parse_args()
+    cases = [case_of(text) for text in options.cases] or CASES
+    require_positive("turns", options.turns)
+    if not options.no_peer and importlib.util.find_spec("torch") is None:
+        raise UserError("PyTorch is not installed. Install it into this environment, as in `pip install "
+                        "torch==2.13.0`, or leave it out with --no-peer.")
     print(f"{cores()} cores; one thread a rank; tokens/s, medians of {options.turns} turns each, taken in turn\n\n"
           "| work | ranks | ours | sequence parallel | PyTorch eager | compiled | ours / PyTorch | of sgemm's rate |\n"
           "|---|---|---|---|---|---|---|---|", flush=True)
-    for case in options.cases:
-        name, ranks = case.split(":")
-        print(row(name, int(ranks), options), flush=True)
+    for name, ranks in cases:
+        print(row(name, ranks, options), flush=True)
+
+
+def case_of(text: str) -> tuple[str, int]:
+    """Raises UserError for no work, or no number of ranks that divides it."""
+    name, _, ranks = text.partition(":")
+    if name not in WORKS or not ranks.isdecimal() or int(ranks) < 1 or WORKS[name].a % int(ranks):
+        raise UserError(f"There is no case {text}. Write it as {' or '.join(f'{work}:2' for work in WORKS)}, with a "
+                        "number of ranks that divides the 8 heads.")
+    return name, int(ranks)
 
 
 def row(name: str, ranks: int, options: argparse.Namespace) -> str:
@@ -102,4 +119,4 @@ def torch_world(ranks: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_alone(main)

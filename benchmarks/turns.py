@@ -31,15 +31,25 @@ class Contender:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(processes)
-            listener.settimeout(START_LIMIT)
+            listener.settimeout(1.0)
             self.started = [subprocess.Popen(command, env={**os.environ, **environment, PLACE: path,
                                                            PROCESS: str(i)})
                             for i, command in enumerate(commands)]
-            try:
-                self.connections = [listener.accept()[0] for _ in range(processes)]
-            except TimeoutError:
-                self.close()
-                raise SystemExit(f"error: {name} did not start {processes} processes in {START_LIMIT:g} s.") from None
+            self.connections: list[socket.socket] = []
+            deadline = time.monotonic() + START_LIMIT
+            while len(self.connections) < processes:
+                try:
+                    self.connections.append(listener.accept()[0])
+                except TimeoutError:
+                    self.check_start(deadline)
+
+    def check_start(self, deadline: float) -> None:
+        """Raises SystemExit if a process has died, or the time is up."""
+        died = any(process.poll() is not None for process in self.started)
+        if died or time.monotonic() > deadline:
+            self.close()
+            raise SystemExit(f"error: {self.name} did not start: " + (
+                "a process of it has died." if died else f"not all of it was there after {START_LIMIT:g} s."))
 
     def turn(self, steps: int) -> list[float]:
         """Let all processes take so many steps -> seconds of each, of the slowest process."""
@@ -62,7 +72,7 @@ class Contender:
         return json.loads(data)
 
     def close(self) -> None:
-        for connection in getattr(self, "connections", []):
+        for connection in self.connections:
             connection.close()                          # which ends `serve`
         for process in self.started:
             try:
