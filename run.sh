@@ -31,6 +31,8 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   demo       train a small GPT on 8 ranks; OPTIONS go to mpi_impl.pretrain_gpt, as in ./run.sh demo --train-iters 50
   test       check style and types, then run the tests; OPTIONS go to pytest
   test-all   the same with the deep tests, which take long
+  test-cuda  the theorems on this machine's GPUs, which ranks share; needs CuPy in .venv, as in
+             .venv/bin/python -m pip install ".[cuda12,cudnn]"
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for nbgrader and Gradescope, in the folder named next, else in runs/course;
              notebooks/labs/README.md tells instructors the rest
@@ -123,9 +125,18 @@ check() {
     done
     "$venv/bin/python" -m ruff check || status=1
     "$venv/bin/python" -m mypy || status=1
-    # Two at a time, each with ranks of its own; a later -n in OPTIONS has the last word.
-    "$venv/bin/python" -m pytest -n 2 --dist loadfile "$@" || status=1
+    # Two files at a time, long ones first, each with ranks of its own; a later -n in OPTIONS has the last word.
+    "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=1
     return $status
+}
+
+# The tests of tests/gpu, which run in an emulation otherwise. A GPU is needed, and something to use it with.
+check_cuda() {
+    cd "$root"
+    "$venv/bin/python" -c 'import sys; from mpi_impl.device import gpus_here; from reference.errors import UserError
+try: print("On", ", ".join(name for _, name in gpus_here()))
+except UserError as error: sys.exit(f"error: there is nothing to test on. {error}")' || return 1
+    "$venv/bin/python" -m pytest -n 0 --cuda tests/gpu "$@"
 }
 
 # JupyterLab comes with what .venv has: its python3 kernel, and jupytext, which pairs notebooks with their sources.
@@ -158,6 +169,7 @@ case $command in
     demo)       setup; demo "$@" ;;
     test)       setup; check "$@" ;;
     test-all)   setup; check --deep "$@" ;;
+    test-cuda)  setup; check_cuda "$@" ;;
     lock)       lock ;;
     help | -h | --help) echo "$usage" ;;
     *)          echo "$usage" >&2; fail "there is no command '$command'." ;;

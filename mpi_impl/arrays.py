@@ -50,15 +50,14 @@ def on_device(x) -> bool:
     return not isinstance(x, np.ndarray)
 
 
+def address(x) -> int:
+    """Where the elements are, on the host or on the device."""
+    return x.data.ptr if on_device(x) else x.ctypes.data
+
+
 def to_host(x):
     """A contiguous host array with x's elements: x itself if it is one."""
     return np.ascontiguousarray(x.get() if on_device(x) else x)
-
-
-def copy_back(buffer, x) -> None:
-    """Give x the elements of the host array that stood in for it."""
-    if buffer is not x:
-        x[...] = moved_to(buffer, x)
 
 
 def moved_to(host, x):

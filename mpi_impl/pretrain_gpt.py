@@ -66,7 +66,8 @@ class Pretraining:
     def __init__(self, settings: Settings, ranks: Group):
         self.settings, self.args, self.world = settings, settings.args, ranks
         self.first = ranks.rank == 0
-        self.device = device_of(self.args.device, ranks)
+        self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
+        ranks.instruments.carriers = self.device.carriers
         self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
@@ -78,8 +79,9 @@ class Pretraining:
                                settings.microbatches, self.device.like)
         self.model = settings.model(vocab_size)
         self.plan = forecast.Plan(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
-                                  self.args.seq_length, settings.microbatches, self.args.offload_folder is not None)
-        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline)
+                                  self.args.seq_length, settings.microbatches,
+                                  self.args.offload_folder is not None or self.device.memory is not None)
+        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
                                self.device.like, self.args.offload_folder)

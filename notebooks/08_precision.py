@@ -116,12 +116,12 @@ for rate in 1.5e-4, 1e-5:
     print(f"learning rate {rate:.1e}: {np.interp(rate, rates, lost['bfloat16']):.0%} of the updates are lost")
 
 # %% [markdown]
-# This is the place in the machine that gives the model its copy; `param` is a master weight:
+# This is the place in the machine that moves weights; `param` is a master weight, `model` gets the model's copy:
 
 # %%
-from mpi_impl.training.optimizer import Adam
+from mpi_impl.kernels import adam_update
 
-print(inspect.getsource(Adam.give_to_model))
+print(inspect.getsource(adam_update))
 
 # %% [markdown]
 # ## Two: long sums

@@ -4,6 +4,12 @@ from collections.abc import Iterable
 import pytest
 
 
-def every_other_deep(names: Iterable[str]) -> list:
-    """The names, those at odd places marked deep: for cases of which each takes seconds, and all of them minutes."""
-    return [pytest.param(name, marks=pytest.mark.deep) if i % 2 else name for i, name in enumerate(names)]
+def every_other_deep(cases: Iterable) -> list:
+    """The cases, those at odd places marked deep: where each takes seconds, and all of them minutes."""
+    return one_fast_of(2, cases)
+
+
+def one_fast_of(n: int, cases: Iterable) -> list:
+    """The cases, of every n in a row all but the first marked deep. A case is a name, or a tuple of arguments."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.deep] if i % n else [])
+            for i, case in enumerate(cases)]

@@ -18,6 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from mpi_impl.pool import Pool, RankFailure
+from tests.small_pools import SmallPools
 
 
 class Bug(NamedTuple):
@@ -56,7 +57,7 @@ def planted_run(group, bug: Bug, function: Callable, *args):
         return function(group, *args)
 
 
-def assert_caught(pool: Pool, n: int, bug: Bug, function: Callable, *args, timeout: float = 30.0) -> None:
+def assert_caught(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable, *args, timeout: float = 30.0) -> None:
     """`function` passes on n ranks, and with the bug planted it fails."""
     buggy_codes(bug)                # here too, since a stale bug must not count as caught
     pool.run(n, function, *args, timeout=timeout)

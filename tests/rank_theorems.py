@@ -25,7 +25,7 @@ from reference.models import gpt as textbook_gpt
 from reference.models.gpt import KEEP_ALL
 from reference.layout import Layout, map_units
 from reference.params import join, split, tree_map
-from tests.strategies import Case, close, trees_close
+from tests.cases import Case, close, trees_close
 from tests.textbook_theorems import rotary_of, spread
 
 

@@ -11,7 +11,7 @@ from reference.config import ModelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision
 from tests.planted import Bug, planted_run
-from tests.strategies import Case
+from tests.cases import Case
 from tests.training_theorems import Plan, connected
 
 # Four heads and 10 words, so that the last of two or four ranks has a table that ends in padding.

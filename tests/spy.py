@@ -9,6 +9,8 @@ refused, each with a sentence that says what CuPy would do. `x.item()` and `x.ge
 device, so they are allowed.
 """
 import dataclasses
+import weakref
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,6 +74,60 @@ class Refused(TypeError):
     """Something that goes wrong on a device, or works there by a hidden copy."""
 
 
+@dataclasses.dataclass
+class Queue:
+    """What the device was told to compute on its current stream, and what the host has waited for: as many things."""
+
+    launched: int = 0
+    finished: int = 0
+    faults: list[str] = dataclasses.field(default_factory=list)     # where nobody could raise them
+
+    def finish(self) -> None:
+        self.finished = self.launched
+
+
+QUEUE = Queue()
+
+
+class Pinned(bytearray):
+    """Host memory that `x.set` lets the device read, later. CuPy uses it anew when nobody holds it any more."""
+
+    read_by = 0         # after how much of what was launched
+
+    def __del__(self):
+        if QUEUE.finished < self.read_by:
+            QUEUE.faults.append("pinned memory was let go of before the device had read it")
+
+
+class Memory:
+    """A place in the device's memory. In LENT is, for each `ptr` that was asked for, whose it is; several arrays may
+    begin there.
+    """
+
+    def __init__(self, elements: np.ndarray):
+        self.ptr = elements.__array_interface__["data"][0]
+        alive = [lent for lent in LENT.get(self.ptr, []) if lent.owner() is not None]
+        LENT[self.ptr] = [*alive, Lent(weakref.ref(owner(elements)), elements.nbytes, elements.dtype)]
+
+
+class Lent(NamedTuple):
+    """An array whose address was given away, but for the array itself: to use it is to know that it is still there."""
+
+    owner: weakref.ref
+    nbytes: int
+    dtype: np.dtype
+
+
+LENT: dict[int, list[Lent]] = {}
+
+
+def owner(elements: np.ndarray) -> np.ndarray:
+    """Of the memory that a view shows."""
+    while isinstance(elements.base, np.ndarray):
+        elements = elements.base
+    return elements
+
+
 class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array that is, to those who use it, on a device. `SpyArray(host)` copies a host array there."""
 
@@ -82,9 +138,17 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # --- explicit transfers
 
-    def get(self) -> np.ndarray:
-        """A copy on the host."""
-        return self._elements.copy()
+    def get(self, *, out=None) -> np.ndarray:
+        """A copy on the host, in `out` if it is given."""
+        QUEUE.finish()
+        if out is None:
+            return self._elements.copy()
+        if not isinstance(out, np.ndarray) or not out.flags.c_contiguous:
+            raise Refused("CuPy's x.get writes to a contiguous host array.")
+        if out.dtype != self.dtype or out.shape != self.shape:
+            raise Refused(f"CuPy's x.get converts nothing: {self.dtype} {self.shape} into {out.dtype} {out.shape}.")
+        out[...] = self._elements
+        return out
 
     def set(self, host) -> None:
         """Copy a host array of the same shape and dtype into this array, which must be contiguous."""
@@ -94,11 +158,31 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise Refused(f"CuPy's x.set converts nothing: {host.dtype} {host.shape} into {self.dtype} {self.shape}.")
         if not (self.flags.c_contiguous or self.flags.f_contiguous):
             raise Refused("CuPy cannot set a view that is not contiguous.")
+        QUEUE.launched += 1
+        if isinstance(pinned := owner(host).base, Pinned):
+            pinned.read_by = QUEUE.launched
         self._elements[...] = host
 
     def item(self):
         """The one element, as a Python number: waits for the device and says so."""
+        QUEUE.finish()
         return self._elements.item()
+
+    # --- what others than CuPy get to see
+
+    @property
+    def data(self) -> "Memory":
+        """Where the elements lie."""
+        return Memory(self._elements)
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        """For an MPI that is CUDA-aware, which reads the memory at once, whatever the device has yet to do."""
+        if QUEUE.launched > QUEUE.finished:
+            raise Refused("A CUDA-aware MPI takes what lies in memory, before the device has put it there: synchronise "
+                          "first.")
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data.ptr, False), "version": 3,
+                "strides": None if self.flags.c_contiguous else self.strides}
 
     # --- hidden transfers
 
@@ -139,6 +223,7 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
         check_key(key)
         if not isinstance(value, (SpyArray, *SCALARS)):
             raise Refused(f"CuPy refuses to assign {kind(value)} to elements on the device.")
+        QUEUE.launched += 1
         self._elements[to_plain(with_ellipsis(key))] = to_plain(value)
 
     def __getattr__(self, name):
@@ -189,9 +274,15 @@ def run(name, function, parameters, args, kwargs):
         raise Refused(f"CuPy's {name} refuses to mix in a host array: move it with np.asarray(..., like=x).")
     result = function(*to_plain(args), **to_plain(kwargs))
     out = kwargs.get("out")
+    QUEUE.launched += out is not None or any(computed(x) for x in leaves(result))
     if out is not None:
         return out[0] if isinstance(out, tuple) else out
     return to_spy(result)
+
+
+def computed(result) -> bool:
+    """Whether the device had something to do for this, as it has not for a view or a shape."""
+    return result is None or isinstance(result, np.generic) or (isinstance(result, np.ndarray) and result.base is None)
 
 
 def check_key(key):

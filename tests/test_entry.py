@@ -50,7 +50,7 @@ def test_a_user_error_on_one_rank_names_the_rank(tmp_path):
     assert "Traceback" not in job.stderr
 
 
-@pytest.mark.parametrize("asked, status", [(0, 1), (3, 3)])
+@pytest.mark.parametrize("asked, status", [(0, 1), pytest.param(3, 3, marks=pytest.mark.deep)])
 def test_a_rank_that_leaves_while_others_work_ends_the_job(tmp_path, asked, status):
     job = ends(tmp_path, f"if rank == 1: sys.exit({asked})\nwait()")
     assert job.returncode == status
@@ -58,7 +58,8 @@ def test_a_rank_that_leaves_while_others_work_ends_the_job(tmp_path, asked, stat
     assert job.stderr.count(sentence) == 1
 
 
-@pytest.mark.parametrize("asked, status, text", [("0", 0, ""), ("3", 3, ""), ("'No data.'", 1, "No data.\n")])
+@pytest.mark.parametrize("asked, status, text", [
+    pytest.param("0", 0, "", marks=pytest.mark.deep), ("3", 3, ""), ("'No data.'", 1, "No data.\n")])
 def test_when_all_ranks_leave_the_job_ends_as_asked_for(tmp_path, asked, status, text):
     job = ends(tmp_path, f"sys.exit({asked})")
     assert job.returncode == status
@@ -73,7 +74,7 @@ def test_among_different_ends_the_first_failure_is_told(tmp_path):
     assert "error: rank 1 of 3 failed" in job.stderr
 
 
-@pytest.mark.parametrize("asked, status", [(0, 1), (3, 3)])
+@pytest.mark.parametrize("asked, status", [(0, 1), pytest.param(3, 3, marks=pytest.mark.deep)])
 def test_a_rank_that_skips_the_shutdown_ends_the_job(tmp_path, asked, status):
     job = ends(tmp_path, f"if rank == 1: os._exit({asked})\nwait()")
     assert job.returncode == status
@@ -91,20 +92,27 @@ def test_a_rank_that_is_killed_ends_the_job(tmp_path):
     assert "signal 9 (SIGKILL); out of memory is a common cause" in job.stderr
 
 
-@pytest.mark.parametrize("number", [6, 11, 15])
+@pytest.mark.parametrize("number", [6, 11, pytest.param(15, marks=pytest.mark.deep)])
 def test_a_rank_that_dies_without_a_word_is_told_by_launch(tmp_path, number):
     job = ends(tmp_path, f"if rank == 1: os.kill(os.getpid(), {number})\nwait()")
     assert job.returncode in (number, 9, number | 9, 128 + number)  # by launcher, and by whom it still had to kill
     assert job.stderr.count("a rank died by signal") == 1
 
 
-@pytest.mark.parametrize("who, rank", [("rank == 1", 1), ("True", 0)])
-@pytest.mark.parametrize("end, sentence", [
-    ("raise MemoryError('Unable to allocate 8 TiB')", "ran out of memory (Unable to allocate 8 TiB). Choose"),
-    ("raise OSError(28, 'No space left on device', '/a/b')", "failed with the file /a/b: No space left on device."),
+NO_MEMORY = "raise MemoryError('Unable to allocate 8 TiB')"
+NO_ROOM = "raise OSError(28, 'No space left on device', '/a/b')"
+
+
+@pytest.mark.parametrize("who, rank, end, sentence", [
+    ("rank == 1", 1, NO_MEMORY, "ran out of memory (Unable to allocate 8 TiB). Choose"),
+    ("True", 0, NO_ROOM, "failed with the file /a/b: No space left on device."),
     *(pytest.param(*more, marks=pytest.mark.deep) for more in [
-        ("raise MemoryError", "ran out of memory. Choose smaller sizes, or more ranks."),
-        ("raise OSError(28, 'No space left on device')", "failed: No space left on device."),
+        ("True", 0, NO_MEMORY, "ran out of memory (Unable to allocate 8 TiB). Choose"),
+        ("rank == 1", 1, NO_ROOM, "failed with the file /a/b: No space left on device."),
+        ("rank == 1", 1, "raise MemoryError", "ran out of memory. Choose smaller sizes, or more ranks."),
+        ("True", 0, "raise MemoryError", "ran out of memory. Choose smaller sizes, or more ranks."),
+        ("rank == 1", 1, "raise OSError(28, 'No space left on device')", "failed: No space left on device."),
+        ("True", 0, "raise OSError(28, 'No space left on device')", "failed: No space left on device."),
     ]),
 ])
 def test_a_machine_that_is_too_small_is_a_sentence(tmp_path, who, rank, end, sentence):
@@ -120,7 +128,7 @@ def test_other_errors_of_the_system_are_bugs_and_keep_their_traceback(tmp_path):
     assert job.stderr.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("who", ["rank == 1", "True"])
+@pytest.mark.parametrize("who", ["rank == 1", pytest.param("True", marks=pytest.mark.deep)])
 def test_an_interrupted_job_says_so_in_a_line(tmp_path, who):
     job = ends(tmp_path, f"if {who}: raise KeyboardInterrupt\nwait()")
     assert job.returncode == 130

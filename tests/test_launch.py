@@ -96,9 +96,10 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')
         while True:
-            pass
+            time.sleep(1)
     """)
-    job = launch(2, "--timeout", 3, program)
+    quickly = "from mpi_impl import launch; launch.SECONDS_TO_STOP = 1; launch.run_alone(launch.main)"
+    job = command("-c", quickly, "-n", 2, "--timeout", 3, program)
     assert job.returncode == 124
     assert job.stderr.endswith("error: the job did not end within 3 seconds (--timeout), and has been ended.\n")
     assert len(pids(tmp_path)) == 2

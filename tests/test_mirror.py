@@ -18,8 +18,9 @@ ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", 
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no
 # table: what ZeRO-3 does not ask for it need not gather.
 WITHOUT = {"embedding_backward": "p"}
-# Parts of layers_backward. The textbook's is shorter: its parameters are all there, and it has no ledger.
-INSIDE_ANOTHER = {"turns", "forward_again"}
+# Parts of layers_backward: the textbook's is shorter, since its parameters are all there, and it has no ledger. And of
+# block_forward: two steps of the textbook's, which are one kernel on a GPU.
+INSIDE_ANOTHER = {"turns", "forward_again", "add_branch_and_norm", "drawn_at"}
 
 
 def functions(module):

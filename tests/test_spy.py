@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fake_cuda import CODES, OPS, FakeCommunicator
 from tests.spy import (CREATION, FUNCTIONS, METHODS, UFUNC_METHODS, UFUNCS_LACKING, Refused, SpyArray, to_device,
                        to_host)
 
@@ -80,6 +81,10 @@ REFUSED = {
     "a start of a reduction": (lambda x: x.max(initial=0.0), "takes no `initial`"),
     "a keyword that CuPy spells otherwise": (lambda x: np.reshape(x, shape=(3, 2)), "takes no `shape`"),
     "too many arguments": (lambda x: x.sum(0, None, None, False, 0.0), "at most 4"),
+    "getting into an array with gaps": (lambda x: x.get(out=HOST.copy()[:, ::-1]), "contiguous host array"),
+    "getting into another type": (lambda x: x.get(out=HOST.astype(np.float32)), "converts nothing"),
+    "getting into another shape": (lambda x: x.get(out=HOST[0].copy()), "converts nothing"),
+    "MPI ahead of the device": (lambda x: np.add(x, 1, out=x).__cuda_array_interface__, "synchronise first"),
     "setting a number": (lambda x: x.set(1.0), "takes a host array"),
     "setting another type": (lambda x: x.set(HOST.astype(np.float32)), "converts nothing"),
     "setting another shape": (lambda x: x.set(HOST[0]), "converts nothing"),
@@ -109,6 +114,17 @@ def test_slices_are_views_that_write_through():
     x.reshape(-1)[4:5].set(np.array([40.0]))
     x[:, :1] *= SpyArray(np.array([[1.0], [2.0]]))
     np.testing.assert_array_equal(x.get(), [[0, 70, 12], [60, 40, 15]])
+
+
+def test_others_see_where_the_elements_lie_once_they_are_there():
+    x = SpyArray(HOST)
+    x += 1
+    out = np.empty((2, 3))
+    assert x.get(out=out) is out and (out == HOST + 1).all()       # the host has waited
+    seen = x[:, 1:].__cuda_array_interface__
+    assert seen == {"shape": (2, 2), "typestr": "<f8", "data": (x.data.ptr + 8, False), "version": 3,
+                    "strides": (24, 8)}
+    assert x.__cuda_array_interface__["strides"] is None and x.reshape(3, 2)[1:].data.ptr == x.data.ptr + 16
 
 
 def test_in_place_operators_and_out_keep_the_array():
@@ -208,3 +224,20 @@ def test_cupy_has_the_ufuncs_but_those():
     ufuncs = {name for name in dir(np) if isinstance(getattr(np, name), np.ufunc)}
     assert {name for name in ufuncs if not hasattr(cupy, name)} == UFUNCS_LACKING
     assert all(hasattr(cupy.add, method) for method in UFUNC_METHODS)
+
+
+def test_cupys_nccl_has_these_calls_and_codes():
+    cupy = pytest.importorskip("cupy")
+    from cupy.cuda import nccl
+    if not nccl.available:
+        pytest.skip("CuPy finds no NCCL")
+    assert {name: getattr(nccl, f"NCCL_{name}") for name in CODES | OPS} == CODES | OPS
+    for name in ("allReduce", "allGather", "reduceScatter", "broadcast"):
+        ours = list(inspect.signature(getattr(FakeCommunicator, name)).parameters)
+        assert ["self", *taken_by_cupy(getattr(nccl.NcclCommunicator, name))[-len(ours) + 1:]] == ours, name
+    assert taken_by_cupy(nccl.NcclCommunicator)[:3] == ["ndev", "commId", "rank"]
+    assert taken_by_cupy(cupy.cuda.Event)[:2] == ["block", "disable_timing"] and hasattr(cupy.cuda.Event, "done")
+    for owner, names in ((cupy.cuda.Stream, "record wait_event synchronize"), (cupy.cuda, "alloc_pinned_memory"),
+                         (cupy.cuda.runtime, "memGetInfo deviceGetPCIBusId getDeviceProperties")):
+        assert all(hasattr(owner, name) for name in names.split())
+    assert len(nccl.get_unique_id()) == 128

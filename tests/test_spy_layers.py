@@ -15,6 +15,7 @@ from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_ten
                                   sharded_gpt_forward)
 from reference.params import initialize_shard, join, split, tree_map
 from tests import rank_theorems as theorems, training_theorems
+from tests.deep import every_other_deep
 from tests.spy import Refused, SpyArray
 from tests.strategies import Case, cases, close, recomputes, trees_close
 from tests.textbook_theorems import collect, spread
@@ -117,13 +118,17 @@ def test_initial_weights_are_made_on_the_device():
     trees_close(tree_map(SpyArray.get, ours), initialize_shard(tensors, 1, np.float32, 2, 1), 0.0)
 
 
-@pytest.mark.parametrize("t, p, d, schedule, chunks, untied, stage, offload, recompute", [
+ON_A_DEVICE = [
     (2, 1, 2, "1f1b", None, False, 0, False, Recompute()), (2, 2, 2, "1f1b", None, False, 1, True, Recompute("full")),
     (1, 2, 2, "zb-h1", None, True, 2, False, Recompute("selective")),
     (2, 2, 1, "interleaved", 2, False, 3, True, Recompute("full", "uniform", 2)),
-    (2, 2, 2, "zb-v", None, False, 3, False, Recompute("full", "block", 1))])
-@pytest.mark.parametrize("position", ["learned_absolute", "rope"])
-def test_training_on_a_device(ranks, t, p, d, schedule, chunks, untied, stage, offload, recompute, position):
+    (2, 2, 2, "zb-v", None, False, 3, False, Recompute("full", "block", 1))]
+POSITIONS = ["learned_absolute", "rope"]
+
+
+@pytest.mark.parametrize("position, t, p, d, schedule, chunks, untied, stage, offload, recompute", every_other_deep(
+    (position, *plan) for i, plan in enumerate(ON_A_DEVICE) for position in (POSITIONS if i % 2 else POSITIONS[::-1])))
+def test_training_on_a_device(ranks, position, t, p, d, schedule, chunks, untied, stage, offload, recompute):
     """The main theorem with parameters, gradients, moments, batches and all messages on the device; far shards are not.
 
     With both regions, and dropout on.

@@ -24,7 +24,7 @@ from reference.models.gpt import (KEEP_ALL, gpt_backward, gpt_forward, gpt_tenso
 from reference.ops import rotary_cos_sin
 from reference.params import join, split, tree_map
 from reference.training import loss_and_gradients
-from tests.strategies import Case, close, trees_close
+from tests.cases import Case, close, trees_close
 
 
 def column_parallel_equals_whole(case: Case, gather_output: bool, tolerance=1e-11):

@@ -26,7 +26,7 @@ from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
 from reference.traffic import Work, traffic
 from tests.rank_theorems import as_is, first_checks, host
-from tests.strategies import Case, close, trees_close
+from tests.cases import Case, close, trees_close
 
 
 @dataclass(frozen=True)

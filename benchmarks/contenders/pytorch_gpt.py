@@ -1,10 +1,12 @@
-"""One rank of PyTorch's side of cpu_step.py: the same step, with fused attention and AdamW, and gloo between ranks.
+"""One rank of PyTorch's side of cpu_step.py and cuda_step.py: the same step, with fused attention and AdamW.
 
 Written as PyTorch's own users would: modules, autograd functions for f and g, `scaled_dot_product_attention`, fused
-AdamW; with `--compile`, `torch.compile` over the whole model.
+AdamW, gloo between ranks; with `--compile`, `torch.compile` over the whole model. With `--cuda` on a GPU, products in
+bfloat16 by `torch.autocast`, weights and AdamW in float32.
 """
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -119,17 +121,22 @@ def main():
     torch.set_num_threads(1)
     if SIZE > 1:
         dist.init_process_group("gloo", rank=RANK)
+    device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
     torch.manual_seed(0)     # what every rank has whole is then alike on all
-    model = GPT(work)
+    model = GPT(work).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     loss_of = torch.compile(model) if "--compile" in sys.argv else model
     data = torch.Generator().manual_seed(0)
-    tokens, targets = torch.randint(work.V, (2, work.b, work.s), generator=data)
+    tokens, targets = torch.randint(work.V, (2, work.b, work.s), generator=data).to(device)
 
     def step():
-        loss_of(tokens, targets).backward()
+        with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
+            loss = loss_of(tokens, targets)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
 
     serve(step)
     if SIZE > 1:

@@ -1,16 +1,23 @@
-"""One rank of Shardlab's side of cpu_step.py: a training step of a tensor-parallel GPT, taken when told to.
+"""One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel GPT, when told to.
 
 Started with the sizes of a work, as 512,6,8,256,8,8192, and the number of microbatches that a step has, all alike; with
-`--sequence-parallel`, that is on, and keeps what it gathers, so that it sends no more than without.
+`--sequence-parallel`, that is on, and keeps what it gathers, so that it sends no more than without. In float32 on CPU
+cores; with `--cuda` in bfloat16 on a GPU, and with `--where` as well the process takes a few steps by itself and prints
+where their time goes, as JSON: milliseconds of a step by kind of work (gpu_times.py).
 """
+import json
 import sys
 
 import numpy as np
+from gpu_times import time_of_steps
 from turns import serve
 from works import Work
 
+from mpi_impl.arrays import moved_to
+
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import connect
+from mpi_impl.device import device_of
 from mpi_impl.entry import run
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -22,11 +29,23 @@ def main() -> None:
     work, microbatches, ranks = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[2]), world()
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
-    cut = "--sequence-parallel" in sys.argv
+    cut, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
+    like = device_of("cuda" if cuda else "cpu", ranks).like
     topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=cut, keep_gathered_inputs=cut))
-    trainer = Trainer(model, optimizer, topology, seed=1, precision=Precision("float32"))
-    tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
-    serve(lambda: trainer.step([(tokens, targets)] * microbatches, work.b * microbatches))
+    trainer = Trainer(model, optimizer, topology, 1, Precision("bfloat16" if cuda else "float32"), like)
+    batch = moved_to(np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s)), like)
+
+    def step():
+        """Over when the optimizer's last kernel is."""
+        trainer.step([(batch[0], batch[1])] * microbatches, work.b * microbatches)
+        if cuda:
+            import cupy
+            cupy.cuda.get_current_stream().synchronize()
+
+    if "--where" in sys.argv:
+        print(json.dumps(time_of_steps(step, 3)))
+    else:
+        serve(step)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """A group of ranks and what they say to one another. The only file of the project that calls MPI.
 
-Arrays may live on the host (NumPy) or on a device (CuPy): a device array is staged through host memory, by copies
-that are asked for and not hidden. Every call over arrays is written into the ledger, a group of one rank's too; into
-the trace, if there is one; and it has a time limit, if the run has.
+Arrays may live on the host (NumPy) or on a device (CuPy). Those on a device go by NCCL (nccl.py), by MPI itself, or
+staged through host memory: carriers.py has the three ways, and a run takes one. Every call over arrays is written into
+the ledger, a group of one rank's too; into the trace, if there is one; and it has a time limit, if the run has.
 
 Where all ranks of a group are on one machine, collectives over arrays that are not tiny go through memory that they
 share (shared_memory.py), which MPI makes.
 
 MPI knows no formats of two bytes: it moves their bits as integers, and adding them up is done here.
 """
+import ctypes
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,9 +20,11 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from mpi_impl.arrays import copy_back, is_half, moved_to, narrowed, on_device, to_host, widened
+from mpi_impl.arrays import is_half, narrowed, on_device, widened
+from mpi_impl.comm.carriers import ON_HOST, Carrier, Carriers, finish
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.nccl import Communicator, Flight
 from mpi_impl.comm.shared_memory import LINE, SharedMemory, bytes_for
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
@@ -37,11 +40,12 @@ SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared fo
 
 @dataclass
 class Instruments:
-    """What watches a rank's communication. All groups of a rank share them."""
+    """What watches a rank's communication, and what carries its arrays on a device. All groups of a rank share them."""
 
     ledger: Ledger = field(default_factory=Ledger)
     trace: Trace = field(default_factory=Trace)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    carriers: Carriers = Carriers()
 
 
 class Group:
@@ -57,6 +61,7 @@ class Group:
         self.ranks = comm.group.Translate_ranks(None, MPI.COMM_WORLD.group)     # of its members, in the world
         self.others = [r for i, r in enumerate(self.ranks) if i != self.rank]
         self.may_share = True       # memory, where it can
+        self.communicator: Communicator | None = None       # NCCL's, once it is needed
         # MPI's even tags are for arrays, odd ones for stamps. It says on the world alone how many there are.
         self.largest_tag = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1
 
@@ -65,57 +70,74 @@ class Group:
     def all_reduce(self, x, reason: str, op: str = "sum"):
         """The elementwise sum (or maximum, with op="max") over all ranks. Overwrites x and returns it."""
         with self._call("all_reduce", x.size, x.dtype, reason):
-            if self.size > 1:
-                buffer = to_host(x)
-                if shared := self._shared_memory(buffer.nbytes):
-                    shared.all_reduce(buffer, partial(added_up, op=op))
-                elif is_half(buffer):
-                    self._all_reduce_halves(buffer, op)
-                else:
-                    self.comm.Allreduce(MPI.IN_PLACE, buffer, OPERATIONS[op])
-                copy_back(buffer, x)
-        return x
+            if self.size == 1:
+                return x
+            if nccl := self._nccl(x):
+                nccl.all_reduce(x, op)
+                return x
+            carrier = self._carrier(x)
+            buffer = carrier.lend(x)
+            if shared := self._shared_memory(buffer):
+                shared.all_reduce(buffer, partial(added_up, op=op))
+            elif is_half(buffer):
+                self._all_reduce_halves(buffer, op)
+            else:
+                self.comm.Allreduce(MPI.IN_PLACE, bits(buffer), OPERATIONS[op])
+            carrier.give_back(buffer, x)
+            return x
 
     def all_gather(self, x, axis: int, reason: str):
         """Every rank's x, joined in rank order along `axis`."""
         with self._call("all_gather", x.size * self.size, x.dtype, reason):
             if self.size == 1:
                 return x
-            send = to_host(x)
-            whole = np.empty([n * self.size if i == axis % x.ndim else n for i, n in enumerate(x.shape)], x.dtype)
+            if nccl := self._nccl(x):
+                return nccl.all_gather(x, axis)
+            carrier = self._carrier(x)
+            send = carrier.lend(x)
+            whole = carrier.empty([n * self.size if i == axis % x.ndim else n for i, n in enumerate(x.shape)], x)
             parts = np.split(whole, self.size, axis)
-            if shared := self._shared_memory(send.nbytes):
+            if shared := self._shared_memory(send):
                 shared.all_gather(send, parts)
             else:
-                theirs = np.empty((self.size, *send.shape), send.dtype)
+                theirs = np.empty_like(send, order="C", shape=(self.size, *send.shape))
                 self.comm.Allgather(bits(send), bits(theirs))
                 for part, one in zip(parts, theirs, strict=True):
                     part[...] = one
-            return moved_to(whole, x)
+            return carrier.take(whole, x)
 
     def reduce_scatter(self, x, axis: int, reason: str):
         """This rank's piece, along `axis`, of the sum over all ranks. The axis must divide by the group's size."""
         with self._call("reduce_scatter", x.size, x.dtype, reason):
             if self.size == 1:
                 return x
-            parts = np.split(to_host(x), self.size, axis)
-            mine = np.empty(parts[0].shape, x.dtype)
-            if shared := self._shared_memory(x.nbytes):
+            if nccl := self._nccl(x):
+                return nccl.reduce_scatter(x, axis)
+            carrier = self._carrier(x)
+            given = carrier.lend(x)
+            parts = np.split(given, self.size, axis)
+            mine = carrier.empty(parts[0].shape, x)
+            if shared := self._shared_memory(given):
                 shared.reduce_scatter(parts, mine, added_up)
             elif is_half(mine):
-                mine = self._reduce_pieces(np.ascontiguousarray(parts), "sum")
+                mine = self._reduce_pieces(np.stack(parts), "sum")
             else:
-                self.comm.Reduce_scatter_block(np.ascontiguousarray(parts), mine, MPI.SUM)
-            return moved_to(mine, x)
+                self.comm.Reduce_scatter_block(bits(np.stack(parts)), bits(mine), MPI.SUM)
+            return carrier.take(mine, x)
 
     def broadcast(self, x, reason: str, root: int = 0):
         """Rank `root`'s x, on every rank. Overwrites x and returns it."""
         with self._call("broadcast", x.size, x.dtype, reason):
-            if self.size > 1:
-                buffer = to_host(x)
-                self.comm.Bcast(bits(buffer), root)
-                copy_back(buffer, x)
-        return x
+            if self.size == 1:
+                return x
+            if nccl := self._nccl(x):
+                nccl.broadcast(x, root)
+                return x
+            carrier = self._carrier(x)
+            buffer = carrier.lend(x, filled=self.rank == root)
+            self.comm.Bcast(bits(buffer), root)
+            carrier.give_back(buffer, x)
+            return x
 
     def _all_reduce_halves(self, x, op):
         """Reduce the pieces that each rank is given, and gather them: 2 bytes an element on the wire. Overwrites x."""
@@ -130,9 +152,22 @@ class Group:
         self.comm.Alltoall(bits(pieces), bits(theirs))
         return added_up(theirs, op)
 
-    def _shared_memory(self, nbytes: int) -> SharedMemory | None:
-        """For an array of so many bytes; None if MPI shall move it. Called by all ranks, which agree."""
-        if nbytes < SMALL or not self.may_share:
+    def _carrier(self, x) -> Carrier:
+        """By which MPI gets x."""
+        return self.instruments.carriers.mpi if on_device(x) else ON_HOST
+
+    def _nccl(self, x) -> Communicator | None:
+        """For collectives of x; None if MPI shall do them. Called by all ranks, which agree."""
+        nccl = self.instruments.carriers.nccl
+        if nccl is None or not on_device(x):
+            return None
+        if self.communicator is None:
+            self.communicator = Communicator(nccl, self.rank, self.size, self.comm.bcast)
+        return self.communicator
+
+    def _shared_memory(self, x) -> SharedMemory | None:
+        """For this array of MPI's, or one of its size; None if MPI shall move it. Called by all ranks, which agree."""
+        if x.nbytes < SMALL or not self.may_share or on_device(x):
             return None
         found: Any = self.comm.Get_attr(shared_key())
         if found is None:
@@ -164,8 +199,8 @@ class Group:
     def post_send(self, x, to: int, tag: int, reason: str) -> "Pending":
         """Send x to rank `to`, which posts a receive with the same tag. x must stay as it is until the wait is over."""
         self._record("send", x.size, x.dtype, reason)
-        with self._posting() as clock:
-            buffer = to_host(x)
+        with self._posting(x, reason) as clock:
+            buffer = self._carrier(x).lend(x)
             request = self.comm.Isend(bits(buffer), to, 2 * tag)
             pending = Pending(self, f"send {reason}", [request], buffer, buffer, [self.ranks[to]])
             if clock is not None:
@@ -175,8 +210,8 @@ class Group:
 
     def post_receive(self, x, source: int, tag: int, reason: str) -> "Pending":
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
-        with self._posting() as clock:
-            buffer = to_host(x)
+        with self._posting(x, reason) as clock:
+            buffer = self._carrier(x).lend(x, filled=False)
             request = self.comm.Irecv(bits(buffer), source, 2 * tag)
             pending = Pending(self, f"receive {reason}", [request], buffer, x, [self.ranks[source]])
             if clock is not None:
@@ -215,9 +250,12 @@ class Group:
             if out is not x:
                 out[...] = x
             return Pending(self, reason, [], out, out, [])
-        with self._posting() as clock:
-            sent, received = to_host_apart(x, out)
-            pending = Pending(self, reason, [begin(bits(sent), bits(received))], received, out, self.others, sent)
+        with self._posting(x, reason) as clock:
+            if nccl := self._nccl(x):
+                pending = Pending(self, reason, [], out, out, self.others, x, nccl.post(operation, x, out))
+            else:
+                sent, received = lent_apart(self._carrier(x), x, out)
+                pending = Pending(self, reason, [begin(bits(sent), bits(received))], received, out, self.others, sent)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)
@@ -293,6 +331,8 @@ class Group:
             _, window = found
             window.Unlock_all()
             window.Free()
+        if self.communicator:
+            self.communicator.free()
         self.comm.Free()
 
     def everyone_arrives(self, seconds: float) -> bool:
@@ -329,7 +369,9 @@ class Group:
 
     @contextmanager
     def _call(self, operation, elements, dtype, reason):
-        """A collective: begun by all, and over when the last of them has come."""
+        """A collective: begun by all, and over when the last of them has come. (By NCCL it is then on the device's
+        stream, and no more: a trace shows when that was.)
+        """
         self._record(operation, elements, dtype, reason)
         clock = self._virtual_clock()
         if self.size == 1:
@@ -348,10 +390,15 @@ class Group:
             clock.resume()
 
     @contextmanager
-    def _posting(self):
-        """What is posted takes no time of its own. -> the virtual clock, if there is one that others want to know."""
+    def _posting(self, x=None, reason=""):
+        """What is posted takes no time of its own. -> the virtual clock, if there is one that others want to know.
+
+        But before it can lend x, a device may have to wait for other ranks, by NCCL: that has a limit.
+        """
         self.trace.clock.pause()
-        yield self._virtual_clock()
+        limited = x is not None and on_device(x)
+        with self.watchdog.waiting(self.name, reason, self.others) if limited else nullcontext():
+            yield self._virtual_clock()
         self.trace.clock.resume()
 
     def _record(self, operation, elements, dtype, reason):
@@ -366,30 +413,35 @@ class Group:
 class Pending:
     """Something that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
 
-    def __init__(self, group: Group, reason: str, requests: list, buffer, x, others: Sequence[int], sent=None):
+    def __init__(self, group: Group, reason: str, requests: list, buffer, x, others: Sequence[int], sent=None,
+                 flight: Flight | None = None):
         """`others` are the ranks of the world that it takes. `sent` must live until the end: not every request sees to
-        that, and who posted it may have let go of a copy.
+        that, and who posted it may have let go of a copy. By NCCL it is a `flight`.
         """
         self.group, self.reason, self.requests, self.others = group, reason, requests, others
-        self.buffer, self.x, self.sent = buffer, x, sent
+        self.buffer, self.x, self.sent, self.flight = buffer, x, sent, flight
         self.stamp, self.takes = np.zeros(1), 0.0      # for a virtual clock: the latest start, and seconds from there
 
     def poll(self) -> bool:
         """Whether it is over. MPI makes little progress unless it is asked."""
         with self.group._posting():
-            over = MPI.Request.Testall(self.requests)
+            over = MPI.Request.Testall(self.requests) and (self.flight is None or self.flight.over())
         if over:
             self.let_go()
         return over
 
     def let_go(self) -> None:
         """It is over: x has what was sent, and may change from now on, so that nothing must be copied to it again."""
-        copy_back(self.buffer, self.x)
+        if self.buffer is not self.x:
+            self.group._carrier(self.x).give_back(self.buffer, self.x)
         self.buffer, self.sent = self.x, None
 
     def wait(self):
-        """Until what was posted may be used again (a send), or has what was sent (the others). -> that array."""
-        if not self.requests:
+        """Until what was posted may be used again (a send), or has what was sent (the others). -> that array.
+
+        By NCCL it is the device that waits, before what it is told next.
+        """
+        if not self.requests and not self.flight:
             return self.x
         group, clock = self.group, self.group._virtual_clock()
         with group.trace.slice("communication", self.reason, "communication"), \
@@ -397,8 +449,10 @@ class Pending:
             if clock is not None:
                 clock.pause()
             MPI.Request.Waitall(self.requests)
+            if self.flight:
+                self.flight.join()
             self.let_go()
-            self.requests = []
+            self.requests, self.flight = [], None
             if clock is not None:
                 clock.reach(self.stamp[0] + self.takes)
                 clock.resume()
@@ -421,6 +475,12 @@ def library() -> str:
     return f"{name} {'.'.join(map(str, version))}"
 
 
+def reads_devices() -> bool:
+    """Whether this MPI is CUDA-aware: whether it takes arrays on a device as they are."""
+    query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
+    return bool(query and query())
+
+
 @cache
 def shared_key() -> int:
     """Under which a communicator holds its SharedMemory, and the window that it lies in."""
@@ -439,19 +499,26 @@ def added_up(parts, op: str = "sum"):
 
 
 def bits(x):
-    """The elements of a contiguous host array as MPI can move them: halves as integers, the others as they are."""
+    """The elements of a contiguous array as MPI can move them: halves as integers, the others as they are.
+
+    MPI takes what lies on a device as it finds it, so what is to be done there is done first.
+    """
+    if x is MPI.IN_PLACE:
+        return x
+    if on_device(x):
+        finish()
     return x.view(np.uint16) if is_half(x) else x
 
 
-def to_host_apart(x, out):
-    """What MPI can send for x, and a host array to receive in for out. MPI wants no element in both.
+def lent_apart(carrier: Carrier, x, out):
+    """What MPI can send for x, and a buffer to receive in for out. MPI wants no element in both.
 
     Where x and out overlap, a copy stands in for the smaller one.
     """
-    sent = to_host(x)
+    sent = carrier.lend(x)
     if out is x:
         return MPI.IN_PLACE, sent
-    received = np.empty(out.shape, out.dtype) if on_device(out) else out
+    received = carrier.lend(out, filled=False)
     if not np.may_share_memory(sent, received):
         return sent, received
     return (sent.copy(), received) if sent.size < received.size else (sent, np.empty_like(received))

@@ -4,14 +4,15 @@ from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, CAUSAL, Block, BlockCache
+from reference.layers.layer_norm import LayerNorm
 
 
 def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False):
     """x [b, s, h], outside the regions -> [b, s, h], likewise. c is the ModelConfig."""
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
     y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, region, dropout, selective)
-    x, mask_1 = add_branch(x, y, region, dropout, AFTER_ATTENTION)
-    normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
+    (x, mask_1), (normed, norm_2) = add_branch_and_norm(x, y, p.post_attention_layernorm, c.layernorm_epsilon, region,
+                                                        dropout, AFTER_ATTENTION)
     y, mlp = mlp_forward(normed, p.mlp, c.activation, region)
     x, mask_2 = add_branch(x, y, region, dropout, AFTER_MLP)
     return x, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
@@ -33,6 +34,14 @@ def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
 
 def add_branch(x, y, region, dropout, site):
     """The residual sum, and dropout's mask, of this rank's positions. Overwrites y, the branch's own."""
-    y, mask = kernels.dropout(y, dropout and dropout.hidden(site, region.positions(x).start))
-    y += x
-    return y, mask
+    return kernels.add_branch(y, x, drawn_at(site, x, region, dropout))
+
+
+def add_branch_and_norm(x, y, norm: LayerNorm, epsilon, region, dropout, site):
+    """What add_branch gives, and the layer norm of the sum with its cache: on a GPU in one."""
+    return kernels.add_branch_and_norm(y, x, drawn_at(site, x, region, dropout), norm.weight, norm.bias, epsilon)
+
+
+def drawn_at(site, x, region, dropout):
+    """Where dropout draws for this rank's positions."""
+    return dropout and dropout.hidden(site, region.positions(x).start)

@@ -26,7 +26,8 @@ class ForwardPass:
         self.microbatches, self.weight = microbatches, weight
         self.dropouts: Sequence[Dropout | None] = [None] * len(microbatches)    # nothing is dropped,
         self.recompute = KEEP_INPUT                    # and nothing is kept for a backward
-        self.loss = 0.0                                # the weighted sum, where the last stage is
+        # The weighted sum, where the last stage is. It stays where it is computed: to look at it is to wait for that.
+        self.loss = np.zeros_like(microbatches[0][0], dtype=np.float64, shape=())
         self.compute: dict[str, Callable] = {"F": self.forward}
 
     def forward(self, action: Action, x):
@@ -36,7 +37,7 @@ class ForwardPass:
                                self.dropouts[action.microbatch], self.recompute)
         self.keep(action, y, cache)
         if has_head(params, self.model):
-            self.loss += y.sum(dtype=np.float64).item() * self.weight
+            self.loss += y.sum(dtype=np.float64) * self.weight
             return None
         return y
 

@@ -91,7 +91,7 @@ def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None
     q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
     for name, x in (("q", q), ("k", k), ("v", v)):
         see.inside(phase, f"{block}.attention.{name}", x, axis=2)             # [b, s, a/t, d]
-    if not isinstance(core, ops.CoreInputs):
+    if hasattr(core, "probs"):
         see.inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
         if core.mask is not None:
             see.inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs > 0), axis=1)

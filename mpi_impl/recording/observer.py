@@ -52,7 +52,7 @@ class Observer(ABC):
         """Gradients and loss have been summed over the ranks."""
         self.pieces("reduction", self.trainer.gradients.own, self.work.scale)
         if self.last_stage and self.tensor_rank == 0:
-            self.see("step", "loss of each replica", np.array([self.work.loss]), (0,), summed=True)
+            self.see("step", "loss of each replica", np.array([self.work.loss.item()]), (0,), summed=True)
         self.see("step", "mean loss", np.array([loss]), (0,))
         self.gradients = {}         # let go: with ZeRO they were there for a while
 

@@ -2,7 +2,7 @@
 import os
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.comm.group import Group
+from mpi_impl.device import Memory
 from mpi_impl.reports.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import iteration_flops, parameters, parameters_of_stage
@@ -42,7 +43,7 @@ class Plan:
     micro_batch_size: int
     seq_length: int
     microbatches: int
-    in_files: bool = False     # whether what is offloaded is not in memory at all
+    elsewhere: bool = False    # whether what is offloaded is in files, or not in the memory that is forecast
 
     def forecast(self) -> list[Forecast]:
         """Of the ranks of a pipeline, in order: those that share a stage hold as much."""
@@ -59,28 +60,35 @@ class Plan:
         parallel = self.parallel
         parameter, gradient, adam = model_states(1, parallel.data_parallel_size, parallel.zero_stage,
                                                  *self.precision.bytes_each)
-        if parallel.cpu_offload and self.in_files:
+        if parallel.cpu_offload and self.elsewhere:
             parameter, adam = parameter if parallel.zero_stage < 3 else 0, 0
         return parameter + gradient + adam
 
 
 class Host(NamedTuple):
-    """A machine, and how many of the run's ranks it has of each place in a pipeline."""
+    """A machine, or a GPU, and how many of the run's ranks it has of each place in a pipeline."""
 
-    memory: int        # bytes
+    memory: int        # bytes; of a GPU those that are free
     ranks: Counter[int]
+    kind: str = "machine"
 
     def holds(self, found: Sequence[Forecast]) -> float:
         return sum(count * found[place].total for place, count in self.ranks.items())
 
+    def has(self) -> str:
+        return f"has {bytes_of(self.memory)}{' free' if self.kind == 'GPU' else ''}"
 
-def hosts_of(world: Group, place: int) -> list[Host]:
-    """The machines of a run; called by all ranks together, each with its place in a pipeline."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    hosts: dict[str, Host] = {}
-    for name, size, where in world.from_all((socket.gethostname(), memory, place)):
-        hosts.setdefault(name, Host(size, Counter())).ranks[where] += 1
-    return list(hosts.values())
+
+def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Host]:
+    """The machines of a run, or the GPUs that its ranks compute on; called by all ranks together, each with its place
+    in a pipeline. What is offloaded from a GPU is not forecast.
+    """
+    machine = Memory(socket.gethostname(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    sizes, ranks = dict[str, int](), defaultdict[str, Counter[int]](Counter)
+    for memory, where in world.from_all((gpu or machine, place)):
+        sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # of a GPU less and less is free
+        ranks[memory.where][where] += 1
+    return [Host(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
 
 
 def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
@@ -91,10 +99,10 @@ def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
         if host.holds(found) > host.memory:
             states = sum(count * found[place].states for place, count in host.ranks.items())
             raise UserError(
-                f"The {host.ranks.total()} ranks of a machine would hold {bytes_of(host.holds(found))}: "
+                f"The {host.ranks.total()} ranks of a {host.kind} would hold {bytes_of(host.holds(found))}: "
                 f"{bytes_of(states)} of parameters, gradients and moments ({plan.bytes_of_parameter():g} bytes a "
-                f"parameter), and {bytes_of(host.holds(found) - states)} of activations. It has "
-                f"{bytes_of(host.memory)}. {remedy(hosts, plan)}")
+                f"parameter), and {bytes_of(host.holds(found) - states)} of activations. It {host.has()}. "
+                f"{remedy(hosts, plan)}")
     return found
 
 
@@ -103,13 +111,13 @@ def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
 
     A model that is so far too large is not looked at layer by layer.
     """
-    parallel, most = plan.parallel, max(host.memory for host in hosts)
+    parallel, largest = plan.parallel, max(hosts, key=lambda host: host.memory)
     rank = parameters(plan.model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
-    if rank * plan.bytes_of_parameter() > most:
+    if rank * plan.bytes_of_parameter() > largest.memory:
         raise UserError(f"Of {rank:,} parameters a rank would hold {plan.bytes_of_parameter():g} bytes each, of "
                         f"parameters, gradients and moments: {bytes_of(rank * plan.bytes_of_parameter())}, but the "
-                        f"machine has {bytes_of(most)}. Choose a smaller --num-layers, --hidden-size or --vocab-size, "
-                        "a larger --tensor-model-parallel-size or --pipeline-model-parallel-size, or with several "
+                        f"{largest.kind} {largest.has()}. Choose a smaller --num-layers, --hidden-size or --vocab-size,"
+                        " a larger --tensor-model-parallel-size or --pipeline-model-parallel-size, or with several "
                         "replicas a higher --zero-stage.")
 
 
@@ -127,14 +135,16 @@ def remedy(hosts: Sequence[Host], plan: Plan) -> str:
         if all(host.holds(found) <= host.memory for host in hosts):
             return f"With {option} it would be {bytes_of(max(host.holds(found) for host in hosts))}."
     return ("Choose a smaller --num-layers, --hidden-size, --micro-batch-size or --vocab-size, or start the ranks on "
-            "more machines.")
+            f"more {hosts[0].kind}s.")
 
 
 def told(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
     states, activations = (span([getattr(one, name) for one in found]) for name in ("states", "activations"))
     together = sum(host.holds(found) for host in hosts)
+    gpus = [host for host in hosts if host.kind == "GPU"]
+    free = f"; a GPU has {span([gpu.memory for gpu in gpus])} free" if gpus else ""
     return (f"a rank will hold {states} of parameters, gradients and moments, and at most {activations} of "
-            f"activations: {bytes_of(together)} on all of them")
+            f"activations: {bytes_of(together)} on all of them{free}")
 
 
 def span(sizes: Sequence[float]) -> str:

@@ -56,6 +56,7 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     args = parser().parse_args(argv)
     check_names(args)
     check_states(args)
+    check_device(args)
     if args.load_hf is not None:
         args = adopt(parser(), argv, args.load_hf)
     require_positive("micro_batch_size", args.micro_batch_size)
@@ -154,6 +155,13 @@ def check_names(args) -> None:
                  "offload_folder", "save", "load", "load_hf", "save_hf", "record"):
         if getattr(args, name) == "":
             raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
+
+
+def check_device(args) -> None:
+    """Raises UserError for a way between GPUs where there are none. MPI is what CPU cores talk by, too."""
+    if args.device == "cpu" and args.distributed_backend not in (None, "mpi"):
+        raise UserError(f"--distributed-backend is {args.distributed_backend}, which is for arrays on GPUs, but "
+                        "--device is cpu. Leave it out, or add --device cuda.")
 
 
 def check_schedule(args, parallel: ParallelConfig, m: int) -> None:

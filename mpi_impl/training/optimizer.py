@@ -3,33 +3,38 @@ from math import isfinite, sqrt
 
 import numpy as np
 
-from mpi_impl.arrays import narrowed
+from mpi_impl import kernels
+from mpi_impl.arrays import narrowed, on_device
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
 from reference.layout import Piece
-from reference.optimizer import (OptimizerConfig, adam_update, clip_coefficient, decay_weights, learning_rate,
-                                 sum_of_squares)
+from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
 
-TILE = 1 << 16      # elements at a time: they stay in the cache, and no more of a far shard is near at once
+# Elements at a time: no more of a far shard is near at once.
+TILE = 1 << 16              # they stay in a core's cache
+DEVICE_TILE = 1 << 24       # they keep a GPU busy
 
 
 class Tile:
     """Some neighbouring elements that a rank owns, of whatever tensors."""
 
-    def __init__(self, start: int, shift: int):
-        """It begins at this element of the shard, `shift` further on in the flat buffer, and is empty."""
-        self.start, self.stop, self.shift = start, start, shift
-        self.decayed: list[slice] = []      # those of its elements that belong to tensors with weight decay
+    def __init__(self, start: int, shift: int, limit: int):
+        """It begins at this element of the shard, `shift` further on in the flat buffer, and is empty. It takes as many
+        elements as `limit`.
+        """
+        self.start, self.stop, self.shift, self.end = start, start, shift, start + limit
+        self.runs: list[tuple[slice, bool]] = []    # its elements, and whether their tensors have weight decay
 
     def has_room(self, start: int, shift: int) -> bool:
         """Whether what begins here is its neighbour, and some of that can join it."""
-        return (self.stop, self.shift) == (start, shift) and self.stop < self.start + TILE
+        return (self.stop, self.shift) == (start, shift) and self.stop < self.end
 
     def take(self, stop: int, decay: bool) -> int:
         """Take what comes next, up to `stop` or until the tile is full -> where it now ends."""
-        first, self.stop = self.stop, min(stop, self.start + TILE)
-        if decay:
-            self.decayed.append(slice(first - self.start, self.stop - self.start))
+        first, self.stop = self.stop, min(stop, self.end)
+        if self.runs and self.runs[-1][1] == decay:
+            first = self.runs.pop()[0].start + self.start
+        self.runs.append((slice(first - self.start, self.stop - self.start), decay))
         return self.stop
 
     @property
@@ -48,7 +53,8 @@ class Adam:
 
         `counted`: the pieces whose squares this rank adds to the norm, as counted_pieces tells.
         """
-        self.tiles, self.model, self.states, self.config, self.counted = tiles(pieces), model, states, config, counted
+        self.tiles, self.model, self.states = tiles(pieces, model.flat), model, states
+        self.config, self.counted = config, counted
         self.iteration = 0      # updates so far
 
     def step(self, grads: Buffer, everyone: Group, scale: float = 1.0) -> tuple[float, float]:
@@ -65,46 +71,44 @@ class Adam:
         factor = clip_coefficient(norm, self.config.clip_grad) / scale
         for tile in self.tiles:
             place = tile.place
-            grad = grads.load(place)
-            if factor != 1:
-                grad *= factor
-            param, m, v = states = [buffer.load(place) for buffer in self.states.values()]
-            for part in tile.decayed:
-                decay_weights(param[part], rate, self.config)
-            adam_update(param, grad, m, v, self.iteration, rate, False, self.config)
+            states, model = [buffer.load(place) for buffer in self.states.values()], self.model_part(place)
+            kernels.adam_update(states, grads.load(place), model, tile.runs, factor, self.iteration, rate, self.config)
             for buffer, values in zip(self.states.values(), states):
                 buffer.store(place, values)
-            self.give_to_model(place, param)
+            if model is not None:
+                self.model.store(place, model)
         return norm, rate
 
-    def give_to_model(self, place: Piece, param) -> None:
-        """Give the model the master weights of a place, in its own format."""
-        if self.model is not self.states["parameters"]:
-            self.model.store(place, narrowed(param, self.model.flat.dtype))
+    def model_part(self, place: Piece):
+        """The model's own copy of some parameters, in its own format; None if it has the master weights."""
+        return None if self.model is self.states["parameters"] else self.model.load(place)
 
     def take_over(self) -> None:
         """The master weights have got new values: the model gets them, too."""
-        for tile in self.tiles:
-            self.give_to_model(tile.place, self.states["parameters"].load(tile.place))
+        if self.model is not self.states["parameters"]:
+            for tile in self.tiles:
+                master = self.states["parameters"].load(tile.place)
+                self.model.store(tile.place, narrowed(master, self.model.flat.dtype))
 
 
-def tiles(pieces: list[Piece]) -> list[Tile]:
+def tiles(pieces: list[Piece], near) -> list[Tile]:
     """All elements of the pieces, which stand in the order of the shard. Small tensors join their neighbours: one by
-    one, they would cost more in calls than in arithmetic.
+    one, they would cost more in calls than in arithmetic. What computes is where `near` is.
     """
-    found: list[Tile] = []
+    limit, found = DEVICE_TILE if on_device(near) else TILE, list[Tile]()
     for of, in_buffer, in_shard in pieces:
         start, shift = in_shard.start, in_buffer.start - in_shard.start
         while start < in_shard.stop:
             if not found or not found[-1].has_room(start, shift):
-                found.append(Tile(start, shift))
+                found.append(Tile(start, shift, limit))
             start = found[-1].take(in_shard.stop, of.tensor.decay)
     return found
 
 
 def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:
     """The norm of the whole model's gradient, from what each rank owns of it."""
-    squares = sum(sum_of_squares(grads.load(piece)) for piece in counted)
+    squares = sum((kernels.sum_of_squares(grads.load(piece)) for piece in counted),
+                  np.zeros_like(grads.flat, shape=(), dtype=np.float64)).item()
     return sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
 
 

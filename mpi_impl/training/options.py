@@ -1,19 +1,11 @@
 """Megatron's command-line options for pre-training, and a few of our own. What they mean together: arguments.py."""
-import argparse
-
+from mpi_impl.comm.carriers import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
 from reference.config import POSITION_EMBEDDINGS
-from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES
 from reference.schedules import SCHEDULES
-
-# Megatron's options (and ours) for what is not built yet: refused, so that nobody believes they did something.
-NOT_YET = {
-    "NCCL between GPUs": "distributed-backend",
-}
-
 
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="pretrain_gpt",
@@ -28,9 +20,6 @@ def parser() -> ArgumentParser:
                                ("saving and loading", state_options),
                                ("what to report", report_options)):
         add_options(p.add_argument_group(title))
-    for feature, names in NOT_YET.items():
-        for name in names.split():
-            p.add_argument(f"--{name}", nargs="*", action=Refused, const=feature, help=argparse.SUPPRESS)
     return p
 
 
@@ -76,6 +65,10 @@ def device_options(g) -> None:
     g.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                    help="where ranks compute: each on a CPU core, or on the CUDA GPU of its number on its machine, "
                         "which some share if there are more ranks; needs CuPy (default: cpu)")
+    g.add_argument("--distributed-backend", choices=BACKENDS,
+                   help="how arrays get from GPU to GPU: collectives by NCCL, if every rank has a GPU of its own; by "
+                        "MPI from GPU to GPU, if it is CUDA-aware; or staged through host memory (default: the first "
+                        "that is possible)")
 
 
 def memory_options(g) -> None:
@@ -174,10 +167,3 @@ def report_options(g) -> None:
     g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
                    help="virtual: as if every rank had a device of its own, however many cores there are")
     g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")
-
-
-class Refused(argparse.Action):
-    """An option that only says that its feature (`const`) is not there."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        raise UserError(f"{option_string} is not possible yet: {self.const} is not built. Leave it out.")

@@ -111,7 +111,7 @@ class Trainer:
         master = self.parameters.own
         if self.precision.half:
             master = self.own_shard(self.main)
-            for tile in tiles(self.pieces):
+            for tile in tiles(self.pieces, self.near):
                 master.store(tile.place, self.parameters.own.load(tile.place).astype(self.main.dtype))
         return {"parameters": master, "m": self.own_shard(self.main), "v": self.own_shard(self.main)}
 
@@ -212,10 +212,21 @@ class Trainer:
                 work.compute, self.near, self.shape(microbatches), phases={"F": "evaluation"})
             return self.whole_loss(work.loss)
 
-    def whole_loss(self, loss: float) -> float:
-        """The sum over replicas of what their last stages have found, on every rank."""
+    def whole_loss(self, loss) -> float:
+        """The sum over replicas of what their last stages have found, each an array of one number, on every rank."""
+        loss = self.on_host(loss)
         found = self.topology.data.all_reduce(np.array([loss]), "loss")
         return float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])
+
+    def on_host(self, x) -> float:
+        """The one number in x, once this rank's device has come so far.
+
+        With NCCL it is the device that waits for other ranks, and here the host waits for the device: so it is here
+        that a rank which has stopped is missed.
+        """
+        world = self.topology.world
+        with world.watchdog.waiting(world.name, "loss", world.others):
+            return x.item()
 
     def pipeline(self, purpose: str, m: int) -> Pipeline:
         """For training, or for evaluation: forwards alone, on the same stages."""

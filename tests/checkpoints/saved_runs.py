@@ -9,7 +9,7 @@ from reference.models.gpt import gpt_join
 from reference.optimizer import OptimizerConfig
 from reference.params import join
 from reference.precision import Precision
-from tests.strategies import Case, trees_close
+from tests.cases import Case, trees_close
 from tests.training_theorems import Plan, connected, dealt
 
 OPTIMIZER = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.5, adam_eps=1e-4)

@@ -57,7 +57,7 @@ def pairs(draw):
     return [Run(n, replace(case, t=t, b=1, s=heads, sequence_parallel=cut), plan, batch) for t, n, plan, cut in found]
 
 
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=settings().max_examples // 5)
 @given(pairs(), st.integers(1, 2))
 def test_any_topology_loads_any_other(ranks, pair, steps):
     """Any two, with ragged models."""
@@ -129,7 +129,7 @@ def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
                 assert np.array_equal(one.load(piece), other.load(piece), equal_nan=True), piece.of.name
 
 
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=settings().max_examples // 5)
 @given(resumed(), st.integers(1, 3))
 def test_a_resumed_run_is_the_run(ranks, run, steps):
     """n + n steps = 2 n steps, to the bit: losses, norms, weights, moments, loss scale; whatever the run is like."""

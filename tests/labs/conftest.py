@@ -2,11 +2,14 @@
 import pytest
 
 from grading import checks
+from grading.values import LARGEST
+from tests.small_pools import SmallPools
 
 
 @pytest.fixture(scope="package", autouse=True)
 def limited_ranks():
-    """They are ended after the last test of a lab."""
+    """Small pools of them, since many mistakes leave ranks hanging. They are ended after the last test of a lab."""
+    checks.SANDBOX.pool = SmallPools("grading.limited_rank", LARGEST + (1 << 20))
     yield
     checks.SANDBOX.close()
 

@@ -37,6 +37,26 @@ def one_rank(monkeypatch):
     with_one.close()
 
 
+class Kept(Sandbox):
+    """Ranks that go on for the next submission."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def kept():
+    found = Kept(1)
+    yield found
+    found.pool.close()
+
+
+@pytest.fixture
+def same_rank(monkeypatch, kept, one_rank):
+    """For all submissions: there are many, and each takes less than a start."""
+    monkeypatch.setattr(checks, "SANDBOX", kept)
+
+
 def given_cells(*cells):
     return nbformat.from_dict({"cells": [cell_of(one) for one in cells]})
 
@@ -58,7 +78,7 @@ def test_the_solution_has_all_points_and_says_so():
     ("%%answer one\n%timeit 1\n" + ONE, "SyntaxError"), ("%%answer one\ndef one(x): return 1", "TypeError"),
     ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be handed over"),
 ])
-def test_a_wrong_answer_has_none_and_is_told_why(source, said):
+def test_a_wrong_answer_has_none_and_is_told_why(same_rank, source, said):
     first, second = grade(SOURCE, given_cells(code(source)))
     assert first.points == 0 and said in first.said and second.points == 2.5
 
@@ -84,7 +104,7 @@ def test_what_a_check_did_not_foresee_is_no_crash():
     ([code(ONE)], False), ([{"cell_type": "markdown", "source": "%%answer one\n" + ONE}], False),
     ([code(CHECK, grade_id="check_one", grade=True, locked=True), code("%%answer one\ndef one(): return 0")], False),
 ])
-def test_an_answer_is_the_cell_that_says_so(cells, right):
+def test_an_answer_is_the_cell_that_says_so(same_rank, cells, right):
     submitted = given_cells(*cells)
     expected = right and not (len(cells) == 2 and cells[1]["source"].endswith("\nx"))
     assert (grade(SOURCE, submitted)[0].points == 5) == expected

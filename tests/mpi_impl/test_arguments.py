@@ -2,7 +2,6 @@
 import pytest
 
 from mpi_impl.training.arguments import parse
-from mpi_impl.training.options import NOT_YET
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.precision import LossScaling, Precision
@@ -214,6 +213,10 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--pipeline-schedule zbh1", "'zbh1' (choose from 'gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'zb-v', "
      "'dualpipe-v'). Did you mean zb-h1?"),
     ("--pipeline-schedule forward-only", "'forward-only' (choose from 'gpipe', '1f1b'"),
+    ("--distributed-backend nccl", "--distributed-backend is nccl, which is for arrays on GPUs, but --device is cpu. "
+     "Leave it out, or add --device cuda."),
+    ("--device cpu --distributed-backend staged", "--distributed-backend is staged, which is for arrays on GPUs"),
+    ("--distributed-backend gloo", "'gloo' (choose from 'nccl', 'mpi', 'staged')"),
     ("--trace-clock virtual", "--trace-clock is virtual, but nothing is traced. Give a folder with --trace, too."),
     *((f"--distributed-timeout-minutes {value}", f"--distributed-timeout-minutes is {float(value)}, but must be at "
        "least 0.01, and at most a week, which is 10080.") for value in ("0", "-1", "nan", "inf", "1e5", "1e-9")),
@@ -224,16 +227,15 @@ def test_options_that_do_not_fit(options, sentence):
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("option", [name for names in NOT_YET.values() for name in names.split()])
-@pytest.mark.parametrize("value", [[], ["2"]])
-def test_an_option_of_what_is_not_built_is_refused(option, value):
-    with pytest.raises(UserError, match=f"--{option} is not possible yet"):
-        parse([f"--{option}", *value], world_size=8)
-
-
 @pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "data-cache-path", "metrics-file", "ledger",
                                   "plot", "trace", "offload-folder", "save", "load", "load-hf", "save-hf", "record"])
 def test_an_empty_name_of_a_file_is_refused(name):
     """As a script's unset variable gives it."""
     with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):
         parse([f"--{name}", ""], world_size=1)
+
+
+@pytest.mark.parametrize("options", ["--distributed-backend mpi", *(f"--device cuda --distributed-backend {name}"
+                                                                    for name in ("nccl", "mpi", "staged"))])
+def test_ways_between_ranks_that_go_with_their_device(options):
+    assert parse(options.split(), world_size=8).args.distributed_backend == options.split()[-1]

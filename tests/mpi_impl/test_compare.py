@@ -8,6 +8,7 @@ from mpi_impl.recording.differences import compare
 from reference.actions import from_csv
 from reference.config import Recompute
 from tests import training_theorems
+from tests.deep import one_fast_of
 from tests.launching import command, launch
 from tests.planted import planted_run
 from tests.recorded_runs import case, record, written
@@ -145,8 +146,7 @@ def one_rank(ranks):
     return record(ranks, 1, case())
 
 
-@pytest.mark.parametrize("name", [name if i % 4 == 0 else pytest.param(name, marks=pytest.mark.deep)
-                                  for i, name in enumerate(FOUND)])
+@pytest.mark.parametrize("name", one_fast_of(6, FOUND))
 def test_the_finder_finds_the_bug(ranks, one_rank, name):
     bug = (ON_RANKS | IN_A_PIPELINE)[name][0]
     buggy = record(ranks, *topology_of(name), bug=bug, steps=int(FOUND[name][0]))

@@ -15,7 +15,7 @@ def show(group, argv):
     memory.show(group, argv)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.deep), 3])
 def test_all_is_as_predicted(ranks, n, tmp_path, capsys):
     """On any number of ranks: two lines for each run, measured and predicted, with the same numbers; and a picture."""
     ranks.run(n, show, [*SMALL, "--output", str(tmp_path / "memory.png")])
@@ -101,10 +101,14 @@ def test_what_is_wrong_is_a_sentence(ranks, capsys, arguments, sentence):
 
 
 def test_the_program(tmp_path):
-    """Started as the README says: status 0, or a sentence and status 2."""
+    """Started as the README says."""
     done = launch(2, "-m", "mpi_impl.demos.memory", *SMALL, "--output", tmp_path / "memory.png")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout.splitlines()[-1].startswith("Every measured number equals its prediction")
+
+
+@pytest.mark.deep
+def test_the_program_with_an_option_that_is_wrong(tmp_path):
     wrong = launch(2, "-m", "mpi_impl.demos.memory", "--seq-length", "13", "--output", tmp_path / "memory.png")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: --tensor-model-parallel-size is 2, but must divide --seq-length")

@@ -1,17 +1,20 @@
 """Where ranks compute: which GPU is whose, what is said where there is none, and a whole run on a device."""
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from mpi_impl import pretrain_gpt
-from mpi_impl.device import Device, device_of, names_of_gpus, told
+from mpi_impl.comm.carriers import Direct, Pinned
+from mpi_impl.comm.group import library, reads_devices
+from mpi_impl.comm.nccl import NCCL
+from mpi_impl.device import Device, Memory, Seat, backend_of, carriers_of, device_of, gpus_here, told
 from mpi_impl.pool import RankFailure
 from reference.errors import UserError
 from reference.params import HOST
-from tests.program import pretrain
+from tests.fake_cuda import fake_cuda
+from tests.program import pretrain, refusal
 from tests.spy import SpyArray
 
 SMALL = """--num-layers 3 --hidden-size 16 --num-attention-heads 2 --seq-length 12 --micro-batch-size 2
@@ -19,50 +22,74 @@ SMALL = """--num-layers 3 --hidden-size 16 --num-attention-heads 2 --seq-length 
     --split 8,2 --dtype float64 --verify --sample-tokens 3""".split()
 
 
-class FakeCuda:
-    """CuPy as a machine with some GPUs has it, as far as choosing one goes."""
-
-    class CUDARuntimeError(Exception):
-        pass
-
-    def __init__(self, count):
-        self.count, self.used = count, None
-        self.cuda = SimpleNamespace(runtime=self, Device=self.device)
-
-    def device(self, i):
-        return SimpleNamespace(use=lambda: setattr(self, "used", i))
-
-    def getDeviceCount(self):
-        if self.count == 0:
-            raise self.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
-        return self.count
-
-    def getDeviceProperties(self, i):
-        return {"name": b"A GPU"}
-
-    def empty(self, shape):
-        return SpyArray(np.empty(shape))
-
-
 @pytest.mark.parametrize("n, count, sentence", [
-    (3, 2, "computing on 2 GPUs (A GPU), which 3 ranks share; messages go through host memory"),
-    (2, 4, "computing on 2 GPUs (A GPU); messages go through host memory"),
-    (4, 1, "computing on 1 GPU (A GPU), which 4 ranks share; messages go through host memory")])
+    (3, 2, "computing on 2 GPUs (A GPU), which 3 ranks share; messages go through pinned host memory"),
+    (4, 1, "computing on 1 GPU (A GPU), which 4 ranks share; messages go through pinned host memory"),
+    (2, 4, "computing on 2 GPUs (A GPU); collectives go by NCCL, messages through pinned host memory"),
+    (1, 1, "computing on 1 GPU (A GPU)")])
 def test_a_rank_takes_the_gpu_of_its_number(ranks, n, count, sentence):
-    assert ranks.run(n, gpu_of, count) == [(rank % count, sentence) for rank in range(n)]
+    ways = Pinned, NCCL if n <= count else type(None)
+    assert ranks.run(n, gpu_of, count) == [(rank % count, sentence, ways) for rank in range(n)]
 
 
 def gpu_of(group, count):
-    fake = FakeCuda(count)
-    with mock.patch.dict(sys.modules, cupy=fake):
+    with fake_cuda(gpus=count, free=7) as cupy:
         device = device_of("cuda", group)
-    assert isinstance(device.like, SpyArray)
-    return fake.used, device.told
+        assert isinstance(device.like, SpyArray) and device.memory == Memory(gpus_here()[cupy.used][0], 7)
+        return cupy.used, device.told, tuple(map(type, device.carriers))
+
+
+def seats(*gpus, nccl=True, mpi=False):
+    return [Seat(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
 
 
 def test_gpus_of_several_machines():
-    used = [("one", 0, "H100"), ("one", 1, "H100"), ("two", 0, "A100"), ("two", 0, "A100")]
-    assert told(used) == "computing on 3 GPUs (A100, H100), which 4 ranks share; messages go through host memory"
+    assert told(seats("one 0", "one 1", "two 0", "two 0"), "staged") == (
+        "computing on 3 GPUs (A100, H100), which 4 ranks share; messages go through pinned host memory")
+
+
+@pytest.mark.parametrize("nccl, mpi, asked, chosen, ways", [
+    (True, False, None, "nccl", "collectives go by NCCL, messages through pinned host memory"),
+    (True, True, None, "nccl", "collectives go by NCCL, messages by MPI, from GPU to GPU"),
+    (False, True, None, "mpi", "messages go by MPI, from GPU to GPU"),
+    (False, False, None, "staged", "messages go through pinned host memory"),
+    (True, True, "mpi", "mpi", "messages go by MPI, from GPU to GPU"),
+    (True, True, "staged", "staged", "messages go through pinned host memory"),
+    (True, False, "nccl", "nccl", "collectives go by NCCL, messages through pinned host memory")])
+def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_for(nccl, mpi, asked, chosen, ways):
+    taken = seats("one 0", "one 1", nccl=nccl, mpi=mpi)
+    assert backend_of(taken, asked) == chosen and told(taken, chosen).endswith(f"(H100); {ways}")
+    with fake_cuda():
+        assert (carriers_of(taken, chosen).nccl is not None) == (chosen == "nccl")
+        assert isinstance(carriers_of(taken, chosen).mpi, Direct if mpi and chosen != "staged" else Pinned)
+
+
+def test_one_rank_without_nccl_or_with_another_mpi_is_enough():
+    rest = seats("one 0", "one 1", mpi=True)
+    assert backend_of([*rest, *seats("two 0", nccl=False, mpi=True)], None) == "mpi"
+    assert backend_of([*rest, *seats("two 0", nccl=False)], None) == "staged"
+    assert backend_of([*rest, *seats("one 1", mpi=True)], None) == "mpi"
+
+
+@pytest.mark.parametrize("asked, machine, sentence", [
+    ("nccl", {"gpus": 2}, "--distributed-backend is nccl, which needs a GPU for each rank, but ranks 0 and 2 share "
+     "one. Start a rank for each of the 2 GPUs, or leave --distributed-backend out, and what is there is used."),
+    ("nccl", {"gpus": 4, "nccl": False}, "--distributed-backend is nccl, but CuPy finds no NCCL on ranks 0, 1 and 2. "
+     "Install it into this environment, as in `pip install nvidia-nccl-cu12` (or nvidia-nccl-cu13, whichever CUDA "),
+    ("mpi", {"gpus": 4}, f"--distributed-backend is mpi, but {library()} is not CUDA-aware: it cannot read a GPU's "
+     "memory. Use an MPI that was built so, or leave --distributed-backend out, and what is there is used.")])
+def test_a_way_that_is_not_there_is_refused_by_all_ranks(ranks, asked, machine, sentence):
+    for said in ranks.run(3, refusal, device_on, asked, machine):
+        assert said.startswith(sentence)
+
+
+def device_on(group, asked, machine):
+    with fake_cuda(**machine):
+        device_of("cuda", group, asked)
+
+
+def test_the_mpi_of_the_wheels_does_not_read_devices():
+    assert reads_devices() is False
 
 
 def test_cores_need_no_cupy(ranks):
@@ -75,26 +102,27 @@ def on_cores(group):
 
 
 @pytest.mark.parametrize("cupy, sentence", [
-    (None, "--device is cuda, which needs CuPy, and that is not installed"),
-    (FakeCuda(0), "--device is cuda, but CUDA finds no GPU on this machine (cudaErrorNoDevice")])
+    (False, "--device is cuda, which needs CuPy, and that is not installed"),
+    (True, "--device is cuda, but CUDA finds no GPU on this machine (cudaErrorNoDevice")])
 def test_without_a_gpu_all_ranks_say_so(ranks, cupy, sentence):
-    for said in ranks.run(3, sentence_of, cupy and 0):
+    for said in ranks.run(3, refusal, without_gpu, cupy):
         assert said.startswith(sentence) and said.endswith("or leave --device out, to compute on CPU cores.")
 
 
-def sentence_of(group, count):
-    """On one rank there is none; all hear of it."""
-    cupy = FakeCuda(1) if group.rank == 0 else None if count is None else FakeCuda(count)
-    with mock.patch.dict(sys.modules, cupy=cupy), pytest.raises(UserError) as error:
+def without_gpu(group, cupy):
+    """On one rank there is one; all hear of the others."""
+    if group.rank == 0 or cupy:
+        with fake_cuda(gpus=int(group.rank == 0)):
+            device_of("cuda", group)
+    with mock.patch.dict(sys.modules, cupy=None):
         device_of("cuda", group)
-    return str(error.value)
 
 
 def test_a_cupy_that_cannot_be_loaded_says_why(monkeypatch):
     broken = ImportError("libnvrtc.so.12: cannot open shared object file")
     monkeypatch.setattr("builtins.__import__", mock.Mock(side_effect=broken))
     with pytest.raises(UserError, match="cannot be loaded .libnvrtc.so.12: cannot open"):
-        names_of_gpus()
+        gpus_here()
 
 
 @pytest.fixture(scope="module")
@@ -104,33 +132,37 @@ def corpus(tmp_path_factory):
     return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
 
 
-@pytest.mark.parametrize("n, more", [
-    (8, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"),
-    (2, "--zero-stage 3 --cpu-offload"),
-    (4, "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --position-embedding-type rope --zero-stage 1 "
-        "--recompute-granularity full")])
-def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, more):
+@pytest.mark.parametrize("n, way, more", [
+    (4, "nccl", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"),
+    (2, "nccl", "--zero-stage 3 --cpu-offload"),
+    (4, "mpi", "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --position-embedding-type rope "
+               "--zero-stage 1 --recompute-granularity full")])
+def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
     """Trained, verified against one process, evaluated, sampled, recorded, traced, saved, and gone on with: nothing
     takes an array on a device for one on the host.
     """
     folder = str(tmp_path / "saved")
-    options = [*SMALL, *corpus, *more.split(), "--device", "cuda"]
+    options = [*SMALL, *corpus, *more.split(), "--device", "cuda", "--distributed-backend", way]
     ranks.run(n, pretrain_on_spies, [*options, "--save", folder, "--exit-interval", "2", "--record",
                                      str(tmp_path / "record"), "--trace", str(tmp_path / "trace")], timeout=120)
-    assert "computing on spies" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "computing on spies" in printed and "on all of them; a GPU has 1 GB free" in printed
     ranks.run(n, pretrain_on_spies, [*options, "--load", folder, "--plot", str(tmp_path / "loss.png")], timeout=120)
     printed = capfd.readouterr().out
     assert "verified against one process, every iteration" in printed and "NOT" not in printed
 
 
 def pretrain_on_spies(group, options):
-    with mock.patch.object(pretrain_gpt, "device_of", on_spies):
+    with mock.patch.object(pretrain_gpt, "device_of", on_spies), fake_cuda() as cupy:
         pretrain(group, options)
+        assert (cupy.cuda.nccl.alive > 0) == ("nccl" in options)
 
 
-def on_spies(name, ranks):
+def on_spies(name, ranks, backend):
     assert name == "cuda"
-    return Device(SpyArray(np.empty(0)), "computing on spies")
+    taken = seats(*map(str, range(ranks.size)), nccl=backend == "nccl", mpi=backend == "mpi")
+    return Device(SpyArray(np.empty(0)), "computing on spies", carriers_of(taken, backend_of(taken, backend)),
+                  Memory(str(ranks.rank), 10**9))
 
 
 def test_a_run_on_a_device_that_diverges_says_where(ranks, corpus):

@@ -103,7 +103,8 @@ T2P2 = f"{P2} --tensor-model-parallel-size 2"
 @pytest.mark.parametrize("n, options, stopped, bare", [
     (2, P2, 1, False),
     (4, f"{P4} --pipeline-schedule zb-h1", 0, True),
-    (8, f"{T2P2} --num-layers-per-virtual-pipeline-stage 1", 5, False),
+    (4, f"{T2P2} --num-layers-per-virtual-pipeline-stage 1", 1, False),
+    pytest.param(8, f"{T2P2} --num-layers-per-virtual-pipeline-stage 1", 5, False, marks=pytest.mark.deep),
     pytest.param(8, T2P2, 2, True, marks=pytest.mark.deep),
     pytest.param(8, f"{P4} --pipeline-schedule gpipe", 7, False, marks=pytest.mark.deep),
     pytest.param(4, f"{T2P2} --verify", 0, False, marks=pytest.mark.deep),
@@ -121,8 +122,10 @@ def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, tmp_path, n, optio
 
 @pytest.mark.parametrize("n, options, rank, fate, status, message", [
     (2, P2, 0, "os.kill(os.getpid(), signal.SIGKILL)", 9, "a rank died by signal 9 (SIGKILL)"),
-    (4, P4, 2, "{}['missing']", 1, "rank 2 of 4 failed with the traceback above; the job has been ended."),
+    (2, P2, 1, "{}['missing']", 1, "rank 1 of 2 failed with the traceback above; the job has been ended."),
     (4, f"{P4} --pipeline-schedule zb-h2", 3, "os._exit(0)", 1, "rank 3 of 4 left the program by os._exit(0)."),
+    pytest.param(4, P4, 2, "{}['missing']", 1, "rank 2 of 4 failed with the traceback above; the job has been ended.",
+                 marks=pytest.mark.deep),
     pytest.param(4, T2P2, 1, "raise MemoryError", 1, "rank 1 of 4 ran out of memory.", marks=pytest.mark.deep),
     pytest.param(4, P4, 0, "os.kill(os.getpid(), signal.SIGSEGV)", 11, "a rank died by signal 11 (SIGSEGV)",
                  marks=pytest.mark.deep),
@@ -158,7 +161,8 @@ def saved(job, ranks, tmp_path):
 
 @pytest.mark.parametrize("n, stopped, moment, reason", [
     (4, 1, f"{CHECKPOINT}:save_shards 2", "the checkpoint's shards"),
-    (4, 2, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds"),
+    (2, 1, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds"),
+    pytest.param(4, 2, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds", marks=pytest.mark.deep),
     pytest.param(2, 0, f"{FILES}:make_aside 1", "a folder for the checkpoint", marks=pytest.mark.deep),
     pytest.param(2, 0, f"{FILES}:publish 1", "the checkpoint's manifest", marks=pytest.mark.deep),
     pytest.param(2, 1, f"{CHECKPOINT}:check_files 1", "the checkpoint's checksums", marks=pytest.mark.deep),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpi_impl.device import Memory
 from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, remedy, time_told, told
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
@@ -47,15 +48,15 @@ def forecast_and_account(group, case, m, plan, precision):
                 found.padding * sum(precision.bytes_each), host.ranks)
 
 
-@pytest.mark.parametrize("zero_stage, cpu_offload, in_files, expected", [
+@pytest.mark.parametrize("zero_stage, cpu_offload, elsewhere, expected", [
     (0, False, False, 4 + 4 + 8), (1, False, False, 4 + 4 + 8 / 64), (2, False, False, 4 + (4 + 8) / 64),
     (3, False, False, (4 + 4 + 8) / 64), (1, True, False, 4 + 4 + 8 / 64), (3, True, False, (4 + 4 + 8) / 64),
     (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
 ])
-def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, in_files, expected):
+def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, elsewhere, expected):
     """In float32 on 64 replicas: parameter, gradient and moments, if they are in memory."""
     parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
-    assert Plan(MODEL, parallel, FLOAT32, 1, 16, 1, in_files).bytes_of_parameter() == expected
+    assert Plan(MODEL, parallel, FLOAT32, 1, 16, 1, elsewhere).bytes_of_parameter() == expected
 
 
 def machine(memory, *places) -> Host:
@@ -126,6 +127,29 @@ def test_what_is_told():
     assert told([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
         "a rank will hold 1 MB to 3 MB of parameters, gradients and moments, and at most 500 bytes to 2 MB of "
         "activations: 7 MB on all of them")
+
+
+def test_ranks_that_share_a_gpu_count_together(ranks):
+    """In what is free of it, which is less for each of them that looks later."""
+    assert ranks.run(3, gpus_of) == [[Host(70, Counter([0, 1]), "GPU"), Host(90, Counter([2]), "GPU")]] * 3
+
+
+def gpus_of(group):
+    return hosts_of(group, group.rank, [Memory("a", 80), Memory("a", 70), Memory("b", 90)][group.rank])
+
+
+def test_a_gpu_that_has_less_refuses():
+    plan = Plan(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
+    (found,) = plan.forecast()
+    gpus = [machine(1.1 * found.total, 0)._replace(kind="GPU"), machine(1.5 * found.total, 0, 0)._replace(kind="GPU")]
+    assert check_memory(gpus[:1], plan) == [found]
+    assert told([Forecast(3e6, 0)], [machine(1e9, 0)._replace(kind="GPU"), machine(2e9, 0)._replace(kind="GPU")]
+                ).endswith(": 6 MB on all of them; a GPU has 1 GB to 2 GB free")
+    with pytest.raises(UserError, match=r"The 2 ranks of a GPU would hold .* of activations. It has .* free\. "):
+        check_memory(gpus, plan)
+    with pytest.raises(UserError, match=r"but the GPU has 1 kB free\. Choose a smaller .* a higher --zero-stage"):
+        check_memory([machine(1000, 0)._replace(kind="GPU")], plan)
+    assert remedy([machine(1000, 0)._replace(kind="GPU")], plan).endswith("or start the ranks on more GPUs.")
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------

@@ -111,9 +111,10 @@ def test_idle_time_is_marked_over_the_whole_makespan(drawn):
         assert all(band.get_hatch() and band.get_zorder() <= axes.collections[0].get_zorder() for band in axes.patches)
 
 
-def test_numbers_fit_into_their_cells(drawn):
-    """As the renderer measures them: none is wider or higher than its cell. Where too small to read, there are none."""
-    ranks = slices_of(played("interleaved", 8, 16, 2))
+@pytest.mark.parametrize("p, m", [(4, 8), pytest.param(8, 16, marks=pytest.mark.deep)])
+def test_numbers_fit_into_their_cells(drawn, p, m):
+    """As the renderer measures them: none is wider or higher than its cell."""
+    ranks = slices_of(played("interleaved", p, m, 2))
     figure, _ = drawn(Panel("", ranks), seconds=False)
     axes, cells = figure.axes[0], cells_of(ranks)
     assert len(axes.texts) == len(cells)
@@ -121,12 +122,15 @@ def test_numbers_fit_into_their_cells(drawn):
         box = axes.transData.inverted().transform_bbox(text.get_window_extent())
         assert cell.start <= box.x0 < box.x1 <= cell.end
         assert cell.top <= min(box.y0, box.y1) < max(box.y0, box.y1) <= cell.bottom
-    narrow, _ = drawn(Panel("", slices_of(played("1f1b", 1, 1000))), seconds=False)
+
+
+def test_where_numbers_are_too_small_to_read_there_are_none(drawn):
+    narrow, _ = drawn(Panel("", slices_of(played("1f1b", 1, 500))), seconds=False)
     flat, _ = drawn(Panel("", [[Slice("compute", "0F0", "F", 0, 1)]] * 300))
     assert not narrow.axes[0].texts and not flat.axes[0].texts
 
 
-@pytest.mark.parametrize("p, m", [(1, 1), (48, 24), (300, 2)])
+@pytest.mark.parametrize("p, m", [(1, 1), (24, 12), (300, 2), pytest.param(48, 24, marks=pytest.mark.deep)])
 def test_the_picture_keeps_its_bounds(drawn, p, m):
     """However many ranks and microbatches: a picture, with names of ranks that do not run into one another."""
     figure, _ = drawn(Panel("", slices_of(played("1f1b", p, m))), seconds=False)

@@ -226,9 +226,10 @@ def test_less_is_kept(ranks, capsys, n):
 
 MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"
 BUGS = [        # demo, what its check says, the bug
-    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.group", "np.split(to_host(x), self.size, axis)",
-                                                  "np.split(to_host(x), self.size, axis)[::-1]")),
-    ("collectives", "all-reduce differs", Bug("mpi_impl.comm.group", "buffer, OPERATIONS[op])", "buffer, MPI.MAX)")),
+    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.group", "np.split(given, self.size, axis)",
+                                                  "np.split(given, self.size, axis)[::-1]")),
+    ("collectives", "all-reduce differs", Bug("mpi_impl.comm.group", "bits(buffer), OPERATIONS[op])",
+                                              "bits(buffer), MPI.MAX)")),
     ("collectives", "the ring differs", Bug("mpi_impl.demos.collectives", "pieces[incoming] += arrived",
                                             "pieces[incoming] = arrived")),
     ("mlp", "Y differs", Bug(MAPPINGS, LEFT, "return partial")),
@@ -242,9 +243,9 @@ BUGS = [        # demo, what its check says, the bug
                                    "lookup(ids, p.word)")),
     ("embedding", "every word's gradient differs",
      Bug("mpi_impl.layers.embedding", "lookup_backward(dx * held[..., None],", "lookup_backward(dx,")),
-    ("cross_entropy", "every loss differs", Bug("mpi_impl.layers.cross_entropy",
-                                                'group.all_reduce(exp_and_sum(logits, highest), "loss: sum of exp")',
-                                                "exp_and_sum(logits, highest)")),
+    ("cross_entropy", "every loss differs", Bug(
+        "mpi_impl.layers.cross_entropy", 'group.all_reduce(kernels.exp_and_sum(logits, highest), "loss: sum of exp")',
+        "kernels.exp_and_sum(logits, highest)")),
     ("cross_entropy", "the first one by hand differs", Bug("mpi_impl.demos.cross_entropy", "targets[0, 0] - first)",
                                                            "targets[0, 0])")),
     ("sequence_parallel", "every weight's gradient differs", Bug("mpi_impl.demos.sequence_parallel",

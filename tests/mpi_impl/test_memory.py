@@ -15,6 +15,7 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.memory import Account, StageBytes, total
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
+from tests.deep import every_other_deep
 from tests.strategies import Case, cases, recomputes
 from tests.training_theorems import Plan, connected, dealt
 
@@ -41,7 +42,7 @@ def measured_layer(group, account):
     return layer_memory.measure_layer(account, group)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 3)
 @given(cases(sizes=st.sampled_from([1, 2, 3]), num_layers=4), SCHEDULES, recomputes(), st.integers(1, 4),
        PRECISIONS, st.integers(0, 3), st.booleans())
 def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, precision, zero_stage, cpu_offload):
@@ -89,8 +90,8 @@ def trained(case, topology, m, precision=FLOAT32, steps=2):
 MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)     # Python's own objects are about 0.06 MB
 
 
-@pytest.mark.parametrize("stage, far", [(0, ""), (1, ""), (2, ""), (3, ""), (1, "memory"), (3, "memory"),
-                                        (1, "files"), (3, "files")])
+@pytest.mark.parametrize("stage, far", every_other_deep([
+    (0, ""), (1, ""), (3, ""), (2, ""), (1, "memory"), (1, "files"), (3, "files"), (3, "memory")]))
 def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far):
     """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
     plan = Plan(zero_stage=stage, cpu_offload=bool(far))

@@ -14,7 +14,7 @@ from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
 from reference.layout import Layout
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
-from reference.params import leaves
+from reference.params import HOST, leaves
 from tests.strategies import cases, close
 
 TILE, PARTS = st.sampled_from([5, 40, 1000]), st.integers(1, 4)
@@ -37,13 +37,14 @@ def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
     layout = Layout(gpt_tensors(case.model), 1, bucket_size, parts)
     with mock.patch.object(optimizer, "TILE", tile):
         for rank in range(parts):
-            pieces, found = layout.pieces(rank), tiles(layout.pieces(rank))
+            pieces, found = layout.pieces(rank), tiles(layout.pieces(rank), HOST)
             assert all(0 < each.place.size <= tile for each in found)
             assert [pair for each in found for pair in elements(each.place)] == [
                 pair for piece in pieces for pair in elements(piece)]
-            decayed = [elements(each.place)[i] for each in found for part in each.decayed
-                       for i in range(part.start, part.stop)]
-            assert decayed == [pair for piece in pieces if piece.of.tensor.decay for pair in elements(piece)]
+            runs = [(elements(each.place)[i], decays) for each in found for part, decays in each.runs
+                    for i in range(part.start, part.stop)]
+            assert runs == [(pair, piece.of.tensor.decay) for piece in pieces for pair in elements(piece)]
+            assert all(one[1] != other[1] for each in found for one, other in zip(each.runs, each.runs[1:]))
             assert all(one.place.size == tile or gap(one.place, other.place) for one, other in zip(found, found[1:]))
 
 

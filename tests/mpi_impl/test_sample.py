@@ -12,6 +12,7 @@ from reference.models.gpt import gpt_logits
 from reference.ops import softmax
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
+from tests.deep import every_other_deep
 from tests.training_theorems import connected
 
 MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
@@ -34,10 +35,10 @@ def test_the_ranks_agree_and_the_seed_decides(ranks):
     assert set(one) <= set(range(5)) and len(set(one)) > 1
 
 
-@pytest.mark.parametrize("t, p, schedule", [
-    (1, 3, "1f1b"), (2, 2, "gpipe"), (2, 4, "zb-h1"), (1, 2, "interleaved"), (2, 2, "interleaved"), (1, 3, "zb-v"),
-    (2, 2, "dualpipe-v")])
-@pytest.mark.parametrize("untied", [False, True])
+@pytest.mark.parametrize("untied, t, p, schedule", every_other_deep(
+    (untied, *one) for untied in (False, True) for one in [
+        (1, 3, "1f1b"), (2, 2, "gpipe"), (2, 4, "zb-h1"), (1, 2, "interleaved"), (2, 2, "interleaved"),
+        (1, 3, "zb-v"), (2, 2, "dualpipe-v")]))
 def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
     """On two replicas or one; the context grows, and then slides."""
     model = replace(MODEL, num_layers=7, untie_embeddings_and_output_weights=untied)
@@ -46,9 +47,9 @@ def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
     assert ranks.run(n, sampled, 15, 7, t, p, schedule, model) == [one] * n and len(set(one)) > 1
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("t, p, schedule", [(2, 1, "1f1b"), (2, 2, "1f1b"), (2, 2, "zb-v")])
+@pytest.mark.parametrize("t, p, schedule, offload, stage", every_other_deep(
+    (*place, offload, stage) for i, place in enumerate([(2, 1, "1f1b"), (2, 2, "1f1b"), (2, 2, "zb-v")])
+    for offload in (False, True) for stage in ((1, 3) if (i + offload) % 2 else (3, 1))))
 def test_samples_do_not_depend_on_what_a_rank_keeps(ranks, stage, offload, t, p, schedule):
     """A context has any number of positions: with sequence parallelism, too, sampling does not cut it."""
     model = replace(MODEL, num_layers=4)

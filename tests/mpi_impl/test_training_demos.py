@@ -54,7 +54,7 @@ def number(text):
 # ---- pipeline -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 8])
+@pytest.mark.parametrize("p", [1, pytest.param(2, marks=pytest.mark.deep), 3, pytest.param(8, marks=pytest.mark.deep)])
 def test_a_pipeline(ranks, capsys, p):
     """Layers and parameters tile the model; the order is the schedule; 1F1B's memory and bubble are the papers'."""
     m = min(p + 2, 8)
@@ -95,7 +95,7 @@ def test_any_schedule(ranks, capsys, name):
 # ---- ZeRO -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.deep), 3, pytest.param(8, marks=pytest.mark.deep)])
 def test_zero(ranks, capsys, n):
     """At every stage what the ranks own tiles the buffer; bytes and messages are the paper's formulas."""
     m = 3
@@ -162,9 +162,12 @@ def test_a_circle_of_waits(waits_for, circle):
 
 
 @pytest.mark.parametrize("n, argv, sizes", [
-    (1, "", (1, 1, 1)), (2, "", (2, 1, 1)), (3, "", (3, 1, 1)), (8, "", (2, 2, 2)),
-    (8, "--pipeline-model-parallel-size 4", (2, 4, 1)), (3, "--tensor-model-parallel-size 1", (1, 3, 1)),
-    (2, "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1", (1, 1, 2)),
+    (1, "", (1, 1, 1)), (3, "", (3, 1, 1)), (8, "", (2, 2, 2)),
+    *(pytest.param(*more, marks=pytest.mark.deep) for more in [
+        (2, "", (2, 1, 1)), (8, "--pipeline-model-parallel-size 4", (2, 4, 1)),
+        (3, "--tensor-model-parallel-size 1", (1, 3, 1)),
+        (2, "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1", (1, 1, 2)),
+    ]),
 ])
 def test_training(ranks, capsys, n, argv, sizes):
     """Places, layers, heads and samples tile the whole; ranks and textbook have the same losses, which fall."""

@@ -26,6 +26,7 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig, sum_of_squares
 from reference.params import leaves, tree_map
 from reference.precision import Precision
+from tests.deep import every_other_deep
 from tests.strategies import Case, recomputes
 from tests.training_theorems import Plan, connected, dealt, training_equals_one_process
 
@@ -53,7 +54,7 @@ def batch_of(trainer, case, m, step=0):
 # ---- stage 3: what is whole -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=settings().max_examples // 5)
 @given(SCHEDULES, recomputes(), st.integers(1, 2), st.booleans(), st.sampled_from(["learned_absolute", "rope"]))
 def test_units_are_whole_while_they_are_used(ranks, pipeline, recompute, t, untied, position):
     """And no longer, in any schedule, whatever is computed again."""
@@ -150,7 +151,7 @@ class Observed:
 # ---- stages 2 and 3: gradients --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=settings().max_examples // 10)
+@settings(max_examples=settings().max_examples // 5)
 @given(SCHEDULES, st.sampled_from([2, 3]), st.booleans(), st.sampled_from([1, 1000]))
 def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, untied, bucket_size):
     p, schedule, v = pipeline
@@ -204,8 +205,8 @@ def what_it_owns(group, case, plan):
             [segment._replace(tensor=None) for segment in trainer.layout.segments])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("t, p, d", [(1, 1, 5), (2, 1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("t, p, d, stage", every_other_deep(
+    (*place, stage) for place in [(1, 1, 5), (2, 1, 3), (1, 2, 3)] for stage in (0, 1, 2)))
 def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
     """After every step: each moved its own part, and got the others' as they are."""
     case = Case(t, model(), 1, 4, seed=2)
@@ -229,8 +230,8 @@ def parameters_of_steps(group, case, plan):
 # ---- far memory -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("t, p, d", [(1, 1, 3), (2, 1, 2), (1, 2, 2)])
+@pytest.mark.parametrize("t, p, d, stage", every_other_deep(
+    (*place, stage) for place in [(1, 1, 3), (2, 1, 2), (1, 2, 2)] for stage in (1, 2, 3)))
 def test_far_shards_change_nothing(ranks, tmp_path, stage, t, p, d):
     """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
     case = Case(t, model(), 1, 4, seed=4)
@@ -308,8 +309,8 @@ def test_replicated_tensors_dominate():
     assert norm > 1 and replicated > 0.6 * sum(square for _, square in leaves(squares))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("p, cut", [(1, False), (1, True), (2, False), (2, True)])
+@pytest.mark.parametrize("p, cut, stage", every_other_deep(
+    (p, cut, stage) for p in (1, 2) for cut in (False, True) for stage in ((0, 1, 2, 3) if cut else (1, 0, 3, 2))))
 def test_the_norm_counts_what_is_replicated_once(ranks, stage, p, cut):
     """With clipping at work, where it matters most, whoever owns which part of what is on every rank."""
     case = replace(REPLICATED, sequence_parallel=cut)

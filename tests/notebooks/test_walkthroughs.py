@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tests.notebooks.one_kernel import one_kernel
 from tools.notebooks import FOLDER, executed, from_source, said
 
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -30,9 +31,26 @@ def test_the_notebook_is_that_of_its_source(source):
     assert "widget-view" not in text and str(FOLDER.parent) not in text and not re.search(r"0x[0-9a-f]{8}", text)
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    with one_kernel():
+        yield
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_it_runs_and_shows_what_is_stored(source):
+def test_it_runs_and_shows_what_is_stored(kernel, source):
     """Every text, and as many pictures, cell by cell. A cell may fail only where it is tagged to."""
+    it_shows_what_is_stored(source)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_it_needs_no_other_before_it(source):
+    """In a kernel of its own, with ranks of its own, it shows the same."""
+    it_shows_what_is_stored(source)
+
+
+def it_shows_what_is_stored(source):
     again = executed(from_source(source))
     assert said(again) == said(stored(source)), "Run `python tools/notebooks.py`."
     for cell in again.cells:

@@ -1,0 +1,122 @@
+"""How fast is a training step on one GPU, beside PyTorch and beside the GPU's peak?
+
+    python benchmarks/cuda_step.py                  # with CuPy, nvidia-cudnn-frontend and a CUDA build of PyTorch
+
+The 1.2B model of Shoeybi et al. 2019, table 1 (h 1536, L 40, a 16, s 1024, V 51,200), 8 samples a step, bfloat16, no
+dropout, no recompute, the optimizer included. Ours, PyTorch as it is, and PyTorch with `torch.compile` run one after
+another, for not all of them fit into a GPU's memory, and around again. Printed are medians over all rounds: tokens/s;
+TFLOP/s of the model (72 B s L h^2 (1 + s/(6h) + V/(12 L h)), Korthikanti et al. 2022, equation 7) and the share of the
+peak; ours over PyTorch's; and where the time of our step goes.
+"""
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+from turns import Contender
+from works import GPU_WORK, Work
+
+from mpi_impl.device import gpus_here
+from mpi_impl.entry import ArgumentParser, run_alone
+from reference.config import ModelConfig, require_positive
+from reference.cost import iteration_flops, utilization
+from reference.errors import UserError
+
+HERE = Path(__file__).parent
+PEAK = 989e12        # FLOP/s of bfloat16 without sparsity: NVIDIA's data sheets of H100 SXM and H200
+PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend", "torch")
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="cuda_step", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=2, help="of each contender (default: 2)")
+    parser.add_argument("--steps", type=int, default=20, help="that count in a round (default: 20)")
+    parser.add_argument("--layers", type=int, default=GPU_WORK.L, metavar="L", help="fewer, for a smaller GPU")
+    parser.add_argument("--peak", type=float, default=PEAK, metavar="FLOPS",
+                        help="the GPU's, in FLOP/s (default: 989e12, an H100's or H200's)")
+    parser.add_argument("--no-peer", action="store_true", help="leave PyTorch out")
+    options = parser.parse_args()
+    for name in ("rounds", "steps", "layers", "peak"):
+        require_positive(name, getattr(options, name))
+    gpus = gpus_here()
+    if not options.no_peer:
+        check_torch()
+    work = GPU_WORK._replace(L=options.layers)
+    print(f"{date.today()}, {gpus[0][1]}, {', '.join(versions())}\n"
+          f"{', '.join(f'{letter} {size}' for letter, size in work._asdict().items())}, bfloat16\n\n"
+          "| | tokens/s | model TFLOP/s | of the peak |\n|---|---|---|---|", flush=True)
+    flops = iteration_flops(ModelConfig(work.L, work.h, work.a, work.V, work.s), work.b, work.s)
+    times = measure(work, options)
+    for who, seconds in times.items():
+        print(f"| {who} | {work.tokens / seconds:,.0f} | {flops / seconds / 1e12:,.0f} | "
+              f"{utilization(flops, seconds, 1, options.peak):.1%} |")
+    for who in list(times)[1:]:
+        print(f"\nours / {who}: {times[who] / times['ours']:.2f}")
+    print(f"\nWhere our step's time goes:\n\n{where(work)}")
+
+
+def check_torch() -> None:
+    """Raises UserError without a PyTorch that has CUDA."""
+    try:
+        import torch
+    except ImportError:
+        raise UserError("PyTorch is not installed. Install a build for CUDA, or leave it out with --no-peer.") from None
+    if not torch.cuda.is_available():
+        raise UserError("This PyTorch sees no GPU. Install a build for CUDA, or leave it out with --no-peer.")
+
+
+def versions() -> list[str]:
+    """Of what takes part, as far as it is there."""
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def measure(work: Work, options) -> dict[str, float]:
+    """Seconds of a step of each contender: the median over all rounds."""
+    times: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        for who, command in commands(work, options.no_peer).items():
+            with closing(Contender(who, [command], environment(), 1)) as contender:
+                contender.turn(3)                        # which compile, and fill the memory pool
+                times.setdefault(who, []).extend(contender.turn(options.steps))
+    return {who: median(found) for who, found in times.items()}
+
+
+def commands(work: Work, alone: bool) -> dict[str, list[str]]:
+    sizes = ",".join(map(str, work))
+    ours, peer = (str(HERE / "contenders" / f"{name}.py") for name in ("shardlab_gpt", "pytorch_gpt"))
+    found = {"ours": [sys.executable, ours, sizes, "1", "--cuda"]}
+    if not alone:
+        found |= {"PyTorch eager": [sys.executable, peer, sizes, "--cuda"],
+                  "PyTorch compiled": [sys.executable, peer, sizes, "--cuda", "--compile"]}
+    return found
+
+
+def environment() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent))), "WORLD_SIZE": "1"}
+
+
+def where(work: Work) -> str:
+    """A table of the kinds of work in our step."""
+    command = [*commands(work, True)["ours"], "--where"]
+    done = subprocess.run(command, env={**os.environ, **environment()}, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit("error: our contender has died.")
+    times = json.loads(done.stdout.splitlines()[-1])
+    whole = times.pop("step")
+    lines = [f"| {kind} | {ms:.1f} | {ms / whole:.0%} |" for kind, ms in times.items()]
+    return "\n".join(["| kind of work | ms | of the step |", "|---|---|---|", *lines, f"| together | {whole:.1f} | |"])
+
+
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,0 +1,50 @@
+// The bias of a linear layer and GeLU behind it (reference/ops.py: gelu), one block for each row.
+
+constexpr number SQRT_2_PI = 0.79788456080286535588;  // sqrt(2 / pi)
+constexpr number CUBIC = 0.044715;
+
+// x Phi(x) as x sigmoid(2 u), u the argument of the textbook's tanh. Far to the left 1 / (1 + infinity) is 0.
+__device__ inline number sigmoid_of(number x) {
+    return 1 / (1 + exp(-2 * SQRT_2_PI * x * (1 + CUBIC * x * x)));
+}
+
+// x += bias; y = gelu(x). Keeps the sigmoid if there is room for it.
+template <int N>
+__device__ void forward(element *x, const element *bias, element *y, element *sigmoid, int width) {
+    EACH_PACK(column, width) {
+        Pack<N> xs = load<N>(x + column), ys, sigmoids;
+        EACH(i) {
+            if (bias) xs.of[i] = narrow(widen(xs.of[i]) + widen(bias[column + i]));
+            number value = widen(xs.of[i]), s = sigmoid_of(value);
+            ys.of[i] = narrow(value * s);
+            sigmoids.of[i] = narrow(s);
+        }
+        if (bias) store<N>(x + column, xs);
+        store<N>(y + column, ys);
+        if (sigmoid) store<N>(sigmoid + column, sigmoids);
+    }
+}
+
+extern "C" __global__ void gelu(element *x, const element *bias, element *y, element *sigmoid, int width, int packed) {
+    Index start = (Index)blockIdx.x * width;
+    element *kept = sigmoid ? sigmoid + start : nullptr;
+    PACKED(forward, x + start, bias, y + start, kept, width);
+}
+
+template <int N>
+__device__ void backward(const element *dy, const element *x, element *dx, int width) {
+    EACH_PACK(column, width) {
+        Pack<N> dys = load<N>(dy + column), xs = load<N>(x + column), dxs;
+        EACH(i) {
+            number value = widen(xs.of[i]), s = sigmoid_of(value);
+            number slope = 2 * SQRT_2_PI * value * (1 + 3 * CUBIC * value * value);  // of 2 u, times x
+            dxs.of[i] = narrow(widen(dys.of[i]) * s * (1 + slope * (1 - s)));
+        }
+        store<N>(dx + column, dxs);
+    }
+}
+
+extern "C" __global__ void gelu_backward(const element *dy, const element *x, element *dx, int width, int packed) {
+    Index start = (Index)blockIdx.x * width;
+    PACKED(backward, dy + start, x + start, dx + start, width);
+}

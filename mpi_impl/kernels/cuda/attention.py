@@ -1,0 +1,97 @@
+"""Attention's core on a GPU: by cuDNN where it can be (flash.py), else by products and softmax, a sample at a time.
+
+Of halves the cache has q, k and v, and no probabilities, as in FlashAttention (Dao et al. 2022); else it has
+probabilities and mask, as the textbook's.
+"""
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.arrays import is_half
+from mpi_impl.kernels.cuda import flash
+from mpi_impl.kernels.cuda.gemm import multiply, number
+from mpi_impl.kernels.cuda.launcher import launch, site_of
+from reference.ops import CoreInputs, Mask, masked
+
+
+class AttentionCore(NamedTuple):
+    """The cache where probabilities are kept. Unlike the textbook's it has q, k and v as they came."""
+
+    q: Any         # [b, s, a, d]
+    k: Any
+    v: Any
+    probs: Any     # [b, a, s, s], before dropout
+    mask: Any      # a Mask of probs, or None
+
+
+def attention_core(q, k, v, causal, site=None):
+    inputs = CoreInputs(q, k, v, causal, site)
+    if flash.takes(inputs):
+        return flash.attention_core(inputs)
+    context, core = np.empty_like(q, order="C"), None if is_half(q) else empty_core(inputs, len(q))
+    for i in range(len(q)):
+        dropped = fill_probs(sample(core, i) if core else empty_core(inputs, 1), inputs, i)
+        multiply(dropped, heads(v, i), heads(context, i))             # [a, s, s] @ [a, s, d]
+    return context, core or inputs
+
+
+def attention_core_again(inputs):
+    """CoreInputs -> the cache of attention_core. Of halves it is the inputs, unless cuDNN keeps something besides."""
+    return inputs if is_half(inputs.q) and not flash.takes(inputs) else attention_core(*inputs)[1]
+
+
+def attention_core_backward(dcontext, cache):
+    if isinstance(cache, flash.FlashCache):
+        return flash.attention_core_backward(dcontext, cache)
+    q, k, v = cache[:3]
+    gradients = dq, dk, dv = tuple(np.empty_like(x, order="C") for x in (q, k, v))
+    for i in range(len(q)):
+        if isinstance(cache, CoreInputs):
+            core = empty_core(cache, 1)
+            dropped = fill_probs(core, cache, i)
+        else:
+            core = sample(cache, i)
+            dropped = masked(core.probs[0], core.mask and Mask(core.mask.keep[0], core.mask.scale))
+        # forward: context = dropped @ v
+        dy, ddropped, dscores = heads(dcontext, i), np.empty_like(core.probs[0]), np.empty_like(dropped)
+        multiply(dy, heads(v, i).swapaxes(1, 2), ddropped)
+        multiply(dropped.swapaxes(1, 2), dy, heads(dv, i))
+        # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores); dropped = dropout(probs)
+        keep, scale = core.mask or (None, 1.0)
+        launch("softmax.attention_probs_backward", q.dtype, dscores.size // dscores.shape[-1], ddropped, core.probs,
+               keep, float(scale), 1 / sqrt(q.shape[-1]), dscores, dscores.shape[-1])
+        multiply(dscores, heads(k, i), heads(dq, i))
+        multiply(dscores.swapaxes(1, 2), heads(q, i), heads(dk, i))
+    return gradients
+
+
+def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
+    """Fill the probabilities and mask [1, a, s, s] of sample i -> what dropout lets through of them [a, s, s], in the
+    format of q; the probabilities themselves are in what is computed in.
+    """
+    (q, k, _, causal, site), probs = inputs, core.probs[0]
+    multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
+    dropped, s = np.empty_like(probs, dtype=q.dtype), probs.shape[-1]
+    here = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
+    launch("softmax.attention_probs", q.dtype, probs.size // s, probs, dropped, core.mask and core.mask.keep,
+           site_of(here, core.probs.shape), 1 / sqrt(q.shape[-1]), causal, s, s)
+    return dropped
+
+
+def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:
+    """With room for the probabilities and the mask of so many samples."""
+    q, k, v, _, site = inputs
+    _, s, a, _ = q.shape
+    probs = np.empty_like(q, shape=(samples, a, s, s), dtype=number(q.dtype), order="C")
+    return AttentionCore(q, k, v, probs, site and Mask(np.empty_like(probs, dtype=bool), site.scale))
+
+
+def sample(core: AttentionCore, i: int) -> AttentionCore:
+    """The same with the probabilities and the mask of sample i alone: views."""
+    return core._replace(probs=core.probs[i:i + 1], mask=core.mask and Mask(core.mask.keep[i:i + 1], core.mask.scale))
+
+
+def heads(x, i: int):
+    """Of x [b, s, a, d]: the view [a, s, d] of sample i."""
+    return x[i].swapaxes(0, 1)

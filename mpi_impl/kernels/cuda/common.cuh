@@ -1,0 +1,114 @@
+// What all kernels use: the format of the arrays, sums over a block, and the bits of reference/counter_rng.py.
+//
+// Compiled once for each format that arrays may have: an `element` is what they hold, a `number` what is computed in.
+// Nothing is included, so that it compiles wherever there is a compiler.
+
+typedef unsigned char Byte;
+typedef unsigned int Word;
+typedef unsigned long long Index;
+
+#if defined(FLOAT64)
+
+typedef double element;
+typedef double number;
+__device__ inline number widen(element x) { return x; }
+__device__ inline element narrow(number x) { return x; }
+
+#elif defined(FLOAT32)
+
+typedef float element;
+typedef float number;
+__device__ inline number widen(element x) { return x; }
+__device__ inline element narrow(number x) { return x; }
+
+#else  // a format of two bytes: read, computed in float32, rounded once to the nearest
+
+struct element { unsigned short bits; };
+typedef float number;
+#if defined(EMULATED)  // the tests' header has them: a CPU's compiler knows no PTX
+#elif defined(FLOAT16)
+__device__ inline number widen(element x) {
+    number y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ inline element narrow(number x) {
+    element y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+#elif defined(BFLOAT16)
+__device__ inline number widen(element x) { return __uint_as_float((Word)x.bits << 16); }
+__device__ inline element narrow(number x) {
+    element y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+#endif
+
+#endif
+
+// ---- a thread's columns of a row ------------------------------------------------------------------------------------
+
+// Memory is fastest in words of 16 bytes. Where rows and arrays allow it (`packed`), a thread takes that many elements
+// at a time, else one.
+constexpr int PACK = 16 / sizeof(element);
+
+template <int N> struct alignas(N * sizeof(element)) Pack { element of[N]; };
+
+template <int N> __device__ inline Pack<N> load(const element *x) { return *(const Pack<N> *)x; }
+template <int N> __device__ inline void store(element *x, const Pack<N> &pack) { *(Pack<N> *)x = pack; }
+
+#define EACH_PACK(column, width) for (int column = threadIdx.x * N; column < width; column += blockDim.x * N)
+#define EACH(i) for (int i = 0; i < N; ++i)
+#define PACKED(function, ...) (packed ? function<PACK>(__VA_ARGS__) : function<1>(__VA_ARGS__))
+
+// ---- over the threads of a block ------------------------------------------------------------------------------------
+
+struct Sum {
+    static __device__ inline number of(number a, number b) { return a + b; }
+};
+struct Maximum {
+    static __device__ inline number of(number a, number b) { return a > b ? a : b; }
+};
+
+// All threads take part, and all get the same result, in an order that does not change from run to run.
+template <class Operation> __device__ number over_block(number x) {
+    __shared__ number of_warps[32];
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = Operation::of(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    number result = of_warps[0];
+    for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) result = Operation::of(result, of_warps[warp]);
+    __syncthreads();  // all have read: the next call may write
+    return result;
+}
+
+// ---- what dropout keeps ---------------------------------------------------------------------------------------------
+
+// Where dropout draws for an array [n, second, third, width] (reference/dropout.py's Site): the element at (i, j, k, l)
+// has the number first + i * along[0] + j * along[1] + k * along[2] + l in the whole array.
+struct Site {
+    Index first, along[3];
+    Word key[2], threshold, second, third, dropping;
+    double scale;
+
+    __device__ Index row_start(Index row) const {
+        return first + row / third / second * along[0] + row / third % second * along[1] + row % third * along[2];
+    }
+
+    __device__ bool keeps(Index i) const { return bits(i) >= threshold; }
+
+    __device__ Word bits(Index i) const {
+        Word x = scramble((Word)i ^ key[0]);
+        x = scramble((x + (Word)(i >> 32)) ^ key[1]);
+        return scramble(x + key[0]);
+    }
+
+    static __device__ Word scramble(Word x) {
+        x = (x ^ (x >> 16)) * 0x7FEB352Du;
+        x = (x ^ (x >> 15)) * 0x846CA68Bu;
+        return x ^ (x >> 16);
+    }
+};

@@ -1,0 +1,138 @@
+"""Attention's core by cuDNN: FlashAttention (Dao et al. 2022), for halves, where nothing is dropped.
+
+The package is `nvidia-cudnn-frontend`, an extra. cuDNN's own dropout draws other masks than ours, so that attention
+with dropout takes the way of attention.py; so does what cuDNN does not do.
+"""
+from functools import cache
+from importlib.util import find_spec
+from math import sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpi_impl.arrays import is_half
+from reference.ops import CoreInputs
+
+
+class FlashCache(NamedTuple):
+    """What the backward needs."""
+
+    q: Any            # [b, s, a, d]
+    k: Any
+    v: Any
+    causal: bool
+    context: Any      # [b, s, a, d]
+    stats: Any        # float32 [b, a, s, 1]: log of the sum of exp of each row of scores
+
+
+def takes(inputs: CoreInputs) -> bool:
+    """Whether cuDNN can do it: halves, no dropout, heads of a size that it has kernels for."""
+    return is_half(inputs.q) and inputs.site is None and inputs.q.shape[-1] % 8 == 0 and inputs.q.shape[-1] <= 128 \
+        and is_there()
+
+
+@cache
+def is_there() -> bool:
+    """Whether the package is installed, and the GPU new enough (Ampere, 2020)."""
+    if find_spec("cudnn") is None or find_spec("cupy") is None:
+        return False
+    import cupy
+    return cupy.is_available() and int(cupy.cuda.Device().compute_capability) >= 80
+
+
+def attention_core(inputs: CoreInputs):
+    q, k, v, causal, _ = inputs
+    b, s, a, _ = q.shape
+    context = np.empty_like(q, order="C")
+    stats = np.empty_like(q, shape=(b, a, s, 1), dtype=np.float32, order="C")
+    run(forward_graph, {"q": q, "k": k, "v": v, "context": context}, stats, causal)
+    return context, FlashCache(q, k, v, causal, context, stats)
+
+
+def attention_core_backward(dcontext, cache: FlashCache):
+    q, k, v, causal, context, stats = cache
+    dq, dk, dv = (np.empty_like(x, order="C") for x in (q, k, v))
+    run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
+                         "dv": dv}, stats, causal)
+    return dq, dk, dv
+
+
+# ---- graphs: built once for shapes, strides and format; numbers of tensors stand for names -------------------------
+
+
+def run(build, arrays, stats, causal) -> None:
+    """Execute on the current stream the graph that `build` makes for arrays of these kinds [b, s, a, d]."""
+    import cudnn
+    import cupy
+    layouts = tuple((name, x.shape, tuple(step // x.itemsize for step in x.strides)) for name, x in arrays.items())
+    form, device = str(arrays["q"].dtype), cupy.cuda.Device().id
+    graph, numbers = built(build, layouts, form, causal, device)
+    cudnn.set_stream(handle=handle(device), stream=cupy.cuda.get_current_stream().ptr)
+    workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
+    pointers = {numbers[name]: x.data.ptr for name, x in {**arrays, "stats": stats}.items()}
+    graph.execute(pointers, workspace.data.ptr, handle=handle(device))
+
+
+@cache
+def handle(device: int):
+    import cudnn
+    return cudnn.create_handle()
+
+
+@cache
+def built(build, layouts, form: str, causal: bool, device: int):
+    """A graph that is ready to run, and the numbers of its tensors."""
+    import cudnn
+    graph, numbers = described(build, layouts, form, causal, handle(device))
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    graph.check_support()
+    graph.build_plans()
+    return graph, numbers
+
+
+def described(build, layouts, form: str, causal: bool, its_handle=None):
+    """A graph that cuDNN has found valid, which needs no GPU; and the numbers of its tensors by name."""
+    import cudnn
+    graph = cudnn.pygraph(io_data_type=getattr(cudnn.data_type, {"float16": "HALF", "bfloat16": "BFLOAT16"}[form]),
+                          intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT,
+                          handle=its_handle)
+    shapes = {name: heads_first(shape, steps) for name, shape, steps in layouts}
+    tensors = build(cudnn, graph, shapes, causal)
+    for number, (name, tensor) in enumerate(tensors.items()):
+        tensor.set_uid(number)
+        if name in OUTPUTS[build.__name__] and name != "stats":
+            dim, stride = shapes[name]
+            tensor.set_output(True).set_dim(dim).set_stride(stride)
+    graph.validate()
+    return graph, {name: number for number, name in enumerate(tensors)}
+
+
+def heads_first(shape, steps):
+    """cuDNN's dimensions and strides [b, a, s, d] of an array [b, s, a, d]."""
+    return [[x[0], x[2], x[1], x[3]] for x in (shape, steps)]
+
+
+def forward_graph(cudnn, graph, shapes, causal):
+    q, k, v = inputs_of(graph, shapes, "q", "k", "v")
+    context, stats = graph.sdpa(q=q, k=k, v=v, attn_scale=1 / sqrt(shapes["q"][0][-1]), use_causal_mask=causal,
+                                generate_stats=True)
+    stats.set_output(True).set_data_type(cudnn.data_type.FLOAT)
+    return {"q": q, "k": k, "v": v, "context": context, "stats": stats}
+
+
+def backward_graph(cudnn, graph, shapes, causal):
+    q, k, v, context, dcontext = inputs_of(graph, shapes, "q", "k", "v", "context", "dcontext")
+    b, a, s, d = shapes["q"][0]
+    stats = graph.tensor(name="stats", dim=[b, a, s, 1], stride=[a * s, s, 1, 1], data_type=cudnn.data_type.FLOAT)
+    dq, dk, dv = graph.sdpa_backward(q=q, k=k, v=v, o=context, dO=dcontext, stats=stats, attn_scale=1 / sqrt(d),
+                                     use_causal_mask=causal)
+    return {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "stats": stats, "dq": dq, "dk": dk,
+            "dv": dv}
+
+
+OUTPUTS = {"forward_graph": ("context", "stats"), "backward_graph": ("dq", "dk", "dv")}
+
+
+def inputs_of(graph, shapes, *names):
+    return [graph.tensor(name=name, dim=shapes[name][0], stride=shapes[name][1]) for name in names]

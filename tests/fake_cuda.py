@@ -1,0 +1,275 @@
+"""CuPy's streams, events, pinned memory and NCCL, as far as the project uses them, over the memory of spies.
+
+NCCL's calls have CuPy's signatures: addresses, counts and codes are plain numbers, and here they are looked at. What is
+put on a second stream is done as late as it may be, when somebody waits for it; until then its result is nonsense. So
+who forgets a wait on either side, lets go of the memory too early or changes it, is found out.
+
+Ranks are real, and what they say to one another goes by MPI.
+"""
+import itertools
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+from mpi4py import MPI
+
+from mpi_impl.comm.carriers import Carriers, Direct, Pinned
+from mpi_impl.comm.nccl import NCCL
+from tests import spy
+from tests.spy import LENT, QUEUE, SpyArray
+
+CODES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
+         "FLOAT64": 8, "BFLOAT16": 9}         # as in CuPy 14.2
+OPS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3, "AVG": 4}
+DTYPES = {code: np.dtype(ml_dtypes.bfloat16 if name == "BFLOAT16" else name.lower()) for name, code in CODES.items()}
+UFUNCS = {OPS["SUM"]: np.add, OPS["MAX"]: np.maximum}
+NONSENSE = 0xFF                               # in every byte: of floats, not a number
+MEETING = 20_000                              # tags of the world, for those that make a communicator
+
+
+class FakeCuda:
+    """`with fake_cuda() as cupy:` this is what `import cupy` gives."""
+
+    class CUDARuntimeError(Exception):
+        pass
+
+    def __init__(self, gpus: int = 1, nccl: bool = True, free: int = 10**12):
+        """A machine with so many GPUs."""
+        self.gpus, self.free, self.used = gpus, free, None
+        self.streams: dict[int, FakeStream] = {}
+        self.current = FakeStream(self, is_current=True)
+        self.cuda = SimpleNamespace(
+            runtime=self, Device=self.device, Stream=lambda non_blocking: FakeStream(self),
+            Event=FakeEvent, get_current_stream=lambda: self.current, alloc_pinned_memory=spy.Pinned,
+            nccl=FakeNccl(self) if nccl else SimpleNamespace(available=False))
+
+    def device(self, i):
+        return SimpleNamespace(use=lambda: setattr(self, "used", i))
+
+    def empty(self, shape):
+        return SpyArray(np.empty(shape))
+
+    # cupy.cuda.runtime
+
+    def getDeviceCount(self):
+        if self.gpus == 0:
+            raise self.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+        return self.gpus
+
+    def getDeviceProperties(self, i):
+        return {"name": b"A GPU"}
+
+    def deviceGetPCIBusId(self, i):
+        return f"0000:{i:02d}:00.0"
+
+    def memGetInfo(self):
+        return self.free, 2 * self.free
+
+
+@contextmanager
+def fake_cuda(**machine):
+    fake = FakeCuda(**machine)
+    with mock.patch.dict(sys.modules, {"cupy": fake, "cupy.cuda": fake.cuda}):
+        QUEUE.faults.clear()
+        yield fake
+        assert not QUEUE.faults, QUEUE.faults
+
+
+@contextmanager
+def on_gpus(group, way: str):
+    """`with on_gpus(group, way) as cupy:` the group's arrays on a device go one of three ways."""
+    with fake_cuda() as cupy:
+        group.instruments.carriers = {"staged": lambda: Carriers(Pinned()), "mpi": lambda: Carriers(Direct()),
+                                      "nccl": lambda: Carriers(Pinned(), NCCL())}[way]()
+        yield cupy
+        if group.communicator:
+            group.communicator.free()
+            group.communicator = None
+        assert cupy.cuda.nccl.alive == 0
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+class FakeStream:
+    """Spies compute on the current one, at once. On another nothing is done until somebody waits for it."""
+
+    def __init__(self, cupy: FakeCuda, is_current: bool = False):
+        self.is_current, self.ptr = is_current, id(self)
+        cupy.streams[self.ptr] = self
+        self.waiting: list = []         # what has begun here and is not over, in order
+        self.knows = -1                 # how much of what was launched on the current stream is done before what comes
+
+    def record(self, event):
+        event.before, event.launched = list(self.waiting), QUEUE.launched if self.is_current else -1
+        return event
+
+    def wait_event(self, event) -> None:
+        self.knows = max(self.knows, event.launched)
+        if self.is_current:
+            event.synchronize()
+
+    def synchronize(self) -> None:
+        for call in list(self.waiting):
+            call.end()
+        if self.is_current:
+            QUEUE.finish()
+
+
+class FakeEvent:
+    def __init__(self, *, disable_timing=False):
+        self.before, self.launched = [], -1
+
+    def synchronize(self) -> None:
+        for call in self.before:
+            call.end()
+
+    @property
+    def done(self) -> bool:
+        return all(call.over or call.arrived() for call in self.before)
+
+
+# ---- NCCL -----------------------------------------------------------------------------------------------------------
+
+
+class FakeNccl:
+    """cupy.cuda.nccl."""
+
+    available = True
+
+    def __init__(self, cupy: FakeCuda):
+        self.cupy, self.made = cupy, itertools.count()
+        self.alive = 0                  # communicators
+        for name, code in CODES.items():
+            setattr(self, f"NCCL_{name}", code)
+        for name, code in OPS.items():
+            setattr(self, f"NCCL_{name}", code)
+
+    def get_unique_id(self) -> bytes:
+        """Whom to ask, and what about."""
+        return np.array([MPI.COMM_WORLD.rank, MEETING + next(self.made)], np.int64).tobytes().ljust(128, b"-")
+
+    def NcclCommunicator(self, ndev, commId, rank):
+        return FakeCommunicator(self, ndev, commId, rank)
+
+
+class FakeCommunicator:
+    """NcclCommunicator, with its positional arguments."""
+
+    def __init__(self, nccl: FakeNccl, ndev: int, commId: bytes, rank: int):
+        assert len(commId) == 128 and 0 <= rank < ndev
+        world, (host, tag) = MPI.COMM_WORLD, np.frombuffer(commId[:16], np.int64).tolist()
+        world.send((rank, world.rank), host, tag)
+        if world.rank == host:
+            assert rank == 0, "the first rank makes the id"
+            found = dict(world.recv(tag=tag) for _ in range(ndev))
+            members = [found[i] for i in range(ndev)]       # each number once
+            for member in members:
+                world.send(members, member, tag + 5000)
+        members = world.recv(source=host, tag=tag + 5000)
+        self.comm = world.Create_group(world.group.Incl(members), tag)
+        self.nccl, self.rank, self.size = nccl, rank, ndev
+        nccl.alive += 1
+
+    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
+        send, receive = Place(sendbuf, count, datatype), Place(recvbuf, count, datatype)
+        Call(self, "allReduce", (count, datatype, op), send, receive, recvbuf, stream, lambda xs: total(xs, op))
+
+    def allGather(self, sendbuf, recvbuf, count, datatype, stream):
+        send, receive = Place(sendbuf, count, datatype), Place(recvbuf, count * self.size, datatype)
+        Call(self, "allGather", (count, datatype), send, receive, recvbuf + self.rank * send.nbytes, stream, np.ravel)
+
+    def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
+        send, receive = Place(sendbuf, recvcount * self.size, datatype), Place(recvbuf, recvcount, datatype)
+        Call(self, "reduceScatter", (recvcount, datatype, op), send, receive, recvbuf - self.rank * receive.nbytes,
+             stream, lambda xs: total(xs, op).reshape(self.size, -1)[self.rank])
+
+    def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
+        send, receive = Place(sendbuff, count, datatype), Place(recvbuff, count, datatype)
+        Call(self, "broadcast", (count, datatype, root), send, receive, recvbuff, stream, lambda xs: xs[root])
+
+    def destroy(self):
+        self.comm.Free()
+        self.nccl.alive -= 1
+
+
+class Call:
+    """What one rank has told NCCL to do on a stream."""
+
+    over = False
+
+    def __init__(self, communicator, name, codes, send, receive, own, stream, result):
+        """`codes` are alike on all ranks. Where the memory of `send` and `receive` overlaps, send is at the address
+        `own`. `result` is a function of what all ranks have sent [size, sent].
+        """
+        comm, self.name, self.send, self.receive, self.result = communicator.comm, name, send, receive, result
+        self.mine = send.elements().copy()
+        self.in_place = np.may_share_memory(send.elements(), receive.elements())
+        assert not self.in_place or send.address == own, "NCCL would read what it has overwritten"
+        self.says = np.array([*name.encode().ljust(16), *codes])
+        self.said = np.empty((comm.size, len(self.says)), self.says.dtype)
+        self.theirs = np.empty((comm.size, send.count), send.dtype)
+        self.requests = [comm.Iallgather(self.says, self.said),
+                         comm.Iallgather(as_bytes(self.mine), as_bytes(self.theirs))]
+        self.stream = communicator.nccl.cupy.streams[stream]
+        if self.stream.is_current:
+            self.end()
+            QUEUE.launched += 1
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        assert self.stream.knows >= QUEUE.launched, "NCCL would begin before the device has computed what is sent"
+        self.stream.waiting.append(self)
+        as_bytes(self.receive.elements())[...] = NONSENSE
+        if self.in_place:
+            self.send.elements()[...] = self.mine       # which NCCL has yet to read
+
+    def arrived(self) -> bool:
+        """Whether it is over. Calls of a stream end in the order in which they began."""
+        if not self.over and self.stream.waiting[0] is self and MPI.Request.Testall(self.requests):
+            self.end()
+        return self.over
+
+    def end(self) -> None:
+        if self.over:
+            return
+        self.over = True
+        self.requests[0].Wait()
+        assert (self.said == self.said[0]).all(), f"NCCL would hang, or mix up memory: ranks differ in {self.name}"
+        self.requests[1].Wait()
+        assert (as_bytes(self.send.elements()) == as_bytes(self.mine)).all(), "what was sent has changed on the way"
+        self.receive.elements()[...] = self.result(self.theirs)
+        if not self.stream.is_current:
+            self.stream.waiting.remove(self)
+
+
+class Place:
+    """Some elements at an address that a spy gave away."""
+
+    def __init__(self, address: int, count: int, code: int):
+        lent, self.dtype = max(LENT[address], key=lambda lent: lent.nbytes), DTYPES[code]
+        self.address, self.count, self.nbytes, self.owner = address, count, count * self.dtype.itemsize, lent.owner
+        assert lent.dtype == self.dtype, f"the code of {self.dtype} for memory of {lent.dtype}"
+        assert lent.nbytes >= self.nbytes, f"{count} elements in {lent.nbytes} bytes"
+
+    def elements(self) -> np.ndarray:
+        owner = self.owner()
+        assert owner is not None, "the memory was let go of, and may be anyone's by now"
+        start = self.address - owner.__array_interface__["data"][0]
+        return as_bytes(owner.ravel("K"))[start:start + self.nbytes].view(self.dtype)
+
+
+def as_bytes(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1).view(np.uint8)
+
+
+def total(theirs, op):
+    """Rounded at every hop, as on a ring."""
+    found = theirs[0]
+    for one in theirs[1:]:
+        found = UFUNCS[op](found, one)
+    return found

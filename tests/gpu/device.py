@@ -1,0 +1,39 @@
+"""Where the tests of this folder compute: on the GPUs of this machine with `--cuda`, else in the emulation."""
+import os
+from contextlib import contextmanager
+
+import pytest
+
+from tests.gpu import emulated
+from tests.spy import SpyArray
+
+CUDA = "SHARDLAB_TEST_CUDA"                 # in the environment, so that ranks know it, too
+REAL = os.environ.get(CUDA) == "1"          # (tests/conftest.py)
+needs_somewhere = pytest.mark.skipif(not REAL and emulated.COMPILER is None,
+                                     reason="no C++ compiler, to emulate a GPU with")
+needs_a_gpu = pytest.mark.skipif(not REAL, reason="needs a GPU: ./run.sh test-cuda")
+
+
+@contextmanager
+def gpu(rank: int = 0):
+    """Device arrays have kernels. A rank takes the GPU of its number; where there are more ranks than GPUs, they share.
+
+    -> what makes an array there of one on the host
+    """
+    if REAL:
+        import cupy
+        cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+        yield put
+    else:
+        with emulated.gpu():
+            yield put
+
+
+def put(x):
+    """A copy of a host array on the device. None is None."""
+    if x is None:
+        return None
+    if REAL:
+        import cupy
+        return cupy.asarray(x)
+    return SpyArray(x)

@@ -1,0 +1,199 @@
+"""A GPU that is not there: our CUDA kernels compiled for the CPU, and cuBLAS's calls, on the elements behind spies.
+
+`with gpu():` the kernels of mpi_impl/kernels/cuda work on spy arrays. The kernels are the very sources that a GPU gets,
+and are started as CuPy starts them, with pointers and numbers; of cuBLAS there are the calls that we make, by their
+definition, on column after column of bare memory. So what is proven here is all that is ours: indices, formulas,
+rounding, strides, the order of arguments. What a GPU's own compiler and libraries do is not.
+"""
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+
+from mpi_impl.kernels import cuda
+from mpi_impl.kernels.cuda import launcher
+from tests.spy import QUEUE, SpyArray
+
+HEADER = Path(__file__).with_name("emulated.h")
+COMPILER = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+THREADS = 64        # of a block: two warps
+
+
+@contextmanager
+def gpu():
+    """Spies have kernels."""
+    modules = {"cupy": FakeCupy(), "cupy_backends": ModuleType("cupy_backends"), "cupy.cuda": FakeCupy.cuda,
+               "cupy.cuda.device": FakeCupy.cuda.device, "cupy_backends.cuda": ModuleType("cuda"),
+               "cupy_backends.cuda.libs": FakeLibraries(), "cupy_backends.cuda.libs.cublas": FakeCublas}
+    with installed(modules), mock.patch.object(launcher, "function", compiled_function), \
+            mock.patch.object(launcher, "THREADS", THREADS), mock.patch.object(cuda, "THREADS", THREADS), \
+            mock.patch.object(cuda, "has_kernels_for", lambda x: isinstance(x, SpyArray)):
+        yield
+
+
+@contextmanager
+def installed(modules):
+    """`import` finds these. (mock.patch.dict would forget what is imported meanwhile, and not all can be so twice.)
+    """
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def text_of(file: str) -> str:
+    return (launcher.FOLDER / file).read_text()
+
+
+def kernels() -> list[tuple[str, str]]:
+    """All that the sources define: file and name."""
+    found = [(source, name) for source in launcher.SOURCES
+             for name in re.findall(r'extern "C" __global__ void (\w+)\(', text_of(f"{source}.cu"))]
+    assert len(found) == sum(text_of(f"{source}.cu").count("__global__") for source in launcher.SOURCES)
+    return found
+
+
+def translation_unit() -> str:
+    """All sources, each in a namespace of its own, and what starts their kernels."""
+    parts = [HEADER.read_text(), text_of("common.cuh"), "HALVES"]
+    for source in launcher.SOURCES:
+        starts = [f"STARTS({name})" for its_source, name in kernels() if its_source == source]
+        parts += [f"namespace {source}_ {{", text_of(f"{source}.cu"), *starts, "}"]
+    return "\n".join(parts)
+
+
+@cache
+def library(form: str) -> ctypes.CDLL:
+    """The kernels for a format. Compiled once for each state of the sources, whoever asks first."""
+    text = translation_unit()
+    folder = Path(tempfile.gettempdir(), f"shardlab-emulated-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{sha256(text.encode()).hexdigest()[:16]}-{form}.so"
+    if not path.exists():
+        assert COMPILER, "a C++ compiler is needed"
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            source, built = Path(own, "kernels.cpp"), Path(own, "kernels.so")
+            source.write_text(text)
+            subprocess.run([COMPILER, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-D{form.upper()}", source, "-o",
+                            built], check=True)
+            built.replace(path)
+    return ctypes.CDLL(str(path))
+
+
+@cache
+def compiled_function(kernel: str, form: str):
+    """Stands for launcher.function."""
+    _, name = kernel.split(".")
+    start, sizes = (getattr(library(form), f"{what}_{name}") for what in ("start", "sizes"))
+    out = (ctypes.c_int * 64)()
+    expected = out[:sizes(out)]
+
+    def run(grid, block, arguments):
+        values = [by_value(x) for x in arguments]
+        assert [x.nbytes for x in values] == expected, f"{kernel}: its arguments have other sizes"
+        pointers = (ctypes.c_void_p * len(values))(*(x.ctypes.data for x in values))
+        start(*grid, *block, pointers)
+        QUEUE.launched += 1
+
+    return run
+
+
+def by_value(x) -> np.ndarray:
+    """What CuPy makes of an argument: an array's address, a null pointer for None, a number, a struct."""
+    if isinstance(x, SpyArray):
+        return np.array(x.data.ptr, np.uint64)
+    if x is None:
+        return np.array(0, np.uint64)
+    assert isinstance(x, (np.generic, np.ndarray)) and x.size == 1, f"a kernel takes no {type(x)}"
+    return np.array(x)
+
+
+# ---- cuBLAS ---------------------------------------------------------------------------------------------------------
+
+
+class FakeCupy(ModuleType):
+    """As much of CuPy as our kernels ask for."""
+
+    class cuda:
+        class runtime:
+            CUDA_R_64F, CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF = 1, 0, 2, 14
+
+        class device:
+            @staticmethod
+            def get_cublas_handle():
+                return 7
+
+    def __init__(self):
+        super().__init__("cupy")
+
+
+class FakeLibraries(ModuleType):
+    def __init__(self):
+        super().__init__("libs")
+        self.cublas = FakeCublas
+
+
+FORMATS = {1: np.dtype(np.float64), 0: np.dtype(np.float32), 2: np.dtype(np.float16), 14: np.dtype(ml_dtypes.bfloat16)}
+
+
+class FakeCublas:
+    """C = alpha op(A) op(B) + beta C, on matrices that lie column after column."""
+
+    CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F = 68, 70
+
+    @staticmethod
+    def gemmEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, B, Btype, ldb, beta, C, Ctype, ldc, computeType,
+               algo):
+        FakeCublas.gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, 0, B, Btype, ldb, 0,
+                                        beta, C, Ctype, ldc, 0, 1, computeType, algo)
+
+    @staticmethod
+    def gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, strideA, B, Btype, ldb, strideB,
+                             beta, C, Ctype, ldc, strideC, batchCount, computeType, algo):
+        wide = {68: np.dtype(np.float32), 70: np.dtype(np.float64)}[computeType]
+        assert handle == 7 and algo == -1
+        assert Atype == Btype and FORMATS[Ctype] in (FORMATS[Atype], wide), "cuBLAS has no such product"
+        assert (FORMATS[Atype] == np.float64) == (wide == np.float64)
+        alpha, beta = (matrix(address, wide, 1, 1, 1)[0, 0] for address in (alpha, beta))
+        for i in range(batchCount):
+            a, b, c = (columns(address, FORMATS[form], i * stride, rows, width, ld, transposed)
+                       for address, form, stride, rows, width, ld, transposed in (
+                           (A, Atype, strideA, m, k, lda, transa), (B, Btype, strideB, k, n, ldb, transb),
+                           (C, Ctype, strideC, m, n, ldc, 0)))
+            product = alpha * (a.astype(wide) @ b.astype(wide))
+            c[...] = (product if beta == 0 else product + beta * c.astype(wide)).astype(c.dtype)
+
+
+def columns(address, dtype, offset, rows, width, ld, transposed):
+    """op(X) [rows, width], where X lies with its columns `ld` elements apart."""
+    if transposed:
+        return matrix(address + offset * dtype.itemsize, dtype, width, rows, ld).T
+    return matrix(address + offset * dtype.itemsize, dtype, rows, width, ld)
+
+
+def matrix(address, dtype, rows, width, ld):
+    assert ld >= max(1, rows), "cuBLAS refuses columns that overlap"
+    nbytes = (ld * (width - 1) + rows) * dtype.itemsize
+    flat = np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype)
+    return np.lib.stride_tricks.as_strided(flat, (rows, width), (dtype.itemsize, ld * dtype.itemsize))

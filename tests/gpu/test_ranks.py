@@ -1,0 +1,48 @@
+"""The theorems of layers, model and training again, with arrays on a device, our CUDA kernels and cuBLAS's products.
+
+On a GPU if there is one (`./run.sh test-cuda`), which ranks share; else in the emulation.
+"""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.config import ModelConfig, Recompute
+from tests import rank_theorems as theorems, training_theorems
+from tests.gpu import device
+from tests.strategies import Case, cases, recomputes
+from tests.test_spy_layers import THEOREMS
+
+pytestmark = device.needs_somewhere
+FEW = settings(max_examples=max(5, settings().max_examples // 10))
+
+
+def on_a_gpu(group, theorem, *arguments):
+    with device.gpu(group.rank) as wrap:
+        theorem(group, *arguments, wrap=wrap)
+
+
+@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda f: f.__name__)
+@FEW
+@given(case=cases(sizes=st.integers(1, 4)))
+def test_layers(ranks, theorem, case):
+    ranks.run(case.t, on_a_gpu, theorem, case)
+
+
+@FEW
+@given(cases(sizes=st.integers(1, 4)), recomputes())
+def test_model(ranks, case, recompute):
+    ranks.run(case.t, on_a_gpu, theorems.gpt_equals_whole, case, recompute)
+
+
+@pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute", [
+    (2, 2, 1, "zb-h1", 3, True, Recompute("full")),
+    *(pytest.param(*plan, marks=pytest.mark.deep) for plan in [
+        (1, 1, 1, "1f1b", 0, False, Recompute()), (2, 1, 2, "1f1b", 1, False, Recompute("selective")),
+        (1, 2, 2, "zb-v", 2, False, Recompute())])])
+def test_training(ranks, t, p, d, schedule, stage, offload, recompute):
+    """The main theorem, dropout on: losses, gradients and weights of one process."""
+    model = ModelConfig(4, 8, 2, 11, 6, make_vocab_size_divisible_by=4)
+    case = Case(t, model, 2, 6, seed=3, sequence_parallel=t > 1)
+    plan = training_theorems.Plan(p, schedule, None, t == 1, bucket_size=200, zero_stage=stage, cpu_offload=offload,
+                                  recompute=recompute)
+    ranks.run(t * p * d, on_a_gpu, training_theorems.training_equals_one_process, case, 2, p, 0.05, plan)

@@ -1,0 +1,41 @@
+"""A whole run with CUDA's kernels, verified against the textbook step by step: ranks that share a GPU, or emulate one."""
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mpi_impl import pretrain_gpt
+from mpi_impl.device import Device, Memory
+from tests.gpu import device
+from tests.mpi_impl.test_device import corpus    # noqa: F401 - a fixture
+from tests.program import pretrain
+from tests.spy import SpyArray
+
+pytestmark = device.needs_somewhere
+SMALL = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 12 --micro-batch-size 2
+    --global-batch-size 4 --train-iters 2 --lr 0.01 --vocab-size 300 --log-interval 1 --eval-iters 0 --split 8,2
+    --device cuda --verify""".split()
+
+
+@pytest.mark.parametrize("n, more", [
+    (2, "--tensor-model-parallel-size 2 --bf16"),
+    *(pytest.param(n, more, marks=[] if device.REAL else pytest.mark.deep) for n, more in [
+        (4, "--tensor-model-parallel-size 2 --sequence-parallel --dtype float64 --zero-stage 1"),
+        (2, "--pipeline-model-parallel-size 2 --fp16 --loss-scale 1024 --recompute-granularity full"),
+        (4, "--zero-stage 3 --dtype float32 --micro-batch-size 1")])])
+def test_a_whole_run(ranks, corpus, capfd, n, more):    # noqa: F811
+    ranks.run(n, pretrain_there, [*SMALL, *corpus, *more.split()], timeout=300)
+    printed = capfd.readouterr().out
+    assert "verified against one process, every iteration" in printed and "NOT" not in printed
+
+
+def pretrain_there(group, options):
+    if device.REAL:
+        pretrain(group, options)
+    else:
+        with device.gpu(), mock.patch.object(pretrain_gpt, "device_of", emulated):
+            pretrain(group, options)
+
+
+def emulated(name, ranks, backend):
+    return Device(SpyArray(np.empty(0)), "computing in an emulation", memory=Memory("emulated", 10**9))
