@@ -180,7 +180,7 @@ class Pretraining:
         if self.device.told:
             self.say(self.device.told)
         self.say(forecast.told(self.forecast, self.hosts))
-        self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size))
+        self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size, self.trainer.near))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests.one_thread  # noqa: F401
 from mpi_impl.pool import Pool
 from tests.small_pools import SmallPools
 

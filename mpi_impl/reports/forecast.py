@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpi_impl.arrays import on_device, to_host
 from mpi_impl.comm.group import Group
 from mpi_impl.device import Memory
 from mpi_impl.reports.tables import bytes_of
@@ -154,23 +155,24 @@ def span(sizes: Sequence[float]) -> str:
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 
-SIZE, SECONDS = 384, 0.05     # of the matrices that are multiplied, and for how long
+SIZE, DEVICE_SIZE, SECONDS = 384, 4096, 0.05     # of the matrices that are multiplied, and for how long
 
 
-def multiplications_per_second(world: Group) -> float:
-    """FLOP/s at which all ranks together multiply matrices, at the same time."""
-    x = np.ones((SIZE, SIZE), np.float32)
-    y = x @ x
+def multiplications_per_second(world: Group, x) -> float:
+    """FLOP/s at which all ranks together multiply matrices like x, at the same time."""
+    y = np.matmul(x, x)
     world.from_all(None)
     count, began = 0, time.perf_counter()
     while (seconds := time.perf_counter() - began) < SECONDS:
         np.matmul(x, x, out=y)
+        to_host(y[:1])      # which waits for a device
         count += 1
-    return sum(world.from_all(2 * SIZE**3 * count / seconds))
+    return sum(world.from_all(2 * len(x)**3 * count / seconds))
 
 
-def time_told(world: Group, plan: Plan, global_batch_size: int) -> str:
-    """How long the matrix products of an iteration take; called by all ranks together.
+def time_told(world: Group, plan: Plan, global_batch_size: int, near) -> str:
+    """How long the matrix products of an iteration take; called by all ranks together. `near` is like the parameters
+    that they multiply by: on CPU cores those are widened to float32 first.
 
     In 16 bits the backward's kernel computes attention's core once more, as selective recompute does.
     """
@@ -178,6 +180,7 @@ def time_told(world: Group, plan: Plan, global_batch_size: int) -> str:
     if plan.precision.half and again == "none":
         again = "selective"
     flops = iteration_flops(plan.model, global_batch_size, plan.seq_length, again)
-    rate = multiplications_per_second(world)
+    size, form = (DEVICE_SIZE, near.dtype) if on_device(near) else (SIZE, np.promote_types(near.dtype, np.float32))
+    rate = multiplications_per_second(world, np.ones_like(near, shape=(size, size), dtype=form))
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / rate:.2g} s at the "
-            f"{rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in float32, and more for all else")
+            f"{rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in {form.name}, and more for all else")

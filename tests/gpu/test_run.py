@@ -1,4 +1,4 @@
-"""A whole run with CUDA's kernels, verified against the textbook step by step: ranks that share a GPU, or emulate one."""
+"""A whole run with CUDA kernels, verified against the textbook step by step: ranks share a GPU, or emulate one."""
 from unittest import mock
 
 import numpy as np

@@ -2,7 +2,9 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
 from tests import training_theorems
 from tests.mpi_impl.test_training import runs
+from tests.spy import SpyArray
 
 MODEL = ModelConfig(4, 64, 4, 512, 16)      # 512 words need no padding
 FLOAT32 = Precision("float32")
@@ -155,10 +158,19 @@ def test_a_gpu_that_has_less_refuses():
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_time_is_that_of_the_multiplications(ranks):
+@pytest.mark.parametrize("near, form", [
+    (np.empty(0, np.float32), "float32"), (np.empty(0, np.float64), "float64"), (np.empty(0, np.float16), "float32"),
+    (SpyArray(np.empty(0, np.float32)), "float32")])
+def test_the_time_is_that_of_the_multiplications(ranks, near, form):
     """All ranks say the same, from the rates that each has measured."""
     plan = Plan(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
-    (text,) = set(ranks.run(3, time_told, plan, 8))
+    (text,) = set(ranks.run(3, told_with_small_matrices, plan, near))
+    assert text.endswith(f"multiply in {form}, and more for all else")
     flops, seconds, rate = map(float, re.search(r"takes (.*) FLOPs .*: (.*) s at the (.*) GFLOP/s", text).groups())
     assert flops == pytest.approx(iteration_flops(MODEL, 8, 16), rel=0.1)
     assert seconds == pytest.approx(flops / (1e9 * rate), rel=0.2)
+
+
+def told_with_small_matrices(group, plan, near):
+    with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
+        return time_told(group, plan, 8, near)
