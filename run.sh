@@ -32,7 +32,7 @@ usage="Usage: ./run.sh COMMAND [OPTIONS]
   test       check style and types, then run the tests; OPTIONS go to pytest
   test-all   the same with the deep tests, which take long
   test-cuda  the theorems on this machine's GPUs, which ranks share; needs CuPy in .venv, as in
-             .venv/bin/python -m pip install ".[cuda12,cudnn]"
+             .venv/bin/python -m pip install ".[cuda12,cudnn12]"
   notebook   open the walkthroughs and labs in JupyterLab; OPTIONS go to jupyter lab, as in ./run.sh notebook --no-browser
   labs       make a course of the labs, for nbgrader and Gradescope, in the folder named next, else in runs/course;
              notebooks/labs/README.md tells instructors the rest

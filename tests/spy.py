@@ -258,6 +258,8 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
         name = f"{function.__module__}.{function.__name__}".removeprefix("numpy.")
         if name in CREATION:
             return run(f"np.{name}", function, CREATION[name], to_device(args), kwargs)
+        if name.endswith("_like") and kwargs.get("shape") == ():
+            raise Refused(f"CuPy's {name} takes the shape () for none, and gives that of the prototype.")
         if name not in FUNCTIONS:
             raise Refused(f"CuPy has no np.{name}, or calls it otherwise, or waits for the device in it. "
                           f"If it is none of these, add it to {__name__}.py.")

@@ -1,14 +1,15 @@
 """The local math of reference/ops.py, made fast where that is worth it, under the same names.
 
-NumPy arrays take the spelling of cpu.py if there is one, CuPy's that of cuda/; arrays of another library take the
-textbook's. With arrays of two-byte formats the first and the last compute in float32, by half.py.
+NumPy arrays take the spellings of compiled.py, or where there is no compiler those of cpu.py; CuPy's those of cuda/;
+arrays of another library the textbook's. Halves are computed in float32 by half.py, but on a GPU, which knows them.
 """
 from functools import wraps
 
 import numpy as np
 
 from mpi_impl.arrays import is_half, narrowed, widened
-from mpi_impl.kernels import cpu, cuda, half
+from mpi_impl.kernels import compiled, cpu, cuda, half
+from mpi_impl.kernels.fused import core
 from reference import ops, optimizer
 from reference.ops import lookup, rows
 
@@ -22,7 +23,7 @@ def library_of(arguments):
     """The spellings for the first array among the arguments."""
     for x in arguments:
         if isinstance(x, np.ndarray):
-            return cpu
+            return compiled if x.dtype.name in core.FORMATS and core.works() else cpu
         if cuda.has_kernels_for(x):
             return cuda
     return ops
@@ -52,13 +53,13 @@ dropout, dropout_backward = chosen(ops.dropout), chosen(ops.dropout_backward)
 attention_core, attention_core_backward = chosen(ops.attention_core), chosen(ops.attention_core_backward)
 
 
-def fused_on_cuda(steps):
-    """What is spelled here in several steps is one on a GPU."""
+def one_step_if_there_is(steps):
+    """What is spelled here in several steps is one in some libraries."""
     name = steps.__name__
 
     @wraps(steps)
     def choose(*arguments):
-        return (getattr(cuda, name) if library_of(arguments) is cuda else steps)(*arguments)
+        return vars(library_of(arguments)).get(name, steps)(*arguments)
 
     return choose
 
@@ -77,16 +78,17 @@ ACTIVATIONS = {name: tuple(map(chosen, pair)) for name, pair in ops.ACTIVATIONS.
 
 
 def activated_linear(x, w, b, activation):
-    """The activation function of linear(x, w, b), and its cache: on a GPU the bias is added on the way through GeLU."""
-    if activation == "gelu" and library_of((x,)) is cuda:
-        return cuda.linear_gelu(x, w, b)
+    """The activation function of linear(x, w, b), and its cache."""
+    together = vars(library_of((x,))).get(f"linear_{activation}")
+    if together:
+        return together(x, w, b)
     return ACTIVATIONS[activation][0](linear(x, w, b))
 
 
 # ---- a branch, and the layer norm behind it ----
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def add_branch(y, x, site):
     """dropout(y) + x, of one shape -> the sum, and dropout's mask. Overwrites y."""
     y, mask = dropout(y, site)
@@ -94,7 +96,7 @@ def add_branch(y, x, site):
     return y, mask
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def add_branch_and_norm(y, x, site, weight, bias, epsilon):
     """What add_branch gives, and what layer_norm gives for the sum."""
     summed, mask = add_branch(y, x, site)
@@ -104,13 +106,13 @@ def add_branch_and_norm(y, x, site, weight, bias, epsilon):
 # ---- what is added to gradients, which are float32 where dy is of halves ----
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def accumulate(grad, x, dy):
     """The sink that does not wait: grad [n, m] += x^T dy, over all positions of x [..., n] and dy [..., m]."""
     grad += rows(widened(x)).T @ rows(widened(dy))
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def total(dy):
     """dy [n, ...] -> its sum over n: what is added everywhere, as a bias is, has the sum of the gradients."""
     return widened(dy).sum(0)
@@ -124,16 +126,14 @@ def lookup_backward(dy, ids, dtable):
 # ---- the loss ----
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def exp_and_sum(logits, highest):
     """logits [b, s, n], highest [b, s]: overwrite the logits with exp(logits - highest) -> its sums over n, [b, s]."""
-    if isinstance(logits, np.ndarray):
-        return cpu.exp_and_sum(logits, highest)
     logits -= highest[..., None]
     return np.exp(logits, out=logits).sum(-1)
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def cross_entropy_backward(probs, dloss, ids, held):
     """probs [b, s, n], dloss [b, s] -> (probs - one at the target) x dloss, in the place of probs.
 
@@ -148,7 +148,7 @@ def cross_entropy_backward(probs, dloss, ids, held):
 # ---- the optimizer ----
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def adam_update(states, grad, model, runs, factor, step, rate, config):
     """One AdamW step (reference/optimizer.py) in place on `states`, parameters and both moments, flat like grad.
 
@@ -166,7 +166,7 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
         model[...] = narrowed(param, model.dtype)
 
 
-@fused_on_cuda
+@one_step_if_there_is
 def sum_of_squares(x):
     """Of the flat x, on a device a number there: nobody waits for it yet."""
     return np.vdot(x, x)

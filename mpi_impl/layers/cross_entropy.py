@@ -13,6 +13,7 @@ def cross_entropy_forward(logits, targets, group):
     highest = group.all_reduce(logits.max(-1), "loss: maximum", op="max")
     ids, held = local_ids(targets, group.rank * logits.shape[-1], logits.shape[-1])
     picked = np.where(held, np.take_along_axis(logits, ids[..., None], -1)[..., 0] - highest, 0)
+    picked = picked.astype(logits.dtype, copy=False)         # which CuPy's `where` has widened, if it is bfloat16
     total = group.all_reduce(kernels.exp_and_sum(logits, highest), "loss: sum of exp")
     picked = group.all_reduce(picked, "loss: logit of the target")
     logits /= total[..., None]

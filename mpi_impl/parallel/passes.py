@@ -27,7 +27,7 @@ class ForwardPass:
         self.dropouts: Sequence[Dropout | None] = [None] * len(microbatches)    # nothing is dropped,
         self.recompute = KEEP_INPUT                    # and nothing is kept for a backward
         # The weighted sum, where the last stage is. It stays where it is computed: to look at it is to wait for that.
-        self.loss = np.zeros_like(microbatches[0][0], dtype=np.float64, shape=())
+        self.loss = np.zeros((), np.float64, like=microbatches[0][0])
         self.compute: dict[str, Callable] = {"F": self.forward}
 
     def forward(self, action: Action, x):

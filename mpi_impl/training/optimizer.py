@@ -107,8 +107,8 @@ def tiles(pieces: list[Piece], near) -> list[Tile]:
 
 def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:
     """The norm of the whole model's gradient, from what each rank owns of it."""
-    squares = sum((kernels.sum_of_squares(grads.load(piece)) for piece in counted),
-                  np.zeros_like(grads.flat, shape=(), dtype=np.float64)).item()
+    squares = sum((kernels.sum_of_squares(grads.load(tile.place)) for tile in tiles(counted, grads.flat)),
+                  np.zeros((), np.float64, like=grads.flat)).item()
     return sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
 
 

@@ -1,6 +1,6 @@
 """A GPU that is not there: our CUDA kernels compiled for the CPU, and cuBLAS's calls, on the elements behind spies.
 
-`with gpu():` the kernels of mpi_impl/kernels/cuda work on spy arrays. The kernels are the very sources that a GPU gets,
+`with gpu():` the kernels of mpi_impl/kernels/fused work on spies. The kernels are the very sources that a GPU gets,
 and are started as CuPy starts them, with pointers and numbers; of cuBLAS there are the calls that we make, by their
 definition, on column after column of bare memory. So what is proven here is all that is ours: indices, formulas,
 rounding, strides, the order of arguments. What a GPU's own compiler and libraries do is not.
@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from mpi_impl.kernels import cuda
-from mpi_impl.kernels.cuda import launcher
+from mpi_impl.kernels.fused import launcher
 from tests.spy import QUEUE, SpyArray
 
 HEADER = Path(__file__).with_name("emulated.h")
@@ -38,7 +38,7 @@ def gpu():
                "cupy.cuda.device": FakeCupy.cuda.device, "cupy_backends.cuda": ModuleType("cuda"),
                "cupy_backends.cuda.libs": FakeLibraries(), "cupy_backends.cuda.libs.cublas": FakeCublas}
     with installed(modules), mock.patch.object(launcher, "function", compiled_function), \
-            mock.patch.object(launcher, "THREADS", THREADS), mock.patch.object(cuda, "THREADS", THREADS), \
+            mock.patch.object(launcher, "THREADS", THREADS), \
             mock.patch.object(cuda, "has_kernels_for", lambda x: isinstance(x, SpyArray)):
         yield
 

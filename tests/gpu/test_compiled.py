@@ -3,7 +3,7 @@ import importlib.util
 
 import pytest
 
-from mpi_impl.kernels.cuda import launcher
+from mpi_impl.kernels.fused import launcher
 
 pytestmark = [pytest.mark.deep, pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None,

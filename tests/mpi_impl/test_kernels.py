@@ -1,4 +1,4 @@
-"""Every fast spelling is its textbook twin, on shapes that do not fit its tiles."""
+"""Every fast spelling is its textbook twin, on shapes that do not fit its tiles: NumPy's and the compiled one."""
 import math
 
 import numpy as np
@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import cpu
+from mpi_impl.kernels import compiled, cpu
+from mpi_impl.kernels.fused import core
 from reference import ops
 from reference.dropout import Site
 from tests.spy import SpyArray, to_host
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
+FAST = pytest.mark.parametrize("fast", [cpu, pytest.param(compiled, marks=pytest.mark.skipif(
+    not core.works(), reason="no C++ compiler"))], ids=["numpy", "compiled"])
 ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 
 
@@ -34,37 +37,41 @@ def same(actual, expected, dtype):
     close(actual, expected, 1e-11 if dtype == np.float64 else 1e-4)
 
 
+@FAST
 @given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_gelu(n, h, dtype, seed):
+def test_gelu(fast, n, h, dtype, seed):
     x, dy = draw(seed, dtype, 1, n, h), draw(seed + 1, dtype, 1, n, h)
-    (y, cache), (expected, expected_cache) = cpu.gelu(x), ops.gelu(x)
+    (y, cache), (expected, expected_cache) = fast.gelu(x), ops.gelu(x)
     same(y, expected, dtype)
-    same(cpu.gelu_backward(dy, cache), ops.gelu_backward(dy, expected_cache), dtype)
+    same(fast.gelu_backward(dy, cache), ops.gelu_backward(dy, expected_cache), dtype)
 
 
+@FAST
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_gelu_far_out(dtype, recwarn):
+def test_gelu_far_out(fast, dtype, recwarn):
     """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1, and no word about it."""
     x = np.array([[-1e4, -100, 100, 1e4]], dtype)
-    y, cache = cpu.gelu(x)
-    assert (y == [[0, 0, 100, 1e4]]).all() and (cpu.gelu_backward(np.ones_like(x), cache) == [[0, 0, 1, 1]]).all()
+    y, cache = fast.gelu(x)
+    assert (y == [[0, 0, 100, 1e4]]).all() and (fast.gelu_backward(np.ones_like(x), cache) == [[0, 0, 1, 1]]).all()
     assert not recwarn.list
 
 
+@FAST
 @given(ROWS, st.integers(1, 20), st.integers(1, 20), st.booleans(), st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_linear(n, h, m, biased, dtype, seed):
+def test_linear(fast, n, h, m, biased, dtype, seed):
     x, w, b = draw(seed, dtype, 2, n, h), draw(seed, dtype, h, m), draw(seed, dtype, m) if biased else None
     kept = None if b is None else b.copy()
-    same(cpu.linear(x, w, b), ops.linear(x, w, b), dtype)
+    same(fast.linear(x, w, b), ops.linear(x, w, b), dtype)
     assert b is None or (b == kept).all()
 
 
+@FAST
 @given(ROWS, st.integers(1, 9), st.integers(1, 20), st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_lookup_backward(n, V, h, dtype, seed):
+def test_lookup_backward(fast, n, V, h, dtype, seed):
     """On top of what the table has; most words several times."""
     ids, dy = np.random.default_rng(seed).integers(V, size=(2, n)), draw(seed, dtype, 2, n, h)
     actual, expected = draw(seed + 1, dtype, V, h), draw(seed + 1, dtype, V, h)
-    cpu.lookup_backward(dy, ids, actual)
+    fast.lookup_backward(dy, ids, actual)
     same(actual, ops.lookup_backward(dy, ids, expected), dtype)
 
 
@@ -81,26 +88,28 @@ def test_exp_and_sum(n, V, dtype, seed):
         same(to_host(total), exp.sum(-1), dtype)
 
 
+@FAST
 @given(ROWS, st.integers(2, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_layer_norm(n, h, dtype, seed):
+def test_layer_norm(fast, n, h, dtype, seed):
     x, dy = draw(seed, dtype, 1, n, h) + dtype(3), draw(seed + 1, dtype, 1, n, h)
     weight, bias = draw(seed, dtype, h), draw(seed + 1, dtype, h)
-    (y, cache), (expected, expected_cache) = (m.layer_norm(x, weight, bias, 1e-3) for m in (cpu, ops))
+    (y, cache), (expected, expected_cache) = (m.layer_norm(x, weight, bias, 1e-3) for m in (fast, ops))
     same(y, expected, dtype)
-    for actual, wanted in zip(cpu.layer_norm_backward(dy, weight, cache),
+    for actual, wanted in zip(fast.layer_norm_backward(dy, weight, cache),
                               ops.layer_norm_backward(dy, weight, expected_cache), strict=True):
         same(actual, wanted, dtype)
 
 
+@FAST
 @given(st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
        st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_attention_core(b, s, a, d, causal, dtype, seed):
+def test_attention_core(fast, b, s, a, d, causal, dtype, seed):
     """q, k and v as the layer hands them over: views of one array."""
     q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
     dcontext = draw(seed + 1, dtype, b, s, a, d)
-    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal) for m in (cpu, ops))
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal) for m in (fast, ops))
     same(y, expected, dtype)
-    for actual, wanted in zip(cpu.attention_core_backward(dcontext, cache),
+    for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),
                               ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
 
@@ -129,18 +138,19 @@ def arrays(draw, *sizes):
     return shape, draw(sites(*shape))
 
 
+@FAST
 @given(arrays(3, 9, 150), st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_dropout(array, dtype, seed):
+def test_dropout(fast, array, dtype, seed):
     """The very bits of the textbook's mask, wherever the part begins: rows may begin and end at any index."""
     shape, site = array
     x, dy = draw(seed, dtype, *shape), draw(seed + 1, dtype, *shape)
-    (y, mask), (expected, expected_mask) = (m.dropout(x, site) for m in (cpu, ops))
+    (y, mask), (expected, expected_mask) = (m.dropout(x, site) for m in (fast, ops))
     assert (mask.keep == expected_mask.keep).all() and mask.scale == expected_mask.scale
-    assert (cpu.draw_mask(site, shape, x).keep == mask.keep).all()
+    assert (fast.draw_mask(site, shape, x).keep == mask.keep).all()
     same(y, expected, dtype)
-    same(cpu.dropout_backward(dy, mask), ops.dropout_backward(dy, expected_mask), dtype)
+    same(fast.dropout_backward(dy, mask), ops.dropout_backward(dy, expected_mask), dtype)
     dy[..., ::2] = np.inf                    # what is dropped is 0 whatever it was: an overflow there is none
-    np.testing.assert_array_equal(cpu.dropout_backward(dy, mask), ops.dropout_backward(dy, expected_mask))
+    np.testing.assert_array_equal(fast.dropout_backward(dy, mask), ops.dropout_backward(dy, expected_mask))
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 3, 2**20])
@@ -167,33 +177,35 @@ def test_bits_of_a_mask_of_real_size(monkeypatch):
     assert (actual.keep == expected.keep).all()
 
 
-def attention_with_dropout_is_the_textbooks(shape, causal, dtype, site, seed):
+def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, seed):
     b, s, a, d = shape
     q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
     dcontext = draw(seed + 1, dtype, b, s, a, d)
-    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site) for m in (cpu, ops))
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site) for m in (fast, ops))
     same(y, expected, dtype)
     seen = np.tril(np.ones((s, s), bool)) if causal else np.ones((s, s), bool)
     assert (cache.mask.keep & seen == expected_cache.mask.keep & seen).all()
     same(cache.probs, expected_cache.probs, dtype)                       # kept before dropout
-    for actual, wanted in zip(cpu.attention_core_backward(dcontext, cache),
+    for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),
                               ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
 
 
+@FAST
 @given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
        st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_attention_core_with_dropout(data, b, s, a, d, causal, dtype, seed):
+def test_attention_core_with_dropout(fast, data, b, s, a, d, causal, dtype, seed):
     site = data.draw(sites(b, a, s, s))
-    attention_with_dropout_is_the_textbooks((b, s, a, d), causal, dtype, site, seed)
+    attention_with_dropout_is_the_textbooks(fast, (b, s, a, d), causal, dtype, site, seed)
 
 
+@FAST
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("s", [127, 129, 300])
-def test_attention_core_with_dropout_in_blocks_of_real_size(monkeypatch, causal, s):
+def test_attention_core_with_dropout_in_blocks_of_real_size(fast, monkeypatch, causal, s):
     monkeypatch.undo()
     site = Site((1, 2), 0.1, (0, 5, 310, 310), (2**32 // (5 * 310 * 310), 2, 0, 0))
-    attention_with_dropout_is_the_textbooks((2, s, 2, 4), causal, np.float64, site, 1)
+    attention_with_dropout_is_the_textbooks(fast, (2, s, 2, 4), causal, np.float64, site, 1)
 
 
 def test_the_library_is_that_of_the_arrays():

@@ -28,7 +28,7 @@ class SamePool:
             found.run(size, self.run_cell, self.forget, "forget")
         return found
 
-module.Pool = SamePool(module.Pool, "for name in set(globals()) - {'np'}: del globals()[name]\\ndel name")
+module.Pool = SamePool(module.Pool, "for _ in set(globals()) - {'np', '_'}: del globals()[_]\\ndel _")
 """
 BEFORE_EACH = """
 shell = get_ipython()

@@ -10,8 +10,8 @@ import numpy as np
 
 from mpi_impl.arrays import is_half
 from mpi_impl.kernels.cuda import flash
-from mpi_impl.kernels.cuda.gemm import multiply, number
-from mpi_impl.kernels.cuda.launcher import launch, site_of
+from mpi_impl.kernels.cuda.gemm import multiply
+from mpi_impl.kernels.fused import attention_probs, attention_probs_backward, number, rows_of
 from reference.ops import CoreInputs, Mask, masked
 
 
@@ -58,9 +58,9 @@ def attention_core_backward(dcontext, cache):
         multiply(dy, heads(v, i).swapaxes(1, 2), ddropped)
         multiply(dropped.swapaxes(1, 2), dy, heads(dv, i))
         # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores); dropped = dropout(probs)
-        keep, scale = core.mask or (None, 1.0)
-        launch("softmax.attention_probs_backward", q.dtype, dscores.size // dscores.shape[-1], ddropped, core.probs,
-               keep, float(scale), 1 / sqrt(q.shape[-1]), dscores, dscores.shape[-1])
+        s = core.probs.shape[-1]
+        attention_probs_backward(ddropped, core.probs, core.mask, core.probs.shape, rows_of(0, s, 0, s, s),
+                                 1 / sqrt(q.shape[-1]), dscores)
         multiply(dscores, heads(k, i), heads(dq, i))
         multiply(dscores.swapaxes(1, 2), heads(q, i), heads(dk, i))
     return gradients
@@ -72,11 +72,12 @@ def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
     """
     (q, k, _, causal, site), probs = inputs, core.probs[0]
     multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
-    dropped, s = np.empty_like(probs, dtype=q.dtype), probs.shape[-1]
+    s = probs.shape[-1]
+    dropped = None if site is None and probs.dtype == q.dtype else np.empty_like(probs, dtype=q.dtype)
     here = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
-    launch("softmax.attention_probs", q.dtype, probs.size // s, probs, dropped, core.mask and core.mask.keep,
-           site_of(here, core.probs.shape), 1 / sqrt(q.shape[-1]), causal, s, s)
-    return dropped
+    attention_probs(probs, dropped, core.mask and core.mask.keep, here, core.probs.shape, rows_of(0, s, 0, s, s),
+                    1 / sqrt(q.shape[-1]), causal)
+    return probs if dropped is None else dropped
 
 
 def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:

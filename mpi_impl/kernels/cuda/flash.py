@@ -3,7 +3,7 @@
 The package is `nvidia-cudnn-frontend`, an extra. cuDNN's own dropout draws other masks than ours, so that attention
 with dropout takes the way of attention.py; so does what cuDNN does not do.
 """
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from math import sqrt
 from typing import Any, NamedTuple
@@ -26,18 +26,22 @@ class FlashCache(NamedTuple):
 
 
 def takes(inputs: CoreInputs) -> bool:
-    """Whether cuDNN can do it: halves, no dropout, heads of a size that it has kernels for."""
-    return is_half(inputs.q) and inputs.site is None and inputs.q.shape[-1] % 8 == 0 and inputs.q.shape[-1] <= 128 \
-        and is_there()
+    """Whether cuDNN can do it: halves, no dropout, heads of a size that it has kernels for, and more than one word."""
+    _, s, _, d = inputs.q.shape
+    return is_half(inputs.q) and inputs.site is None and d % 8 == 0 and d <= 128 and s > 1 and is_there()
 
 
 @cache
 def is_there() -> bool:
-    """Whether the package is installed, and the GPU new enough (Ampere, 2020)."""
+    """Whether cuDNN and the package are installed, neither too old, and the GPU is new enough (Ampere, 2020)."""
     if find_spec("cudnn") is None or find_spec("cupy") is None:
         return False
+    import cudnn
     import cupy
-    return cupy.is_available() and int(cupy.cuda.Device().compute_capability) >= 80
+    try:
+        return cudnn.backend_version() >= 91002 and int(cupy.cuda.Device().compute_capability) >= 80
+    except (RuntimeError, cupy.cuda.runtime.CUDARuntimeError):      # the package comes without cuDNN itself
+        return False
 
 
 def attention_core(inputs: CoreInputs):
@@ -79,7 +83,7 @@ def handle(device: int):
     return cudnn.create_handle()
 
 
-@cache
+@lru_cache(maxsize=64)
 def built(build, layouts, form: str, causal: bool, device: int):
     """A graph that is ready to run, and the numbers of its tensors."""
     import cudnn

@@ -3,15 +3,15 @@
 CuPy's own matmul copies transposed factors beyond two dimensions, and neither adds to what is there nor gives float32
 for halves.
 """
+from functools import cache
+
 import numpy as np
+
+from mpi_impl.arrays import dtype_of
+from mpi_impl.kernels.fused import number
 
 PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations
 DEFAULT = -1                  # its choice of an algorithm
-
-
-def number(dtype) -> np.dtype:
-    """What is computed in, for arrays of this dtype: float64, or float32 for all others."""
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def multiply(x, y, out, add: bool = False, scale: float = 1.0):
@@ -26,20 +26,17 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
     assert how_out == PLAIN and whole is out, "what is computed needs neighbours along a row"
     if out.size == 0:
         return out
-    from cupy.cuda.device import get_cublas_handle
-    from cupy_backends.cuda.libs import cublas
-    compute = number(x.dtype)
-    factors = np.array([scale, float(add)], compute)
-    alpha, beta = factors.ctypes.data, factors.ctypes.data + factors.itemsize
+    library, codes = cublas()
+    compute, alpha, beta, _ = factors(number(x.dtype), scale, add)
     # cuBLAS counts along columns, and so sees the transpose of each: it computes out^T = y^T x^T.
-    sizes = get_cublas_handle(), how_y, how_x, c, r, k, alpha
-    a, b, result = ((z.data.ptr, cuda_type(z.dtype), step) for z, step in ((y, step_y), (x, step_x), (out, step_out)))
-    how = cublas.CUBLAS_COMPUTE_64F if compute == np.float64 else cublas.CUBLAS_COMPUTE_32F
+    sizes = handle(), how_y, how_x, c, r, k, alpha
+    a, b, result = ((z.data.ptr, codes[z.dtype], step) for z, step in ((y, step_y), (x, step_x), (out, step_out)))
     if out.ndim == 2:
-        cublas.gemmEx(*sizes, *a, *b, beta, *result, how, DEFAULT)
+        library.gemmEx(*sizes, *a, *b, beta, *result, compute, DEFAULT)
     else:
         apart = [z.strides[0] // z.itemsize for z in (y, x, out)]
-        cublas.gemmStridedBatchedEx(*sizes, *a, apart[0], *b, apart[1], beta, *result, apart[2], len(out), how, DEFAULT)
+        library.gemmStridedBatchedEx(*sizes, *a, apart[0], *b, apart[1], beta, *result, apart[2], len(out), compute,
+                                     DEFAULT)
     return out
 
 
@@ -56,7 +53,25 @@ def layout(x):
     return PLAIN, columns, x.copy()
 
 
-def cuda_type(dtype) -> int:
+@cache
+def cublas():
+    """The library, and what it calls the formats."""
     from cupy.cuda import runtime
-    return {"float64": runtime.CUDA_R_64F, "float32": runtime.CUDA_R_32F, "float16": runtime.CUDA_R_16F,
-            "bfloat16": runtime.CUDA_R_16BF}[str(dtype)]
+    from cupy_backends.cuda.libs import cublas
+    names = {"float64": "64F", "float32": "32F", "float16": "16F", "bfloat16": "16BF"}
+    return cublas, {dtype_of(name): getattr(runtime, f"CUDA_R_{code}") for name, code in names.items()}
+
+
+def handle() -> int:
+    """cuBLAS's, of this rank's GPU."""
+    from cupy.cuda.device import get_cublas_handle
+    return get_cublas_handle()
+
+
+@cache
+def factors(dtype, scale: float, add: bool):
+    """What cuBLAS shall compute in, the addresses where it finds alpha and beta, and the array that has them."""
+    library, _ = cublas()
+    values = np.array([scale, float(add)], dtype)
+    compute = library.CUBLAS_COMPUTE_64F if dtype == np.float64 else library.CUBLAS_COMPUTE_32F
+    return compute, values.ctypes.data, values.ctypes.data + values.itemsize, values

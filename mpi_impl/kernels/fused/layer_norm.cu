@@ -2,31 +2,30 @@
 // layer_norm), one block for each row. What a thread writes of a row it reads again, nobody else: no one needs to wait.
 
 struct Norm {
-    const element *weight, *bias;  // no weight: no norm
+    const element *weight, *bias;
     element *y, *normed;
     number *inverse_std, epsilon;
 };
 
-// sum = x * mask * scale + residual, if there is a place for it -> the sum over this thread's columns.
-template <int N>
+// sum = x * mask * scale + residual, as far as there are such -> the sum over this thread's columns.
+template <int N, bool DROP, bool ADD>
 __device__ number add(const element *x, const element *residual, element *sum, Byte *keep, const Site &site,
                       Index start, int width) {
-    number total = 0;
-    EACH_PACK(column, width) {
-        Pack<N> xs = load<N>(x + column), residuals, sums;
-        if (residual) residuals = load<N>(residual + column);
+    number total = 0, scale = (number)site.scale;
+    SUMMING(total) EACH_PACK(column, width) {
+        Pack<N> xs = load<N>(x + column), residuals = load<N>((ADD ? residual : x) + column), sums;
         EACH(i) {
             number value = widen(xs.of[i]);
-            if (site.dropping) {
+            if (DROP) {
                 bool kept = site.keeps(start + column + i);
                 keep[column + i] = kept;
-                value = kept ? value * (number)site.scale : 0;
+                value = kept ? value * scale : 0;
             }
-            if (residual) value += widen(residuals.of[i]);
+            if (ADD) value += widen(residuals.of[i]);
             sums.of[i] = narrow(value);
             total += widen(sums.of[i]);
         }
-        if (sum) store<N>(sum + column, sums);
+        if (DROP || ADD) store<N>(sum + column, sums);
     }
     return total;
 }
@@ -34,7 +33,7 @@ __device__ number add(const element *x, const element *residual, element *sum, B
 template <int N>
 __device__ void normalise(const element *x, number total, const Norm &norm, int width) {
     number mean = over_block<Sum>(total) / width, squares = 0;
-    EACH_PACK(column, width) {
+    SUMMING(squares) EACH_PACK(column, width) {
         Pack<N> xs = load<N>(x + column);
         EACH(i) {
             number centred = widen(xs.of[i]) - mean;
@@ -43,7 +42,7 @@ __device__ void normalise(const element *x, number total, const Norm &norm, int 
     }
     number inverse_std = 1 / sqrt(over_block<Sum>(squares) / width + norm.epsilon);
     if (threadIdx.x == 0) *norm.inverse_std = inverse_std;
-    EACH_PACK(column, width) {
+    VECTORS EACH_PACK(column, width) {
         Pack<N> xs = load<N>(x + column), ys, normeds;
         EACH(i) {
             number normed = (widen(xs.of[i]) - mean) * inverse_std;
@@ -55,28 +54,30 @@ __device__ void normalise(const element *x, number total, const Norm &norm, int 
     }
 }
 
-template <int N>
-__device__ void forward(const element *x, const element *residual, element *sum, Byte *keep, const Site &site,
-                        Index start, const Norm &norm, int width) {
-    number total = add<N>(x, residual, sum, keep, site, start, width);
-    if (norm.weight) normalise<N>(sum ? sum : x, total, norm, width);
-}
-
-// Without `sum`, x is what is normed, and nothing is dropped or added.
+// Without a site and a residual there is no `sum`, and x is what is normed.
 extern "C" __global__ void add_and_norm(const element *x, const element *residual, element *sum, Byte *keep, Site site,
                                         const element *weight, const element *bias, element *y, element *normed,
                                         number *inverse_std, double epsilon, int width, int packed) {
-    Index row = blockIdx.x, at = row * width;
-    Norm norm = {weight, bias, y + at, normed + at, inverse_std + row, (number)epsilon};
-    if (residual) residual += at;
-    if (sum) sum += at;
-    PACKED(forward, x + at, residual, sum, keep + at, site, site.row_start(row), norm, width);
+    Index row = blockIdx.x, at = row * width, start = site.row_start(row);
+    number total;
+    if (site.dropping && residual)
+        total = PACKED(add, (x + at, residual + at, sum + at, keep + at, site, start, width), true, true);
+    else if (site.dropping)
+        total = PACKED(add, (x + at, nullptr, sum + at, keep + at, site, start, width), true, false);
+    else if (residual)
+        total = PACKED(add, (x + at, residual + at, sum + at, nullptr, site, start, width), false, true);
+    else
+        total = PACKED(add, (x + at, nullptr, nullptr, nullptr, site, start, width), false, false);
+    if (weight) {
+        Norm norm = {weight, bias, y + at, normed + at, inverse_std + row, (number)epsilon};
+        PACKED(normalise, (sum ? sum + at : x + at, total, norm, width));
+    }
 }
 
 extern "C" __global__ void dropout_backward(const element *dy, const Byte *keep, double scale, element *dx,
                                             int width) {
     Index at = (Index)blockIdx.x * width;
-    for (int column = threadIdx.x; column < width; column += blockDim.x)
+    VECTORS EACH_COLUMN(column, width)
         dx[at + column] = narrow(keep[at + column] ? widen(dy[at + column]) * (number)scale : 0);
 }
 
@@ -86,7 +87,7 @@ template <int N>
 __device__ void backward(const element *dy, const element *weight, const element *normed, number inverse_std,
                          element *dx, number *dweight, number *dbias, int width) {
     number sum = 0, along = 0;
-    EACH_PACK(column, width) {
+    SUMMING(sum, along) EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column);
         EACH(i) {
             number d = widen(dys.of[i]), n = widen(normeds.of[i]), dn = d * widen(weight[column + i]);
@@ -98,7 +99,7 @@ __device__ void backward(const element *dy, const element *weight, const element
     }
     sum = over_block<Sum>(sum) / width;
     along = over_block<Sum>(along) / width;
-    EACH_PACK(column, width) {
+    VECTORS EACH_PACK(column, width) {
         Pack<N> dys = load<N>(dy + column), normeds = load<N>(normed + column), dxs;
         EACH(i) {
             number dn = widen(dys.of[i]) * widen(weight[column + i]);
@@ -114,6 +115,6 @@ extern "C" __global__ void layer_norm_backward(const element *dy, const element 
     number *dweight = partial + (Index)blockIdx.x * 2 * width, *dbias = dweight + width;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         Index at = (Index)row * width;
-        PACKED(backward, dy + at, weight, normed + at, inverse_std[row], dx + at, dweight, dbias, width);
+        PACKED(backward, (dy + at, weight, normed + at, inverse_std[row], dx + at, dweight, dbias, width));
     }
 }

@@ -41,7 +41,12 @@ __device__ inline element narrow(number x) {
 __device__ inline number widen(element x) { return __uint_as_float((Word)x.bits << 16); }
 __device__ inline element narrow(number x) {
     element y;
+#if __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+    Word bits = __float_as_uint(x);
+    y.bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : 0x7FC0;
+#endif
     return y;
 }
 #endif
@@ -51,17 +56,36 @@ __device__ inline element narrow(number x) {
 // ---- a thread's columns of a row ------------------------------------------------------------------------------------
 
 // Memory is fastest in words of 16 bytes. Where rows and arrays allow it (`packed`), a thread takes that many elements
-// at a time, else one.
+// at a time, else one: PACKED(function, (arguments), further template arguments) calls the one or the other. No loop
+// asks what is alike for all of its columns: that is a template argument, too.
 constexpr int PACK = 16 / sizeof(element);
 
 template <int N> struct alignas(N * sizeof(element)) Pack { element of[N]; };
 
+#if !defined(CORE)
 template <int N> __device__ inline Pack<N> load(const element *x) { return *(const Pack<N> *)x; }
 template <int N> __device__ inline void store(element *x, const Pack<N> &pack) { *(Pack<N> *)x = pack; }
+#define VECTORS
+#define SUMMING(...)
+#define SEEKING(x)
+#define PACKED(function, arguments, ...) \
+    (packed ? function<PACK, ##__VA_ARGS__> arguments : function<1, ##__VA_ARGS__> arguments)
+#else  // one thread, and a CPU's vectors: loops say what they add up, which may be done in any order
+template <int N> inline Pack<N> load(const element *x) { return Pack<N>{*x}; }
+template <int N> inline void store(element *x, const Pack<N> &pack) { *x = pack.of[0]; }
+#define PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define VECTORS PRAGMA(omp simd)
+#define SUMMING(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+#define SEEKING(x) PRAGMA(omp simd reduction(max : x))
+#define PACKED(function, arguments, ...) function<1, ##__VA_ARGS__> arguments
+#endif
 
 #define EACH_PACK(column, width) for (int column = threadIdx.x * N; column < width; column += blockDim.x * N)
+#define EACH_COLUMN(column, width) for (int column = threadIdx.x; column < width; column += blockDim.x)
 #define EACH(i) for (int i = 0; i < N; ++i)
-#define PACKED(function, ...) (packed ? function<PACK>(__VA_ARGS__) : function<1>(__VA_ARGS__))
+// Of a flat array, over all blocks.
+#define EACH_ELEMENT(i, count) \
+    for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (Index)gridDim.x * blockDim.x)
 
 // ---- over the threads of a block ------------------------------------------------------------------------------------
 
@@ -73,16 +97,18 @@ struct Maximum {
 };
 
 // All threads take part, and all get the same result, in an order that does not change from run to run.
-template <class Operation> __device__ number over_block(number x) {
+template <class Operation> __device__ inline number over_block(number x) {
+#if !defined(CORE)
     __shared__ number of_warps[32];
     for (int distance = 16; distance > 0; distance /= 2)
         x = Operation::of(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
-    number result = of_warps[0];
-    for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) result = Operation::of(result, of_warps[warp]);
+    x = of_warps[0];
+    for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) x = Operation::of(x, of_warps[warp]);
     __syncthreads();  // all have read: the next call may write
-    return result;
+#endif
+    return x;
 }
 
 // ---- what dropout keeps ---------------------------------------------------------------------------------------------

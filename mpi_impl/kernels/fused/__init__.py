@@ -1,0 +1,182 @@
+"""Kernels of our own in CUDA C++ (*.cu), one for what the textbook does in several steps; and what calls them.
+
+Each function here takes, gives and means what its namesake in reference/ops.py does, where its docstring stands, for
+arrays on a GPU and on the host alike: a GPU gets the sources from CuPy, and for a CPU's core they are compiled as plain
+C++ (launcher.py). Arrays of two-byte formats are read, computed in float32, and rounded once.
+"""
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.arrays import is_half, on_device
+from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, site_of
+from reference.ops import Mask
+
+# At most, on a GPU: a few for each of its processors.
+BLOCKS = 512        # that take several rows each
+FLAT_BLOCKS = 2048  # that go over a flat array
+
+
+def number(dtype) -> np.dtype:
+    """What is computed in, for arrays of this dtype: float64, or float32 for all others."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def count(x) -> int:
+    """Of rows."""
+    return x.size // x.shape[-1]
+
+
+def contiguous(x):
+    return x if x.flags.c_contiguous else x.copy()
+
+
+# ---- GeLU, and the bias before it -----------------------------------------------------------------------------------
+
+
+def gelu(x, bias=None):
+    """Of x + bias, which overwrites x. Of halves the cache is that, else the sigmoid is kept, too."""
+    y, sigmoid = np.empty_like(x, order="C"), None if is_half(x) else np.empty_like(x, order="C")
+    launch("activation.gelu", x.dtype, count(x), x, bias, y, sigmoid, x.shape[-1], packed(x.shape[-1], x, y, sigmoid))
+    return y, (x if sigmoid is None else (x, sigmoid))
+
+
+def gelu_backward(dy, cache):
+    (x, sigmoid), dy = (cache, None) if is_half(dy) else cache, contiguous(dy)
+    dx = np.empty_like(dy)
+    launch("activation.gelu_backward", dy.dtype, count(dy), dy, x, sigmoid, dx, dy.shape[-1],
+           packed(dy.shape[-1], dy, x, sigmoid, dx))
+    return dx
+
+
+# ---- dropout, the residual sum, layer norm --------------------------------------------------------------------------
+
+
+class Normed(NamedTuple):
+    """What layer norm writes."""
+
+    y: object             # [..., h]
+    normed: object        # [..., h], before weight and bias
+    inverse_std: object   # [..., 1], a number
+
+    @classmethod
+    def like(cls, x):
+        return cls(np.empty_like(x, order="C"), np.empty_like(x, order="C"),
+                   np.empty_like(x, shape=(*x.shape[:-1], 1), dtype=number(x.dtype)))
+
+
+def add_and_norm(x, residual, site, norm=None):
+    """x [b, s, h] -> dropout(x) + residual, and its Mask; norm, if there is one, is (weight, bias, epsilon, Normed)."""
+    x, residual = contiguous(x), None if residual is None else contiguous(residual)
+    total = None if site is None and residual is None else np.empty_like(x)
+    keep = None if site is None else np.empty_like(x, dtype=bool)
+    weight, bias, epsilon, into = norm or (None, None, 0.0, (None,) * 3)
+    launch("layer_norm.add_and_norm", x.dtype, count(x), x, residual, total, keep, site_of(site, x.shape), weight, bias,
+           *into, float(epsilon), x.shape[-1], packed(x.shape[-1], x, residual, total, *into[:2]))
+    return x if total is None else total, None if site is None else Mask(keep, site.scale)
+
+
+def dropout(x, site):
+    return (x, None) if site is None else add_and_norm(x, None, site)
+
+
+def dropout_backward(dy, mask):
+    if mask is None:
+        return dy
+    dy = contiguous(dy)
+    dx = np.empty_like(dy)
+    launch("layer_norm.dropout_backward", dy.dtype, count(dy), dy, mask.keep, float(mask.scale), dx, dy.shape[-1])
+    return dx
+
+
+def add_branch(y, x, site):
+    return add_and_norm(y, x, site)
+
+
+def add_branch_and_norm(y, x, site, weight, bias, epsilon):
+    into = Normed.like(y)
+    return add_and_norm(y, x, site, (weight, bias, epsilon, into)), (into.y, tuple(into[1:]))
+
+
+def layer_norm(x, weight, bias, epsilon):
+    into = Normed.like(x)
+    add_and_norm(x, None, None, (weight, bias, epsilon, into))
+    return into.y, tuple(into[1:])
+
+
+def layer_norm_backward(dy, weight, cache):
+    (normed, inverse_std), dy, h = cache, contiguous(dy), dy.shape[-1]
+    dx, blocks = np.empty_like(dy), min(count(dy), BLOCKS) if on_device(dy) else 1
+    partial = np.zeros_like(dy, shape=(blocks, 2, h), dtype=number(dy.dtype))
+    launch("layer_norm.layer_norm_backward", dy.dtype, blocks, dy, weight, normed, inverse_std, dx, partial, count(dy),
+           h, packed(h, dy, normed, dx))
+    dweight, dbias = partial.sum(0)
+    return dx, dweight, dbias
+
+
+# ---- the loss -------------------------------------------------------------------------------------------------------
+
+
+def exp_and_sum(logits, highest):
+    total = np.empty_like(highest)
+    launch("softmax.exp_and_sum", logits.dtype, count(logits), logits, highest, total, logits.shape[-1],
+           packed(logits.shape[-1], logits))
+    return total
+
+
+def cross_entropy_backward(probs, dloss, ids, held):
+    launch("softmax.cross_entropy_backward", probs.dtype, count(probs), probs, contiguous(dloss), ids, held,
+           probs.shape[-1], packed(probs.shape[-1], probs))
+    return probs
+
+
+# ---- the optimizer --------------------------------------------------------------------------------------------------
+
+
+def adam_update(states, grad, model, runs, factor, step, rate, c):
+    """One pass over each run. For the arguments see kernels.adam_update."""
+    corrected = rate / (1 - c.adam_beta1**step), 1 / (1 - c.adam_beta2**step)
+    scalars = *corrected, c.adam_beta1, 1 - c.adam_beta1, c.adam_beta2, 1 - c.adam_beta2, c.adam_eps
+    for part, decays in runs:
+        param, m, v = (x[part] for x in states)
+        copy, decay = None if model is None else model[part], 1 - rate * c.weight_decay if decays else 1
+        launch("adam.adam", grad.dtype if model is None else model.dtype, blocks_for(param, FLAT_BLOCKS), param,
+               grad[part], m, v, copy, np.uint64(param.size), *map(float, (factor, *scalars, decay)))
+
+
+def sum_of_squares(x):
+    """Of the flat x, on a device -> a number there, in float64: nobody waits for it yet."""
+    sums = np.zeros_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
+    launch("adam.sum_of_squares", x.dtype, sums.size, x, np.uint64(x.size), sums)
+    return sums.sum()
+
+
+# ---- attention's probabilities --------------------------------------------------------------------------------------
+
+ROWS = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "u8"), ("first_query", "i4"), ("queries", "i4"),
+                 ("keys", "i4"), ("width", "i4")], align=True)      # softmax.cu's struct Rows
+
+
+def rows_of(offset: int, s: int, first_query: int, queries: int, keys: int) -> np.ndarray:
+    """Those of some queries of some heads, in probabilities [b, a, s, s] from element `offset` on."""
+    return np.array([(offset, s * s, s, first_query, queries, keys, s)], ROWS)
+
+
+def attention_probs(scores, dropped, keep, site, shape, where, scale, causal):
+    """In place: rows of q k^T become probabilities, softmax(scale x them), where `where` (rows_of) says.
+
+    shape [samples, heads, queries, keys] is that of the part. What dropout lets through at `site` goes to `dropped`,
+    likewise, if it is given; `keep` lies as the scores do.
+    """
+    form = scores.dtype if dropped is None else dropped.dtype
+    launch("softmax.attention_probs", form, prod(shape[:3]), scores, dropped, keep, site_of(site, shape), where, scale,
+           causal)
+
+
+def attention_probs_backward(ddropped, probs, mask, shape, where, scale, dscores):
+    """The gradient of what attention_probs got, from that of what dropout let through: both as `shape`, and may be one.
+    """
+    keep, kept_scale = mask or (None, 1.0)
+    launch("softmax.attention_probs_backward", dscores.dtype, prod(shape[:3]), ddropped, probs, keep, where,
+           float(kept_scale), scale, dscores)

@@ -1,0 +1,144 @@
+"""The kernels for one core of a CPU: the same sources as plain C++ (core.h), compiled once on each machine.
+
+Where there is no C++ compiler, or nowhere to keep what it makes, nothing is lost but time: kernels/cpu.py does the same
+in NumPy.
+"""
+import ctypes
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+FORMATS = ("float64", "float32")       # a core computes halves in float32 (kernels/half.py)
+OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared",
+           "-fPIC", "-w")
+KERNEL = re.compile(r'extern "C" __global__ void (\w+)\(([^)]*)\)')
+
+
+@cache
+def compiler() -> str:
+    """The C++ compiler of this machine, or ""."""
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "")
+
+
+@cache
+def works() -> bool:
+    """Whether kernels can be had here: they are compiled if they are not there yet."""
+    try:
+        return bool(compiler()) and all(map(library, FORMATS))
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+@cache
+def library(form: str) -> ctypes.CDLL:
+    """All kernels for a format. Ranks that need them at the same time wait for the first one's.
+
+    Raises OSError or SubprocessError.
+    """
+    text = translation_unit()
+    made_for = (text, OPTIONS, form, compiler(), platform.node(), platform.machine(), platform.processor())
+    path = folder() / f"{sha256(repr(made_for).encode()).hexdigest()[:20]}.so"
+    if not path.exists():
+        with open(path.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=path.parent) as own:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                Path(own, "kernels.cpp").write_text(text)
+                subprocess.run([compiler(), *OPTIONS, f"-D{form.upper()}", "kernels.cpp", "-o", "kernels.so"], cwd=own,
+                               check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+                Path(own, "kernels.so").replace(path)
+    return ctypes.CDLL(str(path))
+
+
+def folder() -> Path:
+    """Where this user keeps what was compiled. Raises OSError."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "shardlab")
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return home
+
+
+# ---- sources --------------------------------------------------------------------------------------------------------
+
+
+def translation_unit() -> str:
+    """All sources, each in a namespace of its own, and for each kernel a function that goes through the blocks."""
+    parts = [text_of(FOLDER / "core.h"), text_of(FOLDER / "common.cuh")]
+    for path in sorted(FOLDER.glob("*.cu")):
+        text = on_a_core(text_of(path))
+        parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
+                  *(loop(name, parameters) for name, parameters in KERNEL.findall(text)), "}"]
+    return "\n".join(parts)
+
+
+def loop(name: str, parameters: str) -> str:
+    names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
+    return (f'extern "C" void core_{name}(int blocks, {parameters}) {{\n'
+            "    gridDim.x = blocks;\n"
+            f"    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({names});\n}}")
+
+
+def on_a_core(text: str) -> str:
+    """Without what is for GPUs alone."""
+    return re.sub(r"#if !defined\(CORE\).*?#endif", "", text, flags=re.DOTALL)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+# ---- calls ----------------------------------------------------------------------------------------------------------
+
+
+class Site(ctypes.Structure):
+    """common.cuh's."""
+
+    _fields_ = [("first", ctypes.c_uint64), ("along", ctypes.c_uint64 * 3), ("key", ctypes.c_uint32 * 2),
+                *((name, ctypes.c_uint32) for name in ("threshold", "second", "third", "dropping")),
+                ("scale", ctypes.c_double)]
+
+
+class Rows(ctypes.Structure):
+    """softmax.cu's."""
+
+    _fields_ = [*((name, ctypes.c_uint64) for name in ("offset", "head_step", "row_step")),
+                *((name, ctypes.c_int) for name in ("first_query", "queries", "keys", "width"))]
+
+
+TYPES = {"Site": Site, "Rows": Rows, "int": ctypes.c_int, "double": ctypes.c_double, "Index": ctypes.c_uint64}
+
+
+@cache
+def function(name: str, form: str) -> Callable:
+    """A kernel for arrays of a format, as a function of the number of blocks and its arguments."""
+    found = getattr(library(form), f"core_{name}")
+    found.argtypes = [ctypes.c_int, *parameter_types(name)]
+    found.restype = None
+    return found
+
+
+def parameter_types(name: str) -> list:
+    parameters = next(parameters for path in FOLDER.glob("*.cu")
+                      for its_name, parameters in KERNEL.findall(text_of(path)) if its_name == name)
+    return [ctypes.c_void_p if "*" in one else TYPES[one.split()[0]] for one in parameters.split(",")]
+
+
+def as_argument(x):
+    """An array's address, a struct, or a number as it is."""
+    if not isinstance(x, np.ndarray):
+        return int(x) if isinstance(x, np.integer) else x
+    if x.dtype.names:
+        return STRUCTS[x.dtype.names[0]].from_buffer_copy(x.tobytes())
+    return x.__array_interface__["data"][0]
+
+
+STRUCTS = {one._fields_[0][0]: one for one in (Site, Rows)}     # by what their first field is called

@@ -1,0 +1,113 @@
+// Softmax, in place where it can be: of attention's scores, and of the logits in the loss. One block for each row.
+
+// Where the rows of attention are, of which each block takes one: there are `queries` to a head, `row_step` elements
+// apart, and heads are `head_step` apart. The first row is at `offset`, and of query `first_query`. (A GPU takes all of
+// a sample; a core takes what fits its cache, a few heads' rows at a time.)
+struct Rows {
+    Index offset, head_step, row_step;
+    int first_query, queries, keys, width;
+
+    __device__ Index start(Index row) const { return offset + row / queries * head_step + row % queries * row_step; }
+
+    // With `causal`, a query sees the keys up to its own.
+    __device__ int seen(Index row, int causal) const {
+        int before = first_query + (int)(row % queries) + 1;
+        return causal && before < keys ? before : keys;
+    }
+};
+
+// A row of `scores`, as numbers, becomes its probabilities, and 0 from `keys` up to `width`. What dropout lets through
+// of them goes to `dropped` [rows, keys], if it is given.
+extern "C" __global__ void attention_probs(number *scores, element *dropped, Byte *keep, Site site, Rows rows,
+                                           double scale, int causal) {
+    Index row = blockIdx.x, at = rows.start(row), drawn = site.row_start(row), mine = row * rows.keys;
+    int seen = rows.seen(row, causal);
+    number *p = scores + at, highest = p[0], total = 0;
+    SEEKING(highest) EACH_COLUMN(key, seen) highest = Maximum::of(highest, p[key]);
+    highest = over_block<Maximum>(highest);
+    SUMMING(total) EACH_COLUMN(key, seen) {
+        number e = exp((p[key] - highest) * (number)scale);
+        p[key] = e;
+        total += e;
+    }
+    number inverse = 1 / over_block<Sum>(total);
+    VECTORS EACH_COLUMN(key, rows.width) p[key] = key < seen ? p[key] * inverse : 0;
+    if (site.dropping) {
+        VECTORS EACH_COLUMN(key, rows.keys) {
+            bool kept = key < seen && site.keeps(drawn + key);
+            keep[at + key] = kept;
+            dropped[mine + key] = narrow(kept ? p[key] * (number)site.scale : 0);
+        }
+    } else if (dropped) {
+        VECTORS EACH_COLUMN(key, rows.keys) dropped[mine + key] = narrow(p[key]);
+    }
+}
+
+// dscores = probs * (dprobs - sum of dprobs * probs) * scale, where dprobs is what dropout lets through of `ddropped`.
+// Both are [rows, keys], and may be one array.
+template <bool MASKED>
+__device__ void backward(const number *ddropped, const number *probs, const Byte *keep, number kept_scale,
+                         number scale, element *dscores, int keys) {
+    number along = 0;
+    SUMMING(along) EACH_COLUMN(key, keys) {
+        number dp = MASKED ? (keep[key] ? ddropped[key] * kept_scale : 0) : ddropped[key];
+        along += dp * probs[key];
+    }
+    along = over_block<Sum>(along);
+    VECTORS EACH_COLUMN(key, keys) {
+        number dp = MASKED ? (keep[key] ? ddropped[key] * kept_scale : 0) : ddropped[key];
+        dscores[key] = narrow(probs[key] * (dp - along) * scale);
+    }
+}
+
+extern "C" __global__ void attention_probs_backward(const number *ddropped, const number *probs, const Byte *keep,
+                                                    Rows rows, double kept_scale, double scale, element *dscores) {
+    Index row = blockIdx.x, at = rows.start(row), mine = row * rows.keys;
+    ddropped += mine, dscores += mine, probs += at;
+    if (keep) backward<true>(ddropped, probs, keep + at, kept_scale, scale, dscores, rows.keys);
+    else backward<false>(ddropped, probs, nullptr, kept_scale, scale, dscores, rows.keys);
+}
+
+// logits [rows, width] become exp(logits - highest); total gets the sums over rows, of the exponentials before they are
+// rounded.
+template <int N>
+__device__ number exponentials(element *logits, number highest, int width) {
+    number total = 0;
+    SUMMING(total) EACH_PACK(column, width) {
+        Pack<N> pack = load<N>(logits + column);
+        EACH(i) {
+            number e = exp(widen(pack.of[i]) - highest);
+            total += e;
+            pack.of[i] = narrow(e);
+        }
+        store<N>(logits + column, pack);
+    }
+    return over_block<Sum>(total);
+}
+
+extern "C" __global__ void exp_and_sum(element *logits, const element *highest, element *total, int width, int packed) {
+    Index row = blockIdx.x;
+    number sum = PACKED(exponentials, (logits + row * width, widen(highest[row]), width));
+    if (threadIdx.x == 0) total[row] = narrow(sum);
+}
+
+// (probs - one at the target) * dloss, in the place of probs. `held`: whether the target is one of these columns.
+template <int N>
+__device__ void scaled(element *probs, number factor, int width) {
+    VECTORS EACH_PACK(column, width) {
+        Pack<N> pack = load<N>(probs + column);
+        EACH(i) pack.of[i] = narrow(widen(pack.of[i]) * factor);
+        store<N>(probs + column, pack);
+    }
+}
+
+extern "C" __global__ void cross_entropy_backward(element *probs, const element *dloss, const Index *targets,
+                                                  const Byte *held, int width, int packed) {
+    Index row = blockIdx.x, target = targets[row];
+    element *mine = probs + row * width;
+    number d = widen(dloss[row]), at_target = (widen(mine[target]) - 1) * d;
+    __syncthreads();  // before anyone overwrites the target's
+    PACKED(scaled, (mine, d, width));
+    __syncthreads();
+    if (threadIdx.x == 0 && held[row]) mine[target] = narrow(at_target);
+}
