@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
+from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.gpt2_config import check_vocabulary, read_config
@@ -177,8 +178,7 @@ class Pretraining:
 
     def run(self) -> None:
         self.say(introduction(self.settings, self.model))
-        if self.device.told:
-            self.say(self.device.told)
+        self.say(self.device.told or kernels.told())
         self.say(forecast.told(self.forecast, self.hosts))
         self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size, self.trainer.near))
         if self.args.load_hf:

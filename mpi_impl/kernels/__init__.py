@@ -16,7 +16,7 @@ from reference.ops import lookup, rows
 __all__ = ["ACTIVATIONS", "accumulate", "activated_linear", "adam_update", "add_branch", "add_branch_and_norm",
            "attention_core", "attention_core_again", "attention_core_backward", "cross_entropy_backward", "dropout",
            "dropout_backward", "exp_and_sum", "layer_norm", "layer_norm_backward", "linear", "lookup",
-           "lookup_backward", "rotate", "rotate_backward", "rows", "sum_of_squares", "total"]
+           "lookup_backward", "rotate", "rotate_backward", "rows", "sum_of_squares", "told", "total"]
 
 
 def library_of(arguments):
@@ -27,6 +27,13 @@ def library_of(arguments):
         if cuda.has_kernels_for(x):
             return cuda
     return ops
+
+
+def told() -> str:
+    """For a person: by what cores do the element-wise work."""
+    return "element-wise work is done by " + (
+        "kernels that were compiled for this machine" if core.works() else
+        "NumPy: there is no C++ compiler, which could make it several times as fast")
 
 
 def chosen(plain):

@@ -21,6 +21,8 @@ __all__ = ["adam_update", "add_branch", "add_branch_and_norm", "attention_core",
            "cross_entropy_backward", "dropout", "dropout_backward", "exp_and_sum", "gelu", "gelu_backward",
            "layer_norm", "layer_norm_backward", "linear_gelu"]
 
+ROOM = 1 << 18      # probabilities at a time: fewer calls count for more than the cache, where a row is done in one go
+
 
 def __getattr__(name):
     return getattr(cpu, name)
@@ -45,7 +47,7 @@ def attention_core(q, k, v, causal, site=None):
     mask = None if site is None else Mask(np.zeros(probs.shape, bool), site.scale)
     core = AttentionCore(q, k, v, context, probs, causal, mask)
     q, k, v, y = heads_first(q, k, v, context)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal):
+    for some, heads, block, keys in attention_blocks(b, s, a, causal, ROOM):
         p, where = probs[some, heads, block, :keys], rows_at(some, heads, block, keys, a, s)
         np.matmul(q[some, heads, block], k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
         dropped, here = None, None
@@ -62,7 +64,7 @@ def attention_core_backward(dcontext, cache):
     b, s, a, d = q.shape
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     q, k, v, dcontext, dq, dk, dv = heads_first(q, k, v, dcontext, dq, dk, dv)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal):
+    for some, heads, block, keys in attention_blocks(b, s, a, causal, ROOM):
         p, where = probs[some, heads, block, :keys], rows_at(some, heads, block, keys, a, s)
         dy, dropped = dcontext[some, heads, block], p
         if mask is not None:

@@ -244,14 +244,15 @@ def heads_first(*arrays):
     return [x.swapaxes(1, 2) for x in arrays]
 
 
-def attention_blocks(b, s, a, causal):
+def attention_blocks(b, s, a, causal, room=None):
     """Blocks of queries, and how many keys, from the first on, they may see: of some samples' heads at a time, as many
-    as fit the cache. -> samples, heads, queries (slices), and keys.
+    as make `room` probabilities (those that fit the cache). -> samples, heads, queries (slices), and keys.
     """
+    room = room or 2 * TILE
     for start in range(0, s, ATTENTION_ROWS):
         end = min(start + ATTENTION_ROWS, s)
         keys = end if causal else s
-        fit = max(1, 2 * TILE // ((end - start) * keys))
+        fit = max(1, room // ((end - start) * keys))
         for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
             yield slice(i, i + max(1, fit // a)), slice(j, j + fit), slice(start, end), keys
 

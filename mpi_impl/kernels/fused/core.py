@@ -36,7 +36,7 @@ def works() -> bool:
     """Whether kernels can be had here: they are compiled if they are not there yet."""
     try:
         return bool(compiler()) and all(map(library, FORMATS))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError):     # no home is a RuntimeError
         return False
 
 
