@@ -7,10 +7,8 @@ who forgets a wait on either side, lets go of the memory too early or changes it
 Ranks are real, and what they say to one another goes by MPI.
 """
 import itertools
-import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +17,7 @@ from mpi4py import MPI
 from mpi_impl.comm.carriers import Carriers, Direct, Pinned
 from mpi_impl.comm.nccl import NCCL
 from tests import spy
+from tests.installed import installed
 from tests.spy import LENT, QUEUE, SpyArray
 
 CODES = {"INT8": 0, "UINT8": 1, "INT32": 2, "UINT32": 3, "INT64": 4, "UINT64": 5, "FLOAT16": 6, "FLOAT32": 7,
@@ -72,7 +71,7 @@ class FakeCuda:
 @contextmanager
 def fake_cuda(**machine):
     fake = FakeCuda(**machine)
-    with mock.patch.dict(sys.modules, {"cupy": fake, "cupy.cuda": fake.cuda}):
+    with installed({"cupy": fake, "cupy.cuda": fake.cuda}):
         QUEUE.faults.clear()
         yield fake
         assert not QUEUE.faults, QUEUE.faults

@@ -90,8 +90,7 @@ ON_RANKS: dict[str, tuple] = {
             "            np.split(x.reshape(len(x), -1), t, 1)[rank].reshape(tensor.local_shape(t)))"),
         rank_theorems.attention_equals_whole, CASE),
     "scores divided by the root of the model's size": (
-        Bug("mpi_impl.kernels.cpu", "scale, ones = q.dtype.type(1 / sqrt(d))",
-            "scale, ones = q.dtype.type(1 / sqrt(a * d))"),
+        Bug("mpi_impl.kernels.cpu", "return 1 / sqrt(q.shape[-1])", "return 1 / sqrt(q.shape[-2] * q.shape[-1])"),
         rank_theorems.attention_equals_whole, CASE),
     # sequence parallelism: outside the regions a rank has some positions of every sequence
     "an all-gather without its reduce-scatter": (    # each rank's own positions, of its own partial sum alone

@@ -61,12 +61,13 @@ attention_core, attention_core_backward = chosen(ops.attention_core), chosen(ops
 
 
 def one_step_if_there_is(steps):
-    """What is spelled here in several steps is one in some libraries."""
+    """What is spelled here in several steps is one in some libraries. (The textbook's names mean something else.)"""
     name = steps.__name__
 
     @wraps(steps)
     def choose(*arguments):
-        return vars(library_of(arguments)).get(name, steps)(*arguments)
+        library = library_of(arguments)
+        return (steps if library is ops else vars(library).get(name, steps))(*arguments)
 
     return choose
 
@@ -155,13 +156,23 @@ def cross_entropy_backward(probs, dloss, ids, held):
 # ---- the optimizer ----
 
 
-@one_step_if_there_is
 def adam_update(states, grad, model, runs, factor, step, rate, config):
     """One AdamW step (reference/optimizer.py) in place on `states`, parameters and both moments, flat like grad.
 
     The gradient is multiplied by `factor` first, in place. `model` gets the parameters in the model's own format,
     unless it is None. `runs` are slices that make up the whole, each with whether it has weight decay.
     """
+    if library_of((grad,)) is cuda:
+        return cuda.adam_update(states, grad, model, runs, factor, step, rate, config)
+    move(states, grad, runs, factor, step, rate, config)
+    if model is not None:
+        param, *_ = states
+        model[...] = narrowed(param, model.dtype)
+
+
+@one_step_if_there_is
+def move(states, grad, runs, factor, step, rate, config):
+    """adam_update of the states alone."""
     if factor != 1:
         grad *= factor
     param, m, v = states
@@ -169,8 +180,6 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
         if decays:
             optimizer.decay_weights(param[part], rate, config)
     optimizer.adam_update(param, grad, m, v, step, rate, False, config)
-    if model is not None:
-        model[...] = narrowed(param, model.dtype)
 
 
 @one_step_if_there_is

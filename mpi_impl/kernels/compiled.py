@@ -4,22 +4,19 @@ element-wise work, BLAS for the products between.
 Each function takes, gives and means what its namesake in reference/ops.py does, where its docstring stands. What has no
 spelling of its own here is that of cpu.py.
 """
-from math import sqrt
-
 import numpy as np
 
-from mpi_impl.arrays import narrowed
 from mpi_impl.kernels import cpu, fused
-from mpi_impl.kernels.cpu import AttentionCore, attention_blocks, heads_first
+from mpi_impl.kernels.cpu import AttentionCore, attention_blocks, heads_first, score_scale
 from mpi_impl.kernels.fused import (add_branch, add_branch_and_norm, attention_probs, attention_probs_backward,
                                     cross_entropy_backward, dropout, dropout_backward, exp_and_sum, gelu, gelu_backward,
                                     layer_norm, layer_norm_backward, rows_of)
 from reference import ops
 from reference.ops import Mask
 
-__all__ = ["adam_update", "add_branch", "add_branch_and_norm", "attention_core", "attention_core_backward",
+__all__ = ["add_branch", "add_branch_and_norm", "attention_core", "attention_core_backward",
            "cross_entropy_backward", "dropout", "dropout_backward", "exp_and_sum", "gelu", "gelu_backward",
-           "layer_norm", "layer_norm_backward", "linear_gelu"]
+           "layer_norm", "layer_norm_backward", "linear_gelu", "move"]
 
 ROOM = 1 << 18      # probabilities at a time: fewer calls count for more than the cache, where a row is done in one go
 
@@ -33,19 +30,18 @@ def linear_gelu(x, w, b):
     return gelu(ops.linear(x, w), b)
 
 
-def adam_update(states, grad, model, runs, factor, step, rate, config):
-    """For the arguments see kernels.adam_update. A model of halves gets them from the host's own rounding."""
+def move(states, grad, runs, factor, step, rate, config):
+    """kernels.move, in one pass over each run."""
     fused.adam_update(states, grad, None, runs, factor, step, rate, config)
-    if model is not None:
-        model[...] = narrowed(states[0], model.dtype)
 
 
 def attention_core(q, k, v, causal, site=None):
     """As cpu.py's, block by block; what it does to scores between two products is one kernel."""
-    b, s, a, d = q.shape
+    b, s, a, _ = q.shape
     context, probs = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype)
     mask = None if site is None else Mask(np.zeros(probs.shape, bool), site.scale)
     core = AttentionCore(q, k, v, context, probs, causal, mask)
+    scale = score_scale(q)
     q, k, v, y = heads_first(q, k, v, context)
     for some, heads, block, keys in attention_blocks(b, s, a, causal, ROOM):
         p, where = probs[some, heads, block, :keys], rows_at(some, heads, block, keys, a, s)
@@ -54,15 +50,16 @@ def attention_core(q, k, v, causal, site=None):
         if site is not None:
             dropped = np.empty(p.shape, p.dtype)
             here = site._replace(first=tuple(map(sum, zip(site.first, (some.start, heads.start, block.start, 0)))))
-        attention_probs(probs, dropped, mask and mask.keep, here, p.shape, where, 1 / sqrt(d), causal)
+        attention_probs(probs, dropped, mask and mask.keep, here, p.shape, where, scale, causal)
         np.matmul(p if dropped is None else dropped, v[some, heads, :keys], out=y[some, heads, block])
     return context, core
 
 
 def attention_core_backward(dcontext, cache):
     q, k, v, _, probs, causal, mask = cache
-    b, s, a, d = q.shape
+    b, s, a, _ = q.shape
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
+    scale = score_scale(q)
     q, k, v, dcontext, dq, dk, dv = heads_first(q, k, v, dcontext, dq, dk, dv)
     for some, heads, block, keys in attention_blocks(b, s, a, causal, ROOM):
         p, where = probs[some, heads, block, :keys], rows_at(some, heads, block, keys, a, s)
@@ -73,7 +70,7 @@ def attention_core_backward(dcontext, cache):
         dv[some, heads, :keys] += dropped.swapaxes(2, 3) @ dy
         dp = dy @ v[some, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v
         # forward: dropped = dropout(softmax(q k^T / sqrt(d)))
-        attention_probs_backward(dp, probs, mask, p.shape, where, 1 / sqrt(d), dp)
+        attention_probs_backward(dp, probs, mask, p.shape, where, scale, dp)
         np.matmul(dp, k[some, heads, :keys], out=dq[some, heads, block])
         dk[some, heads, :keys] += dp.swapaxes(2, 3) @ q[some, heads, block]
     return gradients

@@ -194,8 +194,8 @@ def attention_core(q, k, v, causal, site=None):
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
     core = AttentionCore(q, k, v, context, probs, causal, mask)
+    scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
     q, k, v, y = heads_first(q, k, v, context)
-    scale, ones = q.dtype.type(1 / sqrt(d)), np.ones((s, 1), q.dtype)
     for some, heads, block, keys in attention_blocks(b, s, a, causal):
         p = probs[some, heads, block, :keys]
         np.matmul(q[some, heads, block] * scale, k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
@@ -219,8 +219,8 @@ def attention_core_backward(dcontext, cache):
     q, k, v, context, probs, causal, mask = cache
     b, s, a, d = q.shape
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
+    scale = q.dtype.type(score_scale(q))
     q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
-    scale = q.dtype.type(1 / sqrt(d))
     for some, heads, block, keys in attention_blocks(b, s, a, causal):
         p, dy = probs[some, heads, block, :keys], dcontext[some, heads, block]
         along = (dy * y[some, heads, block]).sum(-1, keepdims=True)   # of dp * p: since y is p @ v, of dy * y
@@ -237,6 +237,11 @@ def attention_core_backward(dcontext, cache):
         np.multiply(dp @ k[some, heads, :keys], scale, out=dq[some, heads, block])    # forward: q k^T / sqrt(d)
         dk[some, heads, :keys] += dp.swapaxes(2, 3) @ (q[some, heads, block] * scale)
     return gradients
+
+
+def score_scale(q) -> float:
+    """What q k^T is multiplied by, q [b, s, a, d]."""
+    return 1 / sqrt(q.shape[-1])
 
 
 def heads_first(*arrays):

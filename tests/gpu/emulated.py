@@ -24,6 +24,7 @@ import numpy as np
 
 from mpi_impl.kernels import cuda
 from mpi_impl.kernels.fused import launcher
+from tests.installed import installed
 from tests.spy import QUEUE, SpyArray
 
 HEADER = Path(__file__).with_name("emulated.h")
@@ -41,22 +42,6 @@ def gpu():
             mock.patch.object(launcher, "THREADS", THREADS), \
             mock.patch.object(cuda, "has_kernels_for", lambda x: isinstance(x, SpyArray)):
         yield
-
-
-@contextmanager
-def installed(modules):
-    """`import` finds these. (mock.patch.dict would forget what is imported meanwhile, and not all can be so twice.)
-    """
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------

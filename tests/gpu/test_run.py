@@ -33,7 +33,8 @@ def pretrain_there(group, options):
     if device.REAL:
         pretrain(group, options)
     else:
-        with device.gpu(), mock.patch.object(pretrain_gpt, "device_of", emulated):
+        with device.gpu(), mock.patch.object(pretrain_gpt, "device_of", emulated), \
+                mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
             pretrain(group, options)
 
 

@@ -153,7 +153,8 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 
 def pretrain_on_spies(group, options):
-    with mock.patch.object(pretrain_gpt, "device_of", on_spies), fake_cuda() as cupy:
+    with mock.patch.object(pretrain_gpt, "device_of", on_spies), fake_cuda() as cupy, \
+            mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
         pretrain(group, options)
         assert (cupy.cuda.nccl.alive > 0) == ("nccl" in options)
 

@@ -1,0 +1,19 @@
+"""Modules that are there for a while."""
+import sys
+from contextlib import contextmanager
+
+
+@contextmanager
+def installed(modules):
+    """`import` finds these. (mock.patch.dict would forget what is imported meanwhile, and not all can be so twice.)
+    """
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
