@@ -33,7 +33,7 @@ def told() -> str:
     """For a person: by what cores do the element-wise work."""
     return "element-wise work is done by " + (
         "kernels that were compiled for this machine" if core.works() else
-        "NumPy: there is no C++ compiler, which could make it several times as fast")
+        "NumPy: a C++ compiler, and a place for what it makes, would let it be several times as fast")
 
 
 def chosen(plain):

@@ -47,7 +47,7 @@ def library(form: str) -> ctypes.CDLL:
     Raises OSError or SubprocessError.
     """
     text = translation_unit()
-    made_for = (text, OPTIONS, form, compiler(), platform.node(), platform.machine(), platform.processor())
+    made_for = (text, OPTIONS, form, compiler(), platform.node(), platform.machine(), instructions())
     path = folder() / f"{sha256(repr(made_for).encode()).hexdigest()[:20]}.so"
     if not path.exists():
         with open(path.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=path.parent) as own:
@@ -58,6 +58,15 @@ def library(form: str) -> ctypes.CDLL:
                                check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
                 Path(own, "kernels.so").replace(path)
     return ctypes.CDLL(str(path))
+
+
+def instructions() -> str:
+    """What this processor can do: an image of a machine may wake up on another one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
 
 
 def folder() -> Path:
