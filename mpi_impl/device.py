@@ -69,7 +69,7 @@ def gpus_here() -> list[tuple[str, str]]:
     except ImportError as error:
         problem = "that is not installed" if error.name == "cupy" else f"that cannot be loaded ({error})"
         raise UserError(f"--device is cuda, which needs CuPy, and {problem}. Install it into this environment, as in "
-                        "`pip install cupy-cuda12x` (or cupy-cuda13x, whichever CUDA the machine has), "
+                        "`pip install 'cupy-cuda12x[ctk]'` (or cupy-cuda13x, whichever CUDA the machine has), "
                         f"{WITHOUT}") from None
     runtime = cupy.cuda.runtime
     try:

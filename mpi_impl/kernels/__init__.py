@@ -33,7 +33,7 @@ def told() -> str:
     """For a person: by what cores do the element-wise work."""
     return "element-wise work is done by " + (
         "kernels that were compiled for this machine" if core.works() else
-        "NumPy: a C++ compiler, and a place for what it makes, would let it be several times as fast")
+        "NumPy; a C++ compiler, and a place to keep what it makes, would let it be several times as fast")
 
 
 def chosen(plain):
@@ -60,8 +60,8 @@ dropout, dropout_backward = chosen(ops.dropout), chosen(ops.dropout_backward)
 attention_core, attention_core_backward = chosen(ops.attention_core), chosen(ops.attention_core_backward)
 
 
-def one_step_if_there_is(steps):
-    """What is spelled here in several steps is one in some libraries. (The textbook's names mean something else.)"""
+def fused_where_possible(steps):
+    """What is spelled here in several steps is one kernel in some libraries. (The textbook's names mean others.)"""
     name = steps.__name__
 
     @wraps(steps)
@@ -96,7 +96,7 @@ def activated_linear(x, w, b, activation):
 # ---- a branch, and the layer norm behind it ----
 
 
-@one_step_if_there_is
+@fused_where_possible
 def add_branch(y, x, site):
     """dropout(y) + x, of one shape -> the sum, and dropout's mask. Overwrites y."""
     y, mask = dropout(y, site)
@@ -104,7 +104,7 @@ def add_branch(y, x, site):
     return y, mask
 
 
-@one_step_if_there_is
+@fused_where_possible
 def add_branch_and_norm(y, x, site, weight, bias, epsilon):
     """What add_branch gives, and what layer_norm gives for the sum."""
     summed, mask = add_branch(y, x, site)
@@ -114,13 +114,13 @@ def add_branch_and_norm(y, x, site, weight, bias, epsilon):
 # ---- what is added to gradients, which are float32 where dy is of halves ----
 
 
-@one_step_if_there_is
+@fused_where_possible
 def accumulate(grad, x, dy):
     """The sink that does not wait: grad [n, m] += x^T dy, over all positions of x [..., n] and dy [..., m]."""
     grad += rows(widened(x)).T @ rows(widened(dy))
 
 
-@one_step_if_there_is
+@fused_where_possible
 def total(dy):
     """dy [n, ...] -> its sum over n: what is added everywhere, as a bias is, has the sum of the gradients."""
     return widened(dy).sum(0)
@@ -134,14 +134,14 @@ def lookup_backward(dy, ids, dtable):
 # ---- the loss ----
 
 
-@one_step_if_there_is
+@fused_where_possible
 def exp_and_sum(logits, highest):
     """logits [b, s, n], highest [b, s]: overwrite the logits with exp(logits - highest) -> its sums over n, [b, s]."""
     logits -= highest[..., None]
     return np.exp(logits, out=logits).sum(-1)
 
 
-@one_step_if_there_is
+@fused_where_possible
 def cross_entropy_backward(probs, dloss, ids, held):
     """probs [b, s, n], dloss [b, s] -> (probs - one at the target) x dloss, in the place of probs.
 
@@ -164,14 +164,14 @@ def adam_update(states, grad, model, runs, factor, step, rate, config):
     """
     if library_of((grad,)) is cuda:
         return cuda.adam_update(states, grad, model, runs, factor, step, rate, config)
-    move(states, grad, runs, factor, step, rate, config)
+    update_states(states, grad, runs, factor, step, rate, config)
     if model is not None:
         param, *_ = states
         model[...] = narrowed(param, model.dtype)
 
 
-@one_step_if_there_is
-def move(states, grad, runs, factor, step, rate, config):
+@fused_where_possible
+def update_states(states, grad, runs, factor, step, rate, config):
     """adam_update of the states alone."""
     if factor != 1:
         grad *= factor
@@ -182,7 +182,7 @@ def move(states, grad, runs, factor, step, rate, config):
     optimizer.adam_update(param, grad, m, v, step, rate, False, config)
 
 
-@one_step_if_there_is
+@fused_where_possible
 def sum_of_squares(x):
     """Of the flat x, on a device a number there: nobody waits for it yet."""
     return np.vdot(x, x)

@@ -16,7 +16,7 @@ from reference.ops import Mask
 
 __all__ = ["add_branch", "add_branch_and_norm", "attention_core", "attention_core_backward",
            "cross_entropy_backward", "dropout", "dropout_backward", "exp_and_sum", "gelu", "gelu_backward",
-           "layer_norm", "layer_norm_backward", "linear_gelu", "move"]
+           "layer_norm", "layer_norm_backward", "linear_gelu", "update_states"]
 
 ROOM = 1 << 18      # probabilities at a time: fewer calls count for more than the cache, where a row is done in one go
 
@@ -30,8 +30,8 @@ def linear_gelu(x, w, b):
     return gelu(ops.linear(x, w), b)
 
 
-def move(states, grad, runs, factor, step, rate, config):
-    """kernels.move, in one pass over each run."""
+def update_states(states, grad, runs, factor, step, rate, config):
+    """kernels.update_states, in one pass over each run."""
     fused.adam_update(states, grad, None, runs, factor, step, rate, config)
 
 

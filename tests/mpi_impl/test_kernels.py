@@ -75,6 +75,19 @@ def test_lookup_backward(fast, n, V, h, dtype, seed):
     same(actual, ops.lookup_backward(dy, ids, expected), dtype)
 
 
+@pytest.mark.skipif(not core.works(), reason="no C++ compiler")
+def test_exp_of_floats():
+    """Ours, within two units in the last place wherever it is a normal number; beyond, 0 and infinity."""
+    x = np.concatenate([np.linspace(-87, 88, 200_001), np.linspace(-1, 1, 20_001)]).astype(np.float32)
+    y, zeros = x[None, None].copy(), np.zeros((1, 1), np.float32)
+    compiled.exp_and_sum(y, zeros)
+    exact = np.exp(x.astype(np.float64))
+    assert (abs(y[0, 0] - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
+    far = np.array([[[-np.inf, -1e30, -89, 89, 1e30, np.inf, np.nan]]], np.float32)
+    compiled.exp_and_sum(far, zeros)
+    np.testing.assert_array_equal(far[0, 0], [0, 0, 0, np.inf, np.inf, np.inf, np.nan])
+
+
 @given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_exp_and_sum(n, V, dtype, seed):
     """In tiles on NumPy, in one on a device: what softmax is made of."""
@@ -112,6 +125,19 @@ def test_attention_core(fast, b, s, a, d, causal, dtype, seed):
     for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),
                               ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
+
+
+@FAST
+def test_how_an_array_lies_in_memory_changes_nothing(fast):
+    """Views with their axes swapped, of which the kernels would see the wrong elements."""
+    x, weight = draw(1, np.float64, 4, 6, 2).transpose(2, 0, 1), draw(2, np.float64, 6)
+    site, dy = Site((1, 2), 0.5, (0, 4, 6), (0, 0, 0)), np.ascontiguousarray(draw(3, np.float64, 2, 4, 6))
+    for forward, backward, others in [(fast.gelu, fast.gelu_backward, ()),
+                                      (fast.dropout, fast.dropout_backward, (site,))]:
+        (y, cache), (expected, same_cache) = forward(x, *others), forward(np.ascontiguousarray(x), *others)
+        same(y, expected, np.float64)
+        same(backward(dy.transpose(0, 2, 1).copy().transpose(0, 2, 1), cache), backward(dy, same_cache), np.float64)
+    same(fast.layer_norm(x, weight, weight, 1e-3)[0], ops.layer_norm(x, weight, weight, 1e-3)[0], np.float64)
 
 
 # ---- dropout ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ __all__ = ["accumulate", "adam_update", "add_branch", "add_branch_and_norm", "at
 
 
 def has_kernels_for(x) -> bool:
+    """Whether x is an array of CuPy's. (To import CuPy for that would need it installed.)"""
     return type(x).__module__.partition(".")[0] == "cupy"
 
 

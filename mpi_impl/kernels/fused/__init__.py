@@ -37,6 +37,7 @@ def contiguous(x):
 
 def gelu(x, bias=None):
     """Of x + bias, which overwrites x. Of halves the cache is that, else the sigmoid is kept, too."""
+    x = contiguous(x) if bias is None else x
     y, sigmoid = np.empty_like(x, order="C"), None if is_half(x) else np.empty_like(x, order="C")
     launch("activation.gelu", x.dtype, count(x), x, bias, y, sigmoid, x.shape[-1], packed(x.shape[-1], x, y, sigmoid))
     return y, (x if sigmoid is None else (x, sigmoid))
@@ -63,7 +64,7 @@ class Normed(NamedTuple):
     @classmethod
     def like(cls, x):
         return cls(np.empty_like(x, order="C"), np.empty_like(x, order="C"),
-                   np.empty_like(x, shape=(*x.shape[:-1], 1), dtype=number(x.dtype)))
+                   np.empty_like(x, shape=(*x.shape[:-1], 1), dtype=number(x.dtype), order="C"))
 
 
 def add_and_norm(x, residual, site, norm=None):

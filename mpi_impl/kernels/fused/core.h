@@ -13,8 +13,9 @@ static Place blockIdx{0}, gridDim{1};
 
 using std::sqrt;
 
-// Of doubles exp is the library's. Of floats it is ours, within 2 units in the last place, and such that a compiler can do it for a vector at a time: 2^n e^r, where r is at
-// most half of log(2), by a polynomial (S. Moshier, Cephes: expf). 0 below -88, infinity above 88.4.
+// Of doubles exp is the library's. Of floats it is ours, within 2 units in the last place, and such that a compiler can
+// do it for a vector at a time: 2^n e^r, where r is at most half of log(2), by a polynomial (S. Moshier, Cephes: expf).
+// 0 below -88, infinity above 88.4.
 inline float exp(float x) {
     x = x < -88.f ? -88.f : x > 89.f ? 89.f : x;
     float n = std::floor(x * 1.44269504f + 0.5f);
