@@ -17,6 +17,7 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.entry import run
 from mpi_impl.reports.forecast import Plan
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
@@ -34,7 +35,7 @@ def main() -> None:
     trainer = Trainer(model, optimizer, connect(ranks, parallel), 1, precision)
     tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
     for _ in range(STEPS):
-        trainer.step([(tokens, targets)], work.b)
+        trainer.step([GPTBatch(tokens, targets)], work.b)
     took = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before       # the system counts in KiB
     forecast, = Plan(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
     report(ranks, took, forecast)

@@ -29,6 +29,7 @@ from mpi_impl.comm.trace import Trace
 from mpi_impl.entry import run
 from mpi_impl.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import bubbles
 from reference.optimizer import OptimizerConfig
@@ -81,7 +82,7 @@ def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
     steps = []
     for _ in range(STEPS + 1):
         trace.slices.clear()
-        trainer.step([(tokens, tokens)] * MICROBATCHES, MICROBATCHES * MICRO_BATCH)
+        trainer.step([GPTBatch(tokens, tokens)] * MICROBATCHES, MICROBATCHES * MICRO_BATCH)
         steps.append(list(trace.slices))
     return steps[1:]
 

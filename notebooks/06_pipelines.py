@@ -270,9 +270,10 @@ for name, v in table.items():
 
 # %%
 from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
+from reference.batches import GPTBatch
 
 alone = textbook_of(tiny_gpt(num_layers=8))                     # one process, all samples at once, no pipeline
-right = [alone.step(*global_batch(step, 16))[0] for step in range(3)]
+right = [alone.step(GPTBatch(*global_batch(step, 16)))[0] for step in range(3)]
 print("one process: losses", np.round(right, 4))
 for name, found in ranks["losses"][0].items():
     in_flight = [everyone[name] for everyone in ranks["most"]]

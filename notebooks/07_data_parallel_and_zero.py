@@ -56,13 +56,14 @@ draw_matrices([Matrix("batch", owners), "forward, backward  →", partial_sums("
 # against one process that knows nothing of replicas:
 
 # %%
+from reference.batches import GPTBatch
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.params import initialize
 from reference.training import loss_and_gradients
 
 model = tiny_gpt(2)
 params = initialize(gpt_tensors(model), SEED, "float64")
-loss, gradient = loss_and_gradients(tokens, targets, params, model)
+loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
 
 def apart(found, expected):
     """The largest difference of two trees of tensors, relative to the largest element."""
@@ -183,7 +184,7 @@ print(f"sum of the gradients begins {summed[:4].round(4)}")
 
 # %%
 tokens, targets = global_batch(step=0, samples=4)
-loss, gradient = loss_and_gradients(tokens, targets, params, model)
+loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
 print([apart(layout.views(found), gradient) < 1e-12 for found in ranks["summed"]])
 
 # %% [markdown]
@@ -346,7 +347,7 @@ for stage, found in enumerate(stages):
 from mpi_impl.demos.tiny_gpt import textbook_of
 
 textbook = textbook_of(model)
-losses = [textbook.step(*global_batch(step, 4))[0] for step in range(8)]
+losses = [textbook.step(GPTBatch(*global_batch(step, 4)))[0] for step in range(8)]
 expected = dict(leaves(textbook.params))
 for stage in range(4):
     found = [everyone[stage] for everyone in ranks["stages"]]

@@ -76,6 +76,7 @@ for name, (t, p, d) in ways.items():
 
 # %%
 from mpi_impl.demos.tiny_gpt import POSITIONS, SEED, global_batch, textbook_of, tiny_gpt
+from reference.batches import GPTBatch
 from reference.cost import parameters
 
 model = replace(tiny_gpt(4, heads=8), hidden_dropout=0.1, attention_dropout=0.1,
@@ -90,7 +91,7 @@ print(f"{parameters(model):,} parameters; {BATCH} samples of {POSITIONS} words a
 
 # %%
 textbook = textbook_of(model)
-alone = [textbook.step(*global_batch(step, BATCH))[0] for step in range(STEPS)]
+alone = [textbook.step(GPTBatch(*global_batch(step, BATCH)))[0] for step in range(STEPS)]
 print("loss:", *np.round(alone[:5], 4), "...", np.round(alone[-1], 4))
 
 # %% [markdown]

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 
+ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",))}     # and the heads of each
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 RECOMPUTE = ("none", "selective", "full")   # of activations: nothing, attention's core, all of each layer
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT's sizes and choices. Names are Megatron's. Raises UserError where the sizes do not fit together."""
+    """A GPT's or BERT's sizes and choices. Names are Megatron's. Raises UserError where they do not fit together."""
 
     num_layers: int                                    # L
     hidden_size: int                                   # h
@@ -32,11 +33,15 @@ class ModelConfig:
     attention_dropout: float = 0.1                     # of attention's probabilities
     make_vocab_size_divisible_by: int = 128
     fp16_lm_cross_entropy: bool = False                # in float16, the loss too, rather than in float32
+    architecture: str = "gpt"                          # or bert, whose attention looks both ways
+    heads: tuple[str, ...] = ("lm",)                   # what it predicts: words; sop, the order of sentences; a choice
+    apply_residual_connection_post_layernorm: bool = False   # BERT's original order: see layers/block.py
 
     def __post_init__(self):
         for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings",
                      "make_vocab_size_divisible_by"):
             require_positive(name, getattr(self, name))
+        self.check_architecture()
         require_divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size,
                         "Every head gets hidden_size / num_attention_heads columns.")
         require_one_of("The activation", self.activation, tuple(ACTIVATIONS))
@@ -55,6 +60,26 @@ class ModelConfig:
             raise UserError(f"--rotary-percent {self.rotary_percent} of a head of {self.head_size} dimensions is "
                             f"{self.rotary_size}, but rope turns pairs of dimensions. Choose a share that gives an "
                             "even number above 0.")
+
+    def check_architecture(self) -> None:
+        require_one_of("architecture", self.architecture, tuple(ARCHITECTURES))
+        known = ARCHITECTURES[self.architecture]
+        if self.heads not in known:
+            raise UserError(f"The heads are {' and '.join(self.heads)}, but those of a {self.architecture} are "
+                            f"{', or '.join(map(' and '.join, known))}.")
+        if self.architecture == "bert" and self.untie_embeddings_and_output_weights:
+            raise UserError("--untie-embeddings-and-output-weights is for a GPT: BERT's masked words are predicted "
+                            "with the embedding's table. Leave it out.")
+
+    @property
+    def tied(self) -> bool:
+        """Whether there are logits that read the embedding's word table."""
+        return "lm" in self.heads and not self.untie_embeddings_and_output_weights
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position sees itself and those before it, or all."""
+        return self.architecture == "gpt"
 
     @property
     def head_size(self) -> int:

@@ -15,10 +15,12 @@ def parameters(c: ModelConfig) -> int:
     """V h + s h + L (12 h^2 + 13 h) + 2 h, without padding; an untied output layer adds V h, rope takes s h away.
 
     A layer has 3h^2 + 3h for Q, K and V, h^2 + h for attention's output, 8h^2 + 5h for the MLP and 4h for two norms.
-    Here s is the longest sequence, and the 2 h are the final layer norm's.
+    Here s is the longest sequence, and the 2 h are the final layer norm's. BERT has a table of two token types and its
+    heads besides (`head_parameters`).
     """
     h, tables = c.hidden_size, 2 if c.untie_embeddings_and_output_weights else 1
-    return tables * c.vocab_size * h + positions(c) + c.num_layers * (12 * h**2 + 13 * h) + 2 * h
+    return (tables * c.vocab_size * h + positions(c) + token_types(c) + c.num_layers * (12 * h**2 + 13 * h) + 2 * h
+            + head_parameters(c, c.vocab_size))
 
 
 def published_parameters(c: ModelConfig) -> float:
@@ -42,15 +44,36 @@ def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
     final layer norm and the logits. Tied logits need the word table there too: a copy, unless the stage is both.
     """
     h, first, last = c.hidden_size, 0 in layers, c.num_layers - 1 in layers
-    tables = first + last if c.untie_embeddings_and_output_weights else int(first or last)
+    tables, words = int(first or last and c.tied), c.padded_vocab_size(t) // t
+    tables += last and c.untie_embeddings_and_output_weights
     split, replicated = (12 * h**2 + 7 * h) // t, 6 * h      # 3h + 4h biases are split; two norms, two biases are not
-    return (tables * (c.padded_vocab_size(t) // t) * h + (positions(c) if first else 0)
-            + len(layers) * (split + replicated) + (2 * h if last else 0))
+    return (tables * words * h + (positions(c) + token_types(c) if first else 0)
+            + len(layers) * (split + replicated) + (2 * h + head_parameters(c, words) if last else 0))
 
 
 def positions(c: ModelConfig) -> int:
     """Elements of the table of positions, which every tensor-parallel rank holds whole; rope has none."""
     return c.max_position_embeddings * c.hidden_size if c.position_embedding_type == "learned_absolute" else 0
+
+
+def token_types(c: ModelConfig) -> int:
+    """Elements of BERT's table of two token types."""
+    return 0 if c.causal else 2 * c.hidden_size
+
+
+def head_parameters(c: ModelConfig, words: int) -> int:
+    """Elements of BERT's heads beside the word table: a layer, a norm, and a bias for so many words; the pooler, and
+    what reads it: two columns for the order of sentences, one for a choice.
+    """
+    if c.causal:
+        return 0
+    h, columns = c.hidden_size, pooled_columns(c)
+    return ("lm" in c.heads) * (h**2 + 3 * h + words) + bool(columns) * (h**2 + h) + columns * (h + 1)
+
+
+def pooled_columns(c: ModelConfig) -> int:
+    """Of what reads the pooler, together."""
+    return sum({"lm": 0, "sop": 2, "choice": 1}[head] for head in c.heads)
 
 
 # ---- FLOPs and time -------------------------------------------------------------------------------------------------
@@ -61,7 +84,7 @@ class ForwardFlops(NamedTuple):
 
     linear: int      # the layers' own matrices
     attention: int   # its core, which has no parameters
-    logits: int
+    logits: int      # and BERT's other heads
 
 
 def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
@@ -71,9 +94,18 @@ def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
     for each token; and 2 b s^2 h for q k^T, as much for the probabilities times v. The causal mask hides half of
     that core, but the papers (and the textbook) compute all of it. What is no matrix product is left out.
     """
-    L, h, V = c.num_layers, c.hidden_size, c.vocab_size
+    L, h = c.num_layers, c.hidden_size
     return ForwardFlops(linear=L * (6 + 2 + 16) * b * s * h**2, attention=L * (2 + 2) * b * s**2 * h,
-                        logits=2 * b * s * h * V)
+                        logits=head_flops(c, b, s))
+
+
+def head_flops(c: ModelConfig, b: int, s: int) -> int:
+    """2 b s h V for the logits. BERT has a layer before them, 2 b s h^2, and heads that read one position, 2 b h^2."""
+    h, words = c.hidden_size, ("lm" in c.heads) * c.vocab_size
+    if c.causal:
+        return 2 * b * s * h * words
+    columns = pooled_columns(c)
+    return 2 * b * h * (bool(words) * s * (h + words) + bool(columns) * h + columns)
 
 
 def iteration_flops(c: ModelConfig, B: int, s: int, recompute: str = "none") -> int:

@@ -7,7 +7,9 @@ sequence parallelism puts in their place, an all-gather and a reduce-scatter.
 Inside a region every rank has heads and columns of its own. Outside, all hold the same, or each has its positions. The
 layers are the same for both: they enter and leave, and what that means is the region's business.
 """
-from reference.collectives import all_gather, all_reduce, reduce_scatter
+import numpy as np
+
+from reference.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from reference.params import tree_map
 
 SEQUENCE = 1    # the axis of positions in [b, s, h]
@@ -43,6 +45,13 @@ class TensorParallelRegion:
     def positions(self, xs):
         """Which positions of the sequence each rank holds outside, from what it holds, [b, s, h]: all of them."""
         return [slice(0, x.shape[SEQUENCE]) for x in xs]
+
+    def of_first_position(self, ys):
+        """What each rank has made of the first position that it holds outside: all have made the same."""
+        return ys
+
+    def of_first_position_backward(self, dys):
+        return dys
 
     def complete(self, grads, tensors):
         """Each rank's gradients. Those of replicated tensors are whole already: every rank saw all positions."""
@@ -89,6 +98,14 @@ class SequenceParallelRegion:
         """Which positions of the sequence each rank holds outside, from what it holds, [b, s/t, h]."""
         n = xs[0].shape[SEQUENCE]
         return [slice(rank * n, rank * n + n) for rank in range(len(xs))]
+
+    def of_first_position(self, ys):
+        """What each rank has made of the first position that it holds: that of the sequence's first, on every rank."""
+        return broadcast(ys, 0)
+
+    def of_first_position_backward(self, dys):
+        """What the others made of theirs is of no use to anyone."""
+        return [dys[0], *map(np.zeros_like, dys[1:])]
 
     def complete(self, grads, tensors):
         """Each rank's gradients, those of replicated tensors whole on every rank.

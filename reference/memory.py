@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from reference.actions import Action
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_zero_stage, require_one_of
+from reference.cost import pooled_columns
+from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
 
 # ---- model states ---------------------------------------------------------------------------------------------------
@@ -132,9 +134,14 @@ class Account:
     # ---- elements ----
 
     @property
+    def sequences(self) -> int:
+        """b, or where the model is to choose, as many for each question as there are answers."""
+        return self.b * sequences_of(self.c)
+
+    @property
     def whole(self) -> int:
         """[b, s, h]."""
-        return self.b * self.s * self.c.hidden_size
+        return self.sequences * self.s * self.c.hidden_size
 
     @property
     def inside(self) -> int:
@@ -183,7 +190,7 @@ class Account:
             found.append(self.rotary())
         if self.parallel.recompute.selective:
             return found
-        n = self.b * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
+        n = self.sequences * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
         if self.precision.half:
             return [*found, Kept("attention's probabilities, dropped and not", 0, 0, 5 * n,
                                  "the backward's kernel computes them again")]
@@ -195,7 +202,10 @@ class Account:
 
     def activation(self) -> list[Kept]:
         """Of the MLP's activation function: 4h/t columns."""
-        n = 4 * self.inside
+        return self.activation_of(4 * self.inside)
+
+    def activation_of(self, n: int) -> list[Kept]:
+        """Of n elements."""
         if self.c.activation == "relu":
             return [Kept("input of ReLU", n, n, 2 * n, "its backward needs the sign alone, a byte")]
         found = [self.array("input of GeLU", n, 2 * n)]
@@ -222,20 +232,47 @@ class Account:
     # ---- before and after the layers ----
 
     def embedding(self) -> list[Kept]:
-        return [self.words("tokens"),
+        n = 0 if self.c.causal else self.outside // self.c.hidden_size
+        return [self.words("tokens"), Kept("token types: of the second?", n, n, 0, "a byte a position" if n else ""),
                 self.mask("dropout mask after the embedding", self.outside, self.c.hidden_dropout)]
 
     def head(self) -> list[Kept]:
-        """Final layer norm, logits and loss."""
+        """Final layer norm, logits and loss; of a BERT the other heads."""
+        return [*self.norm("final norm"), *(self.transform() if not self.c.causal and "lm" in self.c.heads else []),
+                *(self.words_predicted() if "lm" in self.c.heads else []), *self.pooled()]
+
+    def words_predicted(self) -> list[Kept]:
         logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
-        return [*self.norm("final norm"), self.region_input("input of the logits"),
+        return [self.region_input("input of the logits"),
                 self.array("probabilities of the words", self.logits, logits, "padded words have theirs, too",
                            self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
                 self.words("targets")]
 
+    def transform(self) -> list[Kept]:
+        """BERT's layer before the logits."""
+        return [self.array("input of the layer before the logits", self.outside, 2 * self.outside),
+                *self.activation_of(self.outside), *self.norm("norm before the logits")]
+
+    def pooled(self) -> list[Kept]:
+        """Of the heads that read one position: a vector before the pooler and one after it; and probabilities."""
+        if not (columns := pooled_columns(self.c)):
+            return []
+        n = self.sequences * self.c.hidden_size
+        return [self.array("first positions, before the pooler and after it", 2 * n, 4 * n),
+                self.array("probabilities of the pooled heads", self.sequences * columns, 0,
+                           "too small for the formula", self.precision.main)]
+
     def head_deferred(self) -> list[Kept]:
-        return [self.array("input of the logits", self.whole, 2 * self.whole),
-                self.array("gradient of the logits", self.logits, 2 * self.logits)]
+        found, first = [], self.sequences * self.c.hidden_size
+        if "lm" in self.c.heads:
+            found = [self.array("input of the logits", self.whole, 2 * self.whole),
+                     self.array("gradient of the logits", self.logits, 2 * self.logits)]
+            if not self.c.causal:
+                found.append(self.array("factors of the layer before the logits", 2 * self.outside, 4 * self.outside))
+        if columns := pooled_columns(self.c):
+            n = 3 * first + self.sequences * columns
+            found.append(self.array("factors of the pooler and of what reads it", n, 2 * n))
+        return found
 
     @property
     def logits(self) -> int:
@@ -244,7 +281,7 @@ class Account:
         return self.b * self.s * self.c.padded_vocab_size(t) // t
 
     def words(self, what: str) -> Kept:
-        n = self.b * self.s
+        n = self.sequences * self.s
         return Kept(what, 2 * n, 9 * n, 0, "8 bytes for the row in this rank's part of the table, 1 for: is it there?")
 
     # ---- a kind of item ----
@@ -307,10 +344,17 @@ def total(items: Iterable[Kept]) -> int:
 # ---- measured -------------------------------------------------------------------------------------------------------
 
 
-def array_bytes(*trees) -> int:
+def array_bytes(*trees, besides=()) -> int:
     """Bytes of the memory under all arrays in nested tuples, lists and dicts: once, however many views there are of it.
+    What is under arrays in `besides` does not count.
     """
-    found, left = {}, list(trees)
+    found = arrays_under(trees)
+    return sum(found[key] for key in found.keys() - arrays_under(besides).keys())
+
+
+def arrays_under(trees) -> dict[int, int]:
+    """Of each array that others may be views of its bytes, by id."""
+    found, left = {}, [trees]
     while left:
         tree = left.pop()
         if isinstance(tree, dict):
@@ -321,4 +365,4 @@ def array_bytes(*trees) -> int:
             while getattr(tree, "base", None) is not None and hasattr(tree.base, "nbytes"):
                 tree = tree.base             # a view keeps all that it is a view of
             found[id(tree)] = tree.nbytes
-    return sum(found.values())
+    return found

@@ -199,6 +199,7 @@ class CoreInputs(NamedTuple):
     v: Any
     causal: bool
     site: Any      # where dropout draws, or None
+    lengths: Any = None   # int64 [b]: how many positions of each sample are real, or None: all
 
 
 class AttentionCore(NamedTuple):
@@ -211,17 +212,22 @@ class AttentionCore(NamedTuple):
     mask: Any    # a Mask of probs, or None
 
 
-def attention_core(q, k, v, causal, site=None):
+def attention_core(q, k, v, causal, site=None, lengths=None):
     """dropout(softmax(q k^T / sqrt(d))) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
 
     d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). With `causal`, a position sees
-    itself and what is before it. `site` is where dropout draws, or None: no dropout.
+    itself and what is before it. `site` is where dropout draws, or None: no dropout. Of sample i the first lengths[i]
+    positions are real, at least one, and nobody sees those after them: padding. Queries there see the real ones, too,
+    but nobody uses what they find. lengths is int64 [b], or None: all are real.
     """
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))                   # [b, s, a, d] -> [b, a, s, d]
     scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, s, d] @ [b, a, d, s] -> [b, a, s, s]
     if causal:
         past = np.tril(np.ones_like(scores, shape=scores.shape[2:], dtype=bool))
         scores = np.where(past, scores, -np.inf)
+    if lengths is not None:
+        real = np.arange(k.shape[2], like=k) < lengths[:, None]       # [b, s]
+        scores = np.where(real[:, None, None], scores, -np.inf)
     probs = softmax(scores)
     dropped, mask = dropout(probs, site)
     context = batched_matmul(dropped, v)                              # [b, a, s, s] @ [b, a, s, d] -> [b, a, s, d]
@@ -247,9 +253,26 @@ def attention_core_backward(dcontext, cache):
     return tuple(x.swapaxes(1, 2) for x in (dq, dk, dv))
 
 
-def rotary_cos_sin(s, size, like, base=10_000.0):
-    """cos and sin [s, 1, size/2] of the angle by which rope turns pair i at position n: n / base^(2 i / size)."""
-    position = np.arange(s, dtype=np.float64, like=like).reshape(-1, 1, 1)
+def cached_attention(q, k, v):
+    """attention_core with `causal`, of the last n positions of m: q [b, n, a, d], k, v [b, m, a, d] -> [b, n, a, d].
+
+    What generation asks for a new word: q is its own, n = 1, while the keys and values of those before it were kept.
+    Nothing is trained, so there is no backward, and nothing to keep for one.
+    """
+    n, m = q.shape[1], k.shape[1]
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, n, d] @ [b, a, d, m] -> [b, a, n, m]
+    past = np.tril(np.ones_like(scores, shape=(n, m), dtype=bool), m - n)
+    probs = softmax(np.where(past, scores, -np.inf))
+    return batched_matmul(probs, v).swapaxes(1, 2)                    # [b, a, n, m] @ [b, a, m, d] -> [b, a, n, d]
+
+
+def rotary_cos_sin(s, size, like, base=10_000.0, first=0):
+    """cos and sin [s, 1, size/2] of the angle by which rope turns pair i at position n: n / base^(2 i / size).
+
+    The s positions begin with `first`.
+    """
+    position = np.arange(first, first + s, dtype=np.float64, like=like).reshape(-1, 1, 1)
     pair = np.arange(size // 2, dtype=np.float64, like=like)
     angle = position * base ** (-2 * pair / size)
     return np.cos(angle).astype(like.dtype), np.sin(angle).astype(like.dtype)

@@ -8,20 +8,21 @@ from itertools import chain
 import numpy as np
 
 from reference.actions import Action, Schedule, needs, result
-from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, has_embedding, has_head
+from reference.models.model import model_backward, model_forward, model_tensors
+from reference.models.stage import has_head
 from reference.params import leaves, tree_map, with_names
 from reference.simulate import Times, simulate
 
 
 def cut_into_stages(p, layers_of_stages, c):
-    """A whole GPT -> each stage's part, as gpt_tensors declares it: the same arrays, a tied word table twice."""
+    """A whole model -> each stage's part, as model_tensors declares it: the same arrays, a tied word table twice."""
     whole = dict(leaves(p))
-    return [tree_map(lambda named: whole[named.name], with_names(gpt_tensors(c, layers)))
+    return [tree_map(lambda named: whole[named.name], with_names(model_tensors(c, layers)))
             for layers in layers_of_stages]
 
 
 def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None):
-    """Pairs of tokens and targets [b, s] -> the mean loss over all of them, and each stage's gradients.
+    """Batches (reference/batches.py) -> the loss over all of them, and each stage's gradients.
 
     `dropout` is the Dropout of the first microbatch, whose samples those of the others follow, or None.
     Stages that share the word table have the sum over both copies: an all-reduce between the first and the last.
@@ -30,22 +31,25 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None
     ready: dict = {}
     late: dict = {}
     loss, grads = 0.0, [tree_map(np.zeros_like, p) for p in stages]
-    positions = sum(targets.size for _, targets in microbatches)
+    weights = [batch.weights_of_heads(c.heads) for batch in microbatches]
+    totals = [max(sum(each.sum() for each in of_head), 1) for of_head in zip(*weights)]
+    shares = [[each / total for each, total in zip(of_batch, totals)] for of_batch in weights]
     for stage, kind, i in in_time(schedule):
-        action, p, (tokens, targets) = Action(stage, kind, i), stages[stage], microbatches[i]
+        action, p, batch = Action(stage, kind, i), stages[stage], microbatches[i]
         x = ready.pop(needs(action, len(stages)), None)
         if kind == "F":
-            y, caches[stage, i] = gpt_forward(tokens if has_embedding(p) else x, p, c, targets,
-                                              dropout and replace(dropout, sample=dropout.sample + i * len(tokens)))
+            first = i * len(batch.tokens)
+            y, caches[stage, i] = model_forward(x, p, c, batch,
+                                                dropout and replace(dropout, sample=dropout.sample + first))
             if has_head(p, c):
-                loss += y.sum() / positions
+                loss += sum((losses * share).sum() for losses, share in zip(y, shares[i]))
             else:
                 ready[result(action)] = y
         elif kind == "W":
             grads[stage] = tree_map(np.add, grads[stage], late.pop((stage, i)))
         else:
-            dy = np.full(targets.shape, 1 / positions) if has_head(p, c) else x
-            ready[result(action)], late[stage, i] = gpt_backward(dy, p, caches.pop((stage, i)), c)
+            dy = shares[i] if has_head(p, c) else x
+            ready[result(action)], late[stage, i] = model_backward(dy, p, caches.pop((stage, i)), c)
             if kind == "B":                     # else a W of its own adds what I has found
                 grads[stage] = tree_map(np.add, grads[stage], late.pop((stage, i)))
     return loss, tie(grads)

@@ -3,7 +3,7 @@ from reference.actions import Schedule
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
 from reference.layout import Layout
-from reference.models.gpt import gpt_tensors
+from reference.models.model import model_tensors
 from reference.schedules import make
 
 
@@ -45,7 +45,7 @@ def layers_of_rank(stages: dict[int, range]) -> list[int]:
 
 def layouts_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[Layout]:
     """The flat buffers of a pipeline's ranks."""
-    return [layout_of(gpt_tensors(c, layers_of_rank(stages)), parallel) for stages in stages_of_ranks(c, parallel)]
+    return [layout_of(model_tensors(c, layers_of_rank(stages)), parallel) for stages in stages_of_ranks(c, parallel)]
 
 
 def layout_of(tensors, parallel: ParallelConfig) -> Layout:

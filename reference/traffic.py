@@ -3,8 +3,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
-from reference.layout import Layout, Piece
-from reference.models.gpt import has_embedding, has_head
+from reference.layout import SEVERAL, Layout, Piece
+from reference.models.model import batch_type, sequences_of
+from reference.models.stage import has_embedding, has_head
 from reference.stages import layouts_of_ranks, stages_of_ranks
 
 
@@ -41,82 +42,106 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, repli
     """
     m, e, steps, evaluations = work.microbatches, work.evaluation_microbatches, work.steps, work.evaluations
     layouts = layouts_of_ranks(c, p)
-    ranks, ends = len(layouts), min(2, len(layouts))     # the first and the last rank read the batch
+    ranks, heads = len(layouts), len(c.heads)
     return [
-        Traffic("broadcast", "tensor", "data", "batch", ends * (m + e), ends * (m + e) * b * (s + 1),
-                "b (s + 1)" if ends == 1 else "2 b (s + 1)"),
+        *data(c, b, s, m + e, steps + evaluations, ranks),
         *forward(c, p, b, s, "forward", m),
         *backward(c, p, b, s, m),
-        *layers(p, b * s * c.hidden_size, "recompute", m * recomputed_layers(c, p), "recomputed layers"),
+        *layers(p, bsh(c, b, s), "recompute", m * recomputed_layers(c, p), "recomputed layers"),
         *gathered_parameters(c, p, layouts, m, e),
         *reduction(p, layouts, m, steps),
         *copies(c, p, layouts, steps, replica),
-        *loss("reduction", steps, ranks, "a step"),
+        *loss("reduction", steps, ranks, heads, "a step"),
         Traffic("all_reduce", "world" if p.zero_stage else "model", "optimizer", "gradient norm", steps * ranks,
                 steps * ranks, "1 a rank, a step"),
         *published_parameters(p, layouts, steps - work.skipped),
         *forward(c, p, b, s, "evaluation", e),
-        *loss("evaluation", evaluations, ranks, "an evaluation"),
+        *loss("evaluation", evaluations, ranks, heads, "an evaluation"),
     ]
 
 
 # ---- inside a replica -----------------------------------------------------------------------------------------------
 
 
+def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks: int) -> list[Traffic]:
+    """The samples; and where some weigh more than others, what the weights of a global batch add up to.
+
+    Of a GPT a pipeline's first and last rank read. Of a BERT all do, for every layer must know where the padding is.
+    """
+    kind = batch_type(c)
+    readers, row = (min(2, ranks), "s + 1") if c.causal else (ranks, kind.width(s))
+    found = [Traffic("broadcast", "tensor", "data", "batch", readers * microbatches,
+                     readers * microbatches * b * kind.width(s), f"{f'{readers} ' if readers > 1 else ''}b ({row})")]
+    if not c.causal:
+        found.append(Traffic("all_reduce", "data", "data", "weights of the losses", batches * ranks,
+                             batches * ranks * len(c.heads), "heads a rank, a batch"))
+    return found
+
+
+def bsh(c: ModelConfig, b: int, s: int) -> int:
+    """Of b samples, each of which may be several sequences."""
+    return b * sequences_of(c) * s * c.hidden_size
+
+
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
     """Of m microbatches."""
-    bsh, bs = b * s * c.hidden_size, b * s
+    x, bs, found = bsh(c, b, s), b * s, []
+    if "lm" in c.heads:
+        found = [*enter(p, phase, "logits input", m, x, "b s h"),
+                 *(Traffic("all_reduce", "tensor", phase, f"loss: {what}", m, m * bs, "b s")
+                   for what in ("maximum", "sum of exp", "logit of the target"))]
+    if p.sequence_parallel:
+        found += [Traffic("broadcast", "tensor", phase, f"loss: {head}", m, m * b, "b")
+                  for head in c.heads if head != "lm"]
     return [
-        leave(p, phase, "embedding output", m, bsh, "b s h"),
-        *layers(p, bsh, phase, m * c.num_layers, "L"),
-        *between_stages(c, p, phase, "activation", m, bsh),
-        *enter(p, phase, "logits input", m, bsh, "b s h"),
-        *(Traffic("all_reduce", "tensor", phase, f"loss: {what}", m, m * bs, "b s")
-          for what in ("maximum", "sum of exp", "logit of the target")),
+        leave(p, phase, "embedding output", m, x, "b s h"),
+        *layers(p, x, phase, m * c.num_layers, "L"),
+        *between_stages(c, p, phase, "activation", m, x),
+        *found,
     ]
 
 
-def layers(p: ParallelConfig, bsh: int, phase: str, times: int, number: str) -> list[Traffic]:
+def layers(p: ParallelConfig, x: int, phase: str, times: int, number: str) -> list[Traffic]:
     """Forward through so many layers."""
     return [one for branch in ("attention", "mlp")
-            for one in (*enter(p, phase, f"{branch} input", times, bsh, f"{number} b s h"),
-                        leave(p, phase, f"{branch} output", times, bsh, f"{number} b s h"))]
+            for one in (*enter(p, phase, f"{branch} input", times, x, f"{number} b s h"),
+                        leave(p, phase, f"{branch} output", times, x, f"{number} b s h"))]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
     """Of m microbatches: the adjoint of every edge of a region."""
-    bsh, n = b * s * c.hidden_size, m * c.num_layers
+    x, n = bsh(c, b, s), m * c.num_layers
     return [
-        *enter_backward(p, "logits input", m, bsh, "b s h"),
+        *(enter_backward(p, "logits input", m, x, "b s h") if "lm" in c.heads else []),
         *(one for branch in ("mlp", "attention")
-          for one in (*leave_backward(p, f"{branch} output", n, bsh, "L b s h"),
-                      *enter_backward(p, f"{branch} input", n, bsh, "L b s h"))),
-        *between_stages(c, p, "backward", "gradient", m, bsh),
-        *leave_backward(p, "embedding output", m, bsh, "b s h"),
+          for one in (*leave_backward(p, f"{branch} output", n, x, "L b s h"),
+                      *enter_backward(p, f"{branch} input", n, x, "L b s h"))),
+        *between_stages(c, p, "backward", "gradient", m, x),
+        *leave_backward(p, "embedding output", m, x, "b s h"),
     ]
 
 
-def enter(p, phase, reason, calls, bsh, formula) -> list[Traffic]:
+def enter(p, phase, reason, calls, x, formula) -> list[Traffic]:
     """f, which moves nothing; or an all-gather."""
-    return [moved("all_gather", phase, reason, calls, bsh, formula)] if p.sequence_parallel else []
+    return [moved("all_gather", phase, reason, calls, x, formula)] if p.sequence_parallel else []
 
 
-def leave(p, phase, reason, calls, bsh, formula) -> Traffic:
+def leave(p, phase, reason, calls, x, formula) -> Traffic:
     """g; or a reduce-scatter."""
-    return moved("reduce_scatter" if p.sequence_parallel else "all_reduce", phase, reason, calls, bsh, formula)
+    return moved("reduce_scatter" if p.sequence_parallel else "all_reduce", phase, reason, calls, x, formula)
 
 
-def leave_backward(p, reason, calls, bsh, formula) -> list[Traffic]:
-    return [moved("all_gather", "backward", reason, calls, bsh, formula)] if p.sequence_parallel else []
+def leave_backward(p, reason, calls, x, formula) -> list[Traffic]:
+    return [moved("all_gather", "backward", reason, calls, x, formula)] if p.sequence_parallel else []
 
 
-def enter_backward(p, reason, calls, bsh, formula) -> list[Traffic]:
+def enter_backward(p, reason, calls, x, formula) -> list[Traffic]:
     """f's adjoint; or a reduce-scatter, before which what had entered is gathered once more, unless it was kept."""
     if not p.sequence_parallel:
-        return [moved("all_reduce", "backward", reason, calls, bsh, formula)]
-    again = [moved("all_gather", "backward", f"{reason}, again", calls, bsh, formula)]
+        return [moved("all_reduce", "backward", reason, calls, x, formula)]
+    again = [moved("all_gather", "backward", f"{reason}, again", calls, x, formula)]
     return [*(again if not p.keep_gathered_inputs else []),
-            moved("reduce_scatter", "backward", reason, calls, bsh, formula)]
+            moved("reduce_scatter", "backward", reason, calls, x, formula)]
 
 
 def moved(operation, phase, reason, calls, elements_a_call, formula) -> Traffic:
@@ -129,11 +154,11 @@ def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
                for group, again in p.recompute.groups(held) if again)
 
 
-def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, bsh: int) -> list[Traffic]:
+def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, x: int) -> list[Traffic]:
     """Each of m microbatches crosses every edge between two ranks once."""
     n, part = m * edges(c, p), " / t" if p.sent_parts > 1 else ""
-    sent = Traffic("send", "pipeline", phase, content, n, n * bsh // p.sent_parts, f"edges b s h{part}")
-    gathered = Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * bsh, "edges b s h")
+    sent = Traffic("send", "pipeline", phase, content, n, n * x // p.sent_parts, f"edges b s h{part}")
+    gathered = Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * x, "edges b s h")
     return [sent, gathered] if p.scattered_parts > 1 else [sent]
 
 
@@ -185,9 +210,11 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
 def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
     """What is gathered for a rank's embedding and head, if it has them."""
     tensors = layout.tensors
-    embedding = ["embedding.word", "embedding.position"] if has_embedding(tensors) else []
-    head = ["final_layernorm", "output" if tensors.output else "embedding.word"] if has_head(tensors, c) else []
-    return {"forward": embedding + head, "backward": head}
+    embedding, heads = [f"embedding.{name}" for name in ("word", "position", "token_type")], []
+    if has_head(tensors, c):
+        heads = [name for name, subtree in vars(tensors).items() if subtree and name not in SEVERAL]
+        heads += ["embedding.word"] if c.tied else []
+    return {"forward": [*(embedding if has_embedding(tensors) else []), *heads], "backward": heads}
 
 
 def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
@@ -227,7 +254,8 @@ def summed(group: str, reason: str, sizes: list[int], steps: int, formula: str) 
                    steps * sum(sizes), formula)
 
 
-def loss(phase: str, times: int, ranks: int, each: str) -> list[Traffic]:
-    """Over the replicas, and then from the last stage to all others."""
-    return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}"),
-            Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks, f"1 a rank, {each}")]
+def loss(phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
+    """Over the replicas, and then from the last stage to all others: a number for each head of the model."""
+    formula = f"{'1' if heads == 1 else 'heads'} a rank, {each}"
+    return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks * heads, formula),
+            Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks * heads, formula)]

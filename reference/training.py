@@ -4,25 +4,27 @@ from math import sqrt
 import numpy as np
 
 from reference.dropout import Dropout
-from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
+from reference.models.model import model_backward, model_forward, model_tensors
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
 from reference.precision import rounded
 
 
-def loss_and_gradients(tokens, targets, p, c, dropout=None):
-    """The mean loss over all b s positions, a float, and its gradients, as a GPT. tokens, targets [b, s].
+def loss_and_gradients(batch, p, c, dropout=None):
+    """The loss over a batch, a float, and its gradients. It is the sum over heads of their weighted means.
 
-    `dropout` is a Dropout, or None where nothing is dropped.
+    For batches and their weights see reference/batches.py. c is a ModelConfig, p its parameters; `dropout` is a
+    Dropout, or None where nothing is dropped.
     """
-    losses, cache = gpt_forward(tokens, p, c, targets, dropout)
-    dloss = np.full_like(losses, 1 / losses.size)   # every position weighs the same
-    _, grads = gpt_backward(dloss, p, cache, c)
-    return float(losses.mean()), grads
+    losses, cache = model_forward(None, p, c, batch, dropout)
+    shares = [weights / max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
+    dlosses = tuple(share.astype(loss.dtype) for share, loss in zip(shares, losses))
+    _, grads = model_backward(dlosses, p, cache, c)
+    return float(sum((loss * share).sum() for loss, share in zip(losses, shares))), grads
 
 
 class Trainer:
-    """A GPT, its Adam moments, and one step after another over whole global batches.
+    """A model, its Adam moments, and one step after another over whole global batches.
 
     In mixed precision it is what 16 bits come close to: the model computes in float32, with the master weights rounded
     to the 16-bit format, and nothing else rounded. So no gradient overflows, and the loss needs no scale.
@@ -31,20 +33,20 @@ class Trainer:
     def __init__(self, model, optimizer, seed, precision):
         """`model` is a ModelConfig, `optimizer` an OptimizerConfig, `precision` a Precision."""
         self.model, self.optimizer, self.seed, self.form = model, optimizer, seed, precision.form
-        self.tensors = gpt_tensors(model)
+        self.tensors = model_tensors(model)
         self.params = self.in_format(initialize(self.tensors, seed, precision.main))     # the master weights
         self.m = tree_map(np.zeros_like, self.params)
         self.v = tree_map(np.zeros_like, self.params)
         self.iteration = self.updates = 0
 
-    def step(self, tokens, targets, skipped=False):
-        """One step on the global batch, tokens and targets [B, s] -> loss, norm before clipping, clipped gradients.
+    def step(self, batch, skipped=False):
+        """One step on the global batch -> loss, norm before clipping, clipped gradients.
 
         A step that is skipped, because gradients overflowed where they have 16 bits, moves nothing.
         """
         self.iteration += 1
         dropout = Dropout(self.model, self.seed, self.iteration)
-        loss, grads = loss_and_gradients(tokens, targets, self.in_format(self.params), self.model, dropout)
+        loss, grads = loss_and_gradients(batch, self.in_format(self.params), self.model, dropout)
         norm = sqrt(sum(sum_of_squares(grad) for _, grad in leaves(grads)))
         clip = clip_coefficient(norm, self.optimizer.clip_grad)
         grads = tree_map(lambda grad: grad * clip, grads)

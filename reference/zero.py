@@ -30,7 +30,8 @@ from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
 from reference.layout import Layout
 from reference.memory import ModelStates
-from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward, stage_rotary
+from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
+from reference.models.stage import stage_rotary
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.params import assign, initialize_shard, tree_map
 

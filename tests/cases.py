@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
 from reference.config import ModelConfig
 from reference.dropout import Dropout
 from reference.mappings import TENSOR_PARALLEL, SequenceParallelRegion
+from reference.models.model import batch_type
 from reference.params import leaves, tree_map, with_names
 
 
@@ -45,6 +47,22 @@ class Case:
         """Words of the vocabulary: int64."""
         return np.random.default_rng([self.seed, *what.encode()]).integers(0, self.model.vocab_size, shape)
 
+    def batch(self, what: str, count: int):
+        """Samples for the model (reference/batches.py), of any lengths and weights; questions, where it is to choose.
+        """
+        kind, s = batch_type(self.model), self.s
+        if kind is GPTBatch:
+            return GPTBatch(self.ids(f"tokens {what}", count, s), self.ids(f"targets {what}", count, s))
+        rng = np.random.default_rng([self.seed, *what.encode()])
+        rows = count * (CHOICES if kind is ChoiceBatch else 1)
+        tokens, types = self.ids(f"tokens {what}", rows, s), rng.integers(0, 2, (rows, s))
+        counted = count if kind is ChoiceBatch else (rows, s)
+        lengths, weights = rng.integers(1, s + 1, rows), rng.integers(0, 2, counted)
+        if kind is ChoiceBatch:
+            return ChoiceBatch(tokens, types, lengths, rng.integers(0, CHOICES, count), weights)
+        targets, swapped = self.ids(f"targets {what}", rows, s), rng.integers(0, 2, rows)
+        return BERTBatch(tokens, types, targets, weights, lengths, swapped)
+
     def params(self, tensors):
         """A tree of whole tensors, all of them random, biases and norms too; h of them sum to O(1)."""
         scale = 1.0 if self.integers else 1 / np.sqrt(self.model.hidden_size)
@@ -53,6 +71,13 @@ class Case:
     def x(self, what: str = "x"):
         """[b, s, h]."""
         return self.array(what, self.b, self.s, self.model.hidden_size)
+
+
+def cut(batch, some: slice):
+    """Some samples of a batch."""
+    if isinstance(batch, GPTBatch):
+        return GPTBatch(batch.tokens[some], batch.targets[some])
+    return type(batch).unpack(batch.pack()[some])
 
 
 def close(actual, expected, tolerance=1e-11):

@@ -1,11 +1,17 @@
 """The training program on ranks of the pool."""
-from mpi_impl.pretrain_gpt import Pretraining
+from mpi_impl.pretrain_bert import PretrainingBERT
+from mpi_impl.pretrain_gpt import PretrainingGPT
 from mpi_impl.training.arguments import parse
 from reference.errors import UserError
 
 
 def pretrain(group, options):
-    Pretraining(parse(options, group.size), group).run()
+    """A GPT."""
+    PretrainingGPT(parse(options, group.size), group).run()
+
+
+def pretrain_bert(group, options):
+    PretrainingBERT(parse(options, group.size, "bert"), group).run()
 
 
 def refusal(group, act, *args) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
-from mpi_impl.layers import attention, block, cross_entropy, embedding, linear, mlp
-from mpi_impl.models import gpt
+from mpi_impl.layers import attention, block, cross_entropy, embedding, heads, linear, mlp
+from mpi_impl.models import model
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.parallel.units import Unit
 from reference.config import Recompute
@@ -19,14 +19,15 @@ from reference.layers import attention as textbook_attention
 from reference.layers import block as textbook_block
 from reference.layers import cross_entropy as textbook_cross_entropy
 from reference.layers import embedding as textbook_embedding
+from reference.layers import heads as textbook_heads
 from reference.layers import linear as textbook_linear
 from reference.layers import mlp as textbook_mlp
-from reference.models import gpt as textbook_gpt
-from reference.models.gpt import KEEP_ALL
+from reference.models import model as textbook_model
+from reference.models.stage import KEEP_ALL
 from reference.layout import Layout, map_units
 from reference.params import join, split, tree_map
 from tests.cases import Case, close, trees_close
-from tests.textbook_theorems import rotary_of, spread
+from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream
 
 
 def as_is(x):
@@ -36,6 +37,11 @@ def as_is(x):
 def host(x):
     """What a device array holds; a host array as it is."""
     return x if isinstance(x, np.ndarray) else x.get()
+
+
+def wrapped(x, wrap):
+    """Where there is an x."""
+    return None if x is None else wrap(x)
 
 
 class Share:
@@ -137,18 +143,18 @@ def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 
 def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap=as_is, tolerance=1e-11):
-    tensors, rotary = textbook_attention.attention_tensors(case.model), rotary_of(case)
+    tensors, rotary, lengths = textbook_attention.attention_tensors(case.model), rotary_of(case), lengths_of(case)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_attention.attention_forward(x, p, causal, rotary, case.dropout)
+        y, cache = textbook_attention.attention_forward(x, p, causal, rotary, case.dropout, lengths=lengths)
         return p, x, dy, y, *textbook_attention.attention_backward(dy, p, cache)
 
     p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     rotary = rotary and tuple(map(wrap, rotary))
     y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, rotary, share.region, case.dropout,
-                                                selective)
+                                                selective, wrapped(lengths, wrap))
     dx_mine = attention.attention_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
                                            share.region)
     share.outside_equals(y_mine, y, tolerance)
@@ -158,16 +164,18 @@ def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap
 
 def block_equals_whole(group, case: Case, selective=False, wrap=as_is, tolerance=1e-11):
     c, tensors, rotary = case.model, textbook_block.block_tensors(case.model), rotary_of(case)
+    lengths = lengths_of(case)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout)
+        y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout, lengths=lengths)
         return p, x, dy, y, *textbook_block.block_backward(dy, p, cache, c)
 
     p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     rotary = rotary and tuple(map(wrap, rotary))
-    y_mine, cache = block.block_forward(share.outside(x), share.p, c, rotary, share.region, case.dropout, selective)
+    y_mine, cache = block.block_forward(share.outside(x), share.p, c, rotary, share.region, case.dropout, selective,
+                                        wrapped(lengths, wrap))
     dx_mine = block.block_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
@@ -175,16 +183,17 @@ def block_equals_whole(group, case: Case, selective=False, wrap=as_is, tolerance
 
 
 def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    tensors = textbook_embedding.embedding_tensors(case.model)
+    tensors, types = textbook_embedding.embedding_tensors(case.model), token_types_of(case)
 
     def whole():
         p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
-        x, cache = textbook_embedding.embedding_forward(tokens, p, case.dropout)
+        x, cache = textbook_embedding.embedding_forward(tokens, p, case.dropout, types)
         return p, tokens, dx, x, textbook_embedding.embedding_backward(dx, p, cache)
 
     p, tokens, dx, x, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
-    x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, case.dropout)
+    x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, case.dropout,
+                                                wrapped(types, wrap))
     embedding.embedding_backward(share.outside(dx), cache, share.grads, share.region)
     share.outside_equals(x_mine, x, tolerance)
     share.gradients_equal(grads, tolerance)
@@ -229,19 +238,48 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11)
     close(host(cross_entropy.cross_entropy_backward(wrap(dloss), cache)), dlogits[..., mine], tolerance)
 
 
-def gpt_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
-    c, tensors = case.model, textbook_gpt.gpt_tensors(case.model)
+def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
+    """BERT's head for masked words."""
+    c = case.model
+    tensors = {"head": textbook_heads.masked_lm_tensors(c), "word": textbook_embedding.word_tensor(c)}
 
     def whole():
-        tokens, targets = (case.ids(what, case.b, case.s) for what in ("tokens", "targets"))
-        p, dloss = case.params(tensors), case.array("dloss", case.b, case.s)
-        loss, cache = textbook_gpt.gpt_forward(tokens, p, c, targets, case.dropout)
-        return p, tokens, targets, dloss, loss, textbook_gpt.gpt_backward(dloss, p, cache, c)[1]
+        p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, c.vocab_size)
+        logits, cache = textbook_heads.masked_lm_forward(x, *p.values(), c)
+        return p, x, dlogits, logits, *textbook_heads.masked_lm_backward(dlogits, *p.values(), cache, c)
 
-    p, tokens, targets, dloss, loss, grads = group.from_first(whole)
+    p, x, dlogits, logits, dx, dword, dhead = group.from_first(whole)
+    share = Share(group, tensors, p, case, wrap)
+    n = tensors["word"].local_shape(group.size)[0]
+    mine = slice(n * group.rank, n * group.rank + n)
+    padding = [(0, 0), (0, 0), (0, n * group.size - c.vocab_size)]
+    logits = np.pad(logits, padding, constant_values=-np.inf)[..., mine]
+    y, cache = heads.masked_lm_forward(share.outside(x), *share.p.values(), c, share.region)
+    dx_mine = heads.masked_lm_backward(wrap(np.pad(dlogits, padding)[..., mine].copy()), *share.p.values(), cache, c,
+                                       share.grads.values(), kernels.accumulate, share.region)
+    real = np.isfinite(logits)
+    assert (np.isfinite(host(y)) == real).all(), "a padded word has a chance, or a real one has none"
+    close(host(y)[real], logits[real], tolerance)
+    share.outside_equals(dx_mine, dx, tolerance)
+    share.gradients_equal({"head": dhead, "word": dword}, tolerance)
+
+
+def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
+    """The whole model: the losses of all its heads, and every gradient."""
+    c, tensors = case.model, textbook_model.model_tensors(case.model)
+
+    def whole():
+        p, batch = case.params(tensors), case.batch("", case.b)
+        losses, cache = textbook_model.model_forward(None, p, c, batch, case.dropout)
+        dlosses = upstream(case, losses)
+        return p, batch, losses, dlosses, textbook_model.model_backward(dlosses, p, cache, c)[1]
+
+    p, batch, losses, dlosses, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
     units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
-    loss_all, cache = gpt.gpt_forward(wrap(tokens), units, c, wrap(targets), share.region, case.dropout, recompute)
-    gpt.gpt_backward(wrap(dloss), units, cache, c, grad_units, ImmediateSink(), share.region)
-    close(host(loss_all), loss)
+    batch = type(batch)(*(wrapped(x, wrap) for x in batch))
+    found, cache = model.model_forward(None, units, c, batch, share.region, case.dropout, recompute)
+    model.model_backward(tuple(map(wrap, dlosses)), units, cache, c, grad_units, ImmediateSink(), share.region)
+    for mine, loss in zip(found, losses, strict=True):
+        close(host(mine), loss)
     share.gradients_equal(grads, 1e-10)

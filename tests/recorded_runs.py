@@ -43,7 +43,7 @@ def trainer_of(of: Case, topology, form="float64") -> Trainer:
 
 def batches_of(of: Case, topology) -> Batches:
     corpus = Corpus(of) if topology.place.tensor == 0 else None
-    return Batches(corpus, topology, of.s, of.b, BATCH // (of.b * topology.data.size))
+    return Batches(corpus, of.model, topology, of.s, of.b, BATCH // (of.b * topology.data.size))
 
 
 def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, form: str):

@@ -1,18 +1,20 @@
 """What hypothesis draws for the theorems: a model's sizes, a batch's, and a seed for the numbers in them."""
 from hypothesis import strategies as st
 
-from reference.config import ModelConfig, Recompute
+from reference.config import ARCHITECTURES, ModelConfig, Recompute
 from reference.ops import ACTIVATIONS
 from tests.cases import Case, close, trees_close
 
-__all__ = ["SIZES", "Case", "cases", "close", "recomputes", "trees_close"]
+__all__ = ["ANY_MODEL", "SIZES", "Case", "cases", "close", "recomputes", "trees_close"]
 
+ANY_MODEL = tuple(ARCHITECTURES)
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8])
 
 
 @st.composite
-def cases(draw, sizes=SIZES, integers=False, **model_choices):
+def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), **model_choices):
     """Ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one position, one head."""
+    architecture = draw(st.sampled_from(architectures))
     t = draw(sizes)
     heads = t * draw(st.integers(1, 2))
     cut = t > 1 and draw(st.booleans(), "sequence parallel")
@@ -23,7 +25,10 @@ def cases(draw, sizes=SIZES, integers=False, **model_choices):
         num_attention_heads=heads, vocab_size=draw(st.integers(2, 40)),
         max_position_embeddings=s + draw(st.integers(0, 2)),
         position_embedding_type=draw(st.sampled_from(["learned_absolute", "rope"])),
-        untie_embeddings_and_output_weights=draw(st.booleans()), activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
+        architecture=architecture, heads=draw(st.sampled_from(ARCHITECTURES[architecture])),
+        apply_residual_connection_post_layernorm=draw(st.booleans()),
+        untie_embeddings_and_output_weights=architecture == "gpt" and draw(st.booleans()),
+        activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
         make_vocab_size_divisible_by=draw(st.integers(1, 5)),
         hidden_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])), attention_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])),
     ) | model_choices

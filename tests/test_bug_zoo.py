@@ -3,6 +3,8 @@
 Read it as a list of what goes wrong in practice: the right line, the wrong one, the theorem that falls. Some comments
 tell how the mistake comes about, or what it does.
 """
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,8 +82,8 @@ ON_RANKS: dict[str, tuple] = {
             "np.take_along_axis(logits, ids[..., None], -1)[..., 0] - highest"),
         rank_theorems.loss_equals_whole, CASE),
     "the loss over the local batch": (   # a sum of means: right only if d = m = 1
-        Bug("mpi_impl.training.trainer", "return 1 / (global_batch_size * microbatches[0][0].shape[1])",
-            "return 1 / microbatches[0][0].size"),
+        Bug("mpi_impl.training.trainer", "return [global_batch_size * microbatches[0].tokens.shape[1]]",
+            "return [microbatches[0].tokens.size]"),
         training_theorems.training_equals_one_process, *TRAINING),
     # attention
     "QKV cut across, not by heads": (    # [Q | K | V] in two: the first rank gets Q and half of K
@@ -123,30 +125,31 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.layers.block", "dropout.hidden(site, region.positions(x).start)", "dropout.hidden(site)"),
         rank_theorems.block_equals_whole, CUT),
     "one mask for all layers": (
-        Bug("mpi_impl.models.gpt", "dropout.at(layer), selective)", "dropout.at(0), selective)"),
-        rank_theorems.gpt_equals_whole, CASE),
+        Bug("mpi_impl.models.stage", "dropout.at(layer), selective,", "dropout.at(0), selective,"),
+        rank_theorems.model_equals_whole, CASE),
     "no mask backward": (
         Bug("mpi_impl.layers.block", "masked = kernels.dropout_backward(dy, cache.mlp_mask)", "masked = dy"),
         rank_theorems.block_equals_whole, CASE),
     # recompute
     "the output kept, where the input is needed": (
-        Bug("mpi_impl.models.gpt", "LayersCache(layers, None, x) if again", "LayersCache(layers, None, y) if again"),
-        rank_theorems.gpt_equals_whole, CASE, FULL),
+        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if again", "LayersCache(layers, None, y) if again"),
+        rank_theorems.model_equals_whole, CASE, FULL),
     "a group's layers backward in the order of the forward": (
-        Bug("mpi_impl.models.gpt", "for layer in reversed(layers):", "for layer in layers:"),
-        rank_theorems.gpt_equals_whole, CASE, IN_PAIRS),
+        Bug("mpi_impl.models.stage", "for layer in reversed(layers):", "for layer in layers:"),
+        rank_theorems.model_equals_whole, CASE, IN_PAIRS),
     "nothing dropped when it is computed again": (
-        Bug("mpi_impl.models.gpt", "cache.rotary, region, cache.dropout)", "cache.rotary, region, None)"),
-        rank_theorems.gpt_equals_whole, CASE, FULL),
+        Bug("mpi_impl.models.stage", "cache.rotary, region, cache.dropout,", "cache.rotary, region, None,"),
+        rank_theorems.model_equals_whole, CASE, FULL),
     "something else dropped when it is computed again": (    # a state that has moved on
-        Bug("mpi_impl.models.gpt", "cache.rotary, region, cache.dropout)",
-            "cache.rotary, region, cache.dropout and cache.dropout.__class__(c, 1, 1))"),
-        rank_theorems.gpt_equals_whole, CASE, IN_PAIRS),
+        Bug("mpi_impl.models.stage", "cache.rotary, region, cache.dropout,",
+            "cache.rotary, region, cache.dropout and cache.dropout.__class__(c, 1, 1),"),
+        rank_theorems.model_equals_whole, CASE, IN_PAIRS),
     "caches kept, though they are computed again": (         # right, and nothing is saved
-        Bug("mpi_impl.models.gpt", "LayersCache(layers, None, x) if again", "LayersCache(layers, caches, x) if again"),
+        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if again",
+            "LayersCache(layers, caches, x) if again"),
         only_inputs_are_kept, CASE, FULL),
     "caches there while the next ones are made": (
-        Bug("mpi_impl.models.gpt", "        if keep:\n", "        if True:\n"), only_inputs_are_kept, CASE, FULL),
+        Bug("mpi_impl.models.stage", "        if keep:\n", "        if True:\n"), only_inputs_are_kept, CASE, FULL),
     "the core kept, though it is computed again": (
         Bug("mpi_impl.layers.attention", "inputs if selective else core", "core"),
         only_inputs_are_kept, CASE, Recompute("selective")),
@@ -224,7 +227,7 @@ TURNED = from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0")      # ranks take the micr
 LARGE = (1, 1, 1 << 17)      # a megabyte: MPI does not buffer it
 REPLICATED = "piece.of.tensor.split is None"
 OWNERS = "self.topology.world if zero else self.topology.model"
-BROADCAST = 'float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])'
+BROADCAST = 'self.topology.pipeline.broadcast(found, "loss", self.last_rank)'
 TAG = 'return 2 * (action.microbatch * stages + action.stage) + (action.kind == "F")'
 
 IN_A_PIPELINE: dict[str, tuple] = {
@@ -256,19 +259,20 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", self.topology.pipeline.size - 1)'),
         *trained("zb-v")),
     "the loss not broadcast": (
-        Bug("mpi_impl.training.trainer", BROADCAST, "float(found[0])"), *trained()),
+        Bug("mpi_impl.training.trainer", BROADCAST, "found"), *trained()),
     "the loss of one replica": (
-        Bug("mpi_impl.training.trainer", 'self.topology.data.all_reduce(np.array([loss]), "loss")',
-            "np.array([loss])"), *trained(d=2)),
+        Bug("mpi_impl.training.trainer", 'self.topology.data.all_reduce(self.on_host(losses), "loss")',
+            "self.on_host(losses)"), *trained(d=2)),
     "the loss of the last microbatch alone": (
-        Bug("mpi_impl.parallel.passes", "self.loss += y.sum", "self.loss = y.sum"), *trained()),
+        Bug("mpi_impl.parallel.passes", "self.losses[i] += (loss", "self.losses[i] = (loss"), *trained()),
     "the gradient of a microbatch's mean, not of the batch's": (
-        Bug("mpi_impl.parallel.passes", "self.weight * self.scale, shape=targets.shape",
-            "self.weight * self.scale * len(self.microbatches), shape=targets.shape"), *trained()),
+        Bug("mpi_impl.parallel.passes", "(self.scale * each)",
+            "(self.scale * len(self.microbatches) * each)"), *trained()),
     # microbatches
     "the targets of the microbatch before": (
-        Bug("mpi_impl.parallel.passes", "params, self.model, targets, self.region,",
-            "params, self.model, self.microbatches[action.microbatch - 1][1], self.region,"), *trained()),
+        Bug("mpi_impl.parallel.passes", "self.model, batch, self.region,",
+            "self.model, batch._replace(targets=self.microbatches[action.microbatch - 1].targets), self.region,"),
+        *trained()),
     "the cache of the latest forward": (                         # GPipe's ranks would all agree on it
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches.pop(max(self.caches))"), *trained(p=3)),
@@ -379,10 +383,10 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.optimizer", "buffer.store(place, values)", "pass"), *zero(1, cpu_offload=True)),
     # what was whole for a while, and stays: right results, and no memory saved
     "a name that keeps a block": (
-        Bug("mpi_impl.models.gpt", "del block, dblock", "del dblock"),
+        Bug("mpi_impl.models.stage", "del block, dblock", "del dblock"),
         *observed(units_come_and_go, 3, recompute=Recompute("full", "uniform", 3))),
     "a name that keeps the tables": (
-        Bug("mpi_impl.models.gpt", "del tables ", "pass "), *observed(units_come_and_go, 3)),
+        Bug("mpi_impl.models.stage", "del tables ", "pass "), *observed(units_come_and_go, 3)),
     "nothing on its way": (                                      # right, and every block waits for its parameters
         Bug("mpi_impl.parallel.units", "units[following].fetch()", "pass"), *observed(units_come_and_go, 3)),
     "whole gradients kept": (
@@ -417,6 +421,83 @@ def test_in_a_pipeline(ranks, name):
     assert_caught(ranks, n, bug, theorem, *args)
 
 
+BERT = replace(MODEL, architecture="bert", heads=("lm", "sop"))
+ORIGINAL = replace(BERT, apply_residual_connection_post_layernorm=True)
+CHOICE = replace(BERT, heads=("choice",))
+
+
+def of_bert(theorem, *args, model=BERT, cut=False):
+    """A theorem about a BERT on two ranks."""
+    return 2, theorem, replace(CUT if cut else CASE, model=model), *args
+
+
+def trained_bert(p=1, d=1, m=2, model=BERT, cut=False, layers=3, **plan):
+    """The main theorem about it: on two ranks that share its layers or its replicas, or on more."""
+    n, theorem, case, *args = trained(p=p, d=d, m=m, cut=cut, layers=layers, **plan)
+    return n, theorem, replace(case, model=replace(model, num_layers=layers)), *args
+
+
+OF_BERT: dict[str, tuple] = {
+    # what counts in the loss
+    "a mean of the replicas' means": (                           # each has masked another number of words
+        Bug("mpi_impl.training.trainer",
+            'self.topology.data.all_reduce(np.sum(mine, 0, dtype=np.float64), "weights of the losses")',
+            "np.sum(mine, 0, dtype=np.float64) * self.topology.data.size"), *trained_bert(d=2)),
+    "a mean of the microbatches' means": (
+        Bug("mpi_impl.parallel.passes", "[weights / total for weights,",
+            "[weights / max(weights.sum(), 1) / len(self.microbatches) for weights,"), *trained_bert()),
+    "words that were not masked count": (
+        Bug("mpi_impl.parallel.passes", "[weights / total for weights,", "[(0 * weights + 1) / total for weights,"),
+        *trained_bert()),
+    # padding
+    "padding is looked at": (
+        Bug("mpi_impl.layers.attention", "causal, site, lengths)", "causal, site)"),
+        *of_bert(rank_theorems.attention_equals_whole, False)),
+    "padding is looked at when a layer is computed again": (
+        Bug("mpi_impl.models.stage", "cache.dropout, cache.lengths)", "cache.dropout, None)"),
+        *of_bert(rank_theorems.model_equals_whole, FULL)),
+    "a stage in the middle is not told of padding": (            # that it needs no words is true of a GPT
+        Bug("mpi_impl.training.batches", "not model.causal or topology.place.pipeline in",
+            "topology.place.pipeline in"),
+        3, training_theorems.ledger_equals_formulas, replace(CASE, t=1, model=replace(BERT, num_layers=3)),
+        Work(1, 3, 0, 0), Plan(3)),
+    # the order of norms and residual connections
+    "the sum past a norm that begins before it": (
+        Bug("mpi_impl.layers.block", "        dnormed += dy\n", ""),
+        *of_bert(rank_theorems.block_equals_whole, model=ORIGINAL)),
+    # token types
+    "token types of the first positions on every rank": (
+        Bug("mpi_impl.layers.embedding", "token_types[:, positions]", "token_types[:, :x.shape[1]]"),
+        *of_bert(rank_theorems.embedding_equals_whole, cut=True)),
+    "one token type gets the gradient of both": (
+        Bug("mpi_impl.layers.embedding", "[~second, second]", "[second | True, second]"),
+        *of_bert(rank_theorems.embedding_equals_whole)),
+    # heads
+    "every rank's first position is [CLS]": (
+        Bug("mpi_impl.comm.mappings", "return self.group.broadcast(y, reason)", "return y"),
+        *of_bert(rank_theorems.model_equals_whole, cut=True)),
+    "every rank's first position learns what [CLS] does": (
+        Bug("mpi_impl.comm.mappings", "return dy if self.rank == 0 else np.zeros_like(dy)", "return dy"),
+        *of_bert(rank_theorems.model_equals_whole, cut=True, model=CHOICE)),
+    "one head's gradient in the place of the other's": (
+        Bug("mpi_impl.models.bert", "dnormed += lm_loss_backward(", "dnormed = lm_loss_backward("),
+        *of_bert(rank_theorems.model_equals_whole)),
+    "the bias of the first words on every rank": (
+        Bug("mpi_impl.layers.heads", "    logits += p.bias  ",
+            "    logits += region.group.broadcast(p.bias.copy(), 'bias')  "),
+        *of_bert(rank_theorems.masked_lm_equals_whole)),
+    "a table without logits waits for theirs": (                 # and is never complete
+        Bug("mpi_impl.training.trainer", "if self.model.tied and first and last else {}", "if first and last else {}"),
+        *trained_bert(d=2, model=CHOICE)),
+}
+
+
+@pytest.mark.parametrize("name", every_other_deep(OF_BERT))
+def test_of_bert(ranks, name):
+    bug, n, theorem, *args = OF_BERT[name]
+    assert_caught(ranks, n, bug, theorem, *args)
+
+
 FLOAT16 = (test_mixed_precision.CASE, 2, Plan(2), "float16")     # with four ranks, and microbatches
 ZERO_1 = (test_mixed_precision.CASE, Plan(2, zero_stage=1))
 
@@ -428,7 +509,7 @@ IN_16_BITS: dict[str, tuple] = {
         Bug("mpi_impl.training.optimizer", "global_norm(grads, self.counted, everyone) / scale",
             "global_norm(grads, self.counted, everyone)"), test_mixed_precision.close_to_float32, *FLOAT16),
     "the loss not scaled": (
-        Bug("mpi_impl.parallel.passes", "self.weight * self.scale", "self.weight"),
+        Bug("mpi_impl.parallel.passes", "(self.scale * each)", "each"),
         test_mixed_precision.close_to_float32, *FLOAT16),
     "the loss in 16 bits": (
         Bug("mpi_impl.models.gpt", "if not c.fp16_lm_cross_entropy:", "if False:"),
@@ -485,7 +566,7 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         textbook_theorems.embedding_equals_whole, CASE),
     "padding not masked": (
         Bug("reference.layers.embedding", "logits[..., real:] = -np.inf", "pass"),
-        textbook_theorems.gpt_equals_whole, CASE),
+        textbook_theorems.model_equals_whole, CASE),
     "the maximum not shared": (
         Bug("reference.layers.cross_entropy", "shifted = part - highest[..., None]",
             "shifted = part - part.max(-1, keepdims=True)"),
@@ -518,14 +599,23 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         Bug("reference.layers.attention", "first_head=rank * p.b_qkv.shape[1]", "first_head=0"),
         textbook_theorems.attention_equals_whole, CASE),
     "the output kept, where the input is needed": (
-        Bug("reference.models.gpt", "LayersCache(layers, None, xs) if again", "LayersCache(layers, None, ys) if again"),
-        textbook_theorems.gpt_equals_whole, CASE, FULL),
+        Bug("reference.models.stage", "LayersCache(layers, None, xs) if again",
+            "LayersCache(layers, None, ys) if again"),
+        textbook_theorems.model_equals_whole, CASE, FULL),
     "nothing dropped when it is computed again": (
-        Bug("reference.models.gpt", "c, cache.rotary, region, cache.dropout)", "c, cache.rotary, region, None)"),
-        textbook_theorems.gpt_equals_whole, CASE, FULL),
+        Bug("reference.models.stage", "c, cache.rotary, region, cache.dropout,", "c, cache.rotary, region, None,"),
+        textbook_theorems.model_equals_whole, CASE, FULL),
+    "the gradient past a norm forgotten": (
+        Bug("reference.layers.block", "layer_norm_backward(dnormed + dy, p, cache)",
+            "layer_norm_backward(dnormed, p, cache)"),
+        textbook_theorems.gradients_are_derivatives, replace(CASE, model=ORIGINAL)),
+    "every rank's first position is [CLS]": (
+        Bug("reference.models.bert", "loss = region.of_first_position(list(found))[0]",
+            "loss = sum(found) / len(found)"),
+        textbook_theorems.model_equals_whole, replace(CUT, model=BERT)),
     "a residual forgotten backward": (
-        Bug("reference.layers.block", "dys = [dy + dx for dy, dx in zip(dys, dxs)]", "dys = list(dxs)"),
-        textbook_theorems.block_equals_whole, CASE),
+        Bug("reference.layers.block", "return dx + dy, grads", "return dx, grads"),
+        textbook_theorems.gradients_are_derivatives, CASE),
 }
 
 

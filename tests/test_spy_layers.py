@@ -11,24 +11,25 @@ from reference.layers.linear import (column_parallel_tensors, linear_forward, ro
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
                                      sharded_row_parallel_backward, sharded_row_parallel_forward)
 from reference.layers.mlp import mlp_forward, mlp_tensors, rows_first_mlp_forward
-from reference.models.gpt import (gpt_backward, gpt_forward, gpt_logits, gpt_tensors, sharded_gpt_backward,
-                                  sharded_gpt_forward)
+from reference.models.gpt import gpt_logits, gpt_tensors
+from reference.models.model import model_backward, model_forward, model_tensors
 from reference.params import initialize_shard, join, split, tree_map
 from tests import rank_theorems as theorems, training_theorems
 from tests.deep import every_other_deep
 from tests.spy import Refused, SpyArray
-from tests.strategies import Case, cases, close, recomputes, trees_close
-from tests.textbook_theorems import collect, spread
+from tests.rank_theorems import wrapped
+from tests.strategies import ANY_MODEL, Case, cases, close, recomputes, trees_close
+from tests.textbook_theorems import collect, sharded_model_backward, sharded_model_forward, spread, upstream
 
 FEWER = settings(max_examples=10)
 THEOREMS = [theorems.row_parallel_equals_whole, theorems.mlp_equals_whole, theorems.attention_equals_whole,
             theorems.block_equals_whole, theorems.embedding_equals_whole, theorems.logits_equal_whole,
-            theorems.loss_equals_whole]
+            theorems.masked_lm_equals_whole, theorems.loss_equals_whole]
 
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=lambda f: f.__name__)
 @FEWER
-@given(case=cases(sizes=st.integers(1, 4)))
+@given(case=cases(sizes=st.integers(1, 4), architectures=ANY_MODEL))
 def test_machine(ranks, theorem, case):
     """The theorems again, with the machine's arrays on the device."""
     ranks.run(case.t, on_spies, theorem, case)
@@ -45,39 +46,39 @@ def on_spies(group, theorem, case):
 
 
 @FEWER
-@given(cases(sizes=st.integers(1, 4)), recomputes())
+@given(cases(sizes=st.integers(1, 4), architectures=ANY_MODEL), recomputes())
 def test_model(ranks, case, recompute):
     """With recompute, dropout on: masks are drawn on the device."""
-    ranks.run(case.t, theorems.gpt_equals_whole, case, recompute, SpyArray)
+    ranks.run(case.t, theorems.model_equals_whole, case, recompute, SpyArray)
 
 
 @FEWER
-@given(cases(sizes=st.integers(1, 4)), recomputes())
+@given(cases(sizes=st.integers(1, 4), architectures=ANY_MODEL), recomputes())
 def test_textbook(case, recompute):
     """The whole model, and all of its shards, forward and backward, dropout on."""
-    c, tensors = case.model, gpt_tensors(case.model)
-    p, dloss = case.params(tensors), case.array("dloss", case.b, case.s)
-    tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
-    loss, cache = gpt_forward(tokens, p, c, targets, case.dropout)
-    _, grads = gpt_backward(dloss, p, cache, c)
-    spies = tree_map(SpyArray, p)
-    spy_loss, cache = gpt_forward(SpyArray(tokens), spies, c, SpyArray(targets), case.dropout, recompute)
-    _, spy_grads = gpt_backward(SpyArray(dloss), spies, cache, c)
-    close(spy_loss.get(), loss)
-    trees_close(tree_map(SpyArray.get, spy_grads), grads, 1e-10)
-    close(gpt_logits(SpyArray(tokens), spies, c).get(), gpt_logits(tokens, p, c))
-    shards = split(spies, tensors, case.t)
-    spy_loss, cache = sharded_gpt_forward(SpyArray(tokens), shards, c, SpyArray(targets), case.region, case.dropout,
-                                          recompute)
-    spy_grads = sharded_gpt_backward(SpyArray(dloss), shards, cache, c, case.region)
-    close(spy_loss.get(), loss)
-    trees_close(tree_map(SpyArray.get, join(spy_grads, tensors)), grads, 1e-10)
+    c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
+    p = case.params(tensors)
+    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    dlosses = upstream(case, losses)
+    _, grads = model_backward(dlosses, p, cache, c)
+    spies, spy_batch = tree_map(SpyArray, p), type(batch)(*(wrapped(x, SpyArray) for x in batch))
+    shards, spy_dlosses = split(spies, tensors, case.t), tuple(map(SpyArray, dlosses))
+    whole, cache = model_forward(None, spies, c, spy_batch, case.dropout, recompute)
+    _, whole_grads = model_backward(spy_dlosses, spies, cache, c)
+    sharded, cache = sharded_model_forward(spy_batch, shards, c, case.region, case.dropout, recompute)
+    shard_grads = sharded_model_backward(spy_dlosses, shards, cache, c, case.region)
+    for found, found_grads in ((whole, whole_grads), (sharded, join(shard_grads, tensors))):
+        for one, loss in zip(found, losses, strict=True):
+            close(one.get(), loss)
+        trees_close(tree_map(SpyArray.get, found_grads), grads, 1e-10)
 
 
 @FEWER
 @given(cases(sizes=st.integers(1, 4)))
 def test_the_rest_of_the_textbook(case):
-    """What the model does not use: parallel linear layers, the other losses, the wrong split of the MLP."""
+    """What training does not use: logits, parallel linear layers, the other losses, the wrong split of the MLP."""
+    p, tokens = case.params(gpt_tensors(case.model)), case.ids("tokens", case.b, case.s)
+    close(gpt_logits(SpyArray(tokens), tree_map(SpyArray, p), case.model).get(), gpt_logits(tokens, p, case.model))
     t, h, x, region = case.t, case.model.hidden_size, case.x(), case.region
     tensors = column_parallel_tensors(h, 3 * t, 1.0)
     p, shards = on_the_device(case, tensors)

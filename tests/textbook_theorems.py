@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from reference.batches import GPTBatch
 from reference.config import Recompute
 from reference.data_parallel import data_parallel_gradients
 from reference.layers.attention import (attention_backward, attention_forward, attention_tensors,
@@ -15,14 +16,18 @@ from reference.layers.cross_entropy import (cross_entropy_backward, cross_entrop
 from reference.layers.embedding import (embedding_backward, embedding_forward, embedding_tensors, logits_backward,
                                         logits_forward, sharded_embedding_backward, sharded_embedding_forward,
                                         sharded_logits_backward, sharded_logits_forward, word_tensor)
+from reference.layers.heads import (masked_lm_backward, masked_lm_forward, masked_lm_tensors,
+                                    sharded_masked_lm_backward, sharded_masked_lm_forward)
 from reference.layers.linear import (column_parallel_tensors, linear_backward, linear_forward, row_parallel_tensors,
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
                                      sharded_row_parallel_backward, sharded_row_parallel_forward)
 from reference.layers.mlp import mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
-from reference.models.gpt import (KEEP_ALL, gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward,
-                                  sharded_gpt_forward)
+from reference.models.bert import sharded_bert_backward, sharded_bert_forward
+from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
+from reference.models.model import model_backward, model_forward, model_tensors
+from reference.models.stage import KEEP_ALL
 from reference.ops import rotary_cos_sin
-from reference.params import join, split, tree_map
+from reference.params import join, leaves, split, tree_map
 from reference.training import loss_and_gradients
 from tests.cases import Case, close, trees_close
 
@@ -79,13 +84,13 @@ def mlp_equals_whole(case: Case, tolerance=1e-11):
 def attention_equals_whole(case: Case, causal: bool = True, selective: bool = False, tolerance=1e-11):
     """Self-attention by heads, the core's cache kept or computed again."""
     tensors = attention_tensors(case.model)
-    p, x, dy, rotary = case.params(tensors), case.x(), case.x("dy"), rotary_of(case)
-    y, cache = attention_forward(x, p, causal, rotary, case.dropout)
+    p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
+    y, cache = attention_forward(x, p, causal, rotary, case.dropout, lengths=lengths)
     dx, grads = attention_backward(dy, p, cache)
 
     shards = split(p, tensors, case.t)
     ys, caches = sharded_attention_forward(spread(x, case), shards, causal, rotary, case.region, case.dropout,
-                                           selective)
+                                           selective, lengths)
     dxs, shard_grads = sharded_attention_backward(spread(dy, case), shards, caches, case.region)
     close(collect(ys, case), y, tolerance)
     close(collect(dxs, case), dx, tolerance)
@@ -95,12 +100,13 @@ def attention_equals_whole(case: Case, causal: bool = True, selective: bool = Fa
 def block_equals_whole(case: Case, selective: bool = False):
     """A transformer block: two regions in a row, and what stands between them."""
     c, tensors = case.model, block_tensors(case.model)
-    p, x, dy, rotary = case.params(tensors), case.x(), case.x("dy"), rotary_of(case)
-    y, cache = block_forward(x, p, c, rotary, case.dropout)
+    p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
+    y, cache = block_forward(x, p, c, rotary, case.dropout, lengths=lengths)
     dx, grads = block_backward(dy, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    ys, cache = sharded_block_forward(spread(x, case), shards, c, rotary, case.region, case.dropout, selective)
+    ys, cache = sharded_block_forward(spread(x, case), shards, c, rotary, case.region, case.dropout, selective,
+                                      lengths)
     dxs, shard_grads = sharded_block_backward(spread(dy, case), shards, cache, c, case.region)
     close(collect(ys, case), y)
     close(collect(dxs, case), dx)
@@ -111,11 +117,12 @@ def embedding_equals_whole(case: Case, tolerance=1e-11):
     """The embedding by vocabulary: every word is looked up by exactly one rank."""
     tensors = embedding_tensors(case.model)
     p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
-    x, cache = embedding_forward(tokens, p, case.dropout)
+    token_types = token_types_of(case)
+    x, cache = embedding_forward(tokens, p, case.dropout, token_types)
     grads = embedding_backward(dx, p, cache)
 
     shards = split(p, tensors, case.t)
-    xs, caches = sharded_embedding_forward(tokens, shards, case.region, case.dropout)
+    xs, caches = sharded_embedding_forward(tokens, shards, case.region, case.dropout, token_types)
     shard_grads = sharded_embedding_backward(spread(dx, case), shards, caches, case.region)
     close(collect(xs, case), x, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
@@ -141,6 +148,28 @@ def logits_equal_whole(case: Case, tolerance=1e-11):
     close(join(dwords, tensor), dword, tolerance)
 
 
+def masked_lm_equals_whole(case: Case):
+    """BERT's head for masked words: its own layer outside the region, the logits and their bias by vocabulary."""
+    c, tensors = case.model, {"head": masked_lm_tensors(case.model), "word": word_tensor(case.model)}
+    p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, case.model.vocab_size)
+    logits, cache = masked_lm_forward(x, *p.values(), c)
+    dx, dword, dhead = masked_lm_backward(dlogits, *p.values(), cache, c)
+
+    shards = split(p, tensors, case.t)
+    heads, words = [shard["head"] for shard in shards], [shard["word"] for shard in shards]
+    parts, cache = sharded_masked_lm_forward(spread(x, case), heads, words, c, case.region)
+    padding = [(0, 0), (0, 0), (0, tensors["word"].padded(case.t) - c.vocab_size)]
+    dparts = np.split(np.pad(dlogits, padding), case.t, -1)
+    dxs, dwords, dheads = sharded_masked_lm_backward(dparts, heads, words, cache, c, case.region)
+    sharded = np.concatenate(parts, -1)
+    close(sharded[..., :c.vocab_size], logits)
+    assert (sharded[..., c.vocab_size:] == -np.inf).all(), "a padded word has a chance"
+    close(collect(dxs, case), dx)
+    found = [dict(head=dhead, word=dword) for dhead, dword in zip(dheads, dwords, strict=True)]
+    gradients_equal(found, {"head": dhead, "word": dword}, tensors, case)
+    padding_gets_nothing(case.region.complete(found, tensors), tensors, case.t)
+
+
 def losses_agree(case: Case, scale: float = 1.0):
     """The loss from split logits, three ways, and its gradient."""
     logits = scale * case.array("logits", case.b, case.s, 3 * case.t)
@@ -157,31 +186,112 @@ def losses_agree(case: Case, scale: float = 1.0):
         close(unsafe_cross_entropy(parts, targets), loss.sum())
 
 
-def gpt_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
-    """The whole model: loss and every gradient; padding gets none."""
-    c, tensors = case.model, gpt_tensors(case.model)
-    p, tokens, targets = case.params(tensors), case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
-    dloss = case.array("dloss", case.b, case.s)
-    loss, cache = gpt_forward(tokens, p, c, targets, case.dropout)
-    _, grads = gpt_backward(dloss, p, cache, c)
+def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
+    """The whole model: the losses of all its heads, and every gradient; padding gets none."""
+    c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
+    p = case.params(tensors)
+    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    dlosses = upstream(case, losses)
+    _, grads = model_backward(dlosses, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    loss_sharded, cache = sharded_gpt_forward(tokens, shards, c, targets, case.region, case.dropout, recompute)
-    shard_grads = sharded_gpt_backward(dloss, shards, cache, c, case.region)
-    close(loss_sharded, loss)
+    found, cache = sharded_model_forward(batch, shards, c, case.region, case.dropout, recompute)
+    shard_grads = sharded_model_backward(dlosses, shards, cache, c, case.region)
+    for one, loss in zip(found, losses, strict=True):
+        close(one, loss)
     trees_close(join(shard_grads, tensors), grads, 1e-10)
     padding_gets_nothing(shard_grads, tensors, case.t)
 
 
+def sharded_model_forward(batch, shards, c, region, dropout, recompute):
+    """Of whichever model it is -> the losses of its heads."""
+    if c.architecture == "bert":
+        return sharded_bert_forward(batch, shards, c, region, dropout, recompute)
+    loss, cache = sharded_gpt_forward(batch.tokens, shards, c, batch.targets, region, dropout, recompute)
+    return (loss,), cache
+
+
+def sharded_model_backward(dlosses, shards, cache, c, region):
+    """-> each rank's gradients."""
+    if c.architecture == "bert":
+        return sharded_bert_backward(dlosses, shards, cache, c, region)
+    return sharded_gpt_backward(*dlosses, shards, cache, c, region)
+
+
+def stages_equal_whole(case: Case, cuts):
+    """Layers cut before each of `cuts`: one stage after the other gives the same losses, dropout on.
+
+    And the same gradients, those of a tied table being the sum over its two copies.
+    """
+    c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
+    p = case.params(tensors)
+    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    dlosses = upstream(case, losses)
+    _, grads = model_backward(dlosses, p, cache, c)
+
+    values, x, dx, passed, found = dict(leaves(p)), None, dlosses, [], {}
+    for first, end in zip([0, *sorted(cuts)], [*sorted(cuts), c.num_layers], strict=True):
+        stage = pick(model_tensors(c, range(first, end)), values)
+        x, cache = model_forward(x, stage, c, batch, case.dropout)
+        passed.append((stage, cache))
+    for one, loss in zip(x, losses, strict=True):
+        close(one, loss)
+    for stage, cache in reversed(passed):
+        dx, stage_grads = model_backward(dx, stage, cache, c)
+        for name, grad in leaves(stage_grads):
+            found[name] = found.get(name, 0) + grad
+    assert dx is None and found.keys() == values.keys()
+    for name, grad in leaves(grads):
+        close(found[name], grad, 1e-10)
+
+
+def pick(tensors, values):
+    """The tree of `tensors`, with values by name."""
+    named = iter(name for name, _ in leaves(tensors))
+    return tree_map(lambda _: values[next(named)], tensors)
+
+
 def recompute_changes_nothing(case: Case, recompute: Recompute):
-    """In one process: loss and gradients to the last bit, dropout on."""
-    c, p = case.model, case.params(gpt_tensors(case.model))
-    tokens, targets, dloss = (case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s),
-                              case.array("dloss", case.b, case.s))
-    loss, cache = gpt_forward(tokens, p, c, targets, case.dropout)
-    again, light = gpt_forward(tokens, p, c, targets, case.dropout, recompute)
-    assert (again == loss).all()
-    trees_close(gpt_backward(dloss, p, light, c)[1], gpt_backward(dloss, p, cache, c)[1], 0.0)
+    """In one process: losses and gradients to the last bit, dropout on."""
+    c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
+    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    again, light = model_forward(None, p, c, batch, case.dropout, recompute)
+    assert all((one == loss).all() for one, loss in zip(again, losses, strict=True))
+    dlosses = upstream(case, losses)
+    trees_close(model_backward(dlosses, p, light, c)[1], model_backward(dlosses, p, cache, c)[1], 0.0)
+
+
+def gradients_are_derivatives(case: Case):
+    """Of every tensor of the model, one element at a random place and one direction through all of its elements.
+
+    Backward is asked for the gradient of a random sum of all losses, dropout on; central differences measure it.
+    """
+    # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
+    c = replace(case.model, activation="gelu", layernorm_epsilon=0.1)
+    p, batch, rng = case.params(model_tensors(c)), case.batch("", case.b), np.random.default_rng(case.seed)
+    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    dlosses, step = upstream(case, losses), 1e-5
+    _, grads = model_backward(dlosses, p, cache, c)
+
+    def loss_beside(x, direction):
+        saved = x.copy()
+        x += direction
+        losses, _ = model_forward(None, p, c, batch, case.dropout)
+        x[...] = saved
+        return sum((loss * dloss).sum() for loss, dloss in zip(losses, dlosses))
+
+    for (name, x), (_, grad) in zip(leaves(p), leaves(grads), strict=True):
+        for direction in (rng.normal(size=x.shape), one_place(rng, x.shape)):
+            numeric = (loss_beside(x, step * direction) - loss_beside(x, -step * direction)) / (2 * step)
+            exact = (grad * direction).sum()
+            assert abs(numeric - exact) < 1e-5 * max(1, abs(exact)), f"{name}: {exact}, but measured {numeric}"
+
+
+def one_place(rng, shape):
+    """Zeros, and a one somewhere."""
+    direction = np.zeros(shape)
+    direction[tuple(rng.integers(0, n) for n in shape)] = 1
+    return direction
 
 
 def replicas_equal_one_process(case: Case, d: int, m: int):
@@ -189,7 +299,7 @@ def replicas_equal_one_process(case: Case, d: int, m: int):
     p, batch = case.params(gpt_tensors(case.model)), d * m * case.b
     tokens, targets = case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s)
     dropout = replace(case.dropout, sample=0)
-    loss, grads = loss_and_gradients(tokens, targets, p, case.model, dropout)
+    loss, grads = loss_and_gradients(GPTBatch(tokens, targets), p, case.model, dropout)
     found, replicas = data_parallel_gradients(tokens, targets, p, case.model, d, case.b, dropout)
     close(np.array(found), np.array(loss))
     assert len(replicas) == d
@@ -228,6 +338,21 @@ def padding_gets_nothing(shard_grads, tensors, t):
 def alike_on_all(arrays):
     for array in arrays:
         assert (array == arrays[0]).all(), "a replicated tensor's gradient differs between ranks"
+
+
+def upstream(case: Case, losses):
+    """A random gradient for each head's losses."""
+    return tuple(case.array(f"dloss {i}", *loss.shape) for i, loss in enumerate(losses))
+
+
+def lengths_of(case: Case):
+    """int64 [b]: of the samples, where the case's model is given padding."""
+    return None if case.model.architecture == "gpt" else case.batch("", case.b).lengths[:case.b]
+
+
+def token_types_of(case: Case):
+    """int64 [b, s], where the case's model is given them."""
+    return None if case.model.architecture == "gpt" else case.batch("", case.b).token_types[:case.b]
 
 
 def rotary_of(case: Case):

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Place, connect, disconnect
-from mpi_impl.models import gpt
+from mpi_impl.models import model
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
@@ -18,7 +18,8 @@ from reference.actions import Schedule
 from reference import training
 from reference.config import ParallelConfig, Recompute
 from reference.data_parallel import samples_of
-from reference.models.gpt import KEEP_ALL, GPTCache, gpt_join, has_embedding, has_head
+from reference.models.model import sequences_of
+from reference.models.stage import KEEP_ALL, StageCache, join_stages, has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import join
 from reference.precision import Precision
@@ -26,7 +27,7 @@ from reference.simulate import activations_in_flight
 from reference.stages import schedule_of
 from reference.traffic import Work, traffic
 from tests.rank_theorems import as_is, first_checks, host
-from tests.cases import Case, close, trees_close
+from tests.cases import Case, close, cut, trees_close
 
 
 @dataclass(frozen=True)
@@ -89,43 +90,48 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
         batch = microbatches * topology.data.size * case.b
         for step in range(steps):
-            tokens, targets = (case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets"))
-            result = ours.step(dealt(ours, case.b, tokens, targets, wrap), batch)
+            samples = case.batch(str(step), batch)
+            result = ours.step(dealt(ours, case.b, samples, wrap), batch)
             grads, params = (ours.layout.views(host(ours.whole(states.own)))
                              for states in (ours.gradients, ours.parameters))
             found = Found(topology.place, result, ours.peak_caches, grads, params, ours.layout.tensors)
-            first_checks(group, found, lambda everyone, tokens=tokens, targets=targets: step_equals(
-                textbook.step(tokens, targets), textbook.params, in_flight, everyone))
+            first_checks(group, found, lambda everyone, samples=samples: step_equals(
+                textbook.step(samples), textbook.params, in_flight, everyone))
         fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
-        tokens, targets = tokens[:fewer], targets[:fewer]
-        loss = ours.evaluate(dealt(ours, case.b, tokens, targets, wrap), fewer)
+        samples = cut(samples, slice(fewer))
+        loss = sum(ours.evaluate(dealt(ours, case.b, samples, wrap), fewer))
         first_checks(group, loss, lambda everyone: close(np.array(everyone), np.full(len(everyone), (
-            training.loss_and_gradients(tokens, targets, textbook.params, case.model)[0]))))
+            training.loss_and_gradients(samples, textbook.params, case.model)[0]))))
 
 
-def dealt(trainer: Trainer, b: int, tokens, targets, wrap=as_is) -> list:
+def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
     """This replica's microbatches. What the rank need not know of them is made nonsense, so that it cannot use it."""
     d, r = trainer.topology.data.size, trainer.topology.place.data
+    rows = len(samples.tokens) // sequences_of(trainer.model)
     if not has_embedding(trainer.layout.tensors):
-        tokens = np.full_like(tokens, -1)
+        samples = nonsense(samples, "tokens", "token_types")
     if not has_head(trainer.layout.tensors, trainer.model):
-        targets = np.full_like(targets, -1)
-    mine = [samples_of(r, k, d, b) for k in range(len(tokens) // (d * b))]
-    return [(wrap(tokens[i]), wrap(targets[i])) for i in mine]
+        samples = nonsense(samples, "targets", "swapped", "answers")
+    mine = [cut(samples, samples_of(r, k, d, b)) for k in range(rows // (d * b))]
+    return [type(batch)(*(x if x is None else wrap(x) for x in batch)) for batch in mine]
+
+
+def nonsense(samples, *names):
+    return samples._replace(**{name: np.full_like(x, -1) for name, x in samples._asdict().items() if name in names})
 
 
 def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -> None:
     """Every rank reports one process's loss and norm; every replica has its gradients and weights."""
     loss, norm, grads = expected
     for found in everyone:
-        close(np.array(found.result[:2]), np.array([loss, norm]))
+        close(np.array([found.result.loss, found.result.grad_norm]), np.array([loss, norm]))
         assert found.peak_caches == in_flight[found.place.pipeline], "another number of caches than was simulated"
     for replica in {found.place.data for found in everyone}:
         stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
                   for stage in range(len(in_flight))]
         for field, whole in (("grads", grads), ("params", params)):
             parts = [join([getattr(found, field) for found in stage], stage[0].tensors) for stage in stages]
-            trees_close(gpt_join(parts), whole, 1e-10)
+            trees_close(join_stages(parts), whole, 1e-10)
             for part in parts:     # both copies of a tied word table
                 if part.embedding.word is not None:
                     trees_close(part.embedding.word, whole.embedding.word, 1e-10)
@@ -136,7 +142,7 @@ def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
         together = Ledger()
-        batches = Batches(Words(case) if topology.place.tensor == 0 else None, topology, case.s, case.b,
+        batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           work.microbatches // work.steps)
         for step in range(work.steps):
             trainer.step(batches.microbatches_of("train", step), batches.global_batch_size)
@@ -153,13 +159,15 @@ def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
 
 
 class Words:
-    """A data set of random words."""
+    """A data set of random samples."""
 
     def __init__(self, case: Case):
         self.case = case
 
     def batch(self, part, first, count):
-        return self.case.ids(f"{part} {first}", count, self.case.s + 1)
+        if self.case.model.causal:
+            return self.case.ids(f"{part} {first}", count, self.case.s + 1)
+        return self.case.batch(f"{part} {first}", count).pack()
 
 
 def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
@@ -167,14 +175,14 @@ def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
         batch = microbatches * topology.data.size * case.b
-        mine = dealt(trainer, case.b, case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s))
+        mine = dealt(trainer, case.b, case.batch("", batch))
         gc.collect()
         gc.freeze()         # what is there by now, as another run has left that failed, is not looked at again
         try:
             assert live_caches() == 0
             trainer.step(mine, batch)
             assert live_caches() == 0, "the step is over, but caches are not gone"
-            with mock.patch.object(passes, "gpt_forward", forward_of_an_evaluation):
+            with mock.patch.object(passes, "model_forward", forward_of_an_evaluation):
                 trainer.evaluate(mine, batch)
         finally:
             gc.unfreeze()
@@ -182,11 +190,11 @@ def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
 
 def forward_of_an_evaluation(*args):
     assert live_caches() == 0, "an evaluation keeps caches"
-    y, cache = gpt.gpt_forward(*args)
+    y, cache = model.model_forward(*args)
     assert all(kept.caches is None for kept in cache.layers), "an evaluation keeps what a backward needs"
     return y, cache
 
 
 def live_caches() -> int:
     """Of stages, on this rank."""
-    return sum(type(x) is GPTCache for x in gc.get_objects())
+    return sum(type(x) is StageCache for x in gc.get_objects())

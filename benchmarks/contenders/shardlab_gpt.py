@@ -20,6 +20,7 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.device import device_of
 from mpi_impl.entry import run
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
@@ -37,7 +38,7 @@ def main() -> None:
 
     def step():
         """Over when the optimizer's last kernel is."""
-        trainer.step([(batch[0], batch[1])] * microbatches, work.b * microbatches)
+        trainer.step([GPTBatch(batch[0], batch[1])] * microbatches, work.b * microbatches)
         if cuda:
             import cupy
             cupy.cuda.get_current_stream().synchronize()

@@ -25,7 +25,7 @@ from reference.boxes import Box, boxes_of_piece, shape_of, without_padding
 from reference.config import ModelConfig, option
 from reference.errors import UserError
 from reference.layout import Piece
-from reference.models.gpt import gpt_tensors
+from reference.models.model import model_tensors
 from reference.params import leaves
 from reference.precision import ScaleState, rounded
 
@@ -37,7 +37,9 @@ TOKENIZER = "the tokenizer"      # its fingerprint's name among the settings
 
 
 def model_of(model: ModelConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
+    """As JSON has it, which knows no tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
 
 
 # ---- save -----------------------------------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ def finite(trainer: Trainer, piece: Piece, state: str):
 
 def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], saved: list) -> Manifest:
     """On rank 0, when all shards are written: what all ranks have saved makes the manifest."""
-    tensors = {name: Stored(tensor.shape, []) for name, tensor in leaves(gpt_tensors(trainer.model))}
+    tensors = {name: Stored(tensor.shape, []) for name, tensor in leaves(model_tensors(trainer.model))}
     sealed: dict[str, Sealed] = {}
     for rank, (boxes, its_files) in enumerate(saved):
         sealed |= its_files
@@ -108,21 +110,32 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
 def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
     """Called by all ranks before the first step. Raises UserError, on all alike, for a file that is not as it was."""
     check_model(root, manifest, trainer.model)
-    world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
-    world.from_each(lambda: check_files(root, folder, dict(list(manifest.files.items())[world.rank::world.size])),
-                    "the checkpoint's checksums")
-    world.from_each(lambda: load_states(trainer, folder, manifest), "what the checkpoint holds")
+    load_states(trainer, root, manifest, list(trainer.optimizer.states))
     trainer.iteration, trainer.optimizer.iteration = manifest.iteration, manifest.updates
     if manifest.loss_scale is not None and trainer.scaler.scaling.loss_scale is None:
         trainer.scaler.state = ScaleState(*manifest.loss_scale)
     trainer.take_over()
 
 
-def check_model(root: str, manifest: Manifest, model: ModelConfig) -> None:
-    """Raises UserError if the checkpoint is another model's."""
+def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
+    """The parameters alone, for a model that may have other heads. Called by all ranks before the first step.
+
+    -> the tensors that the checkpoint has not, which keep their initial values. Those that the model has not are passed
+    over; moments and counters stay 0. Raises UserError, on all ranks alike, as `load` does.
+    """
+    check_model(root, manifest, trainer.model, other_heads=True)
+    load_states(trainer, root, manifest, ["parameters"])
+    trainer.take_over()
+    return [name for name, _ in leaves(model_tensors(trainer.model)) if name not in manifest.tensors]
+
+
+def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: bool = False) -> None:
+    """Raises UserError if the checkpoint is another model's; or, if it may have them, one that differs in more than its
+    heads.
+    """
     for name, value in model_of(model).items():
         saved = manifest.model.get(name)
-        if saved != value:
+        if saved != value and not (other_heads and name == "heads"):
             words = " (which the tokenizer decides)" if name == "vocab_size" else ""
             raise UserError(f"{option(name)}{words} is {value}, but {saved} in "
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
@@ -151,12 +164,22 @@ def check_files(root: str, folder: str, sealed: dict[str, Sealed]) -> None:
         on_disk.check_file(root, folder, name, file)
 
 
-def load_states(trainer: Trainer, folder: str, manifest: Manifest) -> None:
-    """What this rank owns, piece by piece. (Padding is not stored, and stays 0.)"""
-    for state, buffer in trainer.optimizer.states.items():
-        reader = on_disk.StateReader(folder, state, manifest)
+def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[str]) -> None:
+    """On all ranks, once all files of these states are found to be as they were."""
+    world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
+    files = [(name, file) for name, file in manifest.files.items() if on_disk.state_of(name) in states]
+    world.from_each(lambda: check_files(root, folder, dict(files[world.rank::world.size])),
+                    "the checkpoint's checksums")
+    world.from_each(lambda: read_states(trainer, folder, manifest, states), "what the checkpoint holds")
+
+
+def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[str]) -> None:
+    """What this rank owns of the tensors that are there, piece by piece. (Padding is not stored, and stays 0.)"""
+    for state in states:
+        buffer, reader = trainer.optimizer.states[state], on_disk.StateReader(folder, state, manifest)
         for piece in without_padding(trainer.pieces, trainer.topology.place.tensor):
-            buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.main))
+            if piece.of.name in manifest.tensors:
+                buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.main))
 
 
 def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):

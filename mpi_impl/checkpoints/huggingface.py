@@ -1,71 +1,49 @@
-"""GPT-2's weights in Hugging Face's layout, in and out: model.safetensors, read by ranks and written from ranks.
+"""Weights in Hugging Face's layout, in and out: model.safetensors, read by ranks and written from ranks.
 
-Nothing is ever unpickled, and no rank ever holds more of the model than its own part and one tensor. The names say the
-same, a matrix is [in, out] there as it is here (they call that a Conv1D), and of every tensor the numbers lie in the
-same order: of attention's w_qkv [h, 3, a, d] they see the last three axes as one, with all of q, then k, then v.
+Nothing is ever unpickled, and no rank ever holds more of the model than its own part and one tensor. Where each tensor
+is in the files, and how it lies there, gpt2_layout.py and bert_layout.py say.
 `transformers` is not needed for any of this. The tests prove against it that both compute the same.
 """
 import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from math import prod
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from mpi_impl.arrays import moved_to
-from mpi_impl.checkpoints.gpt2_config import CONFIG, config_of, read_json
+from mpi_impl.checkpoints.formats import open_tensors, read_json
+from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
+from mpi_impl.checkpoints.huggingface_layout import Place
+from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
-from mpi_impl.data.tokenizer import BytePairTokenizer, Tokenizer
-from mpi_impl.files import reading, writing
+from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.files import writing
 from mpi_impl.training.trainer import Trainer
-from reference.config import ModelConfig
+from reference.config import ARCHITECTURES, ModelConfig
 from reference.errors import UserError
 from reference.layout import Piece, Segment
-from reference.models.gpt import gpt_tensors
-from reference.params import Tensor, leaves, whole
+from reference.models.model import model_tensors
+from reference.params import Tensor, leaves
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"       # which of several files has a tensor
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = ("F64", "F32", "F16", "BF16")         # formats, as a file names them
 ROWS = 1024                                  # of two tables that are compared, at a time
+OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, as the first published BERTs have them
+NEW_HEAD = "multichoice_head."               # what fine-tuning may begin with: a file need not have it
 
 
-# ---- names and shapes -----------------------------------------------------------------------------------------------
-
-HEAD = "lm_head.weight"
-OF_MODEL = {
-    "embedding.word": "wte.weight", "embedding.position": "wpe.weight",
-    "final_layernorm.weight": "ln_f.weight", "final_layernorm.bias": "ln_f.bias", "output": HEAD,
-}
-OF_BLOCK = {
-    "input_layernorm.weight": "ln_1.weight", "input_layernorm.bias": "ln_1.bias",
-    "attention.w_qkv": "attn.c_attn.weight", "attention.b_qkv": "attn.c_attn.bias",
-    "attention.w_out": "attn.c_proj.weight", "attention.b_out": "attn.c_proj.bias",
-    "post_attention_layernorm.weight": "ln_2.weight", "post_attention_layernorm.bias": "ln_2.bias",
-    "mlp.w_in": "mlp.c_fc.weight", "mlp.b_in": "mlp.c_fc.bias",
-    "mlp.w_out": "mlp.c_proj.weight", "mlp.b_out": "mlp.c_proj.bias",
-}
-PREFIX = "transformer."                                      # of all but lm_head, or of none
-MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")      # buffers of older versions: which positions see which
-
-
-def their_name(name: str) -> str:
-    """'blocks.3.mlp.w_in' -> 'h.3.mlp.c_fc.weight', without the prefix."""
-    if name in OF_MODEL:
-        return OF_MODEL[name]
-    _, layer, rest = name.split(".", 2)
-    return f"h.{layer}.{OF_BLOCK[rest]}"
-
-
-def their_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """[h, 3, a, d] -> [h, 3h], [3, a, d] -> [3h], and any other as it is."""
-    if name.endswith("_qkv"):
-        return (*tensor.shape[:-3], prod(tensor.shape[-3:]))
-    return tensor.shape
+def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[Place]]]:
+    """Each tensor of ours, by name, and its places in the files."""
+    layout = layout_of(model)
+    for name, tensor in leaves(model_tensors(model)):
+        yield name, tensor, layout.places(name, tensor, model.num_layers)
 
 
 # ---- in -------------------------------------------------------------------------------------------------------------
@@ -76,12 +54,18 @@ class Weights:
 
     def __init__(self, folder: str):
         """Opens all files. Raises UserError if one is missing, or damaged."""
-        self.folder = folder
+        self.folder, (self.layout, _) = folder, layout_in(folder)
+        self.num_layers = read_config(folder, self.layout.architecture)[self.layout.same["num_layers"]]
         self.found = {}                          # name -> the file's path, the open file, the name there
         for path in self.paths():
-            file = opened(path)
+            file = open_tensors(path)
             for name in file.keys():                             # noqa: SIM118 - it is no dict
-                self.found[name.removeprefix(PREFIX)] = path, file, name
+                self.found[self.short_name(name)] = path, file, name
+
+    def short_name(self, name: str) -> str:
+        """Without the prefix, and as it is called today."""
+        name = name.removeprefix(self.layout.prefix)
+        return re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: OLD_NAMES[old[0]], name)
 
     def paths(self) -> list[str]:
         """The files: the one, or those that the index names."""
@@ -96,8 +80,9 @@ class Weights:
         for name in PICKLES:
             if os.path.isfile(os.path.join(self.folder, name)):
                 raise UserError(f"{os.path.join(self.folder, name)} is a pickle, which is never opened: it could run "
-                                f"any program. Convert it, where you trust it, with transformers: GPT2LMHeadModel."
-                                f"from_pretrained({self.folder!r}).save_pretrained(...) writes {WEIGHTS}.")
+                                "any program. Convert it, where you trust it, with transformers: "
+                                f"{next(iter(self.layout.classes.values()))}.from_pretrained({self.folder!r})."
+                                f"save_pretrained(...) writes {WEIGHTS}.")
         raise UserError(f"--load-hf {self.folder} has no {WEIGHTS}, nor a {INDEX}. Give the folder of a model that "
                         "transformers has saved.")
 
@@ -107,28 +92,41 @@ class Weights:
         return file.get_slice(full_name)
 
     def check(self, model: ModelConfig) -> None:
-        """Raises UserError unless these are the model's tensors, all of them and no others, of the right shapes."""
-        expected = {their_name(name): their_shape(name, tensor) for name, tensor in leaves(gpt_tensors(model))}
-        for name, shape in expected.items():
-            if name not in self.found:
-                raise UserError(f"--load-hf {self.folder} has no tensor {name} in {self.files()}, but its {CONFIG} "
-                                f"asks for one, {list(shape)}.")
-            found, path = self.slice(name), self.found[name][0]
-            if tuple(found.get_shape()) != shape:
-                raise UserError(f"{path} has {name} as {found.get_shape()}, but the folder's {CONFIG} asks for "
-                                f"{list(shape)}.")
-            if found.get_dtype() not in READ:
-                raise UserError(f"{path} has {name} in the format {found.get_dtype()}, but it must be one of "
-                                f"{', '.join(READ)}.")
-        for name in sorted(self.found.keys() - expected.keys()):
-            if name == HEAD and self.same(name, "wte.weight"):
-                continue                     # tied, but written twice
-            if not MASKS.fullmatch(name):
-                raise UserError(f"{self.found[name][0]} has a tensor {name}, for which the model of the folder's "
-                                f"{CONFIG} has no place.")
+        """Raises UserError unless these are the model's tensors, of the right shapes, and no others than `extra`."""
+        expected = set()
+        for ours, _, places in places_of(model):
+            for place in places:
+                if place.name in self.found or not ours.startswith(NEW_HEAD):
+                    self.check_tensor(place)
+                expected.add(place.name)
+        for name in sorted(self.found.keys() - expected - self.extra(model)):
+            raise UserError(f"{self.found[name][0]} has a tensor {name}, for which the model of the folder's {CONFIG} "
+                            "has no place.")
+
+    def check_tensor(self, place: Place) -> None:
+        """Raises UserError unless it is there, in the right shape and in a format that can be read."""
+        name, shape = place.name, list(place.shape)
+        if name not in self.found:
+            raise UserError(f"--load-hf {self.folder} has no tensor {name} in {self.files()}, but its {CONFIG} asks "
+                            f"for one, {shape}.")
+        found, path = self.slice(name), self.found[name][0]
+        if found.get_shape() != shape:
+            raise UserError(f"{path} has {name} as {found.get_shape()}, but the folder's {CONFIG} asks for {shape}.")
+        if found.get_dtype() not in READ:
+            raise UserError(f"{path} has {name} in the format {found.get_dtype()}, but it must be one of "
+                            f"{', '.join(READ)}.")
+
+    def extra(self, model: ModelConfig) -> set[str]:
+        """Tensors that may be passed over: those of heads that the model has not, buffers, and copies of tied ones."""
+        twins = self.layout.twins
+        heads = {place.name for heads in ARCHITECTURES[model.architecture]
+                 for _, _, places in places_of(replace(model, heads=heads)) for place in places}
+        buffers = {name for name in self.found if self.layout.buffers.fullmatch(name)}
+        copies = {name for name in twins.keys() & self.found.keys() if not model.tied or self.same(name, twins[name])}
+        return heads | buffers | copies
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two tables are equal, some rows at a time."""
+        """Whether two tables, or biases, are equal, some rows at a time."""
         a, b = self.slice(one), self.slice(other)
         rows = a.get_shape()[0]
         some = [slice(first, min(first + ROWS, rows)) for first in range(0, rows, ROWS)]     # a file has no rows beyond
@@ -137,36 +135,21 @@ class Weights:
     def files(self) -> str:
         return WEIGHTS if os.path.isfile(os.path.join(self.folder, WEIGHTS)) else f"the files of {INDEX}"
 
+    def has(self, segment: Segment) -> bool:
+        """All of the model but perhaps a new head."""
+        return all(place.name in self.found for place in self.places(segment))
+
+    def places(self, segment: Segment) -> list[Place]:
+        return self.layout.places(segment.name, segment.tensor, self.num_layers)
+
     def shard(self, segment: Segment, rank: int, dtype):
         """What tensor-parallel rank `rank` holds of a tensor, [segment.shape]; padding is 0."""
-        tensor, file = segment.tensor, self.slice(their_name(segment.name))
         x = np.zeros(segment.shape, dtype)
-        if tensor.split is None:
-            x[...] = file[:]
-            return x
-        # The rank's share of the split axis; padding, at the end of the last ones, is not in the file.
-        length, share = tensor.shape[tensor.split], segment.shape[tensor.split]
-        first = min(rank * share, length)
-        last = min(first + share, length)
-        if segment.name.endswith("_qkv"):
-            a, d = tensor.shape[-2:]
-            for i in range(3):               # q, k and v are a d columns each, and a head is d of them
-                columns = slice((i * a + first) * d, (i * a + last) * d)
-                x[..., i, :, :] = file[..., columns].reshape(x[..., i, :, :].shape)
-        elif first < last:
-            axes = (slice(None),) * tensor.split
-            x[(*axes, slice(last - first))] = file[(*axes, slice(first, last))]
+        for place in self.places(segment):
+            part, there = place.share(x, rank)
+            if part.size:
+                part[...] = self.slice(place.name)[there]
         return x
-
-
-def opened(path: str):
-    """A safetensors file, of which only the header is read. Raises UserError if it cannot be, or is cut off."""
-    try:
-        with reading(path):
-            open(path, "rb").close()         # the library's own errors do not tell
-            return safe_open(path, "np")
-    except SafetensorError as error:
-        raise UserError(f"{path} is not a safetensors file, or is damaged: {error}.") from error
 
 
 def check_weights(folder: str, model: ModelConfig) -> None:
@@ -177,7 +160,8 @@ def check_weights(folder: str, model: ModelConfig) -> None:
 def load_weights(trainer: Trainer, folder: str) -> None:
     """Called by all ranks before the first step: each reads what it owns of the weights. Moments and counters stay 0.
 
-    Raises UserError, on all ranks alike, if one of them cannot read a file.
+    A head for choices that the file has not keeps its initial values. Raises UserError, on all ranks alike, if one of
+    them cannot read a file.
     """
     trainer.topology.world.from_each(lambda: read_pieces(trainer, Weights(folder)))
     trainer.take_over()
@@ -186,8 +170,9 @@ def load_weights(trainer: Trainer, folder: str) -> None:
 def read_pieces(trainer: Trainer, weights: Weights) -> None:
     master = trainer.optimizer.states["parameters"]
     for piece in trainer.pieces:
-        x = weights.shard(piece.of, trainer.topology.tensor.rank, trainer.main.dtype).reshape(-1)
-        master.store(piece, moved_to(x[within_segment(piece)], trainer.main))
+        if weights.has(piece.of):
+            x = weights.shard(piece.of, trainer.topology.tensor.rank, trainer.main.dtype).reshape(-1)
+            master.store(piece, moved_to(x[within_segment(piece)], trainer.main))
 
 
 def within_segment(piece: Piece) -> slice:
@@ -227,38 +212,51 @@ def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tok
     with writing(folder), TemporaryDirectory(dir=folder, prefix="unfinished-") as aside:
         write_weights(os.path.join(aside, WEIGHTS), trainer, tensors)
         with open(os.path.join(aside, CONFIG), "w") as file:
-            json.dump(config_of(trainer.model, tokenizer.eod, trainer.main.dtype.name), file, indent=2)
-        if isinstance(tokenizer, BytePairTokenizer):
-            tokenizer.bpe.model.save(aside)              # vocab.json and merges.txt
+            json.dump(config_of(trainer.model, tokenizer, trainer.main.dtype.name), file, indent=2)
+        save_tokenizer(aside, tokenizer)
         for name in os.listdir(aside):
             os.replace(os.path.join(aside, name), os.path.join(folder, name))
 
 
 def write_weights(path: str, trainer: Trainer, tensors: Iterator) -> None:
     """The tensors, one after another, as they come; with the prefix, and as transformers marks its files."""
-    shapes = {their_name(name): their_shape(name, tensor) for name, tensor in leaves(gpt_tensors(trainer.model))}
-    shapes = {name if name == HEAD else PREFIX + name: shape for name, shape in shapes.items()}
+    full_name = layout_of(trainer.model).full_name
+    shapes = {full_name(place.name): place.shape for _, _, places in places_of(trainer.model) for place in places}
     write_tensors(path, trainer.main.dtype.name, shapes, tensors, metadata={"format": "pt"})
 
 
 def gathered(trainer: Trainer) -> Iterator:
-    """On rank 0 the elements of each whole tensor, one after another; on the others nothing. All ranks go through it.
+    """On rank 0 the elements of each whole tensor as transformers has it, one after another; on the others nothing.
+
+    All ranks go through it.
     """
     topology, master = trainer.topology, trainer.optimizer.states["parameters"]
     world, t = topology.world, topology.tensor.size
-    places = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece)) for piece in trainer.saved])
-    for name, tensor in leaves(gpt_tensors(trainer.model)):
+    where = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece)) for piece in trainer.saved])
+    for name, tensor, places in places_of(trainer.model):
         receives = []
         with trainer.ledger.phase("saving"):
             if world.rank == 0:
                 shape = tensor.local_shape(t)
                 shards = np.empty((t, prod(shape)), trainer.main.dtype)      # of a replicated tensor only the first
                 receives = [world.post_receive(shards[part, place], rank, 0, "weights to save")
-                            for rank, theirs in enumerate(places) for other, part, place in theirs if other == name]
+                            for rank, theirs in enumerate(where) for other, part, place in theirs if other == name]
             for piece in trainer.saved:
                 if piece.of.name == name:
                     world.post_send(master.load(piece), 0, 0, "weights to save").wait()
             for receive in receives:
                 receive.wait()
         if world.rank == 0:
-            yield whole([shard.reshape(shape) for shard in shards], tensor).reshape(-1)
+            some = shards if tensor.split is not None else shards[:1]
+            yield from as_theirs([shard.reshape(shape) for shard in some], places)
+
+
+def as_theirs(shards: list, places: list[Place]) -> Iterator:
+    """A tensor's shards -> each of the tensors that it is there, or of which it is all parts."""
+    for (_, shape), parts in groupby(places, lambda place: (place.name, place.shape)):
+        whole = np.empty(shape, shards[0].dtype)
+        for place in parts:
+            for rank, shard in enumerate(shards):
+                part, there = place.share(shard, rank)
+                whole[there] = part
+        yield whole

@@ -21,8 +21,9 @@ from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from mpi_impl.checkpoints.formats import open_tensors
 from mpi_impl.files import reading, writing
 from reference.boxes import Box, inside, overlap, shape_of
 from reference.errors import UserError
@@ -106,6 +107,11 @@ def key_of(tensor: str, box: Box) -> str:
 
 def file_of(state: str, rank: int) -> str:
     return f"{state}-{rank:05}.safetensors"
+
+
+def state_of(file: str) -> str:
+    """The inverse of file_of."""
+    return file.rsplit("-", 1)[0]
 
 
 def folder_of(root: str, iteration: int) -> str:
@@ -281,9 +287,9 @@ class StateReader:
         for stored, rank in self.tensors[tensor].boxes:
             if common := overlap(box, stored):
                 path = os.path.join(self.folder, file_of(self.state, rank))
+                if rank not in self.files:
+                    self.files[rank] = open_tensors(path)
                 try:
-                    if rank not in self.files:
-                        self.files[rank] = safe_open(path, framework="numpy")
                     part = self.files[rank].get_slice(key_of(tensor, stored))
                     out[inside(common, box)] = part[inside(common, stored)]
                 except (OSError, SafetensorError) as error:

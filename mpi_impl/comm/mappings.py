@@ -3,6 +3,8 @@
 Each forward stands beside its backward, which is its adjoint. The textbook's versions are in reference/mappings.py,
 over a list with one array per rank.
 """
+import numpy as np
+
 from mpi_impl.comm.group import Group
 from reference.config import ParallelConfig
 from reference.mappings import SEQUENCE
@@ -48,6 +50,13 @@ class TensorParallelRegion:
     def length(self, x):
         """Positions of the whole sequence, from x [b, s, h] outside."""
         return x.shape[SEQUENCE]
+
+    def of_first_position(self, y, reason):
+        """What this rank has made of the first position that it holds outside: all have made the same."""
+        return y
+
+    def of_first_position_backward(self, dy):
+        return dy
 
     def gather(self, y, reason):
         """Each rank's columns [..., n/t] -> all columns [..., n], on every rank."""
@@ -98,6 +107,14 @@ class SequenceParallelRegion(TensorParallelRegion):
 
     def length(self, x):
         return x.shape[SEQUENCE] * self.size
+
+    def of_first_position(self, y, reason):
+        """That of the sequence's first position, which rank 0 holds. Overwrites y."""
+        return self.group.broadcast(y, reason)
+
+    def of_first_position_backward(self, dy):
+        """What others than rank 0 made of theirs is of no use to anyone."""
+        return dy if self.rank == 0 else np.zeros_like(dy)
 
 
 def region_of(group: Group, parallel: ParallelConfig) -> TensorParallelRegion:

@@ -10,13 +10,22 @@ from typing import NoReturn
 
 from reference.errors import UserError
 
+BAD_KINDS = BAD_BYTES, BAD_JSON, EMPTY, TOO_LONG = "bad bytes", "bad JSON", "empty", "too long"
 NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+class BadText(Exception):
+    """Bytes that are no text: of which kind, and what is wrong with them in words that follow 'it'."""
+
+    def __init__(self, kind: str, fault: str):
+        super().__init__(fault)
+        self.kind, self.fault = kind, fault
 
 
 class Corpus:
     """The files of a corpus, in a fixed order, and their texts.
 
-    `data_path` is one of
+    `data_path`, which `option` gives, is one of
       - a text file: one document;
       - a file ending in .jsonl or .json: JSON lines, each an object whose key "text" is a document;
       - a folder: every file in it, sorted, without hidden files and folders and without the folder `leave_out` (the
@@ -28,15 +37,16 @@ class Corpus:
     be read.
     """
 
-    def __init__(self, data_path: str | None, leave_out: Path | None = None):
+    def __init__(self, data_path: str | None, leave_out: Path | None = None, option: str = "--data-path"):
         if data_path == "":
             raise UserError(
-                "--data-path is empty, which names nothing. Give a path, or leave the option out to train on the "
-                "standard library of this Python."
+                f"{option} is empty, which names nothing. Give a path, or leave the option out to take the standard "
+                "library of this Python."
             )
         self.name = data_path or f"the standard library of Python {platform.python_version()}"
-        self.files = _text_files(data_path, leave_out) if data_path else _standard_library()
-        self.is_folder = data_path is None or kind("--data-path", data_path) == "folder"
+        self.option = option
+        self.files = _text_files(option, data_path, leave_out) if data_path else _standard_library(option)
+        self.is_folder = data_path is None or kind(option, data_path) == "folder"
         self.skipped: list[Path] = []  # by the latest pass of documents()
 
     def __str__(self) -> str:
@@ -58,17 +68,21 @@ class Corpus:
                     empty = False
                     yield text
         if empty:
-            raise UserError(f"The corpus is empty: there is no text in {self.name}. Give another --data-path.")
+            raise UserError(f"The corpus is empty: there is no text in {self.name}. Give another {self.option}.")
+
+    def is_json_lines(self, file: Path) -> bool:
+        """Whether each line of this file of the corpus is a document; otherwise the whole file is one."""
+        return file.suffix == ".jsonl" or (file.suffix == ".json" and not self.is_folder)
 
     def _texts(self, file: Path) -> Iterator[str]:
         try:
-            if file.suffix == ".jsonl" or (file.suffix == ".json" and not self.is_folder):
+            if self.is_json_lines(file):
                 yield from _json_lines(file)
             else:
-                yield _decode(file.read_bytes())
-        except UnicodeDecodeError as error:
+                yield text_of_file(file.read_bytes())
+        except BadText as bad:
             if not self.is_folder:
-                raise UserError(f"{file} is not UTF-8 text ({error.reason}). Give another --data-path.") from error
+                raise UserError(f"{file} {bad.fault}. Give another {self.option}.") from bad
             self.skipped.append(file)
         except OSError as error:
             raise UserError(f"{file} cannot be read ({error.strerror}). Check that you may read it.") from error
@@ -93,42 +107,51 @@ def kind(option: str, path: str) -> str:
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
-def _text_files(path: str, leave_out: Path | None) -> list[Path]:
-    found = kind("--data-path", path)
+def _text_files(option: str, path: str, leave_out: Path | None) -> list[Path]:
+    found = kind(option, path)
     if found == "file":
         return [Path(path)]
     if found == "other":
-        raise UserError(f"--data-path {path} is neither a file nor a folder, but a device or a pipe, which can be read "
+        raise UserError(f"{option} {path} is neither a file nor a folder, but a device or a pipe, which can be read "
                         "once at most. Copy its text into a file.")
     if found == "nothing":
+        prefix = ", or the prefix of a Megatron .bin/.idx pair" if option == "--data-path" else ""
         raise UserError(
-            f"--data-path {path} does not exist. Give a text file, a folder of text files, JSON lines, or the prefix "
-            "of a Megatron .bin/.idx pair; or leave it out to train on the standard library of this Python."
+            f"{option} {path} does not exist. Give a text file, a folder of text files, JSON lines{prefix}; or leave "
+            "it out to take the standard library of this Python."
         )
-    files = _files_under(Path(path), lambda name: not name.startswith("."), leave_out)  # no text of ours: .git
+    files = _files_under(option, Path(path), lambda name: not name.startswith("."), leave_out)  # no text of ours: .git
     if not files:
-        raise UserError(f"The corpus is empty: there is no file in the folder {path}. Give another --data-path.")
+        raise UserError(f"The corpus is empty: there is no file in the folder {path}. Give another {option}.")
     return files
 
 
-def _standard_library() -> list[Path]:
+def _standard_library(option: str) -> list[Path]:
     """The .py files of the running Python, without its tests and what was installed beside them."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in _files_under(root, lambda name: name not in NOT_THE_LIBRARY) if file.suffix == ".py"]
-    if not files:
-        raise UserError(f"This Python has no source of its standard library under {root}. Give a --data-path.")
-    return files
+    files = _files_under(option, root, lambda name: name not in NOT_THE_LIBRARY)
+    sources = [file for file in files if file.suffix == ".py"]
+    if not sources:
+        raise UserError(f"This Python has no source of its standard library under {root}. Give a {option}.")
+    return sources
 
 
-def _files_under(root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
+def _files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
     """All files below a folder, sorted, without the files and whole folders whose name is not wanted, and `leave_out`.
 
     Raises UserError for a folder that cannot be read: to go on without it would quietly train on less.
     """
+
+    def refuse(error: OSError) -> NoReturn:
+        raise UserError(
+            f"{error.filename} cannot be read ({error.strerror}). Check that you may read it and enter its folder, or "
+            f"give a {option} without it."
+        ) from error
+
     found = []
     left_out = leave_out and os.path.realpath(leave_out)
     try:
-        for folder, subfolders, names in os.walk(root, onerror=_refuse):
+        for folder, subfolders, names in os.walk(root, onerror=refuse):
             # what is taken out here is not walked
             subfolders[:] = [
                 name for name in filter(wanted, subfolders) if os.path.realpath(Path(folder, name)) != left_out
@@ -136,22 +159,37 @@ def _files_under(root: Path, wanted: Callable[[str], bool], leave_out: Path | No
             found += [Path(folder, name) for name in filter(wanted, names)]
         return sorted(file for file in found if file.is_file())
     except OSError as error:
-        _refuse(error)
+        refuse(error)
 
 
-def _refuse(error: OSError) -> NoReturn:
-    raise UserError(
-        f"{error.filename} cannot be read ({error.strerror}). Check that you may read it and enter its folder, or give "
-        "a --data-path without it."
-    ) from error
+# From bytes to texts.
 
 
-def _decode(data: bytes) -> str:
-    """UTF-8 text as it is, line ends and all. A zero byte decodes, but no text has one: it marks a binary file."""
-    zero = data.find(b"\x00")
-    if zero >= 0:
-        raise UnicodeDecodeError("utf-8", data, zero, zero + 1, "it holds a zero byte")
-    return data.decode("utf-8")
+def text_of_file(data: bytes) -> str:
+    """UTF-8 text as it is, line ends and all. A zero byte decodes, but no text has one: it marks a binary file.
+
+    Raises BadText.
+    """
+    try:
+        if b"\x00" in data:
+            raise BadText(BAD_BYTES, "is not UTF-8 text (it holds a zero byte)")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error
+
+
+def text_of_line(line: bytes) -> str:
+    """The string under the key "text" of a JSON object. Raises BadText."""
+    try:
+        text = json.loads(line.decode("utf-8-sig"))["text"]
+        text.encode("utf-8")  # JSON can spell half a surrogate pair, which is no text
+        return text
+    except UnicodeDecodeError as error:
+        raise BadText(BAD_BYTES, f"is not UTF-8 text ({error.reason})") from error
+    except RecursionError as error:
+        raise BadText(BAD_JSON, "is nested too deeply to be read") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadText(BAD_JSON, 'is not a JSON object with a string under the key "text"') from error
 
 
 def _json_lines(file: Path) -> Iterator[str]:
@@ -160,13 +198,9 @@ def _json_lines(file: Path) -> Iterator[str]:
             if line.isspace():
                 continue
             try:
-                text = json.loads(line)["text"]
-                text.encode("utf-8")  # JSON can spell half a surrogate pair, which is no text
-            except RecursionError as error:
-                raise UserError(f"{file}, line {number}, is nested too deeply to be read. Mend the line.") from error
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                text = text_of_line(line)
+            except BadText as bad:
                 raise UserError(
-                    f'{file}, line {number}, is not a JSON object with a string under the key "text". '
-                    'Mend the line; each one reads like {"text": "a document"}.'
-                ) from error
+                    f'{file}, line {number}, {bad.fault}. Mend the line; each one reads like {{"text": "a document"}}.'
+                ) from bad
             yield text

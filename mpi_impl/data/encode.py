@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from mpi_impl.data.corpus import counted
+from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.tokenizer import Tokenizer
 
 PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter ones together
@@ -26,6 +27,12 @@ def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.
             if is_last:
                 yield np.concatenate([*document, [tokenizer.eod]])
                 document = []
+
+
+def encode_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
+    """The sentences of each document, int64 [tokens] each, without an end-of-document token. None is empty."""
+    for text in texts:
+        yield [np.array(ids, np.int64) for ids in tokenizer.encode_batch(split_sentences(text)) if ids]
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:

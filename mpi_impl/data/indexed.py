@@ -10,15 +10,15 @@
                   int64 [n]    where each sequence begins in PREFIX.bin, in bytes
                   int64 [d]    the first sequence of each document, and at last n
 
-Every number is little-endian. What is written here has one sequence in each document; what is read may have
-more, as Megatron writes when it splits documents into sentences.
+Every number is little-endian. A document is one sequence, or several where it was split into sentences, as BERT's
+samples are made of them.
 """
 import hashlib
 import os
 import struct
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,38 +33,43 @@ HEADER = struct.Struct("<9sQBQQ")  # magic, version, token type, n, d
 CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floating types, which hold no tokens
 TOKEN_TYPES = {code: np.dtype(name) for code, name in CODES.items()}
 
+Document = np.ndarray | Sequence[np.ndarray]  # its tokens, 1-D; or those of each of its sentences
+
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """The type Megatron stores tokens in: uint16 for a vocabulary below 65,500, int32 from there on."""
     return np.dtype("<u2" if vocab_size < 65_500 else "<i4")
 
 
-def write_indexed(prefix: str | Path, documents: Iterable[np.ndarray], vocab_size: int) -> None:
-    """Write PREFIX.bin and PREFIX.idx from 1-D integer arrays, one for each document; only one is in memory at a time.
+def write_indexed(prefix: str | Path, documents: Iterable[Document], vocab_size: int) -> None:
+    """Write PREFIX.bin and PREFIX.idx; only one document is in memory at a time.
 
-    Both files are written aside and moved into place when complete, PREFIX.idx last, so that an interruption
-    leaves no pair that can be opened. Raises UserError for a token outside the vocabulary.
+    A document is a 1-D integer array, which becomes one sequence, or a list of them, a sequence each. Both files are
+    written aside and moved into place when complete, PREFIX.idx last, so that an interruption leaves no pair that can
+    be opened. Raises UserError for a token outside the vocabulary.
     """
-    dtype, lengths = token_dtype(vocab_size), array("i")
+    dtype, lengths, bounds = token_dtype(vocab_size), array("i"), array("q", [0])
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     with tempfile.TemporaryDirectory(dir=bin_path.parent, prefix=".indexed-") as folder:
         aside = Path(folder)
         with open(aside / "bin", "wb") as file:
             for number, document in enumerate(documents):
-                _check_document(number, document, vocab_size)
-                file.write(document.astype(dtype).tobytes())
-                lengths.append(len(document))
+                for sequence in [document] if isinstance(document, np.ndarray) else document:
+                    _check_sequence(number, sequence, vocab_size)
+                    file.write(sequence.astype(dtype).tobytes())
+                    lengths.append(len(sequence))
+                bounds.append(len(lengths))
         with open(aside / "idx", "wb") as file:
-            _write_index(file, np.array(lengths, "<i4"), dtype)
+            _write_index(file, np.array(lengths, "<i4"), np.array(bounds, "<i8"), dtype)
         idx_path.unlink(missing_ok=True)  # an old index must not be found beside new tokens
         os.replace(aside / "bin", bin_path)
         os.replace(aside / "idx", idx_path)
 
 
-def _check_document(number: int, document: np.ndarray, vocab_size: int) -> None:
-    if document.ndim != 1 or document.dtype.kind not in "iu":
-        raise TypeError(f"Document {number} is not a 1-D array of integers: {document.dtype} {list(document.shape)}.")
-    outside = document[(document < 0) | (document >= vocab_size)]
+def _check_sequence(number: int, sequence: np.ndarray, vocab_size: int) -> None:
+    if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
+        raise TypeError(f"Document {number} is not a 1-D array of integers: {sequence.dtype} {list(sequence.shape)}.")
+    outside = sequence[(sequence < 0) | (sequence >= vocab_size)]
     if outside.size:
         raise UserError(
             f"Document {number} holds the token {outside[0]}, outside the vocabulary of {vocab_size:,} tokens. "
@@ -72,15 +77,14 @@ def _check_document(number: int, document: np.ndarray, vocab_size: int) -> None:
         )
 
 
-def _write_index(file: BinaryIO, lengths: np.ndarray, dtype: np.dtype) -> None:
-    """PREFIX.idx for sequences of int32 [n] tokens, each of them a document."""
-    n = len(lengths)
+def _write_index(file: BinaryIO, lengths: np.ndarray, bounds: np.ndarray, dtype: np.dtype) -> None:
+    """PREFIX.idx for sequences of int32 [n] tokens, and documents that begin at the sequences int64 [d]."""
     sizes = lengths.astype("<i8") * dtype.itemsize  # in bytes: more than int32 counts
     code = next(code for code, known in TOKEN_TYPES.items() if known == dtype)
-    file.write(HEADER.pack(MAGIC, VERSION, code, n, n + 1))
+    file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(bounds)))
     file.write(lengths.tobytes())
     file.write((np.cumsum(sizes) - sizes).tobytes())
-    file.write(np.arange(n + 1, dtype="<i8").tobytes())
+    file.write(bounds.tobytes())
 
 
 class IndexedDataset:

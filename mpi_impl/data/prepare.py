@@ -1,153 +1,274 @@
-"""From `--data-path` to tokens on disk: train the tokenizer, encode the corpus, and keep both for the next run."""
-import hashlib
+"""Make a corpus ready for training, on all cores: `python -m mpi_impl.data.prepare --input TEXTS --output-prefix OUT`.
+
+    read          text files, folders of them, JSON lines (mpi_impl/data/corpus.py says how)
+    make uniform  line ends, control characters, Unicode's spellings (clean.py)
+    tokenize      by a tokenizer that is given, or trained on this corpus and saved as OUT.tokenizer.json
+    drop          documents under --min-tokens, then those that say again what an earlier one said (near_duplicates.py)
+    write         OUT.bin and OUT.idx, and OUT.dropped.jsonl, which names each document that was dropped, and why
+
+What is no text (bytes that are not UTF-8, lines that are not JSON, empty files) is dropped, counted and named in the
+same way; with --strict the first of it ends the run.
+
+The corpus may be larger than memory. It is cut into chunks (chunks.py), and workers encode one at a time, a document
+at a time. What is in memory of all documents is their lengths, and what near_duplicates.py says; a single document must
+fit (256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
+
+A run may be killed at any moment. Each chunk that is done lies in the folder OUT.preparing, and the same command
+goes on from there; the folder goes when all is written. What is written does not depend on the number of workers, nor
+on interruptions.
+"""
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TextIO
 
+import numpy as np
 import tokenizers
 
-from mpi_impl.data.corpus import Corpus, counted
-from mpi_impl.data.encode import encode_documents, watched
-from mpi_impl.data.indexed import IndexedDataset, write_indexed
-from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, ByteLevelBPETokenizer, Tokenizer, given_tokenizer
+from mpi_impl.data.chunks import Part, chunks, documents, sources
+from mpi_impl.data.corpus import BAD_KINDS, counted
+from mpi_impl.data.dropped import Dropped
+from mpi_impl.data.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
+from mpi_impl.data.encoded_corpus import EncodedCorpus, chunk_folder
+from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
+from mpi_impl.data.near_duplicates import NearDuplicates, near_duplicates
+from mpi_impl.data.progress import Progress
+from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
+from mpi_impl.data.workers import cores, mapped
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.rank_environment import launched_rank_and_size
 from reference.errors import UserError
 
-RECIPE = 1  # raise it when the same corpus and options come to give other tokens: older caches are then left alone
-
-Report = Callable[[str], None]
-
-
-class Prepared(NamedTuple):
-    """Where the tokens lie (PREFIX.bin and PREFIX.idx), and the tokenizer that made them."""
-
-    prefix: str
-    tokenizer: Tokenizer
+VERSION = 1             # raise it when the same corpus and options come to give other files
+CHUNK = 1 << 20         # bytes at least,
+CHUNKS = 1000           # and no more of them than this, or a few
+TRAINED_ON = 10**9      # bytes: of a larger corpus a tokenizer is trained on chunks of about so many, evenly spread
 
 
-def prepare(
-    data_path: str | None = None,
-    tokenizer_type: str = "ByteLevelBPETokenizer",
-    vocab_size: int | None = None,
-    vocab_file: str | None = None,
-    merge_file: str | None = None,
-    cache: str | Path | None = None,
-    report: Report = print,
-) -> Prepared:
-    """Make the tokens of a corpus ready, or find them ready: `data_path` is a corpus (see Corpus) or a Megatron prefix.
-
-    `vocab_size` is that of the tokenizer to train (4,096 when None), or the number of ids of a NullTokenizer. The
-    result is kept in `cache` (~/.cache/shardlab when None; XDG_CACHE_HOME is honoured) under a hash of all that
-    determines it. `report` is given a sentence now and then. Called on one rank. Raises UserError for options that
-    do not fit together, for what Corpus and IndexedDataset refuse, and for a cache that cannot be written.
-    """
-    tokenizer = given_tokenizer(tokenizer_type, vocab_size, vocab_file, merge_file)
-    if data_path and (prefix := _megatron_prefix(data_path)):
-        if tokenizer is None:
-            raise UserError(
-                f"--data-path {data_path} is already tokenized, so {tokenizer_type} cannot be trained on it. Give the "
-                "tokenizer it was made with: --tokenizer-type GPT2BPETokenizer with --vocab-file and --merge-file, or "
-                "--tokenizer-type NullTokenizer with --vocab-size."
-            )
-        return _opened(prefix, tokenizer, report)
-
-    cache_folder = _cache_folder(cache)
-    if data_path and os.path.realpath(cache_folder) == os.path.realpath(data_path):
-        raise UserError(
-            f"--data-path {data_path} is the cache folder, whose files are no texts to learn from. Give another "
-            "--data-path or another --data-cache-path."
-        )
-    corpus = Corpus(data_path, leave_out=cache_folder)
-    asked = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
-    size = asked if tokenizer is None else tokenizer.vocab_size
-    sources = [*corpus.files, *(Path(file) for file in (vocab_file, merge_file) if file)]
-    folder = cache_folder / _key(sources, tokenizer_type, size)
+def main(argv: list[str] | None = None) -> None:
+    launched = launched_rank_and_size()
+    if launched and launched[1] > 1:
+        raise UserError("mpi_impl.data.prepare is one program, which starts --workers of its own. Start it without "
+                        "mpirun.")
+    args = parse(argv)
     try:
-        if not _is_complete(folder, trained=tokenizer is None):
-            _build(folder, corpus, tokenizer, size, report)
+        Preparation(args).run()
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted. The same command goes on from here.\n")
+        sys.exit(130)
     except OSError as error:
-        raise UserError(
-            f"The cache folder {cache_folder} cannot be written ({error}). Make room there, or give --data-cache-path "
-            "a folder that you can write."
-        ) from error
-    tokenizer = tokenizer or ByteLevelBPETokenizer.load(folder / "tokenizer.json")
-    if tokenizer.vocab_size < size:
-        report(
-            f"the vocabulary has {tokenizer.vocab_size:,} tokens, not the {size:,} asked for: the corpus is too small "
-            "to support more"
-        )
-    return _opened(str(folder / "tokens"), tokenizer, report)
+        raise UserError(f"{error.filename or args.output_prefix} cannot be used: {error.strerror}. Check that there is "
+                        "room, and that you may use it; the same command goes on from here.") from error
 
 
-def _megatron_prefix(data_path: str) -> str | None:
-    """PREFIX, if the path is PREFIX, PREFIX.bin or PREFIX.idx; if one of the two is missing, IndexedDataset says so."""
-    for suffix in ".bin", ".idx":
-        if data_path.endswith(suffix) and os.path.isfile(data_path):
-            return data_path.removesuffix(suffix)
-    found = [os.path.isfile(data_path + suffix) for suffix in (".bin", ".idx")]
-    is_prefix = all(found) or (any(found) and not os.path.exists(data_path))
-    return data_path if is_prefix else None
+def parse(argv: list[str] | None) -> Namespace:
+    """The options. Raises UserError for what cannot be."""
+    parser = ArgumentParser(prog="mpi_impl.data.prepare", description="Make a corpus ready for training.")
+    add = parser.add_argument
+    add("--input", nargs="+", metavar="PATH", help="text files, folders of them, or JSON lines, each with a document "
+        "under the key \"text\"; default: the source of Python's own standard library")
+    add("--output-prefix", required=True, metavar="OUT", help="OUT.bin and OUT.idx are written, for --data-path OUT")
+    add("--workers", type=int, default=cores(), metavar="N", help="processes (default: one for each core)")
+    add("--tokenizer-type", choices=TOKENIZER_TYPES, default="ByteLevelBPETokenizer")
+    add("--vocab-size", type=int, metavar="V", help="of the tokenizer that is trained on the corpus (default: "
+        f"{DEFAULT_VOCAB_SIZE}), or of a NullTokenizer")
+    add("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")
+    add("--merge-file", metavar="F", help="GPT-2's merges.txt")
+    add("--tokenizer-model", metavar="F", help="a tokenizer that was trained before: its OUT.tokenizer.json")
+    add("--split-sentences", action="store_true", help="keep the borders of sentences, as BERT needs them; documents "
+        "then have no end-of-document token")
+    add("--min-tokens", type=int, default=128, metavar="N", help="drop shorter documents (default: 128)")
+    add("--jaccard", type=float, default=0.7, metavar="J", help="drop a document that is so similar to an earlier one "
+        "(default: 0.7); 0: none")
+    add("--strict", action="store_true", help="end at the first text that cannot be read")
+    args = parser.parse_args(argv)
+    if args.workers < 1:
+        raise UserError(f"--workers {args.workers} leaves nobody to work. Give 1 or more.")
+    if not 0 <= args.jaccard <= 0.99:
+        raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
+                        "to keep near-duplicates.")
+    return args
 
 
-def _opened(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
-    """Open the data set once, so that a damaged file is refused here and the person reads what there is."""
-    dataset = IndexedDataset(prefix)
-    documents = counted(len(dataset.document_indices) - 1, "document")
-    report(f"{counted(len(dataset.tokens), 'token')} in {documents}, vocabulary {tokenizer.vocab_size:,}: {prefix}.bin")
-    return Prepared(prefix, tokenizer)
+class Preparation:
+    """A run, or what is left to do of one that was interrupted."""
+
+    def __init__(self, args: Namespace):
+        self.args, self.prefix = args, args.output_prefix
+        self.recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
+        self.tokenizer = tokenizer_of(self.recipe)      # what is wrong with it is said before all else
+        self.sources = sources(args.input or [None], "--input")
+        self.size = sum(source.size for source in self.sources)
+        self.plan = list(chunks(self.sources, max(CHUNK, self.size // CHUNKS)))
+        self.work = Path(f"{self.prefix}.preparing")
+        self.aside = Path(f"{self.work}.aside")         # what it is while it comes and goes
+        self.corpus = EncodedCorpus(self.work, self.plan)
+        self.dropped = Dropped()
+
+    def run(self) -> None:
+        began = time.monotonic()
+        print(f"preparing {counted(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
+        self.begin()
+        if self.tokenizer is None:
+            self.train()
+        encoded = self.encode()
+        alike = None
+        if self.recipe.jaccard:
+            print(f"comparing {counted(self.corpus.starts[-1], 'document')}", flush=True)
+            alike = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
+        self.write(alike)
+        print(self.told(time.monotonic() - began, encoded))
+        self.end()
+
+    # ---- where it is done ----
+
+    def begin(self) -> None:
+        """Make the work folder, or find that of the same preparation. Raises UserError for anything else."""
+        for path in self.args.input or ():
+            if Path(path).is_dir() and Path(self.prefix).resolve().is_relative_to(Path(path).resolve()):
+                raise UserError(f"--output-prefix {self.prefix} lies in the folder --input {path}, whose files are "
+                                "read as texts. Write elsewhere.")
+        shutil.rmtree(self.aside, ignore_errors=True)
+        if self.work.exists():
+            self.check_plan(json.loads((self.work / "plan.json").read_text("utf-8")))
+            return
+        for suffix in ".bin", ".idx":
+            if os.path.exists(self.prefix + suffix):
+                raise UserError(f"{self.prefix}{suffix} exists. Give another --output-prefix, or remove it.")
+        self.aside.mkdir(parents=True)
+        (self.aside / "plan.json").write_text(json.dumps(self.plan_of()), "utf-8")
+        self.aside.rename(self.work)
+
+    def end(self) -> None:
+        """Remove the work folder, of which no half is ever found."""
+        self.work.rename(self.aside)
+        shutil.rmtree(self.aside)
+
+    def plan_of(self) -> dict:
+        """All that determines what is written."""
+        return {"version": VERSION, "tokenizers": tokenizers.__version__, "options": asdict(self.recipe),
+                "tokenizer": self.tokenizer.fingerprint if self.tokenizer else "trained here",
+                "sources": [list(source) for source in self.sources]}
+
+    def check_plan(self, begun: dict) -> None:
+        """Raises UserError if the work folder is another preparation's."""
+        plan, advice = self.plan_of(), f"Undo that to go on with it, or remove {self.work} to begin anew."
+        for option, value in plan["options"].items():
+            if begun["options"].get(option) != value:
+                raise UserError(f"{self.work} was begun with --{option.replace('_', '-')} "
+                                f"{begun['options'].get(option)}, and now it is {value}. {advice}")
+        before, now = ({tuple(source) for source in each["sources"]} for each in (begun, plan))
+        if before != now:
+            changed = min(before ^ now)[0]
+            raise UserError(f"{self.work} was begun with other texts: {changed} has come, gone or changed. {advice}")
+        if begun != plan:
+            raise UserError(f"{self.work} was begun with another version of this program or its tokenizer. {advice}")
+
+    # ---- what is done ----
+
+    def train(self) -> None:
+        """Train the tokenizer, unless it has been; the workers then read it from its file."""
+        file, size = self.work / "tokenizer.json", self.recipe.vocab_size or DEFAULT_VOCAB_SIZE
+        trained = trained_type(self.recipe.tokenizer_type)
+        if not file.exists():
+            tokenizer = trained.train(self.texts(f"training a {size:,}-token {trained.method}"), size)
+            tokenizer.save(f"{file}.new")
+            os.replace(f"{file}.new", file)
+        self.tokenizer = trained.load(file)
+        self.recipe = replace(self.recipe, tokenizer_model=str(file), vocab_size=None)
+        if self.tokenizer.vocab_size < size:
+            print(f"the vocabulary has {self.tokenizer.vocab_size:,} tokens, not {size:,}: the corpus is too small to "
+                  "support more", flush=True)
+
+    def texts(self, what: str) -> Iterator[str]:
+        """The texts that a tokenizer is trained on."""
+        plan = self.plan[:: -(-self.size // TRAINED_ON) or 1]
+        with Progress(what, sum(map(size_of, plan))) as bar:
+            for chunk in plan:
+                for part in chunk:
+                    yield from (document.text for document in documents(part) if document.text)
+                bar.advance(size_of(chunk))
+
+    def encode(self) -> list[int]:
+        """Encode the chunks that are not done -> their numbers."""
+        done = [finished(chunk_folder(self.work, number)) for number in range(len(self.plan))]
+        missing = [number for number, report in enumerate(done) if report is None]
+        made = mapped(encode_chunk, min(self.args.workers, max(1, len(missing))),
+                      [chunk_folder(self.work, number) for number in missing],
+                      [self.plan[number] for number in missing], [self.recipe] * len(missing))
+        with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
+            for chunk, report in zip(self.plan, done, strict=True):
+                self.add(report or next(made))
+                bar.advance(0 if report else size_of(chunk))
+        return missing
+
+    def add(self, report: ChunkReport) -> None:
+        """The next chunk is there. Raises UserError with --strict for the first text in it that is bad."""
+        self.corpus.append(report)
+        for part, line, kind, why in report.dropped if self.args.strict else ():
+            if kind in BAD_KINDS:
+                place = self.corpus.place(len(self.corpus.reports) - 1, part, line)
+                raise UserError(f"{place} {why}. Mend it, or leave out --strict to count such texts and go on.")
+
+    def write(self, alike: NearDuplicates | None) -> None:
+        """The results, each whole or not there, the index last."""
+        kept = np.ones(self.corpus.starts[-1], bool) if alike is None else alike.original < 0
+        assert self.tokenizer is not None
+        self.publish("dropped.jsonl", lambda file: self.dropped.write(file, self.corpus, alike))
+        if not kept.any():
+            self.end()
+            found = "\n".join(["No document is left.", str(self.dropped)])
+            raise UserError(f"{found}\nNothing is written but {self.prefix}.dropped.jsonl. Give more text, or a "
+                            "smaller --min-tokens.")
+        if (trained := self.work / "tokenizer.json").exists():
+            self.publish("tokenizer.json", lambda file: file.write(trained.read_text("utf-8")))
+        vocab_size = self.tokenizer.vocab_size
+        size = sum(report.tokens for report in self.corpus.reports) * token_dtype(vocab_size).itemsize
+        with Progress("writing", size) as bar:
+            write_indexed(self.prefix, self.left(kept, bar), vocab_size)
+
+    def left(self, kept: np.ndarray, bar: Progress) -> Iterator[list[np.ndarray]]:
+        """The documents that are kept, of those that are encoded."""
+        for document, keep in zip(self.corpus.documents(), kept, strict=True):
+            if keep:
+                yield document
+            bar.advance(sum(sequence.nbytes for sequence in document))
+
+    def publish(self, suffix: str, write: Callable[[TextIO], object]) -> None:
+        """Write a file beside the tokens, so that it is there when it is whole."""
+        path = f"{self.prefix}.{suffix}"
+        with open(f"{path}.new", "w", encoding="utf-8", newline="\n") as file:
+            write(file)
+        os.replace(f"{path}.new", path)
+
+    # ---- what it says ----
+
+    def told(self, seconds: float, encoded: list[int]) -> str:
+        """What was found, what was dropped, and how long it took."""
+        result = IndexedDataset(self.prefix)
+        found = self.corpus.starts[-1] + sum(len(report.dropped) for report in self.corpus.reports)
+        kept = len(result.document_indices) - 1
+        before = len(self.plan) - len(encoded)
+        speed = sum(size_of(self.plan[number]) for number in encoded) / 1e6 / seconds
+        dropped = [str(self.dropped), f"each of these is named in {self.prefix}.dropped.jsonl"]
+        return "\n".join([
+            *(dropped if self.dropped.counts else ()),
+            f"kept {kept:,} of {counted(found, 'document')}, {counted(len(result.tokens), 'token')}: "
+            f"{self.prefix}.bin and .idx, {result.tokens.nbytes / 1e6:,.1f} MB",
+            f"{seconds:,.1f} seconds, {speed:,.1f} MB/s" + (
+                f", and {counted(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
 
 
-# The cache: one folder for each result, which appears all at once.
+def size_of(chunk: list[Part]) -> int:
+    """In bytes, as it is read."""
+    return sum(part.stop - part.start for part in chunk)
 
 
-def _cache_folder(cache: str | Path | None) -> Path:
-    if cache is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "shardlab")
-    return Path(cache).absolute()
-
-
-def _key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int) -> str:
-    """A hash of everything that determines the tokens; a file's path, size and time of change stand for its text."""
-    stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
-    text = json.dumps([RECIPE, tokenizers.__version__, tokenizer_type, vocab_size, stats])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _is_complete(folder: Path, trained: bool) -> bool:
-    """A folder that is there was complete when it came; one that was damaged since is removed, to be made again."""
-    if not folder.is_dir():
-        return False
-    try:
-        IndexedDataset(folder / "tokens")
-        if trained:
-            ByteLevelBPETokenizer.load(folder / "tokenizer.json")
-        return True
-    except UserError:
-        shutil.rmtree(folder)
-        return False
-
-
-def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | None, vocab_size: int, report: Report) -> None:
-    """Make everything aside and move it into place by one rename, which an interruption or another job cannot halve."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as temporary:
-        aside = Path(temporary, folder.name)
-        aside.mkdir()
-        if tokenizer is None:
-            report(f"training a {vocab_size:,}-token byte-level BPE on {corpus}")
-            trained = ByteLevelBPETokenizer.train(watched(corpus.documents(), "read", report), vocab_size)
-            trained.save(aside / "tokenizer.json")
-            tokenizer = trained
-        report(f"encoding {corpus} with {tokenizer.name}")
-        documents = encode_documents(watched(corpus.documents(), "encoded", report), tokenizer)
-        write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
-        if corpus.skipped:
-            report(f"passed over {counted(len(corpus.skipped), 'file')} without UTF-8 text: {corpus.skipped[0]} first")
-        try:
-            aside.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # it is there when another job was first, with the same result
-                raise
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,26 +1,37 @@
-"""From text to tokens and back: byte-level byte-pair encoding, trained here or GPT-2's, and no tokenizer at all.
+"""From text to tokens and back: byte-level byte-pair encoding, WordPiece, and no tokenizer at all.
 
 Byte-level BPE (Radford et al. 2019, section 2.2) starts from the 256 bytes and merges the pair that occurs most
 often, again and again, until the vocabulary is full. Since every byte is a token, any text can be encoded, and
-decoding gives it back unchanged.
+decoding gives it back unchanged. It is trained here, or GPT-2's.
+
+WordPiece (Wu et al. 2016, section 4.1; Devlin et al. 2019) parts text into words and punctuation marks, and each word
+into the longest pieces that the vocabulary has, from the left; a piece that goes on with a word is written with ## in
+front. What lies between words is lost, and a word with a character that is in no piece is [UNK] as a whole. It is
+trained here, or BERT's.
 """
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
-from tokenizers import Tokenizer as BPE
-from tokenizers import decoders, models, pre_tokenizers, trainers
+import numpy as np
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from mpi_impl.data.corpus import kind
 from reference.errors import UserError
 
-TOKENIZER_TYPES = ("ByteLevelBPETokenizer", "GPT2BPETokenizer", "NullTokenizer")
 DEFAULT_VOCAB_SIZE = 4096
 LARGEST_TRAINED = 1_000_000   # tokens; several times the largest vocabulary in use, and training still fits in memory
 LARGEST_ID = 2**31 - 1        # of a token as it is stored: Megatron's widest type for tokens is int32
 END_OF_DOCUMENT = "<|endoftext|>"
 BYTES = pre_tokenizers.ByteLevel.alphabet()  # one printable character for each of the 256 bytes
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUES = "##"              # marks a piece that does not begin a word
+SMALLEST_WORDPIECE = 100      # tokens; the special ones, and both forms of as many letters as a language may have
+LARGEST_ALPHABET = 1000       # characters; BERT's vocabulary has about as many
 
 
 class Tokenizer(Protocol):
@@ -41,45 +52,59 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str: ...
 
 
-class BytePairTokenizer:
-    """What the two byte-level tokenizers share. No text is encoded as the end-of-document token, not even its name."""
+class LibraryTokenizer:
+    """What the tokenizers of the library `tokenizers` share. No text is encoded as a special token, not even its name.
+    """
 
     name: str
 
-    def __init__(self, bpe: BPE):
-        self.bpe = bpe
-        self.bpe.encode_special_tokens = True  # as ordinary text
-        vocabulary = bpe.get_vocab()
+    def __init__(self, library: Library, end_of_document: str):
+        self.library = library
+        self.library.encode_special_tokens = True  # as ordinary text
+        vocabulary = library.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1
-        self.eod = vocabulary[END_OF_DOCUMENT]
-        self.fingerprint = hashlib.sha256(bpe.to_str().encode()).hexdigest()[:16]
+        self.eod = vocabulary[end_of_document]
+        self.fingerprint = hashlib.sha256(library.to_str().encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
-        return self.bpe.encode(text).ids
+        return self.library.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, in parallel on all cores."""
-        return [encoding.ids for encoding in self.bpe.encode_batch_fast(list(texts))]
+        return [encoding.ids for encoding in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that a cut left incomplete come out as U+FFFD."""
-        return self.bpe.decode([int(i) for i in ids], skip_special_tokens=False)
+        return self.library.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as one JSON file. Raises OSError if it cannot; the library's own save does not tell."""
+        Path(path).write_text(self.library.to_str(pretty=True), "utf-8", newline="\n")
+
+
+class BytePairTokenizer(LibraryTokenizer):
+    """What the two byte-level tokenizers share."""
+
+    def __init__(self, bpe: Library):
+        super().__init__(bpe, END_OF_DOCUMENT)
+        self.bpe = bpe
 
 
 class ByteLevelBPETokenizer(BytePairTokenizer):
     """Byte-level BPE trained on the corpus and kept in one JSON file."""
 
     name = "ByteLevelBPETokenizer"
+    method = "byte-level BPE"
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> "ByteLevelBPETokenizer":
+    def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Self:
         """Train on texts; the same texts give the same tokenizer.
 
         A small corpus runs out of pairs to merge: the tokenizer's vocab_size is then smaller than asked for. Raises
-        UserError if the vocabulary has no room for the 256 bytes and the end-of-document token, or too much of it.
+        UserError for what `check_size` refuses.
         """
-        check_trained_size(vocab_size)
+        cls.check_size(vocab_size)
         bpe = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], initial_alphabet=sorted(BYTES), show_progress=False
@@ -88,16 +113,21 @@ class ByteLevelBPETokenizer(BytePairTokenizer):
         return cls(bpe)
 
     @classmethod
-    def load(cls, path: str | Path) -> "ByteLevelBPETokenizer":
+    def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises UserError if the file is missing or holds something else."""
-        try:
-            return cls(BPE.from_file(str(path)))
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"{path} is not a tokenizer saved by this program ({error}). Train it again.") from error
+        with _reading_saved(path, cls.name):
+            return cls(Library.from_file(str(path)))
 
-    def save(self, path: str | Path) -> None:
-        """Write the tokenizer as one JSON file. Raises OSError if it cannot; the library's own save does not tell."""
-        Path(path).write_text(self.bpe.to_str(pretty=True), "utf-8", newline="\n")
+    @classmethod
+    def check_size(cls, vocab_size: int) -> None:
+        """Raises UserError if the vocabulary has no room for bytes and the end of a document, or too much room."""
+        smallest = len(BYTES) + 1
+        if vocab_size < smallest:
+            raise UserError(
+                f"--vocab-size {vocab_size} is too small: a byte-level vocabulary holds the {len(BYTES)} bytes and the "
+                f"end-of-document token. Give {smallest} or more."
+            )
+        _check_not_too_large(vocab_size)
 
 
 class GPT2BPETokenizer(BytePairTokenizer):
@@ -123,6 +153,89 @@ class GPT2BPETokenizer(BytePairTokenizer):
                 f"and {END_OF_DOCUMENT}. Give the file as it is published."
             )
         super().__init__(bpe)
+
+
+class WordPieceTokenizer(LibraryTokenizer):
+    """WordPiece, trained on the corpus and kept in one JSON file, or from BERT's vocab.txt. [SEP] ends a document.
+
+    Its sub-classes differ in whether they tell capital letters and accents from plain letters.
+    """
+
+    lower_case: bool
+    method = "WordPiece"
+
+    def __init__(self, library: Library):
+        vocabulary = library.get_vocab()
+        if missing := [token for token in SPECIAL if token not in vocabulary]:
+            raise ValueError(f"it lacks {missing[0]}")
+        if library.normalizer.lowercase != self.lower_case:
+            raise ValueError("it was made for text in " + ("both cases" if self.lower_case else "lower case"))
+        super().__init__(library, "[SEP]")
+        self.pad, _, self.cls, self.sep, self.mask = (vocabulary[token] for token in SPECIAL)
+        self.begins_word = np.ones(self.vocab_size, bool)  # [V]; by token id
+        self.begins_word[[i for token, i in vocabulary.items() if token.startswith(CONTINUES)]] = False
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Self:
+        """Train on texts; the same texts give the same tokenizer.
+
+        The vocabulary has the special tokens; each frequent character, once to begin a word and once to go on with it;
+        and what comes of merging the pair of pieces that occurs most often, again and again. A small corpus runs out
+        of pairs: vocab_size is then smaller than asked for. Raises UserError for what `check_size` refuses.
+        """
+        cls.check_size(vocab_size)
+        library = _word_piece(models.WordPiece(unk_token="[UNK]"), cls.lower_case)
+        words = _counted_words(texts, library)
+        alphabet = _frequent_characters(words, min(LARGEST_ALPHABET, vocab_size // 4))
+        # The trainer numbers continuing characters as it comes across them, in another order each time: so they are
+        # given in order, as if they were special. In the tokenizer nothing is: it takes over the trainer's vocabulary.
+        given = [*SPECIAL, *(CONTINUES + character for character in alphabet)]
+        trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=given, show_progress=False)
+        known = set(alphabet)
+        library.train_from_iterator((f"{word} " * n for word, n in words.items() if known.issuperset(word)), trainer)
+        return cls(_word_piece(library.model, cls.lower_case))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote. Raises UserError if the file is missing or holds something else."""
+        with _reading_saved(path, cls.name):
+            return cls(Library.from_file(str(path)))
+
+    @classmethod
+    def from_vocab_file(cls, vocab_file: str) -> Self:
+        """BERT's tokenizer, from its vocab.txt: a token in each line. Raises UserError if it is missing or invalid."""
+        if kind("--vocab-file", vocab_file) != "file":
+            raise UserError(f"--vocab-file {vocab_file} does not exist. Give the path of BERT's vocab.txt.")
+        try:
+            return cls(_word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
+        except Exception as error:  # the library raises nothing more specific
+            raise UserError(
+                f"--vocab-file {vocab_file} is not a vocab.txt as BERT's ({error}). Give the file as it is published."
+            ) from error
+
+    @classmethod
+    def check_size(cls, vocab_size: int) -> None:
+        """Raises UserError if the vocabulary has no room for special tokens and characters, or too much room."""
+        if vocab_size < SMALLEST_WORDPIECE:
+            raise UserError(
+                f"--vocab-size {vocab_size} is too small: a WordPiece vocabulary holds {', '.join(SPECIAL)}, and each "
+                f"letter once to begin a word and once to go on with it. Give {SMALLEST_WORDPIECE} or more."
+            )
+        _check_not_too_large(vocab_size)
+
+
+class BertWordPieceLowerCase(WordPieceTokenizer):
+    """All text in lower case, without accents."""
+
+    name = "BertWordPieceLowerCase"
+    lower_case = True
+
+
+class BertWordPieceCase(WordPieceTokenizer):
+    """Text as it is written."""
+
+    name = "BertWordPieceCase"
+    lower_case = False
 
 
 class NullTokenizer:
@@ -164,36 +277,84 @@ class NullTokenizer:
         )
 
 
-def given_tokenizer(
-    tokenizer_type: str, vocab_size: int | None, vocab_file: str | None, merge_file: str | None
-) -> Tokenizer | None:
-    """The tokenizer that the options alone determine, or None for the one that is trained on the corpus.
+TrainedTokenizer = ByteLevelBPETokenizer | WordPieceTokenizer
+TRAINED: dict[str, type[TrainedTokenizer]] = {
+    tokenizer.name: tokenizer for tokenizer in (ByteLevelBPETokenizer, BertWordPieceLowerCase, BertWordPieceCase)
+}
+FILES = {  # that a tokenizer may be read from, by its type
+    "ByteLevelBPETokenizer": {"--tokenizer-model"},
+    "GPT2BPETokenizer": {"--vocab-file", "--merge-file"},
+    "BertWordPieceLowerCase": {"--vocab-file", "--tokenizer-model"},
+    "BertWordPieceCase": {"--vocab-file", "--tokenizer-model"},
+    "NullTokenizer": set(),
+}
+TOKENIZER_TYPES = tuple(FILES)
 
-    Raises UserError for an unknown type, a missing option, and an option that this type would ignore.
+
+def trained_type(tokenizer_type: str) -> type[TrainedTokenizer]:
+    """The class of a tokenizer that can be trained: its `train`, `load` and `save`, and its `method`, in words."""
+    return TRAINED[tokenizer_type]
+
+
+def given_tokenizer(
+    tokenizer_type: str,
+    vocab_size: int | None,
+    vocab_file: str | None,
+    merge_file: str | None,
+    tokenizer_model: str | None = None,
+) -> Tokenizer | None:
+    """The tokenizer that the options alone determine, or None for one that `trained_type` trains on the corpus.
+
+    `tokenizer_model` is what one that was trained before has saved. Raises UserError for an unknown type, a missing
+    option, and an option that this type would ignore.
     """
     if tokenizer_type not in TOKENIZER_TYPES:
         raise UserError(f"--tokenizer-type {tokenizer_type} is unknown. Give one of {', '.join(TOKENIZER_TYPES)}.")
-    if tokenizer_type == "GPT2BPETokenizer":
-        return _gpt2_tokenizer(vocab_size, vocab_file, merge_file)
-    if vocab_file or merge_file:
-        option = "--vocab-file" if vocab_file else "--merge-file"
-        raise UserError(f"{option} is for --tokenizer-type GPT2BPETokenizer; {tokenizer_type} reads no such file.")
-    if tokenizer_type == "ByteLevelBPETokenizer":
-        check_trained_size(DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size)
+    files = {"--vocab-file": vocab_file, "--merge-file": merge_file, "--tokenizer-model": tokenizer_model}
+    given = {option: path for option, path in files.items() if path}
+    _check_files(tokenizer_type, given)
+    if tokenizer_type == "NullTokenizer":
+        if vocab_size is None:
+            raise UserError("--tokenizer-type NullTokenizer needs --vocab-size: the number of token ids in the data.")
+        return NullTokenizer(vocab_size)
+    if not given:
+        trained_type(tokenizer_type).check_size(DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size)
         return None
-    if vocab_size is None:
-        raise UserError("--tokenizer-type NullTokenizer needs --vocab-size: the number of token ids in the data.")
-    return NullTokenizer(vocab_size)
-
-
-def check_trained_size(vocab_size: int) -> None:
-    """Raises UserError if no byte-level tokenizer of this size can be trained."""
-    smallest = len(BYTES) + 1
-    if vocab_size < smallest:
+    tokenizer = _read_tokenizer(tokenizer_type, given)
+    if vocab_size not in (None, tokenizer.vocab_size):
+        option, path = next(iter(given.items()))
         raise UserError(
-            f"--vocab-size {vocab_size} is too small: a byte-level vocabulary holds the {len(BYTES)} bytes and the "
-            f"end-of-document token. Give {smallest} or more."
+            f"--vocab-size {vocab_size} contradicts {option} {path}, which holds {tokenizer.vocab_size:,} tokens. "
+            "Leave --vocab-size out."
         )
+    return tokenizer
+
+
+def _check_files(tokenizer_type: str, given: dict[str, str]) -> None:
+    """`given` are options and their paths. Raises UserError if the type reads others, or fewer, or more."""
+    for option in given:
+        if option not in FILES[tokenizer_type]:
+            readers = " or ".join(name for name, options in FILES.items() if option in options)
+            raise UserError(f"{option} is for --tokenizer-type {readers}; {tokenizer_type} reads no such file.")
+    if tokenizer_type == "GPT2BPETokenizer" and len(given) < 2:
+        raise UserError(
+            "--tokenizer-type GPT2BPETokenizer needs both --vocab-file (GPT-2's vocab.json) and --merge-file (its "
+            "merges.txt)."
+        )
+    if {"--vocab-file", "--tokenizer-model"} <= given.keys():
+        raise UserError("--vocab-file and --tokenizer-model both name a tokenizer. Leave one of the two out.")
+
+
+def _read_tokenizer(tokenizer_type: str, given: dict[str, str]) -> Tokenizer:
+    if tokenizer_type == "GPT2BPETokenizer":
+        return GPT2BPETokenizer(given["--vocab-file"], given["--merge-file"])
+    trained = trained_type(tokenizer_type)
+    if issubclass(trained, WordPieceTokenizer) and "--vocab-file" in given:
+        return trained.from_vocab_file(given["--vocab-file"])
+    return trained.load(given["--tokenizer-model"])
+
+
+def _check_not_too_large(vocab_size: int) -> None:
     if vocab_size > LARGEST_TRAINED:
         raise UserError(
             f"--vocab-size {vocab_size} is too large: a tokenizer of at most {LARGEST_TRAINED} tokens is trained "
@@ -201,24 +362,47 @@ def check_trained_size(vocab_size: int) -> None:
         )
 
 
-def _gpt2_tokenizer(vocab_size: int | None, vocab_file: str | None, merge_file: str | None) -> GPT2BPETokenizer:
-    if not (vocab_file and merge_file):
+@contextmanager
+def _reading_saved(path: str | Path, name: str) -> Iterator[None]:
+    """What goes wrong within, in a sentence."""
+    try:
+        yield
+    except Exception as error:  # the library raises nothing more specific
         raise UserError(
-            "--tokenizer-type GPT2BPETokenizer needs both --vocab-file (GPT-2's vocab.json) and --merge-file (its "
-            "merges.txt)."
-        )
-    tokenizer = GPT2BPETokenizer(vocab_file, merge_file)
-    if vocab_size not in (None, tokenizer.vocab_size):
-        raise UserError(
-            f"--vocab-size {vocab_size} contradicts --vocab-file {vocab_file}, which holds {tokenizer.vocab_size:,} "
-            "tokens. Leave --vocab-size out."
-        )
-    return tokenizer
+            f"{path} is not a tokenizer saved by this program as {name} ({error}). Give another, or train it again."
+        ) from error
 
 
-def _byte_level(model: models.BPE) -> BPE:
+def _byte_level(model: models.BPE) -> Library:
     """Bytes before the model, and back to text after it; words are told apart by GPT-2's pattern."""
-    bpe = BPE(model)
+    bpe = Library(model)
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     return bpe
+
+
+def _word_piece(model: models.WordPiece, lower_case: bool) -> Library:
+    """BERT's way to words: no control characters, each punctuation mark and each Chinese character a word."""
+    library = Library(model)
+    library.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix=CONTINUES)
+    return library
+
+
+def _counted_words(texts: Iterable[str], library: Library) -> Counter[str]:
+    """How often each word occurs."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        plain = library.normalizer.normalize_str(text)
+        words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(plain))
+    return words
+
+
+def _frequent_characters(words: Counter[str], limit: int) -> list[str]:
+    """At most `limit` characters, sorted; of those that are equally frequent, the first ones."""
+    counts: Counter[str] = Counter()
+    for word, n in words.items():
+        for character in word:
+            counts[character] += n
+    return sorted(sorted(counts, key=lambda character: (-counts[character], character))[:limit])

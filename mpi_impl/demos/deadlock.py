@@ -20,9 +20,10 @@ from mpi_impl.demos.telling import Check, led_by_rank, say
 from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
-from mpi_impl.training.trainer import Trainer, weight_of
+from mpi_impl.training.trainer import Trainer
 from reference import validate
 from reference.actions import Action, Receive, Schedule, Send, Step, lower
+from reference.batches import GPTBatch
 from reference.config import ParallelConfig
 from reference.schedules import evaluation_schedule
 from reference.training import loss_and_gradients
@@ -85,17 +86,17 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     model, (tokens, targets) = tiny_gpt(num_layers=2 * n), global_batch(0, SAMPLES)
     with training_on(ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
                                                   virtual_pipeline_size=2)) as trainer:
-        batch = [(tokens, targets)]
+        batch = [GPTBatch(tokens, targets)]
         circle, freed = stuck_and_freed(ranks, wrong, trainer, batch)
         say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
                    f"reference/validate.py plays the lists before anything runs, and says:\n{complaint(wrong)}\n")
         validate.validate(right)
-        mended = trainer.evaluate(batch, SAMPLES)
+        mended, = trainer.evaluate(batch, SAMPLES)
         say(ranks, f"Mended, they give it nothing to say. The ranks play them, and the loss is {mended:.10f}:\n"
                    f"{lists(right)}\n")
     check = Check()
     check.equal("the circle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
-    loss, _ = loss_and_gradients(tokens, targets, textbook_of(model).params, model)
+    loss, _ = loss_and_gradients(GPTBatch(tokens, targets), textbook_of(model).params, model)
     check.equal("the loss", [freed, mended], [loss, loss])
     check.conclude(ranks)
 
@@ -106,12 +107,13 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
     """Play the wrong order, until it stands and is helped on -> the circle of ranks, and the loss."""
     steps, done = lower(wrong)[ranks.rank], set[Step]()
-    work = ForwardPass(trainer.model, trainer.region, trainer.stage_params, batch, weight_of(batch, SAMPLES))
+    work = ForwardPass(trainer.model, trainer.region, trainer.stage_params, batch,
+                       trainer.total_weights(batch, SAMPLES))
     first = Action(0, "F", 0)                     # what needs nobody, and all that stands behind it
     behind = steps[steps.index(first):] if first in steps else []
     witness = Witness(ranks, lambda: play(ranks, behind, work, done))
     play(witness.watched, steps, work, done)
-    return circle_of([wait.whom for wait in witness.hear()]), trainer.whole_loss(work.loss)
+    return circle_of([wait.whom for wait in witness.hear()]), trainer.whole_losses(work.losses)[0]
 
 
 def play(group: Group, steps: Sequence[Step], work: ForwardPass, done: set[Step]) -> None:

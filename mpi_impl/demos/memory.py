@@ -19,6 +19,7 @@ from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_l
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.reports.tables import aligned, unit_for
 from mpi_impl.training.trainer import Held, Trainer
+from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
 from reference.cost import parameters
@@ -175,7 +176,7 @@ def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namesp
 def random_words(topology: Topology, model: ModelConfig, step: int, b: int, s: int) -> list:
     """A replica's microbatches, alike on its tensor-parallel ranks."""
     windows = np.random.default_rng([step, topology.place.data]).integers(0, model.vocab_size, (MICROBATCHES, b, s + 1))
-    return [(window[:, :-1], window[:, 1:]) for window in windows]
+    return list(map(GPTBatch.unpack, windows))
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from mpi_impl.demos.tiny_gpt import check_tensors, global_batch, holds, share_of
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.training.trainer import Trainer
 from reference.actions import Schedule, Send
+from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.cost import bubble_fraction, pipeline_traffic
 from reference.schedules import SCHEDULES, make
@@ -81,7 +82,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         check = Check()
         check.equal("messages", watched.ledger.elements(operation="send"), x * len(sends(trainer, m)))
         check.equal("activations kept", trainer.peak_caches, predicted)
-        loss, norm, grads = textbook_of(model).step(tokens, targets)
+        loss, norm, grads = textbook_of(model).step(GPTBatch(tokens, targets))
         check.equal("loss", result.loss, loss)
         check.equal("norm of the gradient", result.grad_norm, norm)
         check_tensors(check, "every weight's gradient", trainer, trainer.gradients.own, grads)

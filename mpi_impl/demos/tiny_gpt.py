@@ -14,9 +14,10 @@ from mpi_impl.demos.telling import Check, and_list, span
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.training.trainer import Trainer
 from reference import training
+from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
 from reference.data_parallel import samples_of
-from reference.models.gpt import has_embedding, has_head
+from reference.models.stage import has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves, split
 from reference.pipeline import cut_into_stages
@@ -62,7 +63,7 @@ def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
     """This replica's microbatches of b samples."""
     replica, d = trainer.topology.place.data, trainer.topology.data.size
     mine = [samples_of(replica, k, d, b) for k in range(number_of_microbatches(len(tokens), b, d))]
-    return [(tokens[samples], targets[samples]) for samples in mine]
+    return [GPTBatch(tokens[samples], targets[samples]) for samples in mine]
 
 
 def holds(trainer: Trainer) -> str:

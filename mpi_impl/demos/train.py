@@ -19,6 +19,7 @@ from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.reports.tables import aligned, verdict
 from mpi_impl.reports.traffic import Line, compare, summary
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.cost import parameters
 from reference.data_parallel import samples_of
@@ -81,7 +82,7 @@ def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     for step in range(steps):
         tokens, targets = global_batch(step, batch)
         result = trainer.step(share_of(trainer, tokens, targets, b=1), batch)
-        loss, norm, grads = textbook.step(tokens, targets)
+        loss, norm, grads = textbook.step(GPTBatch(tokens, targets))
         check.equal("every loss", result.loss, loss)
         check.equal("norm of the gradient", result.grad_norm, norm)
         check_tensors(check, "every gradient", trainer, trainer.gradients.own, grads)

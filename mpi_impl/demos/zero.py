@@ -17,6 +17,7 @@ from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.reports.memory import FORMULAS
 from mpi_impl.reports.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, require_positive
 from reference.cost import data_parallel_traffic, ring_all_gather
 from reference.layout import Layout
@@ -83,7 +84,7 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
         for step in range(STEPS):
             tokens, targets = global_batch(step, m * ranks.size)
             result = trainer.step(share_of(trainer, tokens, targets, b=1), len(tokens))
-            loss, norm, _ = textbook.step(tokens, targets)
+            loss, norm, _ = textbook.step(GPTBatch(tokens, targets))
             check.equal("loss", result.loss, loss)
             check.equal("norm of the gradient", result.grad_norm, norm)
         found = measured(trainer, stage, m)

@@ -14,9 +14,10 @@ from reference import ops, optimizer
 from reference.ops import lookup, rows
 
 __all__ = ["ACTIVATIONS", "accumulate", "activated_linear", "adam_update", "add_branch", "add_branch_and_norm",
-           "attention_core", "attention_core_again", "attention_core_backward", "cross_entropy_backward", "dropout",
-           "dropout_backward", "exp_and_sum", "layer_norm", "layer_norm_backward", "linear", "lookup",
-           "lookup_backward", "rotate", "rotate_backward", "rows", "sum_of_squares", "told", "total"]
+           "attention_core", "attention_core_again", "attention_core_backward", "cached_attention",
+           "cross_entropy_backward", "dropout", "dropout_backward", "exp_and_sum", "layer_norm", "layer_norm_backward",
+           "linear", "lookup", "lookup_backward", "rotate", "rotate_backward", "rows", "sum_of_squares", "told",
+           "total"]
 
 
 def library_of(arguments):
@@ -58,6 +59,7 @@ linear, rotate, rotate_backward = chosen(ops.linear), chosen(ops.rotate), chosen
 layer_norm, layer_norm_backward = chosen(ops.layer_norm), chosen(ops.layer_norm_backward)
 dropout, dropout_backward = chosen(ops.dropout), chosen(ops.dropout_backward)
 attention_core, attention_core_backward = chosen(ops.attention_core), chosen(ops.attention_core_backward)
+cached_attention = chosen(ops.cached_attention)
 
 
 def fused_where_possible(steps):

@@ -185,22 +185,25 @@ class AttentionCore(NamedTuple):
     context: Any   # [b, s, a, d]: what was returned
     probs: Any     # [b, a, s, s]
     causal: bool   # probs above the diagonal are 0
-    mask: Any      # a Mask of probs, not drawn above the diagonal; or None
+    mask: Any      # a Mask of probs, not drawn wherever they are 0; or None
+    lengths: Any   # [b]: probs of later keys are 0; or None
 
 
-def attention_core(q, k, v, causal, site=None):
+def attention_core(q, k, v, causal, site=None, lengths=None):
     b, s, a, d = q.shape
     context, probs, mask = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype), None
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
-    core = AttentionCore(q, k, v, context, probs, causal, mask)
+    core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
     q, k, v, y = heads_first(q, k, v, context)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal):
+    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
         p = probs[some, heads, block, :keys]
         np.matmul(q[some, heads, block] * scale, k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
-        if causal:                                                    # the last columns are the rows' own positions
-            p[..., block.start:] += FUTURE[:keys - block.start, :keys - block.start]
+        if causal and keys > block.start:                             # the last columns are the rows' own positions
+            p[..., block.start:] += FUTURE[:block.stop - block.start, :keys - block.start]
+        if lengths is not None:
+            p += np.where(np.arange(keys) < lengths[some, None, None, None], 0, -np.inf).astype(p.dtype)
         p -= np.maximum.reduce(p, axis=-1, keepdims=True)
         np.exp(p, out=p)
         p *= 1 / (p @ ones[:keys])                                    # BLAS adds a row up faster than NumPy
@@ -216,12 +219,12 @@ def attention_core(q, k, v, causal, site=None):
 
 
 def attention_core_backward(dcontext, cache):
-    q, k, v, context, probs, causal, mask = cache
+    q, k, v, context, probs, causal, mask, lengths = cache
     b, s, a, d = q.shape
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     scale = q.dtype.type(score_scale(q))
     q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal):
+    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
         p, dy = probs[some, heads, block, :keys], dcontext[some, heads, block]
         along = (dy * y[some, heads, block]).sum(-1, keepdims=True)   # of dp * p: since y is p @ v, of dy * y
         dropped = p
@@ -239,6 +242,24 @@ def attention_core_backward(dcontext, cache):
     return gradients
 
 
+def cached_attention(q, k, v):
+    """Block by block of queries: with all samples and heads at a time, since of a new word there is a row for each."""
+    n, m = q.shape[1], k.shape[1]
+    context = np.empty(q.shape, q.dtype)
+    scale = q.dtype.type(score_scale(q))
+    q, k, v, y = heads_first(q, k, v, context)
+    for start in range(0, n, ATTENTION_ROWS):
+        block = slice(start, min(start + ATTENTION_ROWS, n))
+        keys, own = m - n + block.stop, block.stop - start            # how many are seen, the last of them in part
+        p = (q[:, :, block] * scale) @ k[:, :, :keys].swapaxes(2, 3)  # [b, a, rows, d] @ [b, a, d, keys]
+        p[..., keys - own:] += FUTURE[:own, :own]
+        p -= np.maximum.reduce(p, axis=-1, keepdims=True)
+        np.exp(p, out=p)
+        p /= p.sum(-1, keepdims=True)
+        np.matmul(p, v[:, :, :keys], out=y[:, :, block])              # [b, a, rows, keys] @ [b, a, keys, d]
+    return context
+
+
 def score_scale(q) -> float:
     """What q k^T is multiplied by, q [b, s, a, d]."""
     return 1 / sqrt(q.shape[-1])
@@ -249,7 +270,7 @@ def heads_first(*arrays):
     return [x.swapaxes(1, 2) for x in arrays]
 
 
-def attention_blocks(b, s, a, causal, room=None):
+def attention_blocks(b, s, a, causal, lengths=None, room=None):
     """Blocks of queries, and how many keys, from the first on, they may see: of some samples' heads at a time, as many
     as make `room` probabilities (those that fit the cache). -> samples, heads, queries (slices), and keys.
     """
@@ -259,7 +280,9 @@ def attention_blocks(b, s, a, causal, room=None):
         keys = end if causal else s
         fit = max(1, room // ((end - start) * keys))
         for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
-            yield slice(i, i + max(1, fit // a)), slice(j, j + fit), slice(start, end), keys
+            some = slice(i, i + max(1, fit // a))
+            real = keys if lengths is None else min(keys, int(lengths[some].max()))
+            yield some, slice(j, j + fit), slice(start, end), real
 
 
 FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them

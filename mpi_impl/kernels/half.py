@@ -98,12 +98,12 @@ def dropout_backward(library, dy, mask):
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-def attention_core(library, q, k, v, causal, site=None):
+def attention_core(library, q, k, v, causal, site=None, lengths=None):
     """Keeps no probabilities, as FlashAttention (Dao et al. 2022): the cache is the inputs.
 
     One sample at a time, so that no more than its probabilities, [1, a, s, s], are ever there.
     """
-    inputs, context = CoreInputs(q, k, v, causal, site), np.empty_like(q)
+    inputs, context = CoreInputs(q, k, v, causal, site, lengths), np.empty_like(q)
     for i in range(len(q)):
         context[i:i + 1] = narrowed(library.attention_core(*sample(inputs, i))[0], q.dtype)
     return context, inputs
@@ -122,6 +122,10 @@ def attention_core_backward(library, dcontext, inputs):
 
 def sample(inputs, i):
     """The i-th one's inputs of attention's core, alone, in float32; dropout draws what it draws for it among all."""
-    q, k, v, causal, site = inputs
+    q, k, v, causal, site, lengths = inputs
     q, k, v = (widened(x[i:i + 1]) for x in (q, k, v))
-    return CoreInputs(q, k, v, causal, site and site._replace(first=(site.first[0] + i, *site.first[1:])))
+    site = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
+    return CoreInputs(q, k, v, causal, site, None if lengths is None else lengths[i:i + 1])
+
+
+cached_attention = rounding("cached_attention")

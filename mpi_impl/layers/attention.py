@@ -1,13 +1,13 @@
 """Self-attention on one tensor-parallel rank, a/t of the heads. Its textbook twin is reference/layers/attention.py."""
 import numpy as np
 
-from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, linear, rotate,
-                              rotate_backward, rows, total)
+from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, cached_attention, linear,
+                              rotate, rotate_backward, rows, total)
 from reference.layers.attention import Attention, AttentionCache
 from reference.ops import CoreInputs
 
 
-def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False):
+def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False, lengths=None, past=None):
     """x [b, s, h], outside the region -> y [b, s, h], likewise."""
     entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
@@ -15,11 +15,16 @@ def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, sel
     q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
     if rotary is not None:
         q[...], k[...] = rotate(q, rotary), rotate(k, rotary)            # v keeps their buffer, so they may stay in it
-    inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head=region.rank * q.shape[2]))
-    context, core = attention_core(*inputs)                              # [b, s, a/t, d]
+    site = dropout and dropout.attention(first_head=region.rank * q.shape[2])
+    inputs = CoreInputs(q, k, v, causal, site, lengths)
+    if past is None:
+        context, core = attention_core(*inputs)                          # [b, s, a/t, d]
+        core = inputs if selective else core
+    else:
+        context, core = cached_attention(q, *past.extend(k, v)), None
     context = context.reshape(b, s, -1)
     y = region.leave(linear(context, p.w_out), "attention output")       # g of [b, s, h/t] @ [h/t, h]
-    cache = AttentionCache(region.keep(x, entered), inputs if selective else core, context, rotary)
+    cache = AttentionCache(region.keep(x, entered), core, context, rotary)
     y += p.b_out                                                         # the bias once, after the sum
     return y, cache
 

@@ -3,18 +3,18 @@ from mpi_impl import kernels
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
-from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, CAUSAL, Block, BlockCache
+from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, Block, BlockCache, residual
 from reference.layers.layer_norm import LayerNorm
 
 
-def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False):
+def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False, lengths=None, past=None):
     """x [b, s, h], outside the regions -> [b, s, h], likewise. c is the ModelConfig."""
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, region, dropout, selective)
-    (x, mask_1), (normed, norm_2) = add_branch_and_norm(x, y, p.post_attention_layernorm, c.layernorm_epsilon, region,
-                                                        dropout, AFTER_ATTENTION)
+    y, attention = attention_forward(normed, p.attention, c.causal, rotary, region, dropout, selective, lengths, past)
+    (x, mask_1), (normed, norm_2) = add_branch_and_norm(residual(x, normed, c), y, p.post_attention_layernorm,
+                                                        c.layernorm_epsilon, region, dropout, AFTER_ATTENTION)
     y, mlp = mlp_forward(normed, p.mlp, c.activation, region)
-    x, mask_2 = add_branch(x, y, region, dropout, AFTER_MLP)
+    x, mask_2 = add_branch(residual(x, normed, c), y, region, dropout, AFTER_MLP)
     return x, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
 
@@ -22,12 +22,19 @@ def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
     """dy [b, s, h], outside the regions -> dx [b, s, h], likewise."""
     masked = kernels.dropout_backward(dy, cache.mlp_mask)
     dnormed = mlp_backward(masked, p.mlp, cache.mlp, c.activation, grads.mlp, sink, region)
-    dx = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm,
-                             grads.post_attention_layernorm)
-    dx += dy
-    masked = kernels.dropout_backward(dx, cache.attention_mask)
+    dy = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c,
+                           grads.post_attention_layernorm)
+    masked = kernels.dropout_backward(dy, cache.attention_mask)
     dnormed = attention_backward(masked, p.attention, cache.attention, grads.attention, sink, region)
-    dy, dx = dx, layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm, grads.input_layernorm)
+    return residual_backward(dy, dnormed, p.input_layernorm, cache.input_layernorm, c, grads.input_layernorm)
+
+
+def residual_backward(dy, dnormed, p: LayerNorm, cache, c, grads: LayerNorm):
+    """Of a norm: dy has come past the branch, dnormed, which is overwritten, through it -> dx."""
+    if c.apply_residual_connection_post_layernorm:
+        dnormed += dy
+        return layer_norm_backward(dnormed, p, cache, grads)
+    dx = layer_norm_backward(dnormed, p, cache, grads)
     dx += dy
     return dx
 

@@ -2,6 +2,7 @@
 import numpy as np
 
 from mpi_impl import kernels
+from reference.layers.cross_entropy import NO_WORD
 from reference.layers.embedding import local_ids
 
 
@@ -24,3 +25,14 @@ def cross_entropy_backward(dloss, cache):
     """dloss [b, s] -> dlogits [b, s, V/t], in the cache's memory. Nothing to send: every rank has what it needs."""
     probs, ids, held = cache
     return kernels.cross_entropy_backward(probs, dloss, ids, held)
+
+
+def likeliest(logits, group):
+    """logits [b, s, V/t] -> the word with the largest, [b, s], alike on all ranks; of several the first. 2 b s elements.
+
+    Where there is a logit that is no number, no word is.
+    """
+    mine = logits.max(-1)
+    highest = group.all_reduce(mine.copy(), "likeliest word: maximum", op="max")
+    word = group.rank * logits.shape[-1] + logits.argmax(-1)
+    return -group.all_reduce(np.where(mine == highest, -word, NO_WORD), "likeliest word", op="max")

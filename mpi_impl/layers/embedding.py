@@ -1,27 +1,37 @@
 """Embedding and logits on one rank, V/t words of the vocabulary. Its textbook twin is reference/layers/embedding.py."""
+import numpy as np
+
 from mpi_impl import kernels
-from mpi_impl.kernels import linear, lookup, lookup_backward, total
+from mpi_impl.kernels import accumulate, linear, lookup, lookup_backward, total
 from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_padding
 
 
-def embedding_forward(tokens, p: Embedding, region, dropout=None):
-    """tokens [b, s], alike on all ranks -> x [b, s, h], outside the regions."""
+def embedding_forward(tokens, p: Embedding, region, dropout=None, token_types=None, first=0):
+    """tokens, token_types [b, s], alike on all ranks -> x [b, s, h], outside the regions. They begin at position
+    `first`.
+    """
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
     partial = lookup(ids, p.word) * held[..., None]          # zero for words that other ranks hold
     x = region.leave(partial, "embedding output")            # g
     positions = region.positions(x)
     if p.position is not None:
-        x = x + p.position[positions]
+        x = x + p.position[first + positions.start:first + positions.stop]
+    second = None
+    if p.token_type is not None:
+        second = token_types[:, positions] == 1
+        x = x + lookup(second.astype(np.int64), p.token_type)
     x, mask = kernels.dropout(x, dropout and dropout.hidden(OUTPUT, positions.start))
-    return x, (ids, held, mask)
+    return x, (ids, held, second, mask)
 
 
 def embedding_backward(dx, cache, grads: Embedding, region):
     """dx [b, s, h], outside the regions. Tokens have no gradient, and the tables' own values do not matter."""
-    ids, held, mask = cache
+    ids, held, second, mask = cache
     dx = kernels.dropout_backward(dx, mask)
     if grads.position is not None:
         grads.position[region.positions(dx)] += total(dx)
+    if grads.token_type is not None:                         # a row for each type: one product gives both
+        accumulate(grads.token_type, np.stack([~second, second], -1).astype(dx.dtype), dx)
     dx = region.leave_backward(dx, "embedding output")       # g, backward
     lookup_backward(dx * held[..., None], ids, grads.word)
 

@@ -1,6 +1,18 @@
-"""A linear layer on one rank, split by columns or by rows. Its textbook twin is reference/layers/linear.py."""
+"""A linear layer on one rank, whole or split by columns or by rows. Its textbook twin is reference/layers/linear.py."""
 from mpi_impl.kernels import linear, rows, total
 from reference.layers.linear import Linear
+
+
+def linear_forward(x, p: Linear):
+    """x [b, s, n] -> y [b, s, m]."""
+    return linear(x, p.w, p.b), x
+
+
+def linear_backward(dy, p: Linear, x, grads: Linear, sink):
+    """dy [b, s, m] -> dx [b, s, n]."""
+    sink(grads.w, x, dy)
+    grads.b[...] += total(rows(dy))
+    return linear(dy, p.w.T)
 
 
 def column_parallel_forward(x, p: Linear, gather_output, region):

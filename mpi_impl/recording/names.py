@@ -25,8 +25,8 @@ FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases tha
 
 # What stands before the blocks, in a block, and after the blocks: in the order of the forward. The `partial` is what
 # goes into g: its sum over the tensor-parallel ranks is `output`, to which the bias is yet to be added.
-BEFORE = ("tokens", "embedding.word", "embedding.partial", "embedding.output", "embedding.position",
-          "embedding.output_mask")
+BEFORE = ("tokens", "token_types", "lengths", "embedding.word", "embedding.partial", "embedding.output",
+          "embedding.position", "embedding.token_type", "embedding.output_mask")
 BLOCK = ("input",
          *(f"input_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
          *(f"attention.{name}" for name in ("input", "w_qkv", "b_qkv", "qkv", "q", "k", "v", "probs", "probs_mask",
@@ -34,8 +34,13 @@ BLOCK = ("input",
          *(f"post_attention_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
          *(f"mlp.{name}" for name in ("input", "w_in", "b_in", "pre_activation", "hidden", "w_out", "partial",
                                       "output", "b_out", "output_mask")))
-AFTER = (*(f"final_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
-         "logits.input", "output", "logits", "probabilities", "targets", "loss",
+NORM, LINEAR = ("weight", "bias", "normed", "inverse_std", "output"), ("input", "w", "b", "output")
+PREDICTED = ("targets", "weights", "swapped", "answers")      # what of a batch the last stage alone looks at
+AFTER = (*(f"final_layernorm.{name}" for name in NORM),
+         *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),
+         "logits.input", "output", "lm_head.bias", "logits", "probabilities",
+         *(f"{head}.{name}" for head in ("pooler", "binary_head", "multichoice_head") for name in LINEAR),
+         "sop probabilities", "choice probabilities", *PREDICTED, "loss", "sop loss", "choice loss",
          "loss of each replica", "mean loss", "gradient norm", "learning rate")
 
 

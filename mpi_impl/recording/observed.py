@@ -17,15 +17,16 @@ from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.recording.observer import Observer
 from reference import ops
 from reference.actions import Action
+from reference.config import ModelConfig
 from reference.layers.block import BlockCache
-from reference.models.gpt import GPTCache
+from reference.models.stage import StageCache
 from reference.params import leaves, tree_map
 
 
 class ObservedPass(TrainingPass):
     """A TrainingPass that tells an observer what it computes."""
 
-    def __init__(self, observer: Observer, model, region: Any, params, microbatches, weight, grads,
+    def __init__(self, observer: Observer, model, region: Any, params, microbatches, totals, grads,
                  contributed: Callable, *others, **named):
         """Arguments as TrainingPass takes them."""
         self.observer = observer
@@ -37,7 +38,7 @@ class ObservedPass(TrainingPass):
             contributed(*units)
 
         region = ObservedRegion(region, observer)
-        super().__init__(model, region, observed_units(params, observer.uses), microbatches, weight,
+        super().__init__(model, region, observed_units(params, observer.uses), microbatches, totals,
                          observed_units(grads, observer.differentiates), told, *others, **named)
         self.sink = ObservedSink(self.sink, observer)
         self.compute = {kind: self.observed(function) for kind, function in self.compute.items()}
@@ -59,7 +60,7 @@ class ObservedPass(TrainingPass):
 
         return act
 
-    def keep(self, action: Action, y, cache: GPTCache) -> None:
+    def keep(self, action: Action, y, cache: StageCache) -> None:
         super().keep(action, y, cache)
         see = self.observer
         if cache.embedding is not None:
@@ -67,10 +68,7 @@ class ObservedPass(TrainingPass):
         for kept in cache.layers:
             self.show_blocks("forward", kept.caches or {})
         if cache.head is not None:
-            norm, _, loss = cache.head
-            show_norm(see, "forward", "final_layernorm", norm)
-            see.inside("forward", "probabilities", loss[0])
-            see.inside("forward", "loss", y)
+            show_heads(see, self.model, y, cache.head)
 
     def measure_recomputed(self, caches) -> None:
         super().measure_recomputed(caches)
@@ -82,6 +80,21 @@ class ObservedPass(TrainingPass):
 
 
 # ---- the caches -----------------------------------------------------------------------------------------------------
+
+
+def show_heads(see: Observer, c: ModelConfig, losses, cache) -> None:
+    """A GPT has one head, whose caches lie beside that of the final norm."""
+    norm, *rest = cache
+    show_norm(see, "forward", "final_layernorm", norm)
+    caches = {"lm": rest} if c.architecture == "gpt" else rest[0]
+    for head, loss in zip(c.heads, losses):
+        scores, loss_cache = caches[head]
+        if head == "lm" and c.architecture == "bert":
+            show_norm(see, "forward", "lm_head.layernorm", scores[0][-1])
+        name = "" if head == "lm" else f"{head} "
+        if head == "lm" or see.has_first_position:
+            see.inside("forward", f"{name}probabilities", loss_cache[0])
+        see.inside("forward", f"{name}loss", loss)
 
 
 def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None:
@@ -162,7 +175,8 @@ class ObservedRegion:
         """'mlp input' -> what stands before f, and what after it, in the layer that is at work."""
         layer, _ = reason.split()
         if layer == "logits":
-            return "final_layernorm.output", "logits.input"
+            bert = self.observer.trainer.model.architecture == "bert"
+            return "lm_head.layernorm.output" if bert else "final_layernorm.output", "logits.input"
         norm = "input_layernorm" if layer == "attention" else "post_attention_layernorm"
         return f"{self.observer.unit}.{norm}.output", f"{self.observer.unit}.{layer}.input"
 

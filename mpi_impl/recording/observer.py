@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.arrays import widened
+from mpi_impl.arrays import to_host, widened
+from mpi_impl.recording.names import PREDICTED
 from reference.actions import Action
 from reference.boxes import boxes_of_piece, shape_of, without_padding
 from reference.data_parallel import samples_of
 from reference.layout import unit_of
-from reference.models.gpt import has_embedding, has_head
+from reference.models.bert import HEADS
+from reference.models.stage import has_embedding, has_head
 from reference.params import leaves
 
 # The factors of a weight's gradient x^T dy: what was kept of the forward, and the gradient of what the weight gave.
@@ -42,17 +44,16 @@ class Observer(ABC):
         """A step of this ObservedPass."""
         self.work, self.iteration = work, self.trainer.iteration
         self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
-        for self.microbatch, (tokens, targets) in enumerate(work.microbatches):
-            if self.first_stage:
-                self.inside("batch", "tokens", tokens)
-            if self.last_stage:
-                self.inside("batch", "targets", targets)
+        for self.microbatch, batch in enumerate(work.microbatches):
+            for name, x in batch._asdict().items():
+                if x is not None and (self.last_stage if name in PREDICTED else self.first_stage):
+                    self.inside("batch", name, x)
 
     def reduced(self, loss: float) -> None:
         """Gradients and loss have been summed over the ranks."""
         self.pieces("reduction", self.trainer.gradients.own, self.work.scale)
         if self.last_stage and self.tensor_rank == 0:
-            self.see("step", "loss of each replica", np.array([self.work.loss.item()]), (0,), summed=True)
+            self.see("step", "loss of each replica", to_host(self.work.losses), (0,), summed=True)
         self.see("step", "mean loss", np.array([loss]), (0,))
         self.gradients = {}         # let go: with ZeRO they were there for a while
 
@@ -105,18 +106,35 @@ class Observer(ABC):
             self.inside("kept", "logits.input", dy)
             self.inside("backward", "logits", x)
             return
+        if unit in HEADS:
+            self.factors_of_head(name.removesuffix(".w"), unit, x, dy)
+            return
         kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
         if gradient == "attention.qkv":                  # [b, s, 3 h/t] -> [b, s, 3, a/t, d]
             dy = dy.reshape(*dy.shape[:2], 3, -1, self.trainer.model.head_size)
         self.inside("kept", f"{unit}.{kept}", x)
         self.inside("backward", f"{unit}.{gradient}", dy)
 
+    def factors_of_head(self, layer: str, unit: str, x, dy) -> None:
+        """Of a linear layer on top of a BERT: of all positions, or of the first one alone."""
+        if unit == "lm_head":
+            self.outside("kept", f"{layer}.input", x)
+            self.outside("backward", f"{layer}.output", dy)
+        elif self.has_first_position:
+            self.inside("kept", f"{layer}.input", x)
+            self.inside("backward", f"{layer}.output", dy)
+
     # ---- where a part lies in the whole ----
+
+    @property
+    def has_first_position(self) -> bool:
+        """Outside the regions."""
+        return self.tensor_rank == 0 or not self.topology.config.sequence_parallel
 
     @property
     def sample(self) -> int:
         """The microbatch's first, in the global batch."""
-        b = len(self.work.microbatches[0][0])
+        b = len(self.work.microbatches[0].tokens)
         return samples_of(self.topology.place.data, self.microbatch, self.topology.data.size, b).start
 
     def outside(self, phase: str, name: str, x) -> None:

@@ -1,6 +1,7 @@
 """What a run of pretraining says about itself before its first step."""
 from mpi_impl.comm.group import library
 from mpi_impl.training.arguments import Settings
+from mpi_impl.training.options import NAMES
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters
 from reference.stages import layouts_of_ranks, stages_of_ranks
@@ -14,7 +15,7 @@ def introduction(settings: Settings, model: ModelConfig) -> str:
     return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
             f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
             f"each replica\n{saving(p, settings.precision.half, settings.args.offload_folder)}"
-            f"GPT of {parameters(model):,} parameters, {held}; vocabulary "
+            f"{NAMES[model.architecture]} of {parameters(model):,} parameters, {held}; vocabulary "
             f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
 
 

@@ -29,7 +29,7 @@ HALF = Precision("bfloat16")      # float16 takes as much
 
 def measure_layer(account: Account, group: Group) -> StageBytes:
     """A real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
-    c, b, region = account.c, account.b, region_of(group, account.parallel)
+    c, b, region = account.c, account.sequences, region_of(group, account.parallel)
     dtype, main = (dtype_of(name) for name in (account.precision.compute, account.precision.main))
     layer, positions = c.num_layers, account.outside // (b * c.hidden_size)      # it neither embeds nor has the head
     tensors = GPT(Embedding(None, None), {layer: block_tensors(c)}, None, None)

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from mpi_impl.reports.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
-from reference.config import ParallelConfig
+from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters_of_stage
 from reference.memory import Account, model_states, rank_activations
+from reference.models.bert import CLASSIFIERS
 from reference.precision import Precision
 from reference.stages import layers_of_rank, schedule_of
 
@@ -91,9 +92,16 @@ def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[
     if 0 in layers:
         steps.insert(0, [unit for unit in trainer.layout.home if unit.startswith("embedding.")])
     if trainer.model.num_layers - 1 in layers:
-        untied = trainer.model.untie_embeddings_and_output_weights
-        steps.append(["final_layernorm", "output" if untied else "embedding.word"])
+        steps += units_of_head(trainer.model)
     return steps
+
+
+def units_of_head(c: ModelConfig) -> list[list[str]]:
+    """The same of what follows the layers."""
+    if c.architecture == "gpt":
+        return [["final_layernorm", "embedding.word" if c.tied else "output"]]
+    return [["final_layernorm"], *(["lm_head", "embedding.word"] if head == "lm" else ["pooler", CLASSIFIERS[head]]
+                                   for head in c.heads)]
 
 
 def report(trainer: Trainer, b: int, s: int, m: int) -> str:

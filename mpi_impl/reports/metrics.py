@@ -1,6 +1,7 @@
 """What a run tells while it works: a line now and then for a person, JSON lines for a program."""
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from math import exp, frexp
 
@@ -12,12 +13,12 @@ class Metrics:
     """Keeps the curves, on every rank; on the one that `speaks` it prints progress and writes `--metrics-file`."""
 
     def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool,
-                 scaled: bool = False, begins: int = 0):
-        """`scaled`: whether the loss is, so that its scale is worth telling. A run that `begins` after some iterations
-        goes on with the file that is there.
+                 heads: Sequence[str] = ("lm",), scaled: bool = False, begins: int = 0):
+        """`heads` are the model's. `scaled`: whether the loss is, so that its scale is worth telling. A run that
+        `begins` after some iterations goes on with the file that is there.
         """
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
-        self.speaks, self.scaled = speaks, scaled
+        self.speaks, self.heads, self.scaled = speaks, heads, scaled
         before = rows_until(begins, path) if path and speaks else []
         self.file = open_for_writing(path) if path and speaks else None
         for row in before:
@@ -37,7 +38,8 @@ class Metrics:
         self.steps += 1
         self.skipped += result.skipped
         scale = {"loss_scale": result.loss_scale, "skipped": result.skipped} if self.scaled else {}
-        self.write(iteration=iteration, lm_loss=result.loss, grad_norm=None if result.skipped else result.grad_norm,
+        losses = {f"{head}_loss": loss for head, loss in zip(self.heads, result.losses)}
+        self.write(iteration=iteration, **losses, grad_norm=None if result.skipped else result.grad_norm,
                    learning_rate=result.learning_rate, **scale, tokens_per_second=self.tokens_per_step / seconds,
                    consumed_tokens=iteration * self.tokens_per_step)
         if self.speaks and (iteration % self.log_interval == 0 or self.steps == 1 or iteration == self.train_iters):
@@ -47,7 +49,7 @@ class Metrics:
         each = sum(self.step_seconds) / len(self.step_seconds)
         left = self.seconds / self.steps * (self.train_iters - iteration)
         self.step_seconds.clear()
-        print(f"iteration {iteration:>6}/{self.train_iters} | loss {plain(result.loss, 4)} | grad norm "
+        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.told(result.losses)} | grad norm "
               f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
               f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
@@ -61,12 +63,19 @@ class Metrics:
         scale = f"2^{exponent - 1}" if fraction == 0.5 else f"{result.loss_scale:g}"
         return f"loss scale {scale} | " + (f"{skipped} skipped | " if skipped else "")
 
-    def evaluation(self, iteration: int, loss: float) -> None:
-        perplexity = exp(min(loss, 700.0))                 # exp(710) is infinite
+    def told(self, losses: Sequence[float]) -> str:
+        """The loss, and where there are several heads, of which losses it is the sum."""
+        parts = ", ".join(f"{head} {plain(loss, 4).strip()}" for head, loss in zip(self.heads, losses))
+        return plain(sum(losses), 4) + (f" ({parts})" if len(self.heads) > 1 else "")
+
+    def evaluation(self, iteration: int, losses: Sequence[float]) -> None:
+        """`losses` are those of the heads; the perplexity is that of words."""
+        loss, perplexity = sum(losses), exp(min(losses[0], 700.0))                 # exp(710) is infinite
         self.validation.append((iteration, loss))
-        self.write(iteration=iteration, validation_loss=loss, validation_perplexity=perplexity)
+        others = {f"validation_{head}_loss": one for head, one in zip(self.heads, losses)} if self.heads[1:] else {}
+        self.write(iteration=iteration, validation_loss=loss, **others, validation_perplexity=perplexity)
         if self.speaks:
-            print(f"validation at {iteration:>6} | loss {plain(loss, 4)} | perplexity "
+            print(f"validation at {iteration:>6} | loss {self.told(losses)} | perplexity "
                   f"{f'{perplexity:,.1f}' if perplexity < 1e9 else f'{perplexity:.1e}'}", flush=True)
 
     def write(self, **values) -> None:

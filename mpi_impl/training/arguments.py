@@ -4,7 +4,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mpi_impl.checkpoints.gpt2_config import adopt, check_expressible
+from mpi_impl.entry import ArgumentParser
 from mpi_impl.training.options import parser
+from mpi_impl.training.presets import PRESETS
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
@@ -18,6 +20,7 @@ LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' name
 # Options that the next steps depend on, beside those of the optimizer.
 OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "tokenizer_type", "hidden_dropout",
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
+OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,13 @@ class Settings:
     optimizer: OptimizerConfig
     precision: Precision
     microbatches: int          # of each replica in each step
+    architecture: str = "gpt"  # of ModelConfig
 
     def of_a_step(self) -> dict[str, Any]:
         """What a run that goes on from a checkpoint must have in common with the one before, to compute the same."""
-        return {name: getattr(self.args, name) for name in OF_A_STEP} | asdict(self.optimizer)
+        names = OF_A_STEP + (OF_A_BERTS_STEP if self.architecture == "bert" else ())
+        found = {name: getattr(self.args, name) for name in names} | asdict(self.optimizer)
+        return found | {"data_path": self.args.data_path and " ".join(self.args.data_path)}
 
     def model(self, vocab_size: int) -> ModelConfig:
         """The model, once the tokenizer has told its vocabulary. Raises UserError where sizes do not fit."""
@@ -40,25 +46,33 @@ class Settings:
         model = ModelConfig(
             a.num_layers, a.hidden_size, a.num_attention_heads, vocab_size, a.max_position_embeddings,
             position_embedding_type=a.position_embedding_type, rotary_percent=a.rotary_percent,
-            untie_embeddings_and_output_weights=a.untie_embeddings_and_output_weights,
+            untie_embeddings_and_output_weights=getattr(a, "untie_embeddings_and_output_weights", False),
             activation=a.activation, layernorm_epsilon=a.layernorm_epsilon,
             init_method_std=a.init_method_std, hidden_dropout=a.hidden_dropout,
             attention_dropout=a.attention_dropout, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by,
-            fp16_lm_cross_entropy=a.fp16_lm_cross_entropy)
+            fp16_lm_cross_entropy=a.fp16_lm_cross_entropy, architecture=self.architecture,
+            heads=heads(a, self.architecture),
+            apply_residual_connection_post_layernorm=a.apply_residual_connection_post_layernorm)
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
 
 
-def parse(argv: list[str] | None, world_size: int) -> Settings:
+def heads(args, architecture: str) -> tuple[str, ...]:
+    """What the model predicts."""
+    return ("lm",) if architecture == "gpt" or args.bert_no_binary_head else ("lm", "sop")
+
+
+def parse(argv: list[str] | None, world_size: int, architecture: str = "gpt") -> Settings:
     """Options -> Settings. When an option is given twice, the last one counts. Raises UserError."""
-    args = parser().parse_args(argv)
+    preset = preset_of(argv, architecture)
+    args = parser(architecture, preset).parse_args(argv)
     check_names(args)
     check_states(args)
     check_device(args)
     if args.load_hf is not None:
-        args = adopt(parser(), argv, args.load_hf)
+        args = adopt(parser(architecture, preset), argv, args.load_hf, architecture)
     require_positive("micro_batch_size", args.micro_batch_size)
     parallel = parallel_config(args, world_size)
     if args.global_batch_size is None:
@@ -69,10 +83,23 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     check_sequence(args)
     check_sequence_fits(args.seq_length, parallel)
     if args.save_hf is not None:
-        check_expressible(args)
-    settings = Settings(args, parallel, optimizer_config(args), precision(args), microbatches)
+        check_expressible(args, architecture)
+    settings = Settings(args, parallel, optimizer_config(args), precision(args), microbatches, architecture)
     settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
     return settings
+
+
+def preset_of(argv: list[str] | None, architecture: str) -> dict[str, Any]:
+    """The defaults that --preset stands for. Its --fp16 gives way to another format that is asked for."""
+    p = ArgumentParser(add_help=False)
+    p.add_argument("--preset")
+    p.add_argument("--bf16", action="store_true")
+    p.add_argument("--dtype")
+    given, _ = p.parse_known_args(argv)
+    preset = dict(PRESETS[architecture].get(given.preset, {}))
+    if given.bf16 or given.dtype:
+        preset.pop("fp16", None)
+    return preset
 
 
 def parallel_config(args, world_size: int) -> ParallelConfig:
@@ -151,9 +178,9 @@ def virtual_size(each: int, num_layers: int, p: int) -> int:
 
 def check_names(args) -> None:
     """Raises UserError for a file's name that is given and empty, as an unset variable of a script gives it."""
-    for name in ("data_path", "vocab_file", "merge_file", "data_cache_path", "metrics_file", "ledger", "plot", "trace",
-                 "offload_folder", "save", "load", "load_hf", "save_hf", "record"):
-        if getattr(args, name) == "":
+    for name in ("data_path", "vocab_file", "merge_file", "tokenizer_model", "data_cache_path", "metrics_file",
+                 "ledger", "plot", "trace", "offload_folder", "save", "load", "load_hf", "save_hf", "record"):
+        if getattr(args, name) in ("", [""]):
             raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
 
 
@@ -185,7 +212,7 @@ def check_iterations(args) -> None:
     if args.exit_interval is not None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
-        require_not_negative(name, getattr(args, name))
+        require_not_negative(name, getattr(args, name, 0))
     if not 0.01 <= args.distributed_timeout_minutes <= 60 * 24 * 7:
         raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be at least "
                         "0.01, and at most a week, which is 10080.")

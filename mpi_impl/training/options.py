@@ -1,16 +1,29 @@
 """Megatron's command-line options for pre-training, and a few of our own. What they mean together: arguments.py."""
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from mpi_impl.comm.carriers import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
+from mpi_impl.training.presets import PRESETS
 from reference.config import POSITION_EMBEDDINGS
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES
 from reference.schedules import SCHEDULES
 
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="pretrain_gpt",
-                       description="Train a GPT on text with tensor, pipeline and data parallelism.")
+NAMES = {"gpt": "GPT", "bert": "BERT"}      # of architectures, for people
+TOKENIZERS = {"gpt": "ByteLevelBPETokenizer", "bert": "BertWordPieceLowerCase"}      # unless --tokenizer-type is given
+
+
+def parser(architecture: str = "gpt", preset: Mapping[str, Any] = MappingProxyType({})) -> ArgumentParser:
+    """`preset` has other defaults, of options by name."""
+    p = ArgumentParser(prog=f"pretrain_{architecture}", description=f"Train a {NAMES[architecture]} on text with "
+                       "tensor, pipeline and data parallelism.")
+    p.add_argument("--preset", choices=PRESETS[architecture],
+                   help="a model of the paper (1909.08053) and its training: other defaults for the options below")
     for title, add_options in (("model", model_options),
+                               *OF_ARCHITECTURES[architecture],
                                ("parallelism", parallelism_options),
                                ("device", device_options),
                                ("memory", memory_options),
@@ -20,6 +33,7 @@ def parser() -> ArgumentParser:
                                ("saving and loading", state_options),
                                ("what to report", report_options)):
         add_options(p.add_argument_group(title))
+    p.set_defaults(**{"tokenizer_type": TOKENIZERS[architecture], **preset})
     return p
 
 
@@ -33,14 +47,31 @@ def model_options(g) -> None:
     g.add_argument("--rotary-percent", type=float, default=1.0, help="share of each head that rope turns")
     g.add_argument("--make-vocab-size-divisible-by", type=int, default=128, metavar="N",
                    help="the vocabulary is padded to a multiple of this x tensor-parallel size")
-    g.add_argument("--untie-embeddings-and-output-weights", action="store_true")
     g.add_argument("--activation", choices=tuple(ACTIVATIONS), default="gelu", help="gelu is GPT's, by way of tanh")
+    g.add_argument("--apply-residual-connection-post-layernorm", action="store_true",
+                   help="the residual connection begins behind each layer norm, as in the original BERT, not before it")
     g.add_argument("--layernorm-epsilon", type=float, default=1e-5)
     g.add_argument("--init-method-std", type=float, default=0.02)
     g.add_argument("--hidden-dropout", type=float, default=0.1,
                    help="share that training drops of the embedding, and of what each branch adds (default: 0.1)")
     g.add_argument("--attention-dropout", type=float, default=0.1,
                    help="share that training drops of attention's probabilities (default: 0.1)")
+
+
+def gpt_options(g) -> None:
+    g.add_argument("--untie-embeddings-and-output-weights", action="store_true")
+    g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")
+
+
+def bert_options(g) -> None:
+    g.add_argument("--bert-no-binary-head", action="store_true",
+                   help="predict masked words alone, not whether the two pieces of text were swapped")
+    g.add_argument("--mask-prob", type=float, default=0.15, metavar="P", help="share of tokens to predict")
+    g.add_argument("--short-seq-prob", type=float, default=0.1, metavar="P",
+                   help="share of samples that are shorter than they need be")
+
+
+OF_ARCHITECTURES = {"gpt": [("GPT", gpt_options)], "bert": [("BERT", bert_options)]}
 
 
 def parallelism_options(g) -> None:
@@ -132,13 +163,15 @@ def precision_options(g) -> None:
 
 
 def data_options(g) -> None:
-    g.add_argument("--data-path", metavar="PATH", help="a text file, a folder, JSON lines, or the prefix of a Megatron "
-                   ".bin/.idx pair; default: the source of Python's own standard library")
+    g.add_argument("--data-path", nargs="+", metavar="PATH", help="a text file, a folder, JSON lines, or the prefix of "
+                   "a Megatron .bin/.idx pair; or several to blend, each behind its weight: 0.3 A 0.7 B; default: the "
+                   "source of Python's own standard library")
     g.add_argument("--split", default="969,30,1", help="proportions of training, validation and test")
-    g.add_argument("--tokenizer-type", choices=tuple(TOKENIZER_TYPES), default="ByteLevelBPETokenizer")
+    g.add_argument("--tokenizer-type", choices=tuple(TOKENIZER_TYPES))
+    g.add_argument("--tokenizer-model", metavar="F", help="a tokenizer of that type that was trained before")
     g.add_argument("--vocab-size", type=int, metavar="V",
                    help="of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer")
-    g.add_argument("--vocab-file", metavar="F", help="GPT-2's vocab.json")
+    g.add_argument("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")
     g.add_argument("--merge-file", metavar="F", help="GPT-2's merges.txt")
     g.add_argument("--data-cache-path", metavar="DIR", help="default: ~/.cache/shardlab")
 
@@ -148,7 +181,7 @@ def state_options(g) -> None:
     g.add_argument("--save-interval", type=int, metavar="N", help="with --save: after every N-th iteration, too")
     g.add_argument("--load", metavar="DIR",
                    help="go on from the last checkpoint in this folder, on any number of ranks")
-    g.add_argument("--load-hf", metavar="DIR", help="begin with the weights of a GPT-2 in Hugging Face's layout")
+    g.add_argument("--load-hf", metavar="DIR", help="begin with the weights of a model in Hugging Face's layout")
     g.add_argument("--save-hf", metavar="DIR", help="write the weights in that layout at the end")
 
 
@@ -166,4 +199,3 @@ def report_options(g) -> None:
     g.add_argument("--trace", metavar="DIR", help="write what each rank did when, for Perfetto, and draw it")
     g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
                    help="virtual: as if every rank had a device of its own, however many cores there are")
-    g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")

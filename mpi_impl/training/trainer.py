@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.arrays import dtype_of, to_host
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
@@ -22,7 +22,8 @@ from reference.config import ModelConfig
 from reference.data_parallel import samples_of
 from reference.dropout import Dropout
 from reference.layout import Piece
-from reference.models.gpt import gpt_stage, gpt_tensors, has_embedding, has_head
+from reference.models.model import model_tensors
+from reference.models.stage import has_embedding, has_head, stage_of
 from reference.optimizer import OptimizerConfig
 from reference.params import HOST
 from reference.precision import LossScaler, Precision
@@ -33,10 +34,15 @@ from reference.stages import layers_of_rank, layout_of, schedule_of, stages_of_r
 class StepResult(NamedTuple):
     """What one step reports, alike on all ranks."""
 
-    loss: float            # mean over the global batch
-    grad_norm: float       # before clipping
+    losses: tuple[float, ...]     # of the model's heads, each a weighted mean over the global batch
+    grad_norm: float              # before clipping
     learning_rate: float
     loss_scale: float = 1.0
+
+    @property
+    def loss(self) -> float:
+        """Their sum, of which the gradients are."""
+        return sum(self.losses)
 
     @property
     def skipped(self) -> bool:
@@ -80,7 +86,7 @@ class Trainer:
         self.stages_of_ranks, last = stages_of_ranks(model, topology.config), model.num_layers - 1
         self.stages = self.stages_of_ranks[topology.place.pipeline]
         self.last_rank = next(r for r, held in enumerate(self.stages_of_ranks) if last in layers_of_rank(held))
-        tensors = gpt_tensors(model, layers_of_rank(self.stages))
+        tensors = model_tensors(model, layers_of_rank(self.stages))
         self.tie_word_table(tensors)
         # What this rank holds of them, and what it owns of that.
         self.layout = layout_of(tensors, topology.config)
@@ -93,7 +99,7 @@ class Trainer:
                               counted_pieces(self.pieces, topology.tensor.rank, self.counted_elsewhere))
         # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
-            {stage: gpt_stage(units, layers) for stage, layers in self.stages.items()}
+            {stage: stage_of(units, layers) for stage, layers in self.stages.items()}
             for units in (self.parameters.units(tensors), self.gradients.units(tensors)))
         self.pipelines: dict[tuple[str, int], Pipeline] = {}
         self.peak_caches = 0                            # the most that this rank held at once in the last step
@@ -129,13 +135,12 @@ class Trainer:
         copies' gradients are summed over `embedding_group`, and only the first counts in the norm.
         """
         first, last = has_embedding(tensors), has_head(tensors, self.model)
-        tied = not self.model.untie_embeddings_and_output_weights
-        self.contributions = {"embedding.word": 2} if tied and first and last else {}
-        self.embedding_group = self.topology.embedding if tied and first != last else None
+        self.contributions = {"embedding.word": 2} if self.model.tied and first and last else {}
+        self.embedding_group = self.topology.embedding if self.model.tied and first != last else None
         self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""
 
     def step(self, microbatches: Sequence, global_batch_size: int, observer: Observer | None = None) -> StepResult:
-        """One step on this replica's microbatches, pairs of tokens and targets [b, s], of a batch of B sequences.
+        """One step on this replica's microbatches (reference/batches.py) of a global batch of B sequences.
 
         Where the gradients are not finite no weight moves; what then follows from that is the caller's business. An
         `observer` is shown every tensor.
@@ -145,7 +150,7 @@ class Trainer:
         self.gradients.expect(len(microbatches))
         training_pass = partial(ObservedPass, observer) if observer else TrainingPass
         work = training_pass(self.model, self.region, self.stage_params, microbatches,
-                             weight_of(microbatches, global_batch_size), self.stage_grads,
+                             self.total_weights(microbatches, global_batch_size), self.stage_grads,
                              self.gradients.contributed, self.dropouts(microbatches),
                              self.topology.config.recompute, scale, self.measured)
         self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
@@ -155,14 +160,14 @@ class Trainer:
         with self.ledger.phase("reduction"):
             self.gradients.finish()
             self.sum_copies()
-            loss = self.whole_loss(work.loss)
+            losses = self.whole_losses(work.losses)
         if observer:
-            observer.reduced(loss)
+            observer.reduced(sum(losses))
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
             zero = self.topology.config.zero_stage > 0
             owners = self.topology.world if zero else self.topology.model      # of the whole model between them
             norm, rate = self.optimizer.step(self.gradients.own, owners, scale)
-            result = StepResult(loss, norm, rate, scale)
+            result = StepResult(losses, norm, rate, scale)
             if zero and not result.skipped:
                 self.parameters.publish()
         if observer:
@@ -178,7 +183,7 @@ class Trainer:
 
     def dropouts(self, microbatches: Sequence) -> list[Dropout]:
         """What is dropped from each of this replica's microbatches, in the step that now begins."""
-        b, (replica, d) = len(microbatches[0][0]), (self.topology.place.data, self.topology.data.size)
+        b, (replica, d) = len(microbatches[0].tokens), (self.topology.place.data, self.topology.data.size)
         return [Dropout(self.model, self.seed, self.iteration, samples_of(replica, k, d, b).start)
                 for k in range(len(microbatches))]
 
@@ -203,30 +208,40 @@ class Trainer:
             for piece, part in zip(pieces, np.split(total, ends[:-1]), strict=True):
                 self.gradients.own.store(piece, part)
 
-    def evaluate(self, microbatches: Sequence, global_batch_size: int) -> float:
-        """The mean loss over a global batch of which this replica has these microbatches; nothing is learned."""
+    def evaluate(self, microbatches: Sequence, global_batch_size: int) -> tuple[float, ...]:
+        """The losses of the heads over a global batch of which this replica has these microbatches; nothing is learned.
+        """
         with self.ledger.phase("evaluation"):
             work = ForwardPass(self.model, self.region, self.stage_params, microbatches,
-                               weight_of(microbatches, global_batch_size))
+                               self.total_weights(microbatches, global_batch_size))
             self.pipeline("evaluation", len(microbatches)).play(
                 work.compute, self.near, self.shape(microbatches), phases={"F": "evaluation"})
-            return self.whole_loss(work.loss)
+            return self.whole_losses(work.losses)
 
-    def whole_loss(self, loss) -> float:
-        """The sum over replicas of what their last stages have found, each an array of one number, on every rank."""
-        loss = self.on_host(loss)
-        found = self.topology.data.all_reduce(np.array([loss]), "loss")
-        return float(self.topology.pipeline.broadcast(found, "loss", self.last_rank)[0])
+    def total_weights(self, microbatches: Sequence, global_batch_size: int) -> list[float]:
+        """What the weights of the global batch's losses add up to, for each head: the replicas tell one another."""
+        if microbatches[0].weights is None:
+            return [global_batch_size * microbatches[0].tokens.shape[1]]
+        mine = [[weights.sum().item() for weights in batch.weights_of_heads(self.model.heads)]
+                for batch in microbatches]
+        with self.ledger.phase("data"):
+            total = self.topology.data.all_reduce(np.sum(mine, 0, dtype=np.float64), "weights of the losses")
+        return np.maximum(total, 1).tolist()                # where nothing counts, the loss is 0
 
-    def on_host(self, x) -> float:
-        """The one number in x, once this rank's device has come so far.
+    def whole_losses(self, losses) -> tuple[float, ...]:
+        """The sums over replicas of what their last stages have found, [heads], on every rank."""
+        found = self.topology.data.all_reduce(self.on_host(losses), "loss")
+        return tuple(self.topology.pipeline.broadcast(found, "loss", self.last_rank).tolist())
+
+    def on_host(self, x) -> np.ndarray:
+        """x, once this rank's device has come so far.
 
         With NCCL it is the device that waits for other ranks, and here the host waits for the device: so it is here
         that a rank which has stopped is missed.
         """
         world = self.topology.world
         with world.watchdog.waiting(world.name, "loss", world.others):
-            return x.item()
+            return to_host(x).copy()
 
     def pipeline(self, purpose: str, m: int) -> Pipeline:
         """For training, or for evaluation: forwards alone, on the same stages."""
@@ -238,7 +253,7 @@ class Trainer:
 
     def shape(self, microbatches: Sequence) -> tuple[int, int, int]:
         """[b, s, h] of what goes from stage to stage, or [b, s/t, h] where the sequence is cut."""
-        b, s = microbatches[0][0].shape
+        b, s = microbatches[0].tokens.shape
         return b, s // self.topology.config.sequence_shards, self.model.hidden_size
 
     def whole(self, buffer: Buffer):
@@ -263,8 +278,3 @@ class Trainer:
         return Held(parameters.near_bytes, self.gradients.own.near_bytes, sum(buffer.near_bytes for buffer in states),
                     sum(buffer.far_bytes for buffer in (parameters, *states)), self.parameters.whole_bytes,
                     self.gradients.whole_bytes, self.peak_activations, self.peak_recomputed)
-
-
-def weight_of(microbatches: Sequence, global_batch_size: int) -> float:
-    """Every position of the global batch weighs the same."""
-    return 1 / (global_batch_size * microbatches[0][0].shape[1])

@@ -26,7 +26,7 @@ from mpi_impl.comm.topology import Place, place
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference import training
 from reference.errors import UserError
-from reference.models.gpt import gpt_join
+from reference.models.stage import join_stages
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS
 from reference.stages import layouts_of_ranks
@@ -70,8 +70,8 @@ class Verifier:
                 tree_map(assign, tree, next(self.whole(flats[name])))
             self.textbook.iteration, self.textbook.updates = self.trainer.iteration, self.trainer.optimizer.iteration
 
-    def check(self, tokens, targets, result: StepResult) -> str:
-        """After a step of the ranks: the same step in the textbook, on the whole batch [B, s], given on rank 0.
+    def check(self, batch, result: StepResult) -> str:
+        """After a step of the ranks: the same step in the textbook, on the whole global batch, given on rank 0.
 
         -> the largest differences so far, for a person.
 
@@ -81,7 +81,7 @@ class Verifier:
             grads, params = (self.of_all_ranks(self.trainer.whole(buffer), reason) for buffer, reason in (
                 (self.trainer.gradients.own, "gradients of all ranks"),
                 (self.trainer.optimizer.states["parameters"], "weights of all ranks")))
-        found = self.world.from_first(lambda: self.compare(tokens, targets, result, grads, params),
+        found = self.world.from_first(lambda: self.compare(batch, result, grads, params),
                                       "the textbook's step")
         self.worst = Difference(*map(max, self.worst, found))
         for name, difference, allowed in zip(Difference._fields, found, TOLERANCE[self.precision.compute], strict=True):
@@ -102,9 +102,9 @@ class Verifier:
         padded[0, :flat.size] = flat
         return self.world.all_gather(padded, 0, reason)
 
-    def compare(self, tokens, targets, result: StepResult, grads, params) -> Difference:
+    def compare(self, batch, result: StepResult, grads, params) -> Difference:
         """On rank 0. grads and params are the flat buffers of all ranks, [ranks, size]; every replica must agree."""
-        loss, norm, expected = self.textbook.step(tokens, targets, result.skipped)
+        loss, norm, expected = self.textbook.step(batch, result.skipped)
         replicas = list(self.whole(params))
         found = Difference(loss=abs(result.loss - loss) / max(loss, 1.0),
                            gradient=0.0 if result.skipped else max(
@@ -127,7 +127,7 @@ class Verifier:
         parallel = self.trainer.topology.config
         by_place = {place(rank, parallel): flat for rank, flat in enumerate(flats)}
         for replica in range(parallel.data_parallel_size):
-            yield gpt_join([
+            yield join_stages([
                 join([layout.views(by_place[Place(tensor, replica, pipeline)])
                       for tensor in range(parallel.tensor_model_parallel_size)], layout.tensors)
                 for pipeline, layout in enumerate(self.layouts)])

@@ -1,4 +1,10 @@
-"""The transformer block, layer norm before each branch (pre-LN): x + attention(norm(x)), then x + mlp(norm(x)).
+"""The transformer block: a layer norm, a branch that reads it, and a residual connection past the branch, twice.
+
+The residual connection begins before the norm or after it (Shoeybi et al. 2019, figure 7):
+
+    rearranged   x + branch(norm(x))          GPT's order, and the paper's for BERT: x passes all layers as it is
+    original     norm(x) + branch(norm(x))    BERT's: what Devlin et al. 2018 have as the norm behind a residual sum is
+                                              here the first thing of what follows; the first one is the embedding's
 
 In training, dropout hides some of what a branch gives before it is added. Under tensor parallelism every rank computes
 the norms and the residual sums alike, on all of x: cheaper than sending anything (Shoeybi et al. 2019, section 3). So a
@@ -15,7 +21,6 @@ from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_no
 from reference.layers.mlp import (MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward,
                                   sharded_mlp_forward)
 
-CAUSAL = True   # a GPT's block: a position sees itself and what is before it
 AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of dropout's sites
 
 
@@ -45,45 +50,58 @@ def block_tensors(c):
     return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
 
 
-def block_forward(x, p, c, rotary, dropout=None, selective=False):
+def block_forward(x, p, c, rotary, dropout=None, selective=False, lengths=None, past=None):
     """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None.
 
-    `dropout` is this layer's Dropout, or None where nothing is dropped; for `selective` see attention_forward.
+    `dropout` is this layer's Dropout, or None where nothing is dropped; for the others see attention_forward.
     """
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, CAUSAL, rotary, dropout, selective)
+    y, attention = attention_forward(normed, p.attention, c.causal, rotary, dropout, selective, lengths, past)
     y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
-    x = x + y
+    x = residual(x, normed, c) + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
     y, mlp = mlp_forward(normed, p.mlp, c.activation)
     y, mask_2 = ops.dropout(y, dropout and dropout.hidden(AFTER_MLP))
-    return x + y, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
+    return residual(x, normed, c) + y, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
 
 def block_backward(dy, p, cache, c):
-    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a Block. A residual passes dy on, and a branch adds to it."""
+    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a Block."""
     masked = ops.dropout_backward(dy, cache.mlp_mask)
     dnormed, mlp = mlp_backward(masked, p.mlp, cache.mlp, c.activation)
-    dx, norm_2 = layer_norm_backward(dnormed, p.post_attention_layernorm, cache.post_attention_layernorm)
-    dy = dy + dx
+    dy, norm_2 = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c)
     masked = ops.dropout_backward(dy, cache.attention_mask)
     dnormed, attention = attention_backward(masked, p.attention, cache.attention)
-    dx, norm_1 = layer_norm_backward(dnormed, p.input_layernorm, cache.input_layernorm)
-    return dy + dx, Block(norm_1, attention, norm_2, mlp)
+    dx, norm_1 = residual_backward(dy, dnormed, p.input_layernorm, cache.input_layernorm, c)
+    return dx, Block(norm_1, attention, norm_2, mlp)
+
+
+def residual(x, normed, c):
+    """What goes past a branch."""
+    return normed if c.apply_residual_connection_post_layernorm else x
+
+
+def residual_backward(dy, dnormed, p, cache, c):
+    """Of a norm: dy has come past the branch, dnormed through it -> dx, and the gradients of the norm, as a LayerNorm.
+    """
+    if c.apply_residual_connection_post_layernorm:
+        return layer_norm_backward(dnormed + dy, p, cache)
+    dx, grads = layer_norm_backward(dnormed, p, cache)
+    return dx + dy, grads
 
 
 # ---- on t ranks -----------------------------------------------------------------------------------------------------
 
 
-def sharded_block_forward(xs, shards, c, rotary, region, dropout=None, selective=False):
+def sharded_block_forward(xs, shards, c, rotary, region, dropout=None, selective=False, lengths=None):
     """Each rank's x [b, s, h], as it is outside the regions -> likewise."""
     normed, norm_1 = norms_forward(xs, [p.input_layernorm for p in shards], c)
-    ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], CAUSAL, rotary, region, dropout,
-                                              selective)
-    xs, mask_1 = add_branch(xs, ys, region, dropout, AFTER_ATTENTION)
+    ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], c.causal, rotary, region, dropout,
+                                              selective, lengths)
+    xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, dropout, AFTER_ATTENTION)
     normed, norm_2 = norms_forward(xs, [p.post_attention_layernorm for p in shards], c)
     ys, mlp = sharded_mlp_forward(normed, [p.mlp for p in shards], c.activation, region)
-    xs, mask_2 = add_branch(xs, ys, region, dropout, AFTER_MLP)
+    xs, mask_2 = add_branch(residual(xs, normed, c), ys, region, dropout, AFTER_MLP)
     return xs, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
 
@@ -91,12 +109,17 @@ def sharded_block_backward(dys, shards, cache, c, region):
     """Each rank's dy [b, s, h], as it is outside the regions -> its dx, likewise, and its gradients."""
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.mlp_mask)]
     dnormed, mlp = sharded_mlp_backward(masked, [p.mlp for p in shards], cache.mlp, c.activation, region)
-    dxs, norm_2 = norms_backward(dnormed, [p.post_attention_layernorm for p in shards], cache.post_attention_layernorm)
-    dys = [dy + dx for dy, dx in zip(dys, dxs)]
+    dys, norm_2 = residuals_backward(dys, dnormed, [p.post_attention_layernorm for p in shards],
+                                     cache.post_attention_layernorm, c)
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.attention_mask)]
     dnormed, attention = sharded_attention_backward(masked, [p.attention for p in shards], cache.attention, region)
-    dxs, norm_1 = norms_backward(dnormed, [p.input_layernorm for p in shards], cache.input_layernorm)
-    return [dy + dx for dy, dx in zip(dys, dxs)], [Block(*grads) for grads in zip(norm_1, attention, norm_2, mlp)]
+    dxs, norm_1 = residuals_backward(dys, dnormed, [p.input_layernorm for p in shards], cache.input_layernorm, c)
+    return dxs, [Block(*grads) for grads in zip(norm_1, attention, norm_2, mlp)]
+
+
+def residuals_backward(dys, dnormed, shards, caches, c):
+    """residual_backward of what each rank holds."""
+    return map(list, zip(*[residual_backward(*one, c) for one in zip(dys, dnormed, shards, caches)]))
 
 
 def norms_forward(xs, shards, c):

@@ -14,6 +14,8 @@ from reference import ops
 from reference.collectives import all_gather, all_reduce
 from reference.layers.embedding import local_ids
 
+NO_WORD = np.iinfo(np.int64).min + 1     # below every word's negative
+
 
 def cross_entropy_forward(logits, targets):
     """logits [b, s, V], targets [b, s] -> loss [b, s]."""
@@ -68,3 +70,21 @@ def softmax_minus_target(dloss, probs, ids, held):
     at, dtarget = ids[..., None], (dloss * held)[..., None]
     np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, -1) - dtarget, -1)
     return dlogits
+
+
+# ---- which word the logits are for ----------------------------------------------------------------------------------
+
+
+def likeliest(logits):
+    """logits [b, s, V] -> the word with the largest, [b, s]; of several the first, which in 16 bits are not rare."""
+    return logits.argmax(-1)
+
+
+def sharded_likeliest(logits):
+    """Each rank's logits [b, s, V/t] -> the likeliest words [b, s], alike on all ranks."""
+    highest = all_reduce([part.max(-1) for part in logits], np.maximum)[0]        # b s elements
+    found = []
+    for rank, part in enumerate(logits):
+        word = rank * part.shape[-1] + part.argmax(-1)
+        found.append(np.where(part.max(-1) == highest, -word, NO_WORD))
+    return -all_reduce(found, np.maximum)[0]                             # b s elements

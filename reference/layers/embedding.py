@@ -1,4 +1,5 @@
-"""Embeddings of words and positions, and the logits: whole, and split by vocabulary (Shoeybi et al. 2019, section 3).
+"""Embeddings of words, positions and token types, and the logits: whole, and split by vocabulary (Shoeybi et al. 2019,
+section 3).
 
 Rank i of t holds V/t rows of the word table, beginning at i V/t. It looks up the words that it holds and answers
 zero for the rest, so that the sum over ranks is the lookup. The same table, read as columns, gives the logits: a
@@ -17,21 +18,26 @@ from reference.ops import linear, linear_backward, lookup, lookup_backward
 from reference.params import weight
 
 OUTPUT = "embedding output"      # the name of dropout's site
+TOKEN_TYPES = 2                  # of BERT: a token belongs to the first piece of text, or to the second
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Tensors of the embedding, or their gradients. Either may be None: rope needs no positions; see models/gpt.py."""
+    """Tensors of the embedding, or their gradients. Each may be None: rope needs no positions; see models/stage.py."""
 
-    word: Any       # [V, h], split by rows
-    position: Any   # [longest sequence, h], on every rank
+    word: Any                # [V, h], split by rows
+    position: Any            # [longest sequence, h], on every rank
+    token_type: Any = None   # [2, h], of BERT, on every rank
 
 
 def embedding_tensors(c):
     """Declares the tensors for a ModelConfig."""
-    learned = c.position_embedding_type == "learned_absolute"
-    return Embedding(word_tensor(c), weight((c.max_position_embeddings, c.hidden_size), c.init_method_std)
-                     if learned else None)
+    def table(rows):
+        return weight((rows, c.hidden_size), c.init_method_std)
+
+    return Embedding(word_tensor(c),
+                     table(c.max_position_embeddings) if c.position_embedding_type == "learned_absolute" else None,
+                     table(TOKEN_TYPES) if c.architecture == "bert" else None)
 
 
 def word_tensor(c):
@@ -42,21 +48,27 @@ def word_tensor(c):
 # ---- from words to vectors ------------------------------------------------------------------------------------------
 
 
-def embedding_forward(tokens, p, dropout=None):
-    """tokens [b, s] -> x [b, s, h]. `dropout` is a Dropout, or None where nothing is dropped."""
+def embedding_forward(tokens, p, dropout=None, token_types=None, first=0):
+    """tokens, token_types [b, s] -> x [b, s, h]. `dropout` is a Dropout, or None where nothing is dropped.
+
+    The tokens begin at position `first`.
+    """
     x = lookup(tokens, p.word)
     if p.position is not None:
-        x = x + p.position[:tokens.shape[1]]
+        x = x + p.position[first:first + tokens.shape[1]]
+    if p.token_type is not None:
+        x = x + lookup(token_types, p.token_type)
     x, mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT))
-    return x, (tokens, mask)
+    return x, (tokens, token_types, mask)
 
 
 def embedding_backward(dx, p, cache):
     """dx [b, s, h] -> the gradients, as an Embedding. Tokens have no gradient."""
-    tokens, mask = cache
+    tokens, token_types, mask = cache
     dx = ops.dropout_backward(dx, mask)
     return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)),
-                     position_gradient(dx, p.position, slice(0, dx.shape[1])))
+                     position_gradient(dx, p.position, slice(0, dx.shape[1])),
+                     token_type_gradient(dx, p.token_type, token_types))
 
 
 def position_gradient(dx, position, positions):
@@ -68,8 +80,14 @@ def position_gradient(dx, position, positions):
     return dposition
 
 
-def sharded_embedding_forward(tokens, shards, region, dropout=None):
-    """tokens [b, s], alike on all ranks -> each rank's x [b, s, h], as it is outside the region."""
+def token_type_gradient(dx, token_type, token_types):
+    """Each row of the table was added wherever a token has that type: dx [b, n, h], token_types [b, n] -> dtoken_type.
+    """
+    return None if token_type is None else lookup_backward(dx, token_types, np.zeros_like(token_type))
+
+
+def sharded_embedding_forward(tokens, shards, region, dropout=None, token_types=None):
+    """tokens, token_types [b, s], alike on all ranks -> each rank's x [b, s, h], as it is outside the region."""
     partial, held = [], []
     for rank, p in enumerate(shards):
         ids, here = local_ids(tokens, rank * len(p.word), len(p.word))
@@ -78,20 +96,23 @@ def sharded_embedding_forward(tokens, shards, region, dropout=None):
     xs, masks = region.leave(partial), []
     for rank, (p, positions) in enumerate(zip(shards, region.positions(xs))):
         x = xs[rank] if p.position is None else xs[rank] + p.position[positions]
+        if p.token_type is not None:
+            x = x + lookup(token_types[:, positions], p.token_type)
         xs[rank], mask = ops.dropout(x, dropout and dropout.hidden(OUTPUT, positions.start))
         masks.append(mask)
-    return xs, (held, masks)
+    return xs, (held, token_types, masks)
 
 
 def sharded_embedding_backward(dxs, shards, cache, region):
     """Each rank's dx [b, s, h], as it is outside the region -> its gradients."""
-    held, masks = cache
+    held, token_types, masks = cache
     dxs = [ops.dropout_backward(dx, mask) for dx, mask in zip(dxs, masks)]
-    dpositions = [position_gradient(dx, p.position, positions)
-                  for dx, p, positions in zip(dxs, shards, region.positions(dxs))]
+    outside = [(position_gradient(dx, p.position, positions),
+                token_type_gradient(dx, p.token_type, None if token_types is None else token_types[:, positions]))
+               for dx, p, positions in zip(dxs, shards, region.positions(dxs))]
     dwords = [lookup_backward(dx * here[..., None], ids, np.zeros_like(p.word))
               for dx, p, (ids, here) in zip(region.leave_backward(dxs), shards, held)]
-    return [Embedding(dword, dposition) for dword, dposition in zip(dwords, dpositions)]
+    return [Embedding(dword, *others) for dword, others in zip(dwords, outside)]
 
 
 def local_ids(tokens, vocab_start_index, count):

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mpi_impl.checkpoints.gpt2_config import CONFIG, read_config
-from mpi_impl.checkpoints.huggingface import WEIGHTS, check_weights, load_weights, save_model, their_name
+from mpi_impl.checkpoints.gpt2_layout import GPT2, their_name
+from mpi_impl.checkpoints.huggingface import WEIGHTS, check_weights, load_weights, save_model
+from mpi_impl.checkpoints.huggingface_config import CONFIG, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.training.arguments import parse
 from mpi_impl.training.sample import last_logits
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.errors import UserError
-from reference.models.gpt import gpt_join
+from reference.models.stage import join_stages
 from reference.params import join, leaves
 from tests.checkpoints.gpt2_golden import GOLDEN, weight
 from tests.training_theorems import connected, dealt
@@ -48,7 +50,7 @@ def options(folder, more="") -> list[str]:
 
 def trainer_of(settings, topology) -> Trainer:
     folder = settings.args.load_hf
-    model = settings.model(read_config(folder)["vocab_size"])
+    model = settings.model(read_config(folder, "gpt")["vocab_size"])
     check_weights(folder, model)
     trainer = Trainer(model, settings.optimizer, topology, 1, settings.precision)
     load_weights(trainer, folder)
@@ -61,7 +63,7 @@ def computed(group, argv, tokens) -> Found:
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
         logits = [last_logits(trainer, tokens[:1, :n]) for n in range(1, tokens.shape[1])]
-        result = trainer.step(dealt(trainer, 1, tokens[:, :-1], tokens[:, 1:]), len(tokens))
+        result = trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
         grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
         return Found(topology.place, result.loss, logits, grads, trainer.layout.tensors)
 
@@ -73,7 +75,7 @@ def saved_again(group, argv, steps, folder) -> None:
         trainer = trainer_of(settings, topology)
         for step in range(steps):
             tokens = np.random.default_rng(step).integers(0, trainer.model.vocab_size, (topology.data.size, 5))
-            trainer.step(dealt(trainer, 1, tokens[:, :-1], tokens[:, 1:]), len(tokens))
+            trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
         tokenizer = NullTokenizer(trainer.model.vocab_size - 1) if group.rank == 0 else None
         save_model(trainer, str(folder), tokenizer)
 
@@ -83,12 +85,12 @@ def whole_gradients(ranks: list[Found]) -> dict[str, np.ndarray]:
     replica = [found for found in ranks if found.place.data == 0]
     stages = [[found for found in replica if found.place.pipeline == p]
               for p in sorted({found.place.pipeline for found in replica})]
-    return dict(leaves(gpt_join([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
+    return dict(leaves(join_stages([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
 
 
 def full_name(name: str) -> str:
     """Theirs, with the prefix."""
-    return their_name(name) if name == "output" else f"transformer.{their_name(name)}"
+    return GPT2.full_name(their_name(name))
 
 
 def weights_of(golden) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.topology import Place
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
-from reference.models.gpt import gpt_join
+from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig
 from reference.params import join
 from reference.precision import Precision
@@ -28,12 +28,12 @@ class Run(NamedTuple):
     def trainer(self, topology) -> Trainer:
         return Trainer(self.case.model, OPTIMIZER, topology, self.case.seed, self.precision)
 
-    def words(self, step: int):
-        """Tokens and targets of a step."""
-        return [self.case.ids(f"{what} {step}", self.batch, self.case.s) for what in ("tokens", "targets")]
+    def samples(self, step: int):
+        """The global batch of a step."""
+        return self.case.batch(str(step), self.batch)
 
     def step(self, trainer: Trainer):
-        return trainer.step(dealt(trainer, self.case.b, *self.words(trainer.iteration)), self.batch)
+        return trainer.step(dealt(trainer, self.case.b, self.samples(trainer.iteration)), self.batch)
 
 
 class States(NamedTuple):
@@ -55,7 +55,7 @@ def joined(everyone: list[States], state: str, replica: int = 0):
     stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
               for stage in range(1 + max(found.place.pipeline for found in everyone))]
     parts = [join([found.views[state] for found in stage], stage[0].tensors) for stage in stages]
-    whole = gpt_join(parts)
+    whole = join_stages(parts)
     for part in parts:
         if part.embedding.word is not None:     # both copies of a tied table
             trees_close(part.embedding.word, whole.embedding.word, 0.0)

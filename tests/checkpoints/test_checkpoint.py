@@ -22,7 +22,7 @@ from reference.schedules import make
 from tests.allocated import most_bytes
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
 from tests.mpi_impl.test_training import WITHOUT_V, places
-from tests.strategies import Case, cases, trees_close
+from tests.strategies import ANY_MODEL, Case, cases, trees_close
 from tests.training_theorems import Plan, connected
 
 
@@ -47,8 +47,8 @@ def pairs(draw):
     """The same model and batches on two topologies."""
     (t1, p1, d1), (t2, p2, d2) = one, other = [draw(st.sampled_from(places()), "t, p, d") for _ in range(2)]
     heads, layers = lcm(t1, t2), max(p1, p2) + draw(st.integers(0, 2), "more layers")
-    case = draw(cases(sizes=st.just(1), num_layers=layers, num_attention_heads=heads, hidden_size=2 * heads,
-                      rotary_percent=1.0, max_position_embeddings=2 * heads))
+    case = draw(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=layers, num_attention_heads=heads,
+                      hidden_size=2 * heads, rotary_percent=1.0, max_position_embeddings=2 * heads))
     found, batch = [], 1
     for t, p, d in (one, other):
         plan, m = draw(plans(t, p, d, layers))
@@ -90,8 +90,8 @@ def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
             trees_close(joined(loaded, state, replica), joined(saved, state), 0.0)
     textbook = training.Trainer(one.case.model, OPTIMIZER, one.case.seed, DOUBLE)
     for step in range(steps + 1):
-        loss, norm, _ = textbook.step(*one.words(step))
-    assert all(result[0][:2] == pytest.approx((loss, norm), rel=1e-10) for result in results)
+        loss, norm, _ = textbook.step(one.samples(step))
+    assert all((result.loss, result.grad_norm) == pytest.approx((loss, norm), rel=1e-10) for result, in results)
     for state, expected in (("parameters", textbook.params), ("m", textbook.m), ("v", textbook.v)):
         trees_close(joined(stepped, state, replicas - 1), expected, 1e-10)
 

@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from mpi_impl.checkpoints.gpt2_config import CONFIG, config_of, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, read_config
+from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.training.arguments import parse
 from tests.checkpoints.gpt2_runs import options, said_of
 
@@ -32,9 +33,9 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(folder):
 def test_a_config_is_written_as_it_is_read(folder, golden):
     """What config_of writes for a model, read_config and the options make the same model again."""
     model = parse(options(folder), 1).model(11)
-    (folder / CONFIG).write_text(json.dumps(config_of(model, 10, "float64")))
+    (folder / CONFIG).write_text(json.dumps(config_of(model, NullTokenizer(10), "float64")))
     assert parse(options(folder), 1).model(11) == model
-    assert read_config(str(folder))["vocab_size"] == 11
+    assert read_config(str(folder), "gpt")["vocab_size"] == 11
 
 
 @pytest.mark.parametrize("more, sentence", [
@@ -46,8 +47,8 @@ def test_a_config_is_written_as_it_is_read(folder, golden):
     ("--layernorm-epsilon 0.1", "--layernorm-epsilon is 0.1, but {config} says that layer_norm_epsilon is 1e-05."),
     ("--untie-embeddings-and-output-weights", "--untie-embeddings-and-output-weights is True, but {config} says that "
      "tie_word_embeddings is True."),
-    ("--position-embedding-type rope", "--position-embedding-type is rope, but {config} says that it is a GPT-2, whose "
-     "positions are learned_absolute."),
+    ("--position-embedding-type rope", "--position-embedding-type is rope, but {config} says that model_type is gpt2, "
+     "where it is learned_absolute."),
     ("--load somewhere", "--load is somewhere and --load-hf is {folder}"),
     ("--seq-length 7", "--max-position-embeddings is 6, but must be at least --seq-length, which is 7."),
     ("--load-hf no/such", "--load-hf no/such has no config.json."),
@@ -60,7 +61,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
 
 
 @pytest.mark.parametrize("change, sentence", [
-    ({"model_type": "llama"}, "model_type is 'llama', but only gpt2 can be loaded."),
+    ({"model_type": "llama"}, "model_type is 'llama', but only gpt2, bert, megatron-bert can be loaded."),
     ({"n_layer": "2"}, "n_layer is '2', but it must be a whole number."),
     ({"n_layer": True}, "n_layer is True, but it must be a whole number."),
     ({"n_layer": 0}, "--num-layers is 0, but must be at least 1."),
@@ -71,7 +72,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True, but here it can only be"),
     ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is True, but here it can only be False"),
     ({"add_cross_attention": True}, "add_cross_attention is True, but here it can only be False"),
-    ({"resid_pdrop": 0.1}, "resid_pdrop is 0.1 and embd_pdrop 0.0, but here both are --hidden-dropout. Give that"),
+    ({"resid_pdrop": 0.1}, "resid_pdrop is 0.1 and embd_pdrop is 0.0, but here both are --hidden-dropout. Give that"),
     ({"attn_pdrop": 1}, "--attention-dropout is 1.0, but must be in [0, 1)"),
 ])
 def test_a_model_that_is_not_built_here_is_refused(folder, golden, change, sentence):
@@ -88,4 +89,4 @@ def test_a_config_of_another_kind_of_file(folder):
 
 def test_only_a_gpt2_is_saved_as_one(tmp_path):
     said_of(lambda: parse(["--save-hf", str(tmp_path), "--position-embedding-type", "rope"], 1),
-            "--save-hf writes a GPT-2, whose positions are learned, but --position-embedding-type is rope.")
+            "--save-hf writes a gpt2, where --position-embedding-type is learned_absolute, but it is rope.")

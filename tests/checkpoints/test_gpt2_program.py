@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.checkpoints.gpt2_config import CONFIG, check_vocabulary, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, read_config
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer
 from tests.checkpoints.gpt2_runs import P, said_of
 from tests.program import pretrain, refusal
@@ -16,7 +16,7 @@ def test_the_tokenizer_must_be_the_models(folder, tmp_path):
     said_of(lambda: check_vocabulary(str(folder), NullTokenizer(11)),
             f"{folder / CONFIG} says that vocab_size is 11, but the NullTokenizer has 12 tokens. Give the tokenizer")
     tokenizer = ByteLevelBPETokenizer.train(["some words, some words"], 260)
-    (folder / CONFIG).write_text(json.dumps(read_config(str(folder)) | {"model_type": "gpt2", "vocab_size": 260}))
+    (folder / CONFIG).write_text(json.dumps(read_config(str(folder), "gpt") | {"vocab_size": 260}))
     check_vocabulary(str(folder), tokenizer)
     tokenizer.bpe.model.save(str(folder))
     check_vocabulary(str(folder), tokenizer)

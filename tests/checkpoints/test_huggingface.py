@@ -17,11 +17,12 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from mpi_impl.checkpoints import huggingface
-from mpi_impl.checkpoints.gpt2_config import CONFIG
 from mpi_impl.checkpoints.huggingface import INDEX, WEIGHTS, Weights, check_weights, load_weights, save_model
+from mpi_impl.checkpoints.huggingface_config import CONFIG
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.training.arguments import parse
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors
 from reference.params import leaves, tree_map, with_names
 from reference.stages import layout_of
@@ -75,7 +76,7 @@ def test_the_textbook_agrees_with_the_golden_file(golden):
                     activation={"gelu_new": "gelu", "gelu": "gelu_exact"}[config["activation_function"]])
     params = tree_map(lambda named: w[full_name(named.name)].reshape(named.leaf.shape), with_names(gpt_tensors(model)))
     tokens = np.array(TOKENS)
-    loss, _ = loss_and_gradients(tokens[:, :-1], tokens[:, 1:], params, model)
+    loss, _ = loss_and_gradients(GPTBatch.unpack(tokens), params, model)
     close(np.array(loss), np.array(golden["loss"]), 1e-13)
 
 
@@ -274,8 +275,10 @@ def test_weights_are_checked_before_the_corpus_is_read(ranks, folder):
 
 @pytest.mark.parametrize("kind", ["tied"])
 def test_a_file_that_one_rank_cannot_read_ends_all(ranks, folder, tmp_path):
-    (said,) = set(ranks.run(4, refusal, loaded_by_some, options(folder, f"{T} 2"), empty(tmp_path / "empty")))
-    assert said.startswith(f"--load-hf {tmp_path / 'empty'} has no model.safetensors")
+    other = empty(tmp_path / "other")
+    (other / CONFIG).write_bytes((folder / CONFIG).read_bytes())
+    (said,) = set(ranks.run(4, refusal, loaded_by_some, options(folder, f"{T} 2"), other))
+    assert said.startswith(f"--load-hf {other} has no model.safetensors")
 
 
 def loaded_by_some(group, argv, other):

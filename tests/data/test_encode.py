@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl.data import encode
-from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
+from mpi_impl.data.sentences import split_sentences
+from mpi_impl.data.tokenizer import BertWordPieceCase, ByteLevelBPETokenizer, NullTokenizer
 
 TEXT = st.text("ab \n\t,'s1é中\x1c\x85", min_size=1, max_size=40)
 TOKENIZER = ByteLevelBPETokenizer.train(["a b  ab \n\n  a, b's\t ab" * 9], 300)
@@ -29,6 +30,21 @@ def test_a_cut_comes_before_a_blank(monkeypatch, piece):
     assert all(piece[0].isspace() for piece in pieces[1:]) and not any(piece[-1].isspace() for piece in pieces[:-1])
     (document,) = encode.encode_documents([text], TOKENIZER)
     assert document.tolist() == [*TOKENIZER.encode(text), TOKENIZER.eod]
+
+
+@given(st.lists(st.text("ab .\n!A", max_size=40), max_size=4))
+def test_sentences_are_encoded_alone(texts):
+    """Each document as its sentences, without an end of the document."""
+    documents = list(encode.encode_sentences(texts, TOKENIZER))
+    assert [[sentence.tolist() for sentence in document] for document in documents] == [
+        [TOKENIZER.encode(sentence) for sentence in split_sentences(text)] for text in texts]
+
+
+def test_a_sentence_without_tokens_is_none():
+    """Here a character that WordPiece leaves out, in a paragraph of its own."""
+    tokenizer = BertWordPieceCase.train(["One. Two. Three."] * 9, 100)
+    (document,) = encode.encode_sentences(["One.\n\n\u200b\n\nTwo."], tokenizer)
+    assert [tokenizer.decode(sentence) for sentence in document] == ["One.", "Two."]
 
 
 def test_no_number_is_cut_in_two():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mpi_impl.data.gpt import PARTS, GPTDataset, shuffled, split_samples
+from mpi_impl.data.dataset import PARTS, shuffled, split_samples
+from mpi_impl.data.gpt import GPTDataset
 from reference.errors import UserError
 
 SPLITS = st.lists(st.integers(0, 99), min_size=1, max_size=3).filter(any).map(lambda x: ",".join(map(str, x)))

@@ -16,25 +16,31 @@ VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])
 
 @st.composite
 def ragged(draw):
-    """A vocabulary size, and documents over it, some of them empty but not all."""
+    """A vocabulary size, and documents over it: one array or a list of them, some empty, but not all."""
     vocab_size = draw(VOCAB_SIZES)
-    token = st.integers(0, vocab_size - 1)
-    documents = draw(st.lists(st.lists(token, max_size=9), min_size=1, max_size=6).filter(any))
     dtype = draw(st.sampled_from([d for d in (np.uint16, np.int32, np.int64) if np.iinfo(d).max >= vocab_size - 1]))
-    return vocab_size, [np.array(document, dtype) for document in documents]
+    sequence = st.lists(st.integers(0, vocab_size - 1), max_size=9).map(lambda tokens: np.array(tokens, dtype))
+    documents = st.lists(sequence | st.lists(sequence, max_size=4), min_size=1, max_size=6)
+    return vocab_size, draw(documents.filter(lambda documents: any(map(len, sentences(documents)))))
+
+
+def sentences(documents):
+    """All sequences of the documents."""
+    return [one for document in documents for one in ([document] if isinstance(document, np.ndarray) else document)]
 
 
 @given(ragged())
 def test_write_then_read_is_the_identity(case):
-    """Every document comes back, alone and in the flat stream, in Megatron's type for the vocabulary."""
+    """Every sequence of every document comes back, alone and in the flat stream, in Megatron's type."""
     vocab_size, documents = case
     with tempfile.TemporaryDirectory() as folder:
         write_indexed(f"{folder}/x", iter(documents), vocab_size)
         dataset = IndexedDataset(f"{folder}/x")
         assert dataset.tokens.dtype == token_dtype(vocab_size)
-        assert [list(document) for document in dataset] == [list(document) for document in documents]
-        assert dataset.tokens.tolist() == np.concatenate(documents).tolist()
-        assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
+        assert [list(sequence) for sequence in dataset] == [list(sequence) for sequence in sentences(documents)]
+        assert dataset.tokens.tolist() == np.concatenate(sentences(documents)).tolist()
+        counts = [1 if isinstance(document, np.ndarray) else len(document) for document in documents]
+        assert dataset.document_indices.tolist() == [sum(counts[:k]) for k in range(len(documents) + 1)]
         assert sorted(path.name for path in Path(folder).iterdir()) == ["x.bin", "x.idx"]
 
 
@@ -45,11 +51,11 @@ def test_tokens_take_two_bytes_as_long_as_megatron_says(vocab_size, dtype):
 
 
 def test_the_bytes_are_megatrons(tmp_path):
-    """The files of two documents, spelled out by hand from the description of the format."""
-    write_indexed(tmp_path / "x", [np.array([7, 8, 9]), np.array([1])], 100)
-    assert (tmp_path / "x.bin").read_bytes() == struct.pack("<4H", 7, 8, 9, 1)
+    """The files of two documents, the second in two sentences, spelled out from the description of the format."""
+    write_indexed(tmp_path / "x", [np.array([7, 8, 9]), [np.array([1]), np.array([2, 3])]], 100)
+    assert (tmp_path / "x.bin").read_bytes() == struct.pack("<6H", 7, 8, 9, 1, 2, 3)
     assert (tmp_path / "x.idx").read_bytes() == (
-        b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 2, 3) + struct.pack("<2i2q3q", 3, 1, 0, 6, 0, 1, 2)
+        b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 3, 3) + struct.pack("<3i3q3q", 3, 1, 2, 0, 6, 8, 0, 1, 3)
     )
 
 

@@ -1,237 +1,331 @@
-"""Preparing data: made once, found afterwards, and never half-made."""
-import errno
+"""The program that prepares a corpus: what is left of it, and that nothing of it depends on how the run went."""
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpi_impl.data import prepare as prepare_module
-from mpi_impl.data.indexed import IndexedDataset, write_indexed
-from mpi_impl.data.prepare import prepare
-from mpi_impl.data.tokenizer import END_OF_DOCUMENT, ByteLevelBPETokenizer
+from mpi_impl.data import prepare as program
+from mpi_impl.data.clean import normalized
+from mpi_impl.data.indexed import IndexedDataset
+from mpi_impl.data.near_duplicates import near_duplicates, signature
+from mpi_impl.data.prepare import main
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from reference.errors import UserError
+from tests.launching import ROOT
 
-TEXTS = {"a.txt": "the quick brown fox\n" * 20, "b.txt": "jumps over the lazy dog\n" * 20}
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name, text in TEXTS.items():
-        (folder / name).write_text(text)
-    return str(folder)
+WORDS = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "rstz"]
 
 
-@pytest.fixture
-def make(corpus, tmp_path):
-    """Prepare the corpus with a small vocabulary; gives (Prepared, what was reported)."""
-
-    def make(data_path=corpus, vocab_size=270, cache=tmp_path / "cache", **options):
-        said = []
-        return prepare(data_path, vocab_size=vocab_size, cache=cache, report=said.append, **options), "\n".join(said)
-
-    return make
+def prose(seed, n):
+    """So many words, drawn with a seed, in sentences of ten."""
+    words = np.random.default_rng(seed).choice(WORDS, n)
+    return " ".join(" ".join(words[i : i + 10]).capitalize() + "." for i in range(0, n, 10))
 
 
-def text_of(prepared):
-    return prepared.tokenizer.decode(IndexedDataset(prepared.prefix).tokens)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """JSON lines and texts, with documents that are short, bad, or alike, across both."""
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = [json.dumps({"text": prose(seed, 120)}) for seed in range(40)]
+    lines[5] = json.dumps({"text": prose(3, 120) + " Not quite."})
+    lines[7:9] = ["{broken", ""]
+    lines[11] = json.dumps({"text": "short"})
+    lines[30] = json.dumps({"text": "\u00e9 \r\n" + prose(30, 120)})
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    for seed in range(50, 60):
+        (folder / f"b{seed}.txt").write_text(prose(seed, 120))
+    (folder / "b57.txt").write_text(prose(12, 120))
+    (folder / "b58.txt").write_bytes(b"")
+    (folder / "b59.txt").write_bytes(b"\xff\xfe")
+    return folder
 
 
-def test_the_tokens_are_the_corpus(make):
-    """Decoded, they are the documents in order, each with its end; and what was done has been said."""
-    prepared, said = make()
-    assert text_of(prepared) == "".join(text + END_OF_DOCUMENT for text in TEXTS.values())
-    assert "training a 270-token byte-level BPE on" in said and "2 files, 880 bytes" in said
-    assert "in 2 documents" in said
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tokenizer that was trained before."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    ByteLevelBPETokenizer.train([prose(0, 2000)], 400).save(path)
+    return str(path)
 
 
-def test_a_second_run_finds_the_first(make):
-    """Nothing is trained or encoded again."""
-    first, _ = make()
-    second, said = make()
-    assert second.prefix == first.prefix
-    assert text_of(second) == text_of(first)
-    assert "training" not in said and "encoding" not in said
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(program, "CHUNK", 2000)
 
 
-def test_whatever_determines_the_tokens_changes_the_name(make, corpus, monkeypatch):
-    """Another vocabulary, a changed file, a new file, another tokenizer, another version of the library."""
-    names = [make()[0].prefix, make(vocab_size=280)[0].prefix]
-    Path(corpus, "a.txt").write_text("other text")
-    names.append(make()[0].prefix)
-    os.utime(Path(corpus, "a.txt"), (0, 0))  # changed at another time, of the same size
-    names.append(make()[0].prefix)
-    Path(corpus, "c.txt").write_text("1 2 3")
-    names.append(make()[0].prefix)
-    names.append(make(str(Path(corpus, "c.txt")), vocab_size=271)[0].prefix)
-    names.append(make(str(Path(corpus, "c.txt")), tokenizer_type="NullTokenizer")[0].prefix)  # of 270 ids, 271 in all
-    monkeypatch.setattr(prepare_module.tokenizers, "__version__", "another")
-    names.append(make()[0].prefix)
-    assert len(set(names)) == len(names)
+def options(corpus, out, *more):
+    return ["--input", str(corpus), "--output-prefix", str(out), "--workers", "1", *map(str, more)]
 
 
-@pytest.mark.parametrize("stage", ["training", "encoding"])
-def test_an_interrupted_run_leaves_nothing_and_is_done_again(make, corpus, tmp_path, stage):
-    """Whichever stage it was in."""
-
-    def interrupt(sentence):
-        if sentence.startswith(stage):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare(corpus, vocab_size=270, cache=tmp_path / "cache", report=interrupt)
-    assert not list((tmp_path / "cache").iterdir())
-    assert text_of(make()[0]).startswith("the quick")
+def written(out):
+    """All that a finished run has left: {suffix: bytes}."""
+    return {path.name.removeprefix(out.name): path.read_bytes() for path in sorted(out.parent.glob(f"{out.name}.*"))}
 
 
-def test_two_jobs_at_once_end_with_one_result(make, corpus, tmp_path):
-    """A second job that starts and ends while the first is encoding disturbs nothing."""
-    others = []
-
-    def other_job(sentence):
-        if sentence.startswith("encoding"):
-            others.append(make()[0])
-
-    prepared = prepare(corpus, vocab_size=270, cache=tmp_path / "cache", report=other_job)
-    assert [other.prefix for other in others] == [prepared.prefix]
-    assert text_of(prepared) == text_of(others[0])
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+@pytest.fixture(scope="module")
+def whole(corpus, model, tmp_path_factory):
+    """What an undisturbed run of one worker writes."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "CHUNK", 2000)
+        main(options(corpus, out, "--tokenizer-model", model))
+    return written(out)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokenizer.json"])
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_damaged_result_is_made_again(make, name, damage):
-    """A file that was lost or cut in the cache."""
-    prepared, _ = make()
-    damage(Path(prepared.prefix).with_name(name))
-    assert text_of(make()[0]).startswith("the quick")
+def step_by_step(corpus, tokenizer):
+    """The same, plainly: what is left as [tokens], what was dropped as {place: kind}."""
+    texts = {f"{corpus}/a.jsonl:{number}": line for number, line in
+             enumerate((corpus / "a.jsonl").read_text().split("\n"), start=1) if line}
+    for place, line in texts.items():
+        texts[place] = "" if line.startswith("{broken") else json.loads(line)["text"]
+    texts |= {str(file): file.read_text(errors="ignore") for file in sorted(corpus.glob("*.txt"))}
+    dropped = {f"{corpus}/a.jsonl:8": "bad JSON", f"{corpus}/b58.txt": "empty", f"{corpus}/b59.txt": "bad bytes"}
+    left = {place: normalized(text) for place, text in texts.items() if place not in dropped}
+    tokens = {place: [*tokenizer.encode(text), tokenizer.eod] for place, text in left.items()}
+    dropped |= {place: "short" for place in left if len(tokens[place]) - 1 < 128}
+    left = {place: text for place, text in left.items() if place not in dropped}
+    alike = near_duplicates([np.stack(list(map(signature, left.values())), axis=1)], 0.7)
+    dropped |= {place: "near-duplicate" for place, original in zip(left, alike.original) if original >= 0}
+    return [tokens[place] for place in left if place not in dropped], dropped
 
 
-def test_a_small_corpus_gives_a_small_vocabulary_and_says_so(make):
-    """The tokenizer has the number it really has, in the first run and the second."""
-    for _ in range(2):
-        prepared, said = make(vocab_size=5000)
-        assert 257 < prepared.tokenizer.vocab_size < 400
-        assert f"the vocabulary has {prepared.tokenizer.vocab_size} tokens, not the 5,000 asked for" in said
+def test_what_is_written_is_what_is_left(corpus, model, tmp_path, capsys):
+    """Every document in order, without what is bad, short, or like an earlier one; and each of those is named."""
+    main(options(corpus, tmp_path / "out", "--tokenizer-model", model))
+    left, dropped = step_by_step(corpus, ByteLevelBPETokenizer.load(model))
+    dataset = IndexedDataset(tmp_path / "out")
+    assert [sequence.tolist() for sequence in dataset] == left and len(left) == 43
+    lines = [json.loads(line) for line in (tmp_path / "out.dropped.jsonl").read_text().splitlines()]
+    assert {line["document"]: line["dropped"] for line in lines} == dropped
+    assert [line["document"] for line in lines] == sorted(dropped, key=lambda place: (
+        place.split(":")[0], int(place.split(":")[1]) if ":" in place else 0))
+    said = capsys.readouterr().out
+    assert f"{corpus}/a.jsonl:6 is like {corpus}/a.jsonl:4: Jaccard 0.9" in said
+    assert f"{corpus}/b57.txt is like {corpus}/a.jsonl:13: Jaccard 1.00" in said
+    assert f"{corpus}/a.jsonl:8 is not a JSON object" in said and f"{corpus}/b58.txt is an empty file" in said
+    assert "kept 43 of 49 documents" in said
+    assert not (tmp_path / "out.preparing").exists()
 
 
-def test_files_that_are_not_text_are_counted(make, corpus):
-    """They are passed over, and one is named."""
-    Path(corpus, "c.bin").write_bytes(b"\x00")
-    assert "passed over 1 file without UTF-8 text" in make()[1]
+@pytest.mark.parametrize("workers, chunk", [
+    (1, 300), (1, 10**6), (2, 2000), pytest.param(3, 100, marks=pytest.mark.deep),
+])
+def test_neither_workers_nor_chunks_show_in_the_result(corpus, model, whole, tmp_path, monkeypatch, workers, chunk):
+    """One, two, three processes; chunks smaller than a document, and one chunk."""
+    monkeypatch.setattr(program, "CHUNK", chunk)
+    monkeypatch.setattr(program, "CHUNKS", 10**6)
+    main(options(corpus, tmp_path / "out", "--tokenizer-model", model, "--workers", workers))
+    assert written(tmp_path / "out") == whole
 
 
-def test_the_cache_is_where_the_environment_says(corpus, tmp_path, monkeypatch):
-    """XDG_CACHE_HOME first, the home folder otherwise."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert prepare(corpus, vocab_size=270).prefix.startswith(str(tmp_path / "xdg" / "shardlab"))
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert prepare(corpus, vocab_size=270).prefix.startswith(str(tmp_path / "home" / ".cache" / "shardlab"))
+def test_a_tokenizer_is_trained_on_the_corpus_and_saved_beside_it(corpus, tmp_path):
+    """It is the one that the texts alone give, and with it the tokens are as when it is given."""
+    main(options(corpus, tmp_path / "one", "--vocab-size", 300))
+    saved = tmp_path / "one.tokenizer.json"
+    assert ByteLevelBPETokenizer.load(saved).vocab_size == 300
+    main(options(corpus, tmp_path / "two", "--tokenizer-model", saved))
+    one, two = written(tmp_path / "one"), written(tmp_path / "two")
+    assert one.pop(".tokenizer.json") and one == two
 
 
-def test_a_cache_that_cannot_be_written_is_a_sentence(make, tmp_path):
-    """Here a file stands where the folder should be: that stops even the superuser."""
+def interrupted_at(monkeypatch, k):
+    """The k-th file or folder that is published is the last: then the run is interrupted. -> the calls so far"""
+    calls = []
+
+    def counting(publish):
+        def until(*args):
+            if len(calls) == k:
+                raise KeyboardInterrupt
+            calls.append(args)
+            return publish(*args)
+        return until
+
+    monkeypatch.setattr(os, "replace", counting(os.replace))
+    monkeypatch.setattr(Path, "rename", counting(Path.rename))
+    return calls
+
+
+def test_an_interruption_does_not_show_in_what_is_written(corpus, whole, tmp_path, monkeypatch, capsys):
+    """Wherever it comes: before each of the files and folders that a run publishes, one after another."""
+    command = options(corpus, tmp_path / "out", "--vocab-size", 300)
+    main(options(corpus, tmp_path / "once", "--vocab-size", 300))
+    for k in range(1000):
+        with monkeypatch.context() as patch:
+            interrupted_at(patch, k)
+            try:
+                main(command)
+                break
+            except SystemExit as left:
+                assert left.code == 130
+        if not k % 3:
+            main(command)
+            assert written(tmp_path / "out") == written(tmp_path / "once")
+            for path in tmp_path.glob("out.*"):
+                path.unlink()
+    assert 10 < k < 100 and "Interrupted. The same command goes on from here." in capsys.readouterr().err
+    assert written(tmp_path / "out") == written(tmp_path / "once")
+
+
+@pytest.mark.parametrize("file", ["tokens.bin", "tokens.idx", "places.npy", "signatures.npy", "report.json"])
+def test_what_is_done_is_not_done_again(corpus, model, whole, tmp_path, monkeypatch, capsys, file):
+    """But a chunk that was damaged is."""
+    command = options(corpus, tmp_path / "out", "--tokenizer-model", model)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        interrupted_at(patch, 21)
+        main(command)
+    chunks = sorted((tmp_path / "out.preparing").glob("chunk-*"))
+    (chunks[0] / file).write_bytes((chunks[0] / file).read_bytes()[:-1])
+    encode_chunk, made = program.encode_chunk, []
+    monkeypatch.setattr(program, "encode_chunk", lambda *args: made.append(args[0]) or encode_chunk(*args))
+    main(command)
+    said = capsys.readouterr().out
+    assert f", and {len(chunks) - 1} chunks of {len(chunks) - 1 + len(made)} were done before" in said
+    assert len(chunks) > 3
+    assert chunks[0] in made and not {*chunks[1:]} & {*made}
+    assert written(tmp_path / "out") == whole
+
+
+PROGRAM = "import sys; from mpi_impl.data import prepare as p; p.CHUNK = 20_000; p.main(sys.argv[1:])"
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
+    """By SIGKILL, in the middle, with two workers: they end with it. The next run has another number of them."""
+    texts = (json.dumps({"text": prose(seed % 500, 200)}) for seed in range(900))
+    (tmp_path / "a.jsonl").write_text("\n".join(texts))
+    out, more = tmp_path / "out", ["--tokenizer-model", model]
+    command = [sys.executable, "-c", PROGRAM, *options(tmp_path / "a.jsonl", out, *more)]
+    run = subprocess.Popen([*command, "--workers", "2"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    work = tmp_path / "out.preparing"
+    while len(list(work.glob("chunk-*"))) < 8:
+        assert run.poll() is None
+        time.sleep(0.01)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    workers = children.read_text().split() if children.exists() else []
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert 8 <= len(list(work.glob("chunk-*"))) < 45 and not list(tmp_path.glob("out.bin"))
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    main(options(tmp_path / "a.jsonl", tmp_path / "once", *more))
+    assert written(out) == written(tmp_path / "once")
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.parametrize("what", ["a.jsonl", "b58.txt", "b59.txt"])
+def test_with_strict_the_first_bad_text_ends_the_run(corpus, model, tmp_path, what):
+    """It is named with its line. Short ones and duplicates are not bad."""
+    place = {"a.jsonl": "a.jsonl:8 is not a JSON", "b58.txt": "b58.txt is an empty", "b59.txt": "b59.txt is not UTF-8"}
+    with pytest.raises(UserError, match=place[what]):
+        main(options(corpus / what, tmp_path / "out", "--tokenizer-model", model, "--strict"))
+    (tmp_path / "short.txt").write_text("short")
+    fine = ["--input", tmp_path / "short.txt", corpus / "b50.txt", corpus / "b50.txt"]
+    main(options(corpus, tmp_path / "fine", "--tokenizer-model", model, "--strict", *fine))
+
+
+@pytest.mark.parametrize("more", [[], ["--split-sentences"]])
+def test_a_document_of_just_as_many_tokens_as_asked_for_is_kept(corpus, model, tmp_path, more):
+    """Its end is none of them."""
+    main(options(corpus / "b50.txt", tmp_path / "out", "--tokenizer-model", model, *more))
+    n = len(IndexedDataset(tmp_path / "out").tokens) - (not more)
+    for least in n, n + 1:
+        command = options(corpus / "b50.txt", tmp_path / f"{least}", "--tokenizer-model", model, *more)
+        if least == n:
+            main([*command, "--min-tokens", str(least)])
+        else:
+            with pytest.raises(UserError, match=f"has {n} tokens"):
+                main([*command, "--min-tokens", str(least)])
+
+
+def test_near_duplicates_and_short_documents_stay_where_that_is_asked(corpus, model, tmp_path):
+    main(options(corpus, tmp_path / "out", "--tokenizer-model", model, "--jaccard", 0, "--min-tokens", 0))
+    lines = [json.loads(line) for line in (tmp_path / "out.dropped.jsonl").read_text().splitlines()]
+    assert {line["dropped"] for line in lines} == {"bad JSON", "empty", "bad bytes"}
+    assert len(IndexedDataset(tmp_path / "out")) == 46
+
+
+def test_sentences_keep_their_borders(corpus, model, tmp_path):
+    """A document is as many sequences as it has sentences, and ends as they do."""
+    main(options(corpus / "b50.txt", tmp_path / "out", "--tokenizer-model", model, "--split-sentences"))
+    dataset, tokenizer = IndexedDataset(tmp_path / "out"), ByteLevelBPETokenizer.load(model)
+    assert [tokenizer.decode(sentence) + " " for sentence in dataset] == [
+        f"{sentence}. " for sentence in (corpus / "b50.txt").read_text().removesuffix(".").split(". ")]
+    assert dataset.document_indices.tolist() == [0, 12]
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (["--min-tokens", "64"], "was begun with --min-tokens 128, and now it is 64"),
+    (["--split-sentences"], "was begun with --split-sentences False, and now it is True"),
+    (["--vocab-size", "400"], "was begun with --vocab-size 300, and now it is 400"),
+    ("touch", r"was begun with other texts: .*b50\.txt has come, gone or changed"),
+    ("version", "was begun with another version"),
+])
+def test_other_options_and_other_texts_do_not_go_on_with_a_run(tmp_path, monkeypatch, change, sentence):
+    """What has changed is named; without the folder the run begins anew."""
+    (tmp_path / "in").mkdir()
+    for seed in (50, 51):
+        (tmp_path / "in" / f"b{seed}.txt").write_text(prose(seed, 120))
+    command = options(tmp_path / "in", tmp_path / "out", "--vocab-size", 300)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        interrupted_at(patch, 3)
+        main(command)
+    if change == "touch":
+        os.utime(tmp_path / "in" / "b50.txt", (0, 0))
+    elif change == "version":
+        monkeypatch.setattr(program, "VERSION", 99)
+    with pytest.raises(UserError, match=sentence):
+        main([*command, *(change if isinstance(change, list) else [])])
+
+
+def test_options_that_cannot_be_are_sentences(corpus, model, tmp_path):
+    """Before anything is read or written."""
+    for more, sentence in (
+        (["--workers", 0], "--workers 0 leaves nobody"), (["--jaccard", 1.5], "--jaccard 1.5 is out of range"),
+        (["--jaccard", "nan"], "--jaccard nan is out of range"), (["--input", "no/such"], "--input no/such does not"),
+        (["--vocab-size", 3], "--vocab-size 3 is too small"), (["--tokenizer-model", "no/such"], "no/such"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            main(options(corpus, tmp_path / "out", *more))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="lies in the folder --input"):
+        main(options(corpus, corpus / "out"))
+    main(options(corpus / "b50.txt", tmp_path / "out", "--tokenizer-model", model))
+    with pytest.raises(UserError, match=r"out\.bin exists"):
+        main(options(corpus / "b50.txt", tmp_path / "out", "--tokenizer-model", model))
+
+
+def test_a_corpus_of_which_nothing_is_left_is_a_sentence(corpus, model, tmp_path):
+    """What was dropped is said, and named in its file; there are no tokens."""
+    with pytest.raises(UserError, match=r"No document is left\.\ndropped 1 as short:\n.*b50\.txt has \d+ tokens\n"):
+        main(options(corpus / "b50.txt", tmp_path / "out", "--tokenizer-model", model, "--min-tokens", 10**6))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.dropped.jsonl"]
+
+
+def test_it_is_not_started_under_mpirun(corpus, tmp_path, monkeypatch):
+    """Every rank would do all of the work, in the same place."""
+    monkeypatch.setattr(program, "launched_rank_and_size", lambda: (0, 2))
+    with pytest.raises(UserError, match="Start it without mpirun"):
+        main(options(corpus, tmp_path / "out"))
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(corpus, model, tmp_path):
+    """Here a file stands where it should be."""
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"The cache folder .*file/cache cannot be written.*--data-cache-path"):
-        make(cache=tmp_path / "file" / "cache")
+    with pytest.raises(UserError, match=r"file.* cannot be used: Not a directory"):
+        main(options(corpus, tmp_path / "file" / "out", "--tokenizer-model", model))
 
 
-@pytest.fixture
-def ready_made(tmp_path):
-    """The prefix of a Megatron pair, in a folder with nothing else."""
-    (tmp_path / "made").mkdir()
-    prefix = tmp_path / "made" / "my.corpus"
-    write_indexed(prefix, [np.array([3, 1, 4])], 10)
-    return str(prefix)
-
-
-@pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
-def test_a_megatron_prefix_is_used_as_it_is(make, ready_made, suffix, tmp_path):
-    """The prefix, or either of its files; nothing is written."""
-    prepared, said = make(ready_made + suffix, tokenizer_type="NullTokenizer", vocab_size=10)
-    assert prepared.prefix == ready_made
-    assert text_of(prepared) == "3 1 4"
-    assert "3 tokens in 1 document, vocabulary 11" in said
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_megatron_prefix_needs_the_tokenizer_it_was_made_with(make, ready_made):
-    """Ours cannot be trained on tokens."""
-    with pytest.raises(UserError, match=r"already tokenized.*GPT2BPETokenizer with --vocab-file.*NullTokenizer with"):
-        make(ready_made)
-
-
-@pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_half_a_megatron_pair_is_named(make, ready_made, suffix):
-    """The prefix of a lost pair is not a missing text file."""
-    Path(ready_made + suffix).unlink()
-    with pytest.raises(UserError, match=rf"my\.corpus\{suffix} is missing"):
-        make(ready_made, tokenizer_type="NullTokenizer", vocab_size=10)
-
-
-def test_gpt2_files_encode_a_corpus(make, tmp_path):
-    """The pair of files that one tokenizer wrote gives the tokens that the tokenizer gives."""
-    trained = ByteLevelBPETokenizer.train(TEXTS.values(), 270)
-    trained.bpe.model.save(str(tmp_path))
-    files = {"vocab_file": str(tmp_path / "vocab.json"), "merge_file": str(tmp_path / "merges.txt")}
-    prepared, said = make(tokenizer_type="GPT2BPETokenizer", vocab_size=None, **files)
-    assert text_of(prepared).startswith("the quick")
-    assert "training" not in said
-    assert list(IndexedDataset(prepared.prefix)[0]) == [*trained.encode(TEXTS["a.txt"]), trained.eod]
-
-
-def test_ids_in_a_text_file_need_no_tokenizer(make, tmp_path):
-    """NullTokenizer reads numbers, one document each file."""
-    (tmp_path / "ids.txt").write_text("3 1 4\n1 5\n")
-    prepared, _ = make(str(tmp_path / "ids.txt"), tokenizer_type="NullTokenizer", vocab_size=9)
-    assert text_of(prepared) == "3 1 4 1 5 9"
-
-
-def test_an_empty_corpus_leaves_no_trace(make, tmp_path):
-    """Neither a folder that looks finished nor one that does not."""
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(UserError, match="The corpus is empty"):
-        make(str(tmp_path / "empty.txt"))
-    assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_full_disk_is_a_sentence(make, monkeypatch):
-    """Whatever is being written: here the tokenizer."""
-
-    def no_room(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", no_room)
-    with pytest.raises(UserError, match=r"cannot be written \(.*No space left.*--data-cache-path"):
-        make()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-def test_a_tokenizer_that_cannot_be_saved_is_an_oserror():
-    """The library's own save raises a bare Exception, which nobody can catch with care."""
-    with pytest.raises(OSError, match="No space left"):
-        ByteLevelBPETokenizer.train(TEXTS.values(), 270).save("/dev/full")
-
-
-def test_a_cache_inside_the_corpus_is_no_part_of_it(make, corpus):
-    """Otherwise the tokenizer that one run writes is text to the next, which trains again."""
-    cache = Path(corpus, "sub", "cache")
-    first, _ = make(cache=cache)
-    second, said = make(cache=cache)
-    assert first.prefix == second.prefix and "training" not in said
-    assert text_of(second) == "".join(text + END_OF_DOCUMENT for text in TEXTS.values())
-
-
-def test_a_cache_that_is_the_corpus_is_refused(make, corpus):
-    """Its folders cannot be told from those of the texts."""
-    with pytest.raises(UserError, match="is the cache folder"):
-        make(cache=corpus)
-
-
-def test_an_empty_path_is_refused(make):
-    """It is not the standard library, which nobody asked for."""
-    with pytest.raises(UserError, match="--data-path is empty"):
-        make(data_path="")
+def test_megatron_reads_what_is_written(corpus, model, tmp_path):
+    """Its own reader finds the same documents, with and without borders of sentences."""
+    reader = pytest.importorskip("megatron.core.datasets.indexed_dataset").IndexedDataset
+    for out, more in (tmp_path / "whole", []), (tmp_path / "split", ["--split-sentences"]):
+        main(options(corpus, out, "--tokenizer-model", model, *more))
+        ours, theirs = IndexedDataset(out), reader(str(out))
+        assert len(theirs) == len(ours) and theirs[0].dtype == ours[0].dtype
+        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs))
+        assert theirs.document_indices.tolist() == ours.document_indices.tolist()
+        assert theirs.sequence_lengths.tolist() == ours.sequence_lengths.tolist()

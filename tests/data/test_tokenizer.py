@@ -1,5 +1,8 @@
 """Tokenizers: text comes back unchanged, and options that do not fit are refused."""
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +11,15 @@ from hypothesis import strategies as st
 
 from mpi_impl.data.tokenizer import (
     END_OF_DOCUMENT,
+    SPECIAL,
+    TRAINED,
+    BertWordPieceCase,
+    BertWordPieceLowerCase,
     ByteLevelBPETokenizer,
     GPT2BPETokenizer,
     NullTokenizer,
     given_tokenizer,
+    trained_type,
 )
 from reference.errors import UserError
 
@@ -22,6 +30,21 @@ UNICODE = st.text() | st.just(f"a{END_OF_DOCUMENT}b") | st.text("aé \n\t\r中�
 @pytest.fixture(scope="module")
 def trained():
     return ByteLevelBPETokenizer.train(TEXTS, 300)
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """The two WordPiece tokenizers, by name."""
+    return {name: trained_type(name).train([*TEXTS, "Größe"], 200)
+            for name in ("BertWordPieceLowerCase", "BertWordPieceCase")}
+
+
+@pytest.fixture(scope="module")
+def vocab_txt(pieces, tmp_path_factory):
+    """What BERT's vocab.txt looks like: the special tokens, whole words, and pieces of words."""
+    path = tmp_path_factory.mktemp("bert") / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL, "un", "##aff", "##able", "hello", ",", "Hello"]) + "\n")
+    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +70,86 @@ def test_the_end_of_a_document_is_one_token_that_can_be_read(trained, gpt2_files
         assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.eod]) == "a" + END_OF_DOCUMENT
 
 
-def test_training_is_deterministic_and_saving_keeps_everything(trained, tmp_path):
-    """The same texts give the same file, byte for byte."""
-    trained.save(tmp_path / "a.json")
-    ByteLevelBPETokenizer.train(iter(TEXTS), 300).save(tmp_path / "b.json")
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_is_deterministic_and_saving_keeps_everything(name, tmp_path):
+    """The same texts give the same file, byte for byte; other texts give another fingerprint."""
+    one, again, other = (trained_type(name).train(iter(some), 300) for some in (TEXTS, TEXTS, TEXTS[1:]))
+    one.save(tmp_path / "a.json")
+    again.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    loaded = ByteLevelBPETokenizer.load(tmp_path / "a.json")
-    assert (loaded.vocab_size, loaded.eod) == (trained.vocab_size, trained.eod)
-    assert loaded.encode(TEXTS[0]) == trained.encode(TEXTS[0])
+    loaded = trained_type(name).load(tmp_path / "a.json")
+    assert (loaded.vocab_size, loaded.eod, loaded.fingerprint) == (one.vocab_size, one.eod, one.fingerprint)
+    assert loaded.encode(TEXTS[0]) == one.encode(TEXTS[0])
+    assert loaded.fingerprint != other.fingerprint
+
+
+def test_wordpiece_is_trained_alike_in_every_process():
+    """The library counts in hash tables, whose order is another in each process; and on any number of cores."""
+    program = ("import sys; from mpi_impl.data.tokenizer import BertWordPieceCase as T; "
+               "print(T.train([open(sys.argv[1], encoding='utf-8').read()], 400).fingerprint)")
+    prints = {subprocess.run([sys.executable, "-c", program, __file__], capture_output=True, text=True, check=True,
+                             env=os.environ | {"RAYON_NUM_THREADS": cores}).stdout for cores in ("1", "2")}
+    assert prints == {BertWordPieceCase.train([Path(__file__).read_text("utf-8")], 400).fingerprint + "\n"}
+
+
+@given(st.lists(UNICODE | st.sampled_from(["[MASK]", "a [SEP] b", "##a"])))
+def test_no_text_is_a_special_token(pieces, texts):
+    """Whatever it says, apart from [UNK]; alone or in a batch; and how words are set apart does not matter."""
+    for tokenizer in pieces.values():
+        special = {tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask}
+        ids = tokenizer.encode_batch(texts)
+        assert ids == [tokenizer.encode(text) for text in texts]
+        assert not special & {i for document in ids for i in document}
+        assert tokenizer.encode_batch([f"\t{text} ".replace(" ", " \n ") for text in texts]) == ids
+
+
+@given(st.lists(st.text("abcdeghijklmnoprtu", min_size=1), min_size=1))
+def test_words_of_known_letters_come_back_word_by_word(pieces, words):
+    """Every letter can begin a word and go on with it, and `begins_word` tells which it does."""
+    for tokenizer in pieces.values():
+        ids = tokenizer.encode(" ".join(words))
+        assert tokenizer.decode(ids) == " ".join(words)
+        assert tokenizer.begins_word[ids].sum() == len(words)
+        firsts = [tokenizer.encode(word)[0] for word in words]
+        assert [i for i in ids if tokenizer.begins_word[i]] == firsts
+
+
+def test_lower_case_or_as_it_is_written(pieces):
+    """The one tells no capital letters and no accents; for the other they are other words."""
+    lower, cased = pieces["BertWordPieceLowerCase"], pieces["BertWordPieceCase"]
+    assert lower.encode("Größe") == lower.encode("größe") == lower.encode("GROßE")
+    assert cased.encode("Größe") != cased.encode("größe")
+    assert cased.decode(cased.encode("Größe")) == "Größe"
+
+
+def test_a_wordpiece_vocabulary_is_at_most_what_was_asked_for():
+    """Rare characters stay out of it: their words are unknown. Half of it at least is for more than characters."""
+    texts = [Path(__file__).read_text("utf-8"), "".join(map(chr, range(0x4E00, 0x5200)))]
+    tokenizer = BertWordPieceLowerCase.train(texts, 100)
+    assert tokenizer.vocab_size == 100
+    assert tokenizer.decode(tokenizer.encode("are \u5000 the")) == "are [UNK] the"
+    assert BertWordPieceLowerCase.train(["ab"], 100).vocab_size == 5 + 2 * 2 + 1
+    for size, fault in ((99, "too small"), (1_000_001, "too large")):
+        with pytest.raises(UserError, match=f"--vocab-size {size} is {fault}"):
+            BertWordPieceLowerCase.train(["ab"], size)
+
+
+def test_berts_vocabulary_is_read(vocab_txt):
+    """Ids are the numbers of the lines; the longest piece comes first; [SEP] ends a document."""
+    tokenizer = BertWordPieceLowerCase.from_vocab_file(vocab_txt)
+    assert tokenizer.encode("Hello, unaffable unknown") == [8, 9, 5, 6, 7, 1]
+    assert tokenizer.begins_word.tolist() == [True] * 6 + [False] * 2 + [True] * 3
+    assert (tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask, tokenizer.eod) == (0, 2, 3, 4, 3)
+    assert BertWordPieceCase.from_vocab_file(vocab_txt).encode("Hello hello") == [10, 8]
+
+
+@pytest.mark.parametrize("content", [None, "", "a\nb\n", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n"])
+def test_a_foreign_vocabulary_is_refused(content, tmp_path):
+    """Missing, empty, or without one of the special tokens."""
+    if content is not None:
+        (tmp_path / "v.txt").write_text(content)
+    with pytest.raises(UserError, match=r"--vocab-file .*v\.txt (does not exist|is not a vocab.txt)"):
+        BertWordPieceLowerCase.from_vocab_file(str(tmp_path / "v.txt"))
 
 
 def test_the_vocabulary_is_what_was_asked_for_or_what_the_corpus_supports(trained):
@@ -106,21 +201,36 @@ def test_gpt2_files_are_checked(gpt2_files, tmp_path):
         GPT2BPETokenizer(bad, merges)
 
 
-def test_a_foreign_tokenizer_file_is_refused(tmp_path):
-    """Missing, not JSON, and JSON of something else."""
-    for content in None, "no JSON", "{}":
-        if content:
-            (tmp_path / "t.json").write_text(content)
-        with pytest.raises(UserError, match=r"t\.json is not a tokenizer"):
-            ByteLevelBPETokenizer.load(tmp_path / "t.json")
+def test_a_foreign_tokenizer_file_is_refused(trained, pieces, tmp_path):
+    """Missing, not JSON, JSON of something else, and another type's."""
+    for name in TRAINED:
+        (tmp_path / "t.json").unlink(missing_ok=True)
+        for content in None, "no JSON", "{}":
+            if content:
+                (tmp_path / "t.json").write_text(content)
+            with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
+                trained_type(name).load(tmp_path / "t.json")
+        for other in [trained, *pieces.values()]:
+            if other.name != name:
+                other.save(tmp_path / "t.json")
+                with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
+                    trained_type(name).load(tmp_path / "t.json")
 
 
-def test_options_choose_the_tokenizer(gpt2_files):
-    """Ours is yet to be trained; the others are determined."""
-    assert given_tokenizer("ByteLevelBPETokenizer", 300, None, None) is None
+def test_options_choose_the_tokenizer(trained, pieces, gpt2_files, vocab_txt, tmp_path):
+    """Some are yet to be trained; the others are determined."""
+    for name in TRAINED:
+        assert given_tokenizer(name, 300, None, None) is None
     assert isinstance(given_tokenizer("NullTokenizer", 10, None, None), NullTokenizer)
-    assert given_tokenizer("GPT2BPETokenizer", None, *gpt2_files).vocab_size == 300
-    assert given_tokenizer("GPT2BPETokenizer", 300, *gpt2_files).vocab_size == 300
+    for size in None, 300:
+        assert given_tokenizer("GPT2BPETokenizer", size, *gpt2_files).vocab_size == 300
+    for tokenizer in [trained, *pieces.values()]:
+        tokenizer.save(tmp_path / "t.json")
+        read = given_tokenizer(tokenizer.name, tokenizer.vocab_size, None, None, str(tmp_path / "t.json"))
+        assert (read.name, read.fingerprint) == (tokenizer.name, tokenizer.fingerprint)
+    for name in pieces:
+        read = given_tokenizer(name, 11, vocab_txt, None)
+        assert (read.name, read.vocab_size) == (name, 11)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +245,18 @@ def test_options_choose_the_tokenizer(gpt2_files):
         (("GPT2BPETokenizer", None, "VOCAB", None), "needs both"),
         (("GPT2BPETokenizer", None, None, "MERGES"), "needs both"),
         (("GPT2BPETokenizer", 4096, "VOCAB", "MERGES"), "--vocab-size 4096 contradicts"),
+        (("GPT2BPETokenizer", None, "VOCAB", "MERGES", "MODEL"), "--tokenizer-model is for --tokenizer-type ByteLevel"),
+        (("NullTokenizer", 5, None, None, "MODEL"), "--tokenizer-model is for"),
+        (("ByteLevelBPETokenizer", None, "VOCAB", None), "--vocab-file is for --tokenizer-type GPT2BPETokenizer or"),
+        (("BertWordPieceCase", None, None, "MERGES"), "--merge-file is for --tokenizer-type GPT2BPETokenizer; Bert"),
+        (("BertWordPieceCase", 99, None, None), "--vocab-size 99 is too small"),
+        (("BertWordPieceCase", 4096, "VOCAB.TXT", None), "--vocab-size 4096 contradicts --vocab-file .* 11 tokens"),
+        (("BertWordPieceCase", None, "VOCAB.TXT", None, "MODEL"), "Leave one of the two out"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(gpt2_files, options, sentence):
+def test_options_that_do_not_fit_are_refused(gpt2_files, vocab_txt, options, sentence):
     """Nothing that is given is ignored."""
-    files = dict(zip(("VOCAB", "MERGES"), gpt2_files, strict=True))
+    files = dict(zip(("VOCAB", "MERGES", "VOCAB.TXT"), (*gpt2_files, vocab_txt), strict=True))
     with pytest.raises(UserError, match=sentence):
         given_tokenizer(*(files.get(option, option) for option in options))
 

@@ -16,6 +16,7 @@
 #define __device__
 #define __shared__ static  // there is one block at a time
 
+using std::erf;
 using std::exp;
 using std::sqrt;
 

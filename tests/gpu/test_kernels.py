@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from mpi_impl import kernels
 from mpi_impl.arrays import dtype_of, is_half
-from mpi_impl.kernels import cuda
 from mpi_impl.kernels import fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
@@ -24,7 +23,8 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 from tests.gpu import device, emulated
 from tests.gpu.device import put
-from tests.mpi_impl.test_kernels import SEEDS, arrays, sites
+from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, seen, sites
+from tests.reference.test_ops import lengths
 from tests.strategies import close
 
 pytestmark = device.needs_somewhere
@@ -123,26 +123,29 @@ def test_weight_gradients(n, h, m, form, seed):
 # ---- activation -----------------------------------------------------------------------------------------------------
 
 
+@GELUS
 @given(st.integers(1, 9), st.integers(1, 5), WIDTHS, FORMS, SEEDS)
-def test_gelu_behind_a_linear_layer(n, h, m, form, seed):
+def test_gelu_behind_a_linear_layer(name, n, h, m, form, seed):
     x, w, b, dy = (draw(seed + i, form, *shape) for i, shape in enumerate([(1, n, h), (h, m), (m,), (1, n, m)]))
-    y, cache = kernels.activated_linear(*map(put, (x, w, b)), "gelu")
-    expected, expected_cache = ops.gelu(ops.linear(*wide(x, w, b)))
+    y, cache = kernels.activated_linear(*map(put, (x, w, b)), name)
+    plain, plain_backward = ops.ACTIVATIONS[name]
+    expected, expected_cache = plain(ops.linear(*wide(x, w, b)))
     same(y, expected, form, 5)
     kept = cache if is_half(x) else cache[0]
     same(kept, expected_cache[0], form, 3)
     # from what was kept, which is rounded: the slope is steep only where nothing is large
-    _, expected_cache = ops.gelu(*wide(kept.get()))
-    same(kernels.ACTIVATIONS["gelu"][1](put(dy), cache), ops.gelu_backward(*wide(dy), expected_cache), form, 2)
+    _, expected_cache = plain(*wide(kept.get()))
+    same(kernels.ACTIVATIONS[name][1](put(dy), cache), plain_backward(*wide(dy), expected_cache), form, 2)
 
 
+@GELUS
 @pytest.mark.parametrize("form", ["float64", "float32", "bfloat16"])
-def test_gelu_far_out(form):
+def test_gelu_far_out(name, form):
     x = np.array([[-1e4, -100, 100, 1e4]], dtype_of(form))
-    y, cache = cuda.linear_gelu(put(np.ones((1, 1), x.dtype)), put(x), put(np.zeros_like(x[0])))
+    forward, backward = kernels.ACTIVATIONS[name]
+    y, cache = forward(put(x))
     assert (y.get() == x * (x > 0)).all()
-    slope = cuda.gelu_backward(put(np.ones_like(x)), cache).get()
-    assert (slope == (x > 0)).all()
+    assert (backward(put(np.ones_like(x)), cache).get() == (x > 0)).all()
 
 
 # ---- dropout, residual, layer norm ----------------------------------------------------------------------------------
@@ -216,22 +219,34 @@ def test_dropout(array, form, seed):
 def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
     """q, k and v as the layer hands them over: views of one array."""
     site = data.draw(sites(b, a, s, s)) if dropping else None
-    qkv, dcontext = draw(seed, form, b, s, 3, a, d), draw(seed + 1, form, b, s, a, d)
+    qkv, dcontext, real = draw(seed, form, b, s, 3, a, d), draw(seed + 1, form, b, s, a, d), data.draw(lengths(b, s))
     on_device = put(qkv)
-    y, cache = kernels.attention_core(*(on_device[:, :, i] for i in range(3)), causal, site)
+    inputs = ops.CoreInputs(*(on_device[:, :, i] for i in range(3)), causal, site, put(real))
+    y, cache = kernels.attention_core(*inputs)
     exact = [wide(qkv)[0][:, :, i] for i in range(3)]
-    expected, expected_cache = ops.attention_core(*exact, causal, site)
+    expected, expected_cache = ops.attention_core(*exact, causal, site, real)
     same(y, expected, form, 4)
     if not is_half(qkv):
         same(cache.probs, expected_cache.probs, form)
         if dropping:
-            seen = np.tril(np.ones((s, s), bool)) if causal else np.ones((s, s), bool)
-            assert (cache.mask.keep.get() == expected_cache.mask.keep & seen).all()
+            assert (cache.mask.keep.get() == expected_cache.mask.keep & seen(b, s, causal, real)).all()
     wanted = ops.attention_core_backward(*wide(dcontext), expected_cache)
-    for actual, expected in zip(kernels.attention_core_backward(put(dcontext), cache), wanted, strict=True):
+    found = kernels.attention_core_backward(put(dcontext), cache)
+    for actual, expected in zip(found, wanted, strict=True):
         same(actual, expected, form, 16)
-    again = kernels.attention_core_again(ops.CoreInputs(*(on_device[:, :, i] for i in range(3)), causal, site))
-    assert type(again) is type(cache)
+    if real is not None:
+        assert all((gradient.get()[np.arange(s) >= real[:, None]] == 0).all() for gradient in found[1:])
+    assert type(kernels.attention_core_again(inputs)) is type(cache)
+
+
+@FEWER
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(1, 6), FORMS, SEEDS)
+def test_cached_attention(b, n, before, a, d, form, seed):
+    """Of keys and values that lie in a buffer with room for more."""
+    m = n + before - 1
+    q, both = draw(seed, form, b, n, a, d), draw(seed + 1, form, 2, b, m + 3, a, d)
+    k, v = (put(both)[i, :, :m] for i in range(2))
+    same(kernels.cached_attention(put(q), k, v), ops.cached_attention(*wide(q, *both[:, :, :m])), form, 4)
 
 
 def test_of_halves_no_probabilities_are_kept(monkeypatch):

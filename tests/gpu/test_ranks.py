@@ -31,7 +31,7 @@ def test_layers(ranks, theorem, case):
 @FEW
 @given(cases(sizes=st.integers(1, 4)), recomputes())
 def test_model(ranks, case, recompute):
-    ranks.run(case.t, on_a_gpu, theorems.gpt_equals_whole, case, recompute)
+    ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute)
 
 
 @pytest.mark.parametrize("t, p, d, schedule, stage, offload, recompute", [

@@ -4,7 +4,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl import pretrain_gpt
+from mpi_impl.training import pretraining
 from mpi_impl.device import Device, Memory
 from tests.gpu import device
 from tests.mpi_impl.test_device import corpus    # noqa: F401 - a fixture
@@ -33,7 +33,7 @@ def pretrain_there(group, options):
     if device.REAL:
         pretrain(group, options)
     else:
-        with device.gpu(), mock.patch.object(pretrain_gpt, "device_of", emulated), \
+        with device.gpu(), mock.patch.object(pretraining, "device_of", emulated), \
                 mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
             pretrain(group, options)
 

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from mpi_impl.comm.topology import place
 from mpi_impl.training.batches import Batches, whole_batch
-from reference.config import ParallelConfig
+from reference.config import ModelConfig, ParallelConfig
 from reference.data_parallel import samples_of
 from tests.training_theorems import connected
 
 COUNT = st.integers(1, 3)
+MODEL = ModelConfig(1, 2, 1, 3, 8)
 
 
 class Numbers:
@@ -32,14 +33,14 @@ def test_a_batch_is_dealt_out(ranks, data, b, m, s, step):
     t = data.draw(st.integers(1, 8), "t")
     p = data.draw(st.integers(1, 8 // t), "p")
     d = data.draw(st.integers(1, 8 // (t * p)), "d")
-    tokens, targets = whole_batch(Numbers(s), "train", step, m * d * b)
+    tokens, targets, _ = whole_batch(Numbers(s), MODEL, "train", step, m * d * b)
     assert tokens[:, 0].tolist() == list(range(step * m * d * b, (step + 1) * m * d * b))
     assert (targets == tokens + 1).all()
     found = ranks.run(t * p * d, microbatches, t, p, b, m, s, step)
     for rank, (microbatches_of_rank, calls) in enumerate(found):
         at = place(rank, ParallelConfig(t, p, d))
         assert calls == (m if at.pipeline in (0, p - 1) else 0) and len(microbatches_of_rank) == m
-        for k, (x, y) in enumerate(microbatches_of_rank):
+        for k, (x, y, _) in enumerate(microbatches_of_rank):
             mine = samples_of(at.data, k, d, b)
             assert x.shape == y.shape == (b, s)
             assert at.pipeline != 0 or (x == tokens[mine]).all()
@@ -50,7 +51,7 @@ def microbatches(group, t, p, b, m, s, step):
     """Only tensor rank 0 of a pipeline's ends has data: the others must be given it, or do without."""
     with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
         has_data = topology.place.tensor == 0 and topology.place.pipeline in (0, p - 1)
-        dealt = Batches(Numbers(s) if has_data else None, topology, s, b, m).microbatches_of("train", step)
+        dealt = Batches(Numbers(s) if has_data else None, MODEL, topology, s, b, m).microbatches_of("train", step)
         return dealt, group.ledger.calls(reason="batch", phase="data")
 
 
@@ -63,5 +64,5 @@ def reads_of_ranks(group):
     with connected(group, ParallelConfig(1, 4)) as topology:
         dataset = Numbers(5)
         with mock.patch.object(dataset, "batch", wraps=dataset.batch) as batch:
-            Batches(dataset, topology, 5, 2, 3).microbatches_of("train", 0)
+            Batches(dataset, MODEL, topology, 5, 2, 3).microbatches_of("train", 0)
         return batch.call_count

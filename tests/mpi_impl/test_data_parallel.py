@@ -9,20 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl.comm.ledger import Ledger
-from mpi_impl.models import gpt
+from mpi_impl.models import stage as stages
 from mpi_impl.parallel import sinks
 from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.layout import Layout
-from reference.models.gpt import gpt_tensors
+from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves, tree_map
 from reference.precision import Precision
-from tests.strategies import Case, cases, close
+from tests.strategies import ANY_MODEL, Case, cases, close
 from tests.training_theorems import Plan, connected, dealt
 
+MODELS = cases(sizes=st.just(1), architectures=ANY_MODEL)
 BUCKETS = st.sampled_from([1, 5, 60, 300, 1 << 30])
 USES = st.integers(1, 2).map(lambda uses: {"embedding.word": uses})     # of a tied table on one rank: 2 a microbatch
 STAGES = {0: Gradients, 1: ScatteredGradients, 2: ShardedGradients}     # 3 is like 2
@@ -62,7 +63,7 @@ class Posted:
 
 def gradients_of(case, stage, bucket_size, uses, group):
     """Of a whole model, and its units by name."""
-    tensors = gpt_tensors(case.model)
+    tensors = model_tensors(case.model)
     layout = Layout(tensors, 1, bucket_size, group.size if stage else 1)
     ours = STAGES[stage](layout, group, uses, np.empty(0))
     return ours, dict((unit.name, unit) for _, unit in leaves(ours.units(tensors)))
@@ -76,7 +77,7 @@ def contributions(units, m, uses, random):
 
 
 @OF_A_STEP
-@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 4), USES, RANDOM)
+@given(MODELS, BUCKETS, st.integers(1, 4), USES, RANDOM)
 def test_a_bucket_begins_with_its_last_contribution(stage, case, size, m, uses, random):
     """In whatever order they come, and however often in a microbatch: not before, not later, and once a step.
 
@@ -104,7 +105,7 @@ def same_memory(x, y):
     return x.__array_interface__ == y.__array_interface__
 
 
-@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 4), USES, RANDOM)
+@given(MODELS, BUCKETS, st.integers(1, 4), USES, RANDOM)
 def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, uses, random):
     """Or with as many contributions as a microbatch makes, where two mix. What nobody works on is gone then."""
     group = Posted()
@@ -142,7 +143,7 @@ def interleaved(names, random):
 
 
 @OF_ANY
-@given(cases(sizes=st.just(1)), BUCKETS, st.integers(1, 3), st.data())
+@given(MODELS, BUCKETS, st.integers(1, 3), st.data())
 def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, data):
     """Never a sum without a word that lacks something."""
     ours, units = gradients_of(case, stage, size, {}, Posted())
@@ -159,7 +160,7 @@ def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, da
 
 @OF_ANY
 @settings(max_examples=settings().max_examples // 4)
-@given(case=cases(sizes=st.just(1)), size=BUCKETS, d=st.integers(1, 6), m=st.integers(1, 3), uses=USES)
+@given(case=MODELS, size=BUCKETS, d=st.integers(1, 6), m=st.integers(1, 3), uses=USES)
 def test_replicas_are_summed(ranks, stage, case, size, d, m, uses):
     """Of every element, whatever the buckets, and however microbatches mix: all contributions of all replicas.
 
@@ -229,10 +230,9 @@ def order_of_a_step(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"))
         data, m = topology.data, 4
-        tokens, targets = (case.ids(what, m * data.size, case.s) for what in ("tokens", "targets"))
         with (mock.patch.object(data, "post_all_reduce", recorded("sum", data.post_all_reduce)),
               mock.patch.object(data, "post_reduce_scatter", recorded("sum", data.post_reduce_scatter)),
-              mock.patch.object(gpt, "block_backward", recorded("compute", gpt.block_backward)),
+              mock.patch.object(stages, "block_backward", recorded("compute", stages.block_backward)),
               mock.patch.object(sinks, "accumulate", recorded("compute", sinks.accumulate))):
-            trainer.step(dealt(trainer, case.b, tokens, targets), m * data.size)
+            trainer.step(dealt(trainer, case.b, case.batch("", m * data.size)), m * data.size)
     return events

@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl import pretrain_gpt
+from mpi_impl.training import pretraining
 from mpi_impl.comm.carriers import Direct, Pinned
 from mpi_impl.comm.group import library, reads_devices
 from mpi_impl.comm.nccl import NCCL
@@ -153,7 +153,7 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 
 def pretrain_on_spies(group, options):
-    with mock.patch.object(pretrain_gpt, "device_of", on_spies), fake_cuda() as cupy, \
+    with mock.patch.object(pretraining, "device_of", on_spies), fake_cuda() as cupy, \
             mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
         pretrain(group, options)
         assert (cupy.cuda.nccl.alive > 0) == ("nccl" in options)

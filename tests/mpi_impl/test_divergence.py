@@ -30,7 +30,7 @@ def check_of(compute: str, scaling: LossScaling = UNSCALED) -> DivergenceCheck:
 def test_what_ends_a_run(compute, loss, norm, named):
     """A loss in any format; a gradient, but for float16's. It is looked into if no weight has moved."""
     with mock.patch.object(divergence, "first_not_finite", return_value="It begins here.") as look:
-        check, result = check_of(compute), StepResult(loss, norm, 0.1)
+        check, result = check_of(compute), StepResult((loss,), norm, 0.1)
         if not named or (compute == "float16" and named != "loss"):
             check.step(7, result, [], 4)
             return
@@ -44,12 +44,12 @@ def test_what_ends_a_run(compute, loss, norm, named):
 
 def test_too_many_skipped_steps_end_a_run():
     """Where the scale is as small as it can be, and only if they come one after another."""
-    overflow, fine = StepResult(2.0, inf, 0.1, 1.0), StepResult(2.0, 1.0, 0.1, 1.0)
+    overflow, fine = StepResult((2.0,), inf, 0.1, 1.0), StepResult((2.0,), 1.0, 0.1, 1.0)
     lowest, higher = check_of("float16", LossScaling(loss_scale=1.0)), check_of("float16", LossScaling())
     for result in [*[overflow] * (ENOUGH - 1), fine, *[overflow] * (ENOUGH - 1)]:
         lowest.step(1, result, [], 4)
     for _ in range(2 * ENOUGH):
-        higher.step(1, StepResult(2.0, inf, 0.1, 4.0), [], 4)
+        higher.step(1, StepResult((2.0,), inf, 0.1, 4.0), [], 4)
     with pytest.raises(UserError, match=f"of {ENOUGH} iterations in a row overflow float16 with a loss scale of 1,"):
         lowest.step(1, overflow, [], 4)
 
@@ -62,7 +62,7 @@ def test_the_lowest_scale_is_tried_before_a_run_ends():
         for _ in range(200):
             tried.append(scaler.scale)
             scaler.update(True)
-            check.step(len(tried), StepResult(2.0, inf, 0.1, tried[-1]), [], 4)
+            check.step(len(tried), StepResult((2.0,), inf, 0.1, tried[-1]), [], 4)
     assert tried.count(2.0**8) == ENOUGH
 
 

@@ -27,6 +27,7 @@ from reference.precision import FORMATS
 from tests import rank_theorems as theorems
 from tests.allocated import most_bytes
 from tests.mpi_impl.test_kernels import SEEDS, arrays, sites, small_tiles    # noqa: F401
+from tests.reference.test_ops import lengths
 from tests.spy import SpyArray, to_device
 from tests.strategies import Case, cases, close
 from tests.textbook_theorems import rotary_of
@@ -184,20 +185,30 @@ def test_rotate(b, s, a, pairs, name, seed):
 @given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
        st.booleans(), NAMES, SEEDS)
 def test_attention_core(data, b, s, a, d, causal, drops, name, seed):
-    """Computed one sample at a time, and twice; yet float32's results, masks included, rounded once."""
+    """Computed one sample at a time, and twice; yet float32's results, masks included, rounded once. (With padding to a
+    rounding of float32's: how many keys a sample's products have depends on those beside it.)
+    """
     site = data.draw(sites(b, a, s, s)) if drops else None
     q, k, v = (halves(seed, name, b, s, 3, a, d)[:, :, i] for i in range(3))
-    dcontext = halves(seed + 1, name, b, s, a, d)
-    y, cache = kernels.attention_core(q, k, v, causal, site)
-    wide_y, wide_cache = cpu.attention_core(*map(widened, (q, k, v)), causal, site)
-    expected, expected_cache = ops.attention_core(*map(in_float64, (q, k, v)), causal, site)
-    near(name, rounds_once(name, y, wide_y), expected)
+    dcontext, real = halves(seed + 1, name, b, s, a, d), data.draw(lengths(b, s))
+    others = causal, site, real
+    y, cache = kernels.attention_core(q, k, v, *others)
+    wide_y, wide_cache = cpu.attention_core(*map(widened, (q, k, v)), *others)
+    expected, expected_cache = ops.attention_core(*map(in_float64, (q, k, v)), *others)
+    near(name, y if real is not None else rounds_once(name, y, wide_y), expected)
     assert all(one is its for one, its in zip(cache[:3], (q, k, v)))
     assert core_again(cache) is cache, "selective recompute computes what is not needed"
     for actual, wide, exact in zip(kernels.attention_core_backward(dcontext, cache),
                                    cpu.attention_core_backward(widened(dcontext), wide_cache),
                                    ops.attention_core_backward(in_float64(dcontext), expected_cache), strict=True):
-        near(name, rounds_once(name, actual, wide), exact)
+        near(name, actual if real is not None else rounds_once(name, actual, wide), exact)
+
+
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6), NAMES, SEEDS)
+def test_cached_attention(b, n, before, a, d, name, seed):
+    q, (k, v) = halves(seed, name, b, n, a, d), halves(seed + 1, name, 2, b, n + before - 1, a, d)
+    y = rounds_once(name, kernels.cached_attention(q, k, v), cpu.cached_attention(*map(widened, (q, k, v))))
+    near(name, y, ops.cached_attention(*map(in_float64, (q, k, v))))
 
 
 def test_attention_has_the_probabilities_of_one_sample_at_a_time(monkeypatch):
@@ -232,10 +243,12 @@ def test_kernels_on_a_device(name):
     """The textbook's spellings, in float32, on arrays that refuse what CuPy's refuse."""
     x, w, site = halves(1, name, 2, 3, 4), halves(2, name, 4, 4), Site((1, 2), 0.5, (0, 3, 4), (0, 0, 0))
     q, core = halves(3, name, 2, 3, 2, 2), Site((1, 2), 0.5, (0, 2, 3, 3), (0, 0, 0, 0))
+    real = np.array([3, 1])
     gelu = kernels.ACTIVATIONS["gelu"]
     for kernel, arguments in [(kernels.linear, (x, w)), (gelu[0], (x,)), (gelu[1], (x, x)),
                               (kernels.layer_norm, (x, w[0], w[1], 1e-3)), (kernels.dropout, (x, site)),
-                              (kernels.attention_core, (q, q, q, True, core)), (kernels.total, (x,))]:
+                              (kernels.attention_core, (q, q, q, True, core, real)),
+                              (kernels.cached_attention, (q[:, 1:], q, q)), (kernels.total, (x,))]:
         ours, spied = kernel(*arguments), kernel(*map(to_device, arguments))
         ours, spied = (one[0] if type(one) is tuple else one for one in (ours, spied))
         assert isinstance(spied, SpyArray) and spied.dtype == ours.dtype

@@ -11,7 +11,8 @@ from mpi_impl.kernels import compiled, cpu
 from mpi_impl.kernels.fused import core
 from reference import ops
 from reference.dropout import Site
-from tests.spy import SpyArray, to_host
+from tests.reference.test_ops import lengths
+from tests.spy import SpyArray, to_device, to_host
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -24,6 +25,7 @@ ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 def small_tiles(monkeypatch):
     """So that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
+    monkeypatch.setattr(compiled, "ROOM", 128)
     monkeypatch.setattr(cpu, "ATTENTION_ROWS", 5)
     monkeypatch.setattr(cpu, "FUTURE", cpu.FUTURE[:5, :5])
 
@@ -37,23 +39,52 @@ def same(actual, expected, dtype):
     close(actual, expected, 1e-11 if dtype == np.float64 else 1e-4)
 
 
+GELUS = pytest.mark.parametrize("name", ["gelu", "gelu_exact"])
+
+
 @FAST
+@GELUS
 @given(ROWS, st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_gelu(fast, n, h, dtype, seed):
+def test_gelu(fast, name, n, h, dtype, seed):
     x, dy = draw(seed, dtype, 1, n, h), draw(seed + 1, dtype, 1, n, h)
-    (y, cache), (expected, expected_cache) = fast.gelu(x), ops.gelu(x)
+    plain, plain_backward = ops.ACTIVATIONS[name]
+    (y, cache), (expected, expected_cache) = getattr(fast, name)(x), plain(x)
     same(y, expected, dtype)
-    same(fast.gelu_backward(dy, cache), ops.gelu_backward(dy, expected_cache), dtype)
+    same(getattr(fast, f"{name}_backward")(dy, cache), plain_backward(dy, expected_cache), dtype)
+
+
+@pytest.mark.parametrize("name", sorted(ops.ACTIVATIONS))
+@given(ROWS, st.integers(1, 20), st.integers(1, 90), st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_an_activation_behind_a_linear_layer(name, n, h, m, dtype, seed):
+    """Where the two are one kernel, and where they are not."""
+    x, dy = draw(seed, dtype, 1, n, h), draw(seed + 1, dtype, 1, n, m)
+    w, b = draw(seed, dtype, h, m), draw(seed, dtype, m)
+    plain, plain_backward = ops.ACTIVATIONS[name]
+    (y, cache), (expected, expected_cache) = kernels.activated_linear(x, w, b, name), plain(ops.linear(x, w, b))
+    same(y, expected, dtype)
+    same(kernels.ACTIVATIONS[name][1](dy, cache), plain_backward(dy, expected_cache), dtype)
+
+
+@FAST
+@GELUS
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_gelu_far_out(fast, name, dtype, recwarn):
+    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1, and no word about it."""
+    x = np.array([[-1e4, -100, 100, 1e4]], dtype)
+    y, cache = getattr(fast, name)(x)
+    dx = getattr(fast, f"{name}_backward")(np.ones_like(x), cache)
+    assert (y == [[0, 0, 100, 1e4]]).all() and (dx == [[0, 0, 1, 1]]).all()
+    assert not recwarn.list
 
 
 @FAST
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_gelu_far_out(fast, dtype, recwarn):
-    """Where exp overflows: 0 to the left, x to the right, with slopes 0 and 1, and no word about it."""
-    x = np.array([[-1e4, -100, 100, 1e4]], dtype)
-    y, cache = fast.gelu(x)
-    assert (y == [[0, 0, 100, 1e4]]).all() and (fast.gelu_backward(np.ones_like(x), cache) == [[0, 0, 1, 1]]).all()
-    assert not recwarn.list
+def test_phi_is_the_normal_distribution(fast, dtype):
+    """To the last place of 1, on both sides of where erf goes over from one formula to the next."""
+    x = np.concatenate([np.linspace(-6, 6, 20_001), np.linspace(-1.5, 1.5, 20_001)]).astype(dtype)
+    _, (_, phi) = fast.gelu_exact(x[None])
+    exact = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x.tolist()])
+    assert (abs(phi[0] - exact) <= np.finfo(dtype).eps).all()
 
 
 @FAST
@@ -114,17 +145,54 @@ def test_layer_norm(fast, n, h, dtype, seed):
 
 
 @FAST
-@given(st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
+@given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
        st.sampled_from([np.float64, np.float32]), SEEDS)
-def test_attention_core(fast, b, s, a, d, causal, dtype, seed):
-    """q, k and v as the layer hands them over: views of one array."""
+def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
+    """q, k and v as the layer hands them over: views of one array. What is hidden has probability 0, and no gradient.
+    """
     q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
-    dcontext = draw(seed + 1, dtype, b, s, a, d)
-    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal) for m in (fast, ops))
+    dcontext, real = draw(seed + 1, dtype, b, s, a, d), data.draw(lengths(b, s))
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, None, real) for m in (fast, ops))
     same(y, expected, dtype)
-    for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),
-                              ops.attention_core_backward(dcontext, expected_cache), strict=True):
+    same(cache.probs, expected_cache.probs, dtype)
+    assert (cache.probs * ~seen(b, s, causal, real) == 0).all()
+    found = fast.attention_core_backward(dcontext, cache)
+    for actual, wanted in zip(found, ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
+    if real is not None:
+        assert all((gradient[np.arange(s) >= real[:, None]] == 0).all() for gradient in found[1:])
+
+
+def seen(b, s, causal, real):
+    """Which queries see which keys: bool [b, 1, s, s]."""
+    keys = np.arange(s)
+    visible = keys <= keys[:, None] if causal else np.ones((s, s), bool)
+    return visible & (keys < (np.full(b, s) if real is None else real)[:, None, None, None])
+
+
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6),
+       st.sampled_from([np.float64, np.float32]), SEEDS)
+def test_cached_attention(b, n, before, a, d, dtype, seed):
+    """Of keys and values that lie in a buffer with room for more: the last rows of causal attention, on every library.
+    """
+    m = n + before - 1
+    q, (k, v) = draw(seed, dtype, b, m, a, d), draw(seed + 1, dtype, 2, b, m + 3, a, d)[:, :, :m]
+    expected = ops.attention_core(q, k, v, True)[0][:, m - n:]
+    for wrap in (np.asarray, SpyArray):
+        found = kernels.cached_attention(*map(wrap, (q[:, m - n:], k, v)))
+        assert isinstance(found, type(wrap(q)))
+        same(to_host(found), expected, dtype)
+
+
+def test_padding_on_a_device():
+    """The textbook's spelling, on arrays that refuse what CuPy's refuse."""
+    q, real = draw(1, np.float64, 2, 3, 2, 4), np.array([3, 2])
+    y, cache = kernels.attention_core(*map(to_device, (q, q, q)), False, None, to_device(real))
+    expected, expected_cache = ops.attention_core(q, q, q, False, None, real)
+    same(to_host(y), expected, np.float64)
+    for actual, wanted in zip(kernels.attention_core_backward(to_device(q), cache),
+                              ops.attention_core_backward(q, expected_cache), strict=True):
+        same(to_host(actual), wanted, np.float64)
 
 
 @FAST
@@ -203,14 +271,15 @@ def test_bits_of_a_mask_of_real_size(monkeypatch):
     assert (actual.keep == expected.keep).all()
 
 
-def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, seed):
+def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, real, seed):
+    """And whatever is padding, what is seen is dropped as if nothing were."""
     b, s, a, d = shape
     q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
     dcontext = draw(seed + 1, dtype, b, s, a, d)
-    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site) for m in (fast, ops))
+    (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site, real) for m in (fast, ops))
     same(y, expected, dtype)
-    seen = np.tril(np.ones((s, s), bool)) if causal else np.ones((s, s), bool)
-    assert (cache.mask.keep & seen == expected_cache.mask.keep & seen).all()
+    visible = seen(b, s, causal, real)
+    assert (cache.mask.keep & visible == ops.draw_mask(site, (b, a, s, s), q).keep & visible).all()
     same(cache.probs, expected_cache.probs, dtype)                       # kept before dropout
     for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),
                               ops.attention_core_backward(dcontext, expected_cache), strict=True):
@@ -221,17 +290,17 @@ def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, se
 @given(st.data(), st.integers(1, 3), st.integers(1, 23), st.integers(1, 3), st.integers(1, 6), st.booleans(),
        st.sampled_from([np.float64, np.float32]), SEEDS)
 def test_attention_core_with_dropout(fast, data, b, s, a, d, causal, dtype, seed):
-    site = data.draw(sites(b, a, s, s))
-    attention_with_dropout_is_the_textbooks(fast, (b, s, a, d), causal, dtype, site, seed)
+    site, real = data.draw(sites(b, a, s, s)), data.draw(lengths(b, s))
+    attention_with_dropout_is_the_textbooks(fast, (b, s, a, d), causal, dtype, site, real, seed)
 
 
 @FAST
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("s", [127, 129, 300])
-def test_attention_core_with_dropout_in_blocks_of_real_size(fast, monkeypatch, causal, s):
+@pytest.mark.parametrize("s, real", [(127, None), (129, [64, 65]), (300, [300, 1])])
+def test_attention_core_with_dropout_in_blocks_of_real_size(fast, monkeypatch, causal, s, real):
     monkeypatch.undo()
     site = Site((1, 2), 0.1, (0, 5, 310, 310), (2**32 // (5 * 310 * 310), 2, 0, 0))
-    attention_with_dropout_is_the_textbooks(fast, (2, s, 2, 4), causal, np.float64, site, 1)
+    attention_with_dropout_is_the_textbooks(fast, (2, s, 2, 4), causal, np.float64, site, real and np.array(real), 1)
 
 
 def test_the_library_is_that_of_the_arrays():

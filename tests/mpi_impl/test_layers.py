@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl.models import gpt
+from mpi_impl.models import gpt, stage
 from mpi_impl.parallel.units import Unit
 from reference.config import ModelConfig, Recompute
 from reference.layout import map_units
 from reference.models.gpt import gpt_tensors
 from tests import rank_theorems as theorems
 from tests.reference.test_recompute import arrays_in
-from tests.strategies import Case, cases, recomputes
+from tests.strategies import ANY_MODEL, Case, cases, recomputes
 
 
 @given(cases(), st.booleans())
@@ -31,24 +31,32 @@ def test_mlp(ranks, case):
     ranks.run(case.t, theorems.mlp_equals_whole, case)
 
 
-@given(cases(), st.booleans(), st.booleans())
+@given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
 def test_attention(ranks, case, causal, selective):
+    """With padding and without, dropout on."""
     ranks.run(case.t, theorems.attention_equals_whole, case, causal, selective)
 
 
-@given(cases(), st.booleans())
+@given(cases(architectures=ANY_MODEL), st.booleans())
 def test_block(ranks, case, selective):
+    """In both orders of norms and residual connections."""
     ranks.run(case.t, theorems.block_equals_whole, case, selective)
 
 
-@given(cases())
+@given(cases(architectures=ANY_MODEL))
 def test_embedding(ranks, case):
+    """With token types and without."""
     ranks.run(case.t, theorems.embedding_equals_whole, case)
 
 
 @given(cases())
 def test_logits(ranks, case):
     ranks.run(case.t, theorems.logits_equal_whole, case)
+
+
+@given(cases())
+def test_head_for_masked_words(ranks, case):
+    ranks.run(case.t, theorems.masked_lm_equals_whole, case)
 
 
 @given(cases(), st.sampled_from([1.0, 1000.0]))
@@ -70,10 +78,10 @@ def integers_agree_exactly(group, case, gather_output):
     theorems.logits_equal_whole(group, case, tolerance=0.0)
 
 
-@given(cases(), recomputes())
-def test_gpt(ranks, case, recompute):
+@given(cases(architectures=ANY_MODEL), recomputes())
+def test_model(ranks, case, recompute):
     """In one microbatch, dropout on, whatever is kept of the activations."""
-    ranks.run(case.t, theorems.gpt_equals_whole, case, recompute)
+    ranks.run(case.t, theorems.model_equals_whole, case, recompute)
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -94,14 +102,14 @@ def only_inputs_are_kept(group, case, recompute):
     made: dict[int, list] = {}
     groups = recompute.groups(range(c.num_layers))
 
-    def watched(x, block, c, rotary, region, dropout, *how, block_forward=gpt.block_forward):
+    def watched(x, block, c, rotary, region, dropout, *how, block_forward=stage.block_forward):
         over = [layer for layers, again in groups for layer in layers if again and layers[-1] < dropout.layer]
         assert not any(ref() is not None for layer in over for ref in made[layer])
         y, cache = block_forward(x, block, c, rotary, region, dropout, *how)
         made[dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
         return y, cache
 
-    with mock.patch.object(gpt, "block_forward", watched):
+    with mock.patch.object(stage, "block_forward", watched):
         _, cache = gpt.gpt_forward(tokens, map_units(Unit, share.p), c, tokens, share.region, case.dropout, recompute)
     for kept, (layers, again) in zip(cache.layers, groups, strict=True):
         assert kept.layers == layers

@@ -18,7 +18,7 @@ def test_progress(capsys, tmp_path):
     """Rates are over the steps since the last line, time left by the mean step so far; every step is in the file."""
     metrics = Metrics(train_iters=100, tokens_per_step=1000, log_interval=2, path=str(tmp_path / "m"), speaks=True)
     for iteration, seconds in enumerate((1.0, 1.0, 3.0, 2.0, 4.0), 1):
-        metrics.step(iteration, StepResult(3.5, 1.25, 1e-3), seconds)
+        metrics.step(iteration, StepResult((3.5,), 1.25, 1e-3), seconds)
         lines = (tmp_path / "m").read_text().splitlines()        # flushed, though the run goes on
         assert json.loads(lines[-1]) == {"iteration": iteration, "lm_loss": 3.5, "grad_norm": 1.25,
                                          "learning_rate": 1e-3, "tokens_per_second": 1000 / seconds,
@@ -27,7 +27,7 @@ def test_progress(capsys, tmp_path):
     assert [line.split()[1] for line in printed] == ["1/100", "2/100", "4/100"]
     assert "1,000 tokens/s | 1m 39s left" in printed[0] and "1,000 tokens/s | 1m 38s left" in printed[1]
     assert "400 tokens/s | 2m 48s left" in printed[2]            # 2,000 tokens in 5 s; 7 s for 4 steps, 96 steps to go
-    metrics.evaluation(5, 0.0)
+    metrics.evaluation(5, (0.0,))
     assert json.loads((tmp_path / "m").read_text().splitlines()[-1])["validation_perplexity"] == 1.0
     assert metrics.losses == [(i, 3.5) for i in range(1, 6)] and metrics.validation == [(5, 0.0)]
 
@@ -36,7 +36,7 @@ def test_a_scaled_loss_tells_its_scale_and_what_was_skipped(capsys, tmp_path):
     """Each step in the file, in JSON that every parser reads: no norm where there is none; counts on the lines."""
     metrics = Metrics(10, 1000, 2, str(tmp_path / "m"), speaks=True, scaled=True)
     for iteration, (norm, scale) in enumerate(((inf, 2.0**16), (nan, 2.0**16), (1.0, 2.0**15), (1.0, 384.0)), 1):
-        metrics.step(iteration, StepResult(3.5, norm, 1e-3, scale), 1.0)
+        metrics.step(iteration, StepResult((3.5,), norm, 1e-3, scale), 1.0)
     rows = [json.loads(line, parse_constant=pytest.fail) for line in (tmp_path / "m").read_text().splitlines()]
     assert [row["grad_norm"] for row in rows] == [None, None, 1.0, 1.0]
     assert [row["skipped"] for row in rows] == [True, True, False, False] and rows[3]["loss_scale"] == 384.0
@@ -49,7 +49,7 @@ def test_a_run_that_goes_on_counts_its_own_steps(capsys):
     """From a checkpoint: time left by the steps of this run; its first line comes at once."""
     metrics = Metrics(100, 1000, 50, None, speaks=True)
     for iteration in (81, 82):
-        metrics.step(iteration, StepResult(3.5, 1.0, 1e-3), 2.0)
+        metrics.step(iteration, StepResult((3.5,), 1.0, 1e-3), 2.0)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split()[1] == "81/100" and "0m 38s left" in line
 
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_goes_on_with_its_file(tmp_path):
             path.write_text(path.read_text() + '{"iteration": 1, "lm_')
         metrics = Metrics(9, 1000, 50, str(path), speaks=True, begins=begins)
         for iteration in iterations:
-            metrics.step(iteration, StepResult(float(begins), 1.0, 1e-3), 2.0)
+            metrics.step(iteration, StepResult((float(begins),), 1.0, 1e-3), 2.0)
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert [(row["iteration"], row["lm_loss"]) for row in rows] == (
             [(1, 0.0), (2, 0.0), (3, 2.0), (4, 2.0)] if begins else [(i, 0.0) for i in iterations])

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl.arrays import dtype_of
-from mpi_impl.models import gpt
+from mpi_impl.models import bert, gpt
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference import training
 from reference.config import ModelConfig
-from reference.models.gpt import gpt_join
+from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig, learning_rate
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS, LossScaling, Precision
@@ -41,14 +41,15 @@ def precision_of(compute: str) -> Precision:
 
 
 def batch_of(trainer: Trainer, case: Case, m: int, step: int):
-    batch = m * trainer.topology.data.size * case.b
-    return (*(case.ids(f"{what} {step}", batch, case.s) for what in ("tokens", "targets")), batch)
+    """The global batch of a step, and its size."""
+    n = m * trainer.topology.data.size * case.b
+    return case.batch(str(step), n), n
 
 
 def one_step(trainer: Trainer, case: Case, m: int, step: int) -> StepResult:
-    tokens, targets, batch = batch_of(trainer, case, m, step)
+    batch, n = batch_of(trainer, case, m, step)
     with np.errstate(over="ignore", invalid="ignore"):
-        return trainer.step(dealt(trainer, case.b, tokens, targets), batch)
+        return trainer.step(dealt(trainer, case.b, batch), n)
 
 
 # ---- how far from float32 -------------------------------------------------------------------------------------------
@@ -85,27 +86,27 @@ def close_to_float32(group, case: Case, m: int, plan: Plan, compute: str, steps:
             ours.scaler.state = usual._replace(scale=2.0**100) if step < skips else usual
             result = one_step(ours, case, m, step)
             assert result.skipped or step >= skips
-            tokens, targets, _ = batch_of(ours, case, m, step)
+            batch, _ = batch_of(ours, case, m, step)
             flats = [ours.whole(buffer) for buffer in (ours.gradients.own, ours.optimizer.states["parameters"])]
             found = topology.place, result, ours.layout.tensors, *map(ours.layout.views, flats)
-            first_checks(group, found, lambda everyone, tokens=tokens, targets=targets: as_the_format_explains(
-                textbook, tokens, targets, everyone, FORMATS[compute].epsilon))
+            first_checks(group, found, lambda everyone, batch=batch: as_the_format_explains(
+                textbook, batch, everyone, FORMATS[compute].epsilon))
 
 
-def as_the_format_explains(textbook: training.Trainer, tokens, targets, everyone, epsilon: float) -> None:
+def as_the_format_explains(textbook: training.Trainer, batch, everyone, epsilon: float) -> None:
     """A layer rounds about 12 times forward, and 12 times backward; what is around the layers, 8 times in all. A
     rounding errs by at most epsilon / 2, and they are as good as independent: so epsilon sqrt(n) has room for twice.
     """
     results = [result for _, result, *_ in everyone]
     (skipped,) = {result.skipped for result in results}
-    loss, norm, expected = textbook.step(tokens, targets, skipped)
+    loss, norm, expected = textbook.step(batch, skipped)
     assert abs(results[0].loss - loss) <= epsilon / 4 * max(1, loss)
     if skipped:
         return
     assert len(set(results)) == 1, "ranks report different losses or norms"
     stages = {place.pipeline: [one for one in everyone if one[0][1:] == (0, place.pipeline)] for place, *_ in everyone}
-    grads, params = (gpt_join([join([one[field] for one in stages[stage]], stages[stage][0][2])
-                               for stage in sorted(stages)]) for field in (3, 4))
+    grads, params = (join_stages([join([one[field] for one in stages[stage]], stages[stage][0][2])
+                                  for stage in sorted(stages)]) for field in (3, 4))
     n = 24 * textbook.model.num_layers + 8
     assert distance(grads, expected) <= epsilon * sqrt(n) * length(expected)
     assert abs(results[0].grad_norm - norm) <= epsilon * sqrt(n) * norm
@@ -131,9 +132,9 @@ def evaluation_is_close(group, case: Case, plan: Plan, compute: str) -> None:
     with connected(group, plan.parallel(group.size, case)) as topology:
         ours = Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute))
         textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.precision)
-        tokens, targets, batch = batch_of(ours, case, 2, 0)
-        found = ours.evaluate(dealt(ours, case.b, tokens, targets), batch)
-        expected, _ = training.loss_and_gradients(tokens, targets, textbook.params, case.model)
+        batch, n = batch_of(ours, case, 2, 0)
+        found, = ours.evaluate(dealt(ours, case.b, batch), n)
+        expected, _ = training.loss_and_gradients(batch, textbook.params, case.model)
         assert abs(found - expected) <= FORMATS[compute].epsilon * expected
 
 
@@ -264,7 +265,7 @@ def test_verify_measures_weights_by_the_rate(compute):
     """They are master weights, in float32: what their copy in 16 bits is rounded to is no excuse."""
     params = {"weight": np.ones(3, np.float32)}
     verifier = SimpleNamespace(precision=Precision(compute), textbook=SimpleNamespace(params=params))
-    assert Verifier.step_size(verifier, StepResult(5.0, 1.0, 1e-3)) == pytest.approx(1e-3, rel=0.01)
+    assert Verifier.step_size(verifier, StepResult((5.0,), 1.0, 1e-3)) == pytest.approx(1e-3, rel=0.01)
 
 
 # ---- what float32 is kept for ---------------------------------------------------------------------------------------
@@ -310,20 +311,25 @@ def relative_error_of_the_loss(group, case: Case, scale: float = 4.0) -> float:
         return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+LOSSES = {"gpt": (gpt, "logits_backward"), "bert": (bert, "masked_lm_backward")}      # of words, and what follows
+
+
 @pytest.mark.parametrize("compute", HALVES)
 @pytest.mark.parametrize("asked_for", [False, True])
-def test_softmax_and_loss_are_in_float32(ranks, compute, asked_for):
+@pytest.mark.parametrize("architecture", LOSSES)
+def test_softmax_and_loss_are_in_float32(ranks, compute, asked_for, architecture):
     """Unless --fp16-lm-cross-entropy asks for less; and so is its gradient, until it is that of the logits."""
-    ranks.run(2, the_loss_has_its_format, compute, asked_for)
+    ranks.run(2, the_loss_has_its_format, compute, asked_for, architecture)
 
 
-def the_loss_has_its_format(group, compute: str, asked_for: bool) -> None:
-    case = replace(CASE, model=replace(CASE.model, fp16_lm_cross_entropy=asked_for))
+def the_loss_has_its_format(group, compute: str, asked_for: bool, architecture: str = "gpt") -> None:
+    case = replace(CASE, model=replace(CASE.model, architecture=architecture, fp16_lm_cross_entropy=asked_for))
+    module, following = LOSSES[architecture]
     expected = np.float32 if not asked_for else dtype_of(compute)
     with (connected(group, Plan().parallel(group.size, case)) as topology,
-          mock.patch.object(gpt, "cross_entropy_forward", wraps=gpt.cross_entropy_forward) as forward,
-          mock.patch.object(gpt, "cross_entropy_backward", wraps=gpt.cross_entropy_backward) as backward,
-          mock.patch.object(gpt, "logits_backward", wraps=gpt.logits_backward) as after):
+          mock.patch.object(module, "cross_entropy_forward", wraps=module.cross_entropy_forward) as forward,
+          mock.patch.object(module, "cross_entropy_backward", wraps=module.cross_entropy_backward) as backward,
+          mock.patch.object(module, following, wraps=getattr(module, following)) as after):
         result = one_step(Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute)), case, 1, 0)
         assert forward.call_args.args[0].dtype == backward.call_args.args[0].dtype == expected
         assert after.call_args.args[0].dtype == dtype_of(compute) and not result.skipped

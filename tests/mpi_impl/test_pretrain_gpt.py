@@ -11,7 +11,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.data.prepare import prepare
+from mpi_impl.data.cached import prepare
 from mpi_impl.files import check_folder
 from mpi_impl.parallel import buffers
 from mpi_impl.pool import RankFailure
@@ -119,11 +119,11 @@ def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
             assert ours == pytest.approx(first, rel=1e-11)
 
 
-STEP = "result = StepResult(loss, norm, rate, scale)"
+STEP = "result = StepResult(losses, norm, rate, scale)"
 
 
 @pytest.mark.parametrize("part, module, right, wrong", [
-    ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("loss", "loss * (1 + 1e-9)")),
+    ("loss", "mpi_impl.training.trainer", STEP, STEP.replace("losses", "(losses[0] * (1 + 1e-9),)")),
     ("gradient", "mpi_impl.training.optimizer",
      'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [

@@ -16,6 +16,7 @@ from mpi_impl.timelines.gantt import draw_timelines
 from mpi_impl.timelines.timelines import measured_times, slices_of
 from mpi_impl.timelines.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
+from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
@@ -66,7 +67,7 @@ def traced(group, folder, clock, t, p, steps):
     topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
     trainer = Trainer(ModelConfig(4, 8, 2, 16, 8), OptimizerConfig(1e-3, 10), topology, 1, Precision("float32"))
     tokens = np.arange(16).reshape(2, 8)
-    batch = [(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
+    batch = [GPTBatch(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
     traced_steps = TracedSteps(topology)
     for _ in range(steps):
         began = watched.trace.clock.now()

@@ -9,7 +9,7 @@ from reference.stages import schedule_of
 from reference.traffic import Work
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
-from tests.strategies import Case, cases, recomputes
+from tests.strategies import ANY_MODEL, Case, cases, recomputes
 from tests.training_theorems import Plan, ledger_equals_formulas, no_cache_outlives_its_use, training_equals_one_process
 
 WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
@@ -29,7 +29,7 @@ def runs(draw):
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
     m = p * draw(st.integers(1, 2)) if schedule == "interleaved" else draw(st.integers(1, p + 2), "m")
     stages = make(schedule, p, p, v).stages
-    case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(stages, stages + 2), "L")))
+    case = draw(cases(sizes=st.just(t), architectures=ANY_MODEL, num_layers=draw(st.integers(stages, stages + 2), "L")))
     bucket_size = draw(st.sampled_from([1, 7, 100, 1000, 1 << 30]), "bucket size")
     stage = draw(st.integers(0, 3), "ZeRO stage")
     plan = Plan(p, schedule, v, draw(st.booleans(), "scatter/gather"), bucket_size, stage,

@@ -21,12 +21,13 @@ from reference.cost import (bubble_fraction, bubbles, data_parallel_traffic, for
 from reference.errors import UserError
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
 from reference.layout import Layout
-from reference.models.gpt import (KEEP_ALL, gpt_backward, gpt_forward, gpt_tensors, hidden_forward,
-                                  sharded_gpt_backward, sharded_gpt_forward, stage_rotary)
+from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
+from reference.models.model import model_backward, model_forward, model_tensors
+from reference.models.stage import KEEP_ALL, Reads, hidden_forward, stage_rotary
 from reference.params import leaves, split, tree_map
 from reference.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.simulate import Times, simulate
-from tests.strategies import cases
+from tests.strategies import ANY_MODEL, cases
 from tests.textbook_theorems import spread
 
 V, A100 = 51_200, 312e12
@@ -47,15 +48,15 @@ def overlap(one, other):
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
-@given(cases(), st.data())
+@given(cases(architectures=ANY_MODEL), st.data())
 def test_parameters_are_those_of_the_tensors(case, data):
     """Of the whole model without padding; of a rank's shard of it; of a rank's shard of any stage."""
-    c, t, tensors = case.model, case.t, gpt_tensors(case.model)
+    c, t, tensors = case.model, case.t, model_tensors(case.model)
     assert parameters(c) == sum(prod(tensor.shape) for _, tensor in leaves(tensors))
     assert parameters_per_rank(c, t) == Layout(tensors, t).size
     first = data.draw(st.integers(0, c.num_layers - 1))
     layers = range(first, data.draw(st.integers(first + 1, c.num_layers)))
-    assert parameters_of_stage(c, t, layers) == Layout(gpt_tensors(c, layers), t).size
+    assert parameters_of_stage(c, t, layers) == Layout(model_tensors(c, layers), t).size
 
 
 @given(cases(position_embedding_type="learned_absolute", untie_embeddings_and_output_weights=False))
@@ -127,6 +128,17 @@ def flops_of(run, *trees):
     return sum(products)
 
 
+@given(cases(sizes=st.just(1), architectures=("bert",)))
+def test_flops_of_bert_are_those_of_the_matrix_products(case):
+    """Its heads' included; the samples are b, or as many for each question as it has answers."""
+    c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
+    forward = flops_of(lambda p: model_forward(None, p, c, batch), p)
+    dlosses = [case.array("dloss", *weights.shape) for weights in batch.weights_of_heads(c.heads)]
+    both = flops_of(lambda p, *dlosses: model_backward(dlosses, p, model_forward(None, p, c, batch)[1], c), p, *dlosses)
+    expected = sum(forward_flops(c, len(batch.tokens), case.s))
+    assert (forward, both) == (expected, 3 * expected)
+
+
 @given(cases(sizes=st.just(1)))
 def test_flops_are_those_of_the_matrix_products(case):
     """Of the textbook's forward; of its backward, which is twice that; and of what a recompute does again."""
@@ -138,7 +150,7 @@ def test_flops_are_those_of_the_matrix_products(case):
     both = flops_of(lambda p, dloss: gpt_backward(dloss, p, gpt_forward(tokens, p, c, targets)[1], c),
                     p, case.array("dloss", b, s))
     assert (forward, both) == (sum(expected), 3 * sum(expected))
-    layers = flops_of(lambda p: hidden_forward(tokens, p, c, None, KEEP_ALL), p)
+    layers = flops_of(lambda p: hidden_forward(None, p, c, Reads(tokens), None, KEEP_ALL), p)
     assert layers == expected.linear + expected.attention
     q = case.array("q", b, s, c.num_attention_heads, c.head_size)
     core = flops_of(lambda q: ops.attention_core(q, q, q, causal=True), q)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reference.layers.cross_entropy import sharded_cross_entropy_forward, unsafe_cross_entropy
 from reference.layers.mlp import MLP, mlp_forward, mlp_tensors, rows_first_mlp_forward
 from tests import textbook_theorems as theorems
-from tests.strategies import cases, close
+from tests.strategies import ANY_MODEL, cases, close
 
 EXACT = dict(tolerance=0.0)
 
@@ -27,24 +27,32 @@ def test_mlp(case):
     theorems.mlp_equals_whole(case)
 
 
-@given(cases(), st.booleans(), st.booleans())
+@given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
 def test_attention(case, causal, selective):
+    """With padding and without, dropout on."""
     theorems.attention_equals_whole(case, causal, selective)
 
 
-@given(cases(), st.booleans())
+@given(cases(architectures=ANY_MODEL), st.booleans())
 def test_block(case, selective):
+    """In both orders of norms and residual connections."""
     theorems.block_equals_whole(case, selective)
 
 
-@given(cases())
+@given(cases(architectures=ANY_MODEL))
 def test_embedding(case):
+    """With token types and without."""
     theorems.embedding_equals_whole(case)
 
 
 @given(cases())
 def test_logits(case):
     theorems.logits_equal_whole(case)
+
+
+@given(cases())
+def test_head_for_masked_words(case):
+    theorems.masked_lm_equals_whole(case)
 
 
 @given(cases(), st.sampled_from([1.0, 1000.0]))

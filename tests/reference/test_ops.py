@@ -17,6 +17,12 @@ def draw(seed, *shape):
     return np.random.default_rng([seed, *shape]).normal(size=shape)
 
 
+def lengths(b, s):
+    """Of b samples of s positions: int64 [b], each 1, s or anything between; or None."""
+    each = st.one_of(st.just(1), st.just(s), st.integers(1, s))
+    return st.none() | st.lists(each, min_size=b, max_size=b).map(np.array)
+
+
 def central_differences(function, x, dy, step=1e-5):
     """The gradient of <function(x), dy> by x, one element at a time; error of order step^2 and rounding / step."""
     dx = np.zeros_like(x)
@@ -113,27 +119,53 @@ def test_softmax(n, m, seed):
 # ---- attention --------------------------------------------------------------------------------------------------
 
 
-def attention_by_definition(q, k, v, causal):
+def attention_by_definition(q, k, v, causal, real=None):
     """One head, one query at a time."""
     out = np.zeros_like(q)
     for i, n, head in np.ndindex(q.shape[:3]):
-        seen = n + 1 if causal else q.shape[1]
+        seen = min(n + 1 if causal else q.shape[1], q.shape[1] if real is None else real[i])
         scores = k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3])
         out[i, n, head] = ops.softmax(scores) @ v[i, :seen, head]
     return out
 
 
-@given(SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
-def test_attention(b, s, a, d, causal, seed):
-    """Scores are divided by the root of the *head's* size, not of the model's, a d."""
+@given(st.data(), SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
+def test_attention(data, b, s, a, d, causal, seed):
+    """Scores are divided by the root of the *head's* size, not of the model's, a d; and what is real is seen."""
     q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
-    y, cache = ops.attention_core(q, k, v, causal)
-    close(y, attention_by_definition(q, k, v, causal))
+    real = data.draw(lengths(b, s))
+
+    def forward(q, k, v):
+        return ops.attention_core(q, k, v, causal, None, real)[0]
+
+    y, cache = ops.attention_core(q, k, v, causal, None, real)
+    close(y, attention_by_definition(q, k, v, causal, real))
     if s <= 3:
         dq, dk, dv = ops.attention_core_backward(dy, cache)
-        gradient_is_right(dq, lambda q: ops.attention_core(q, k, v, causal)[0], q, dy)
-        gradient_is_right(dk, lambda k: ops.attention_core(q, k, v, causal)[0], k, dy)
-        gradient_is_right(dv, lambda v: ops.attention_core(q, k, v, causal)[0], v, dy)
+        gradient_is_right(dq, lambda q: forward(q, k, v), q, dy)
+        gradient_is_right(dk, lambda k: forward(q, k, v), k, dy)
+        gradient_is_right(dv, lambda v: forward(q, k, v), v, dy)
+
+
+@given(st.data(), SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
+def test_nobody_sees_padding(data, b, s, a, d, causal, seed):
+    """Whatever stands there, to the bit: and so keys and values there have a gradient of exactly 0."""
+    q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
+    real = data.draw(lengths(b, s).filter(lambda found: found is not None))
+    y, cache = ops.attention_core(q, k, v, causal, None, real)
+    _, dk, dv = ops.attention_core_backward(dy, cache)
+    padding = np.arange(s) >= real[:, None]                              # [b, s]
+    assert (dk[padding] == 0).all() and (dv[padding] == 0).all()
+    k[padding], v[padding] = 1e6, -1e6
+    np.testing.assert_array_equal(ops.attention_core(q, k, v, causal, None, real)[0], y)
+
+
+@given(SMALL, SMALL, SMALL, SMALL, SMALL, SEEDS)
+def test_cached_attention(b, n, before, a, d, seed):
+    """The last n rows of causal attention: with all positions new, with one, and with anything between."""
+    m = n + before - 1
+    q, k, v = (draw(seed + i, b, m, a, d) for i in range(3))
+    close(ops.cached_attention(q[:, m - n:], k, v), ops.attention_core(q, k, v, True)[0][:, m - n:])
 
 
 def test_scaling_by_the_models_size_would_be_another_function():

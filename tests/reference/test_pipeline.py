@@ -4,12 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.actions import needs
-from reference.models.gpt import gpt_join, gpt_tensors
+from reference.models.model import model_tensors
+from reference.models.stage import join_stages
 from reference.pipeline import cut_into_stages, in_time, pipeline_gradients
 from reference.schedules import SCHEDULES, make
 from reference.stages import layers_of_stage
 from reference.training import loss_and_gradients
-from tests.strategies import cases, close, trees_close
+from tests.cases import cut
+from tests.strategies import ANY_MODEL, cases, close, trees_close
 
 
 @st.composite
@@ -27,17 +29,16 @@ def test_any_schedule_gives_the_gradients_of_one_process(schedule, data):
 
     Dropout is on: each microbatch has the masks of its samples, wherever and whenever it is worked on.
     """
-    case = data.draw(cases(num_layers=schedule.stages + data.draw(st.integers(0, 2))))
-    p = case.params(gpt_tensors(case.model))
-    batches = [(case.ids(f"tokens {i}", case.b, case.s), case.ids(f"targets {i}", case.b, case.s))
-               for i in range(schedule.microbatches)]
+    case = data.draw(cases(num_layers=schedule.stages + data.draw(st.integers(0, 2)), architectures=ANY_MODEL))
+    p, m = case.params(model_tensors(case.model)), schedule.microbatches
+    whole = case.batch("", m * case.b)
+    batches = [cut(whole, slice(i * case.b, (i + 1) * case.b)) for i in range(m)]
     layers = [layers_of_stage(stage, schedule.stages, case.model.num_layers) for stage in range(schedule.stages)]
     loss, grads = pipeline_gradients(batches, cut_into_stages(p, layers, case.model), schedule, case.model,
                                      case.dropout)
-    expected_loss, expected = loss_and_gradients(*map(np.concatenate, zip(*batches, strict=True)), p, case.model,
-                                                 case.dropout)
+    expected_loss, expected = loss_and_gradients(whole, p, case.model, case.dropout)
     close(np.array(loss), np.array(expected_loss))
-    trees_close(gpt_join(grads), expected, 1e-10)
+    trees_close(join_stages(grads), expected, 1e-10)
     for stage in grads:
         if stage.embedding.word is not None:
             close(stage.embedding.word, expected.embedding.word, 1e-10)

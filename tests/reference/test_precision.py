@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.batches import GPTBatch
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -160,10 +161,10 @@ def test_the_textbook_computes_with_rounded_weights_and_moves_exact_ones(compute
     tokens = np.arange(12).reshape(3, 4) % 11
     start = {name: x.copy() for name, x in leaves(trainer.params)}
     assert all(np.array_equal(x, rounded(x, FORMATS[compute])) for x in start.values())
-    loss, *_ = trainer.step(tokens, tokens, skipped=True)
+    loss, *_ = trainer.step(GPTBatch(tokens, tokens), skipped=True)
     assert all(np.array_equal(x, start[name]) for name, x in leaves(trainer.params))
     assert (trainer.iteration, trainer.updates) == (1, 0)
-    trainer.step(tokens, tokens)
+    trainer.step(GPTBatch(tokens, tokens))
     assert (trainer.iteration, trainer.updates) == (2, 1)
     gains = trainer.params.final_layernorm.weight
     assert (gains != 1).all() and (rounded(gains, FORMATS[compute]) == 1).all(), "the step was not below rounding"
@@ -176,7 +177,7 @@ def test_the_textbook_feels_no_change_below_rounding(compute):
     model = ModelConfig(1, 8, 2, 11, 4, hidden_dropout=0.0, attention_dropout=0.0)
     trainer = Trainer(model, OptimizerConfig(0.0, 5, weight_decay=0.0), 1, Precision(compute, UNSCALED))
     tokens = np.arange(12).reshape(3, 4) % 11
-    (loss, norm, _) = trainer.step(tokens, tokens)
+    (loss, norm, _) = trainer.step(GPTBatch(tokens, tokens))
     for _, x in leaves(trainer.params):
         x *= 1 + 2.0**-14
-    assert trainer.step(tokens, tokens)[:2] == (loss, norm)
+    assert trainer.step(GPTBatch(tokens, tokens))[:2] == (loss, norm)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference.config import ModelConfig, Recompute
 from reference.errors import UserError
 from reference.layers.attention import CoreInputs
-from reference.models import gpt
+from reference.models import stage
 from reference.models.gpt import gpt_forward, gpt_tensors
 from tests import textbook_theorems as theorems
 from tests.strategies import Case, cases, recomputes
@@ -76,12 +76,12 @@ def test_full_keeps_the_input_of_a_group_and_nothing_else(recompute):
     """Of all arrays that the group's layers have made for their backward, none is alive."""
     made: dict[int, list] = {}
 
-    def watched(x, p, c, rotary, dropout, selective, block_forward=gpt.block_forward):
-        y, cache = block_forward(x, p, c, rotary, dropout, selective)
+    def watched(x, p, c, rotary, dropout, *how, block_forward=stage.block_forward):
+        y, cache = block_forward(x, p, c, rotary, dropout, *how)
         made[dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
         return y, cache
 
-    with mock.patch.object(gpt, "block_forward", watched):
+    with mock.patch.object(stage, "block_forward", watched):
         cache = forward(CASE, recompute)
     gc.collect()
     for layers, caches, x in cache.layers:

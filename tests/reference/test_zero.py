@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.batches import GPTBatch
 from reference.config import ModelConfig
 from reference.cost import data_parallel_traffic, ring_all_gather
 from reference.errors import UserError
@@ -64,7 +65,7 @@ def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5,
     for step in range(steps):
         tokens, targets = batch_of(case, step, d, m)
         loss, norm = ours.step(tokens, targets, case.b)
-        expected_loss, expected_norm, _ = textbook.step(tokens, targets)
+        expected_loss, expected_norm, _ = textbook.step(GPTBatch(tokens, targets))
         close(np.array([loss, norm]), np.array([expected_loss, expected_norm]), 1e-10)
         for flat in flats(ours):
             assert (flat == flats(ours)[0]).all(), "replicas differ"

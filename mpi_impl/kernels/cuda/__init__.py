@@ -9,17 +9,18 @@ of our own (kernels/fused).
 """
 import numpy as np
 
-from mpi_impl.kernels.cuda.attention import attention_core, attention_core_again, attention_core_backward
+from mpi_impl.kernels.cuda.attention import (attention_core, attention_core_again, attention_core_backward,
+                                              cached_attention)
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import (adam_update, add_branch, add_branch_and_norm, cross_entropy_backward, dropout,
-                                    dropout_backward, exp_and_sum, gelu, gelu_backward, layer_norm, layer_norm_backward,
-                                    number, sum_of_squares)
+                                    dropout_backward, exp_and_sum, gelu, gelu_backward, gelu_exact, gelu_exact_backward,
+                                    layer_norm, layer_norm_backward, number, sum_of_squares)
 from reference.ops import rows
 
 __all__ = ["accumulate", "adam_update", "add_branch", "add_branch_and_norm", "attention_core",
-           "attention_core_again", "attention_core_backward", "cross_entropy_backward", "dropout", "dropout_backward",
-           "exp_and_sum", "gelu_backward", "layer_norm", "layer_norm_backward", "linear", "linear_gelu",
-           "sum_of_squares", "total"]
+           "attention_core_again", "attention_core_backward", "cached_attention", "cross_entropy_backward", "dropout",
+           "dropout_backward", "exp_and_sum", "gelu", "gelu_backward", "gelu_exact", "gelu_exact_backward",
+           "layer_norm", "layer_norm_backward", "linear", "linear_gelu", "linear_gelu_exact", "sum_of_squares", "total"]
 
 
 def has_kernels_for(x) -> bool:
@@ -59,3 +60,8 @@ def total(dy):
 def linear_gelu(x, w, b):
     """gelu(linear(x, w, b)), and gelu's cache."""
     return gelu(product(x, w), b)
+
+
+def linear_gelu_exact(x, w, b):
+    """Likewise of gelu_exact."""
+    return gelu_exact(product(x, w), b)

@@ -25,8 +25,8 @@ class AttentionCore(NamedTuple):
     mask: Any      # a Mask of probs, or None
 
 
-def attention_core(q, k, v, causal, site=None):
-    inputs = CoreInputs(q, k, v, causal, site)
+def attention_core(q, k, v, causal, site=None, lengths=None):
+    inputs = CoreInputs(q, k, v, causal, site, lengths)
     if flash.takes(inputs):
         return flash.attention_core(inputs)
     context, core = np.empty_like(q, order="C"), None if is_half(q) else empty_core(inputs, len(q))
@@ -59,30 +59,43 @@ def attention_core_backward(dcontext, cache):
         multiply(dropped.swapaxes(1, 2), dy, heads(dv, i))
         # forward: scores = q @ k^T / sqrt(d); probs = softmax(scores); dropped = dropout(probs)
         s = core.probs.shape[-1]
-        attention_probs_backward(ddropped, core.probs, core.mask, core.probs.shape, rows_of(0, s, 0, s, s),
+        attention_probs_backward(ddropped, core.probs, core.mask, core.probs.shape, rows_of(0, (s, s), 0, s, s),
                                  1 / sqrt(q.shape[-1]), dscores)
         multiply(dscores, heads(k, i), heads(dq, i))
         multiply(dscores.swapaxes(1, 2), heads(q, i), heads(dk, i))
     return gradients
 
 
+def cached_attention(q, k, v):
+    (b, n, a, d), m = q.shape, k.shape[1]
+    context = np.empty_like(q, order="C")
+    for i in range(b):
+        scores = np.empty_like(q, shape=(a, n, m), dtype=number(q.dtype), order="C")
+        probs = np.empty_like(scores, dtype=q.dtype) if is_half(q) else None
+        multiply(heads(q, i), heads(k, i).swapaxes(1, 2), scores)     # [a, n, d] @ [a, d, m]
+        attention_probs(scores, probs, None, None, None, (1, a, n, m), rows_of(0, (n, m), m - n, n, m), 1 / sqrt(d),
+                        True)
+        multiply(scores if probs is None else probs, heads(v, i), heads(context, i))      # [a, n, m] @ [a, m, d]
+    return context
+
+
 def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
     """Fill the probabilities and mask [1, a, s, s] of sample i -> what dropout lets through of them [a, s, s], in the
     format of q; the probabilities themselves are in what is computed in.
     """
-    (q, k, _, causal, site), probs = inputs, core.probs[0]
+    (q, k, _, causal, site, lengths), probs = inputs, core.probs[0]
     multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
-    s = probs.shape[-1]
+    s, real = probs.shape[-1], None if lengths is None else lengths[i:i + 1]
     dropped = None if site is None and probs.dtype == q.dtype else np.empty_like(probs, dtype=q.dtype)
     here = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
-    attention_probs(probs, dropped, core.mask and core.mask.keep, here, core.probs.shape, rows_of(0, s, 0, s, s),
-                    1 / sqrt(q.shape[-1]), causal)
+    attention_probs(probs, dropped, core.mask and core.mask.keep, here, real, core.probs.shape,
+                    rows_of(0, (s, s), 0, s, s), 1 / sqrt(q.shape[-1]), causal)
     return probs if dropped is None else dropped
 
 
 def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:
     """With room for the probabilities and the mask of so many samples."""
-    q, k, v, _, site = inputs
+    q, k, v, _, site, _ = inputs
     _, s, a, _ = q.shape
     probs = np.empty_like(q, shape=(samples, a, s, s), dtype=number(q.dtype), order="C")
     return AttentionCore(q, k, v, probs, site and Mask(np.empty_like(probs, dtype=bool), site.scale))

@@ -2,6 +2,10 @@
 
 The package is `nvidia-cudnn-frontend`, an extra. cuDNN's own dropout draws other masks than ours, so that attention
 with dropout takes the way of attention.py; so does what cuDNN does not do.
+
+cuDNN promises nothing about what it writes beyond the lengths that it is given. So it is told that all queries are
+real, as the others have it: their results are finite, and of their gradients the keys get what they shall. Only in the
+gradients of padded keys and values we write the zeros.
 """
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -21,6 +25,7 @@ class FlashCache(NamedTuple):
     k: Any
     v: Any
     causal: bool
+    lengths: Any      # int64 [b], or None
     context: Any      # [b, s, a, d]
     stats: Any        # float32 [b, a, s, 1]: log of the sum of exp of each row of scores
 
@@ -45,35 +50,48 @@ def is_there() -> bool:
 
 
 def attention_core(inputs: CoreInputs):
-    q, k, v, causal, _ = inputs
+    q, k, v, causal, _, lengths = inputs
     b, s, a, _ = q.shape
     context = np.empty_like(q, order="C")
     stats = np.empty_like(q, shape=(b, a, s, 1), dtype=np.float32, order="C")
-    run(forward_graph, {"q": q, "k": k, "v": v, "context": context}, stats, causal)
-    return context, FlashCache(q, k, v, causal, context, stats)
+    run(forward_graph, {"q": q, "k": k, "v": v, "context": context}, stats, causal, lengths)
+    return context, FlashCache(q, k, v, causal, lengths, context, stats)
 
 
 def attention_core_backward(dcontext, cache: FlashCache):
-    q, k, v, causal, context, stats = cache
+    q, k, v, causal, lengths, context, stats = cache
     dq, dk, dv = (np.empty_like(x, order="C") for x in (q, k, v))
     run(backward_graph, {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "dq": dq, "dk": dk,
-                         "dv": dv}, stats, causal)
+                         "dv": dv}, stats, causal, lengths)
+    if lengths is not None:
+        clear_padding(dk, lengths)
+        clear_padding(dv, lengths)
     return dq, dk, dv
+
+
+def clear_padding(x, lengths) -> None:
+    """Of halves [b, s, a, d], contiguous: 0 beyond the lengths, also where there was no number. So, bit by bit."""
+    bits = x.view(np.uint16)
+    bits *= (np.arange(x.shape[1], like=lengths) < lengths[:, None])[:, :, None, None]
 
 
 # ---- graphs: built once for shapes, strides and format; numbers of tensors stand for names -------------------------
 
 
-def run(build, arrays, stats, causal) -> None:
+def run(build, arrays, stats, causal, lengths) -> None:
     """Execute on the current stream the graph that `build` makes for arrays of these kinds [b, s, a, d]."""
     import cudnn
     import cupy
     layouts = tuple((name, x.shape, tuple(step // x.itemsize for step in x.strides)) for name, x in arrays.items())
     form, device = str(arrays["q"].dtype), cupy.cuda.Device().id
-    graph, numbers = built(build, layouts, form, causal, device)
+    graph, numbers = built(build, layouts, form, causal, lengths is not None, device)
     cudnn.set_stream(handle=handle(device), stream=cupy.cuda.get_current_stream().ptr)
     workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
-    pointers = {numbers[name]: x.data.ptr for name, x in {**arrays, "stats": stats}.items()}
+    others = {"stats": stats}
+    if lengths is not None:
+        others |= {"queries": np.full_like(lengths, arrays["q"].shape[1], dtype=np.int32),
+                   "keys": lengths.astype(np.int32)}
+    pointers = {numbers[name]: x.data.ptr for name, x in {**arrays, **others}.items()}
     graph.execute(pointers, workspace.data.ptr, handle=handle(device))
 
 
@@ -84,10 +102,10 @@ def handle(device: int):
 
 
 @lru_cache(maxsize=64)
-def built(build, layouts, form: str, causal: bool, device: int):
+def built(build, layouts, form: str, causal: bool, padded: bool, device: int):
     """A graph that is ready to run, and the numbers of its tensors."""
     import cudnn
-    graph, numbers = described(build, layouts, form, causal, handle(device))
+    graph, numbers = described(build, layouts, form, causal, padded, handle(device))
     graph.build_operation_graph()
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     graph.check_support()
@@ -95,14 +113,17 @@ def built(build, layouts, form: str, causal: bool, device: int):
     return graph, numbers
 
 
-def described(build, layouts, form: str, causal: bool, its_handle=None):
+def described(build, layouts, form: str, causal: bool, padded: bool, its_handle=None):
     """A graph that cuDNN has found valid, which needs no GPU; and the numbers of its tensors by name."""
     import cudnn
     graph = cudnn.pygraph(io_data_type=getattr(cudnn.data_type, {"float16": "HALF", "bfloat16": "BFLOAT16"}[form]),
                           intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT,
                           handle=its_handle)
     shapes = {name: heads_first(shape, steps) for name, shape, steps in layouts}
-    tensors = build(cudnn, graph, shapes, causal)
+    lengths = lengths_of(cudnn, graph, shapes["q"][0][0]) if padded else {}
+    seen = dict(use_causal_mask=causal, use_padding_mask=padded, seq_len_q=lengths.get("queries"),
+                seq_len_kv=lengths.get("keys"))
+    tensors = build(cudnn, graph, shapes, seen) | lengths
     for number, (name, tensor) in enumerate(tensors.items()):
         tensor.set_uid(number)
         if name in OUTPUTS[build.__name__] and name != "stats":
@@ -117,20 +138,25 @@ def heads_first(shape, steps):
     return [[x[0], x[2], x[1], x[3]] for x in (shape, steps)]
 
 
-def forward_graph(cudnn, graph, shapes, causal):
+def lengths_of(cudnn, graph, b: int):
+    """int32 [b, 1, 1, 1]: how many queries and keys of each sample cuDNN shall see."""
+    return {name: graph.tensor(name=name, dim=[b, 1, 1, 1], stride=[1, 1, 1, 1], data_type=cudnn.data_type.INT32)
+            for name in ("queries", "keys")}
+
+
+def forward_graph(cudnn, graph, shapes, seen):
     q, k, v = inputs_of(graph, shapes, "q", "k", "v")
-    context, stats = graph.sdpa(q=q, k=k, v=v, attn_scale=1 / sqrt(shapes["q"][0][-1]), use_causal_mask=causal,
-                                generate_stats=True)
+    context, stats = graph.sdpa(q=q, k=k, v=v, attn_scale=1 / sqrt(shapes["q"][0][-1]), generate_stats=True, **seen)
     stats.set_output(True).set_data_type(cudnn.data_type.FLOAT)
     return {"q": q, "k": k, "v": v, "context": context, "stats": stats}
 
 
-def backward_graph(cudnn, graph, shapes, causal):
+def backward_graph(cudnn, graph, shapes, seen):
     q, k, v, context, dcontext = inputs_of(graph, shapes, "q", "k", "v", "context", "dcontext")
     b, a, s, d = shapes["q"][0]
     stats = graph.tensor(name="stats", dim=[b, a, s, 1], stride=[a * s, s, 1, 1], data_type=cudnn.data_type.FLOAT)
     dq, dk, dv = graph.sdpa_backward(q=q, k=k, v=v, o=context, dO=dcontext, stats=stats, attn_scale=1 / sqrt(d),
-                                     use_causal_mask=causal)
+                                     **seen)
     return {"q": q, "k": k, "v": v, "context": context, "dcontext": dcontext, "stats": stats, "dq": dq, "dk": dk,
             "dv": dv}
 

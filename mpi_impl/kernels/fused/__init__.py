@@ -35,20 +35,28 @@ def contiguous(x):
 # ---- GeLU, and the bias before it -----------------------------------------------------------------------------------
 
 
-def gelu(x, bias=None):
-    """Of x + bias, which overwrites x. Of halves the cache is that, else the sigmoid is kept, too."""
+def gelu(x, bias=None, exact=False):
+    """Of x + bias, which overwrites x. Of halves the cache is that, else what it is multiplied by is kept, too."""
     x = contiguous(x) if bias is None else x
-    y, sigmoid = np.empty_like(x, order="C"), None if is_half(x) else np.empty_like(x, order="C")
-    launch("activation.gelu", x.dtype, count(x), x, bias, y, sigmoid, x.shape[-1], packed(x.shape[-1], x, y, sigmoid))
-    return y, (x if sigmoid is None else (x, sigmoid))
+    y, gate = np.empty_like(x, order="C"), None if is_half(x) else np.empty_like(x, order="C")
+    launch("activation.gelu", x.dtype, count(x), x, bias, y, gate, exact, x.shape[-1], packed(x.shape[-1], x, y, gate))
+    return y, (x if gate is None else (x, gate))
 
 
-def gelu_backward(dy, cache):
-    (x, sigmoid), dy = (cache, None) if is_half(dy) else cache, contiguous(dy)
+def gelu_backward(dy, cache, exact=False):
+    (x, gate), dy = (cache, None) if is_half(dy) else cache, contiguous(dy)
     dx = np.empty_like(dy)
-    launch("activation.gelu_backward", dy.dtype, count(dy), dy, x, sigmoid, dx, dy.shape[-1],
-           packed(dy.shape[-1], dy, x, sigmoid, dx))
+    launch("activation.gelu_backward", dy.dtype, count(dy), dy, x, gate, dx, exact, dy.shape[-1],
+           packed(dy.shape[-1], dy, x, gate, dx))
     return dx
+
+
+def gelu_exact(x, bias=None):
+    return gelu(x, bias, exact=True)
+
+
+def gelu_exact_backward(dy, cache):
+    return gelu_backward(dy, cache, exact=True)
 
 
 # ---- dropout, the residual sum, layer norm --------------------------------------------------------------------------
@@ -159,20 +167,21 @@ ROWS = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "u8"), ("fi
                  ("keys", "i4"), ("width", "i4")], align=True)      # softmax.cu's struct Rows
 
 
-def rows_of(offset: int, s: int, first_query: int, queries: int, keys: int) -> np.ndarray:
-    """Those of some queries of some heads, in probabilities [b, a, s, s] from element `offset` on."""
-    return np.array([(offset, s * s, s, first_query, queries, keys, s)], ROWS)
+def rows_of(offset: int, head: tuple[int, int], first_query: int, queries: int, keys: int) -> np.ndarray:
+    """Those of some queries of some heads, in probabilities [b, a, *head] from element `offset` on."""
+    return np.array([(offset, prod(head), head[1], first_query, queries, keys, head[1])], ROWS)
 
 
-def attention_probs(scores, dropped, keep, site, shape, where, scale, causal):
+def attention_probs(scores, dropped, keep, site, lengths, shape, where, scale, causal):
     """In place: rows of q k^T become probabilities, softmax(scale x them), where `where` (rows_of) says.
 
-    shape [samples, heads, queries, keys] is that of the part. What dropout lets through at `site` goes to `dropped`,
-    likewise, if it is given; `keep` lies as the scores do.
+    shape [samples, heads, queries, keys] is that of the part, lengths [samples] are its own. What dropout lets through
+    at `site` goes to `dropped`, likewise, if it is given; `keep` lies as the scores do.
     """
+    assert lengths is None or lengths.dtype == np.int64, "the kernel reads 8 bytes of each length"
     form = scores.dtype if dropped is None else dropped.dtype
-    launch("softmax.attention_probs", form, prod(shape[:3]), scores, dropped, keep, site_of(site, shape), where, scale,
-           causal)
+    launch("softmax.attention_probs", form, prod(shape[:3]), scores, dropped, keep, site_of(site, shape), lengths,
+           where, shape[1], scale, causal)
 
 
 def attention_probs_backward(ddropped, probs, mask, shape, where, scale, dscores):

@@ -1,11 +1,21 @@
-// The bias of a linear layer and GeLU behind it (reference/ops.py: gelu), one block for each row.
+// The bias of a linear layer and GeLU behind it (reference/ops.py: gelu and gelu_exact), one block for each row.
 
 constexpr number SQRT_2_PI = 0.79788456080286535588;  // sqrt(2 / pi)
+constexpr number SQRT_HALF = 0.70710678118654752440;  // sqrt(1 / 2)
 constexpr number CUBIC = 0.044715;
 
-// x Phi(x) as x sigmoid(2 u), u the argument of the textbook's tanh. Far to the left 1 / (1 + infinity) is 0.
-__device__ inline number sigmoid_of(number x) {
+// GeLU is x gate(x). The exact gate is Phi, the normal distribution function. The textbook's tanh form of it is
+// sigmoid(2 u), u the tanh's argument: far to the left 1 / (1 + infinity) is 0.
+template <bool EXACT> __device__ inline number gate_of(number x) {
+    if (EXACT) return (number)0.5 * (1 + erf(x * SQRT_HALF));
     return 1 / (1 + exp(-2 * SQRT_2_PI * x * (1 + CUBIC * x * x)));
+}
+
+// The derivative of x gate(x). That of Phi is the normal density.
+template <bool EXACT> __device__ inline number slope_of(number x, number gate) {
+    if (EXACT) return gate + x * (number)0.5 * SQRT_2_PI * exp((number)-0.5 * x * x);
+    number inner = 2 * SQRT_2_PI * x * (1 + 3 * CUBIC * x * x);  // the slope of 2 u, times x
+    return gate * (1 + inner * (1 - gate));
 }
 
 template <int N> __device__ void add_bias(element *x, const element *bias, int width) {
@@ -16,44 +26,59 @@ template <int N> __device__ void add_bias(element *x, const element *bias, int w
     }
 }
 
-template <int N, bool KEEP> __device__ void forward(const element *x, element *y, element *sigmoid, int width) {
+template <int N, bool EXACT, bool KEEP>
+__device__ void forward(const element *x, element *y, element *gate, int width) {
     VECTORS EACH_PACK(column, width) {
-        Pack<N> xs = load<N>(x + column), ys, sigmoids;
+        Pack<N> xs = load<N>(x + column), ys, gates;
         EACH(i) {
-            number value = widen(xs.of[i]), s = sigmoid_of(value);
-            ys.of[i] = narrow(value * s);
-            sigmoids.of[i] = narrow(s);
+            number value = widen(xs.of[i]), g = gate_of<EXACT>(value);
+            ys.of[i] = narrow(value * g);
+            gates.of[i] = narrow(g);
         }
         store<N>(y + column, ys);
-        if (KEEP) store<N>(sigmoid + column, sigmoids);
+        if (KEEP) store<N>(gate + column, gates);
     }
 }
 
-// x += bias, if there is one; y = gelu(x). Keeps the sigmoid if there is room for it.
-extern "C" __global__ void gelu(element *x, const element *bias, element *y, element *sigmoid, int width, int packed) {
-    Index at = (Index)blockIdx.x * width;
-    if (bias) PACKED(add_bias, (x + at, bias, width));
-    if (sigmoid) PACKED(forward, (x + at, y + at, sigmoid + at, width), true);
-    else PACKED(forward, (x + at, y + at, nullptr, width), false);
+template <bool EXACT>
+__device__ void forward_row(const element *x, element *y, element *gate, int width, int packed) {
+    if (gate) PACKED(forward, (x, y, gate, width), EXACT, true);
+    else PACKED(forward, (x, y, nullptr, width), EXACT, false);
 }
 
-template <int N, bool KEPT>
-__device__ void backward(const element *dy, const element *x, const element *sigmoid, element *dx, int width) {
+// x += bias, if there is one; y = gelu(x). Keeps the gate if there is room for it.
+extern "C" __global__ void gelu(element *x, const element *bias, element *y, element *gate, int exact, int width,
+                                int packed) {
+    Index at = (Index)blockIdx.x * width;
+    if (bias) PACKED(add_bias, (x + at, bias, width));
+    if (gate) gate += at;
+    if (exact) forward_row<true>(x + at, y + at, gate, width, packed);
+    else forward_row<false>(x + at, y + at, gate, width, packed);
+}
+
+template <int N, bool EXACT, bool KEPT>
+__device__ void backward(const element *dy, const element *x, const element *gate, element *dx, int width) {
     VECTORS EACH_PACK(column, width) {
-        Pack<N> dys = load<N>(dy + column), xs = load<N>(x + column), sigmoids = load<N>((KEPT ? sigmoid : x) + column),
-                dxs;
+        Pack<N> dys = load<N>(dy + column), xs = load<N>(x + column), gates = load<N>((KEPT ? gate : x) + column), dxs;
         EACH(i) {
-            number value = widen(xs.of[i]), s = KEPT ? widen(sigmoids.of[i]) : sigmoid_of(value);
-            number slope = 2 * SQRT_2_PI * value * (1 + 3 * CUBIC * value * value);  // of 2 u, times x
-            dxs.of[i] = narrow(widen(dys.of[i]) * s * (1 + slope * (1 - s)));
+            number value = widen(xs.of[i]), g = KEPT ? widen(gates.of[i]) : gate_of<EXACT>(value);
+            dxs.of[i] = narrow(widen(dys.of[i]) * slope_of<EXACT>(value, g));
         }
         store<N>(dx + column, dxs);
     }
 }
 
-extern "C" __global__ void gelu_backward(const element *dy, const element *x, const element *sigmoid, element *dx,
-                                         int width, int packed) {
+template <bool EXACT>
+__device__ void backward_row(const element *dy, const element *x, const element *gate, element *dx, int width,
+                             int packed) {
+    if (gate) PACKED(backward, (dy, x, gate, dx, width), EXACT, true);
+    else PACKED(backward, (dy, x, nullptr, dx, width), EXACT, false);
+}
+
+extern "C" __global__ void gelu_backward(const element *dy, const element *x, const element *gate, element *dx,
+                                         int exact, int width, int packed) {
     Index at = (Index)blockIdx.x * width;
-    if (sigmoid) PACKED(backward, (dy + at, x + at, sigmoid + at, dx + at, width), true);
-    else PACKED(backward, (dy + at, x + at, nullptr, dx + at, width), false);
+    if (gate) gate += at;
+    if (exact) backward_row<true>(dy + at, x + at, gate, dx + at, width, packed);
+    else backward_row<false>(dy + at, x + at, gate, dx + at, width, packed);
 }

@@ -9,19 +9,20 @@ struct Rows {
 
     __device__ Index start(Index row) const { return offset + row / queries * head_step + row % queries * row_step; }
 
-    // With `causal`, a query sees the keys up to its own.
-    __device__ int seen(Index row, int causal) const {
-        int before = first_query + (int)(row % queries) + 1;
-        return causal && before < keys ? before : keys;
+    // With `causal`, a query sees the keys up to its own; and with `lengths`, those of its sample that are no padding.
+    __device__ int seen(Index row, int causal, const Index *lengths, int heads) const {
+        int before = first_query + (int)(row % queries) + 1, seen = causal && before < keys ? before : keys;
+        int real = lengths ? (int)lengths[row / queries / heads] : keys;
+        return real < seen ? real : seen;
     }
 };
 
 // A row of `scores`, as numbers, becomes its probabilities, and 0 from `keys` up to `width`. What dropout lets through
 // of them goes to `dropped` [rows, keys], if it is given.
-extern "C" __global__ void attention_probs(number *scores, element *dropped, Byte *keep, Site site, Rows rows,
-                                           double scale, int causal) {
+extern "C" __global__ void attention_probs(number *scores, element *dropped, Byte *keep, Site site,
+                                           const Index *lengths, Rows rows, int heads, double scale, int causal) {
     Index row = blockIdx.x, at = rows.start(row), drawn = site.row_start(row), mine = row * rows.keys;
-    int seen = rows.seen(row, causal);
+    int seen = rows.seen(row, causal, lengths, heads);
     number *p = scores + at, highest = p[0], total = 0;
     SEEKING(highest) EACH_COLUMN(key, seen) highest = Maximum::of(highest, p[key]);
     highest = over_block<Maximum>(highest);

@@ -1,0 +1,199 @@
+"""config.json of a model in Hugging Face's layout: what it says as values of our options, and the other way round.
+
+Both have the same models, so few fields need more than another name. What is left out of a file has the value that
+`transformers` gives it. A field that asks for something that is not built here is refused, and none is passed over.
+"""
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
+from mpi_impl.checkpoints.formats import read_json
+from mpi_impl.checkpoints.gpt2_layout import GPT2
+from mpi_impl.checkpoints.huggingface_layout import Layout
+from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
+from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
+from reference.config import ModelConfig, option
+from reference.errors import UserError
+
+CONFIG = "config.json"
+LAYOUTS = {layout.model_type: layout for layout in (GPT2, BERT, MEGATRON_BERT)}
+ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
+
+
+def layouts_of(architecture: str) -> list[Layout]:
+    return [layout for layout in LAYOUTS.values() if layout.architecture == architecture]
+
+
+def layout_of(model: ModelConfig) -> Layout:
+    """The one that the model is saved in."""
+    return next(layout for layout in layouts_of(model.architecture) if not differences(layout, vars(model)))
+
+
+def differences(layout: Layout, options: dict[str, Any]) -> list[str]:
+    """Names of options that have another value than all models of the layout."""
+    return [name for name, value in layout.options.items() if options.get(name, value) != value]
+
+
+def class_of(model: ModelConfig) -> str:
+    """What transformers calls the model."""
+    return layout_of(model).classes[model.heads]
+
+
+# ---- in -------------------------------------------------------------------------------------------------------------
+
+
+def read_config(folder: str, architecture: str) -> dict[str, Any]:
+    """The fields that shape the model, each of the right type; by their names there, with model_type and vocab_size.
+
+    Raises UserError for what is no model of this architecture as it is built here.
+    """
+    path = os.path.join(folder, CONFIG)
+    layout, found = layout_in(folder)
+    if layout.architecture != architecture:
+        types = " or ".join(one.model_type for one in layouts_of(architecture))
+        raise UserError(f"{path} says that model_type is {layout.model_type!r}, but this program has a {architecture}, "
+                        f"so it must be {types}. Give the folder of such a model, or choose another program.")
+    config = {name: checked(path, name, found.get(name, default), type(default))
+              for name, default in layout.fields.items()}
+    for name, (value, meaning) in layout.fixed.items():
+        other = found.get(name, value)
+        if type(other) is not type(value) or other != value:
+            raise UserError(f"{path} says that {name} is {other!r}, but here it can only be {value}: it says "
+                            f"{meaning}.")
+    (width, default), hidden = layout.mlp_width, layout.same["hidden_size"]
+    if found.get(width, default) not in (None, 4 * config[hidden]):
+        raise UserError(f"{path} says that {width} is {found.get(width, default)!r}, but here the MLP is 4 x {hidden} "
+                        f"= {4 * config[hidden]} wide.")
+    if config[layout.activation] not in ACTIVATIONS:
+        raise UserError(f"{path} says that {layout.activation} is {config[layout.activation]!r}, but here it must be "
+                        f"one of {', '.join(ACTIVATIONS)}.")
+    return config | {"model_type": layout.model_type}
+
+
+def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
+    """That of the model in a folder, and all that its config.json says. Raises UserError."""
+    path = os.path.join(folder, CONFIG)
+    if not os.path.isfile(path):
+        raise UserError(f"--load-hf {folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
+    found = read_json(path)
+    if found.get("model_type") not in LAYOUTS:
+        raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
+                        "can be loaded.")
+    return LAYOUTS[found["model_type"]], found
+
+
+def checked(path: str, name: str, value, kind: type):
+    """A whole number may stand for another; a bool is no number."""
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
+        raise UserError(f"{path} says that {name} is {value!r}, but it must be {expected}.")
+    return value
+
+
+def adopt(parser: argparse.ArgumentParser, argv: Sequence[str] | None, folder: str,
+          architecture: str) -> argparse.Namespace:
+    """The options, once config.json has given those of the model that argv does not name.
+
+    So has the folder given the tokenizer, if it has one. Dropout is no part of the model: its option counts, if it is
+    given. Raises UserError for another option that says something else than the file.
+    """
+    config, path = read_config(folder, architecture), os.path.join(folder, CONFIG)
+    layout, found = layout_in(folder)
+    model, tokenizer = model_options(config), tokenizer_in(folder)
+    shares = {config[name] for name in layout.hidden_dropout}
+    parser.set_defaults(**model, **fewer_heads(layout, found), attention_dropout=config[layout.attention_dropout],
+                        hidden_dropout=shares.pop() if len(shares) == 1 else None)
+    if tokenizer:
+        parser.set_defaults(tokenizer_type=tokenizer["tokenizer_type"])
+    args = parser.parse_args(argv)
+    for name, value in model.items():
+        if getattr(args, name) != value:
+            raise UserError(f"{option(name)} is {getattr(args, name)}, but {path} says {said(config, name)}. "
+                            "Leave the option out, or load another model.")
+    if args.hidden_dropout is None:
+        both = " and ".join(f"{name} is {config[name]}" for name in layout.hidden_dropout)
+        raise UserError(f"{path} says that {both}, but here both are --hidden-dropout. Give that option.")
+    if tokenizer.get("tokenizer_type") == args.tokenizer_type and not any(vars(args).get(name) for name in OPTIONS):
+        vars(args).update(tokenizer)
+    return args
+
+
+def model_options(config: dict[str, Any]) -> dict[str, Any]:
+    """The options that say which model it is. (Its vocabulary is the tokenizer's.)"""
+    layout = LAYOUTS[config["model_type"]]
+    options = {ours: config[theirs] for ours, theirs in layout.same.items()} | layout.options
+    options["activation"] = ACTIVATIONS[config[layout.activation]]
+    if "tie_word_embeddings" in config:
+        options["untie_embeddings_and_output_weights"] = not config["tie_word_embeddings"]
+    return options
+
+
+def fewer_heads(layout: Layout, found: dict[str, Any]) -> dict[str, bool]:
+    """The option for a BERT that has no head for the order of sentences."""
+    without = layout.architecture == "bert" and found.get("architectures") == [layout.classes["lm",]]
+    return {"bert_no_binary_head": True} if without else {}
+
+
+def said(config: dict[str, Any], name: str) -> str:
+    """The words of config.json that stand for one of those options."""
+    layout = LAYOUTS[config["model_type"]]
+    if name in layout.options:
+        return f"that model_type is {layout.model_type}, where it is {layout.options[name]}"
+    others = {"activation": layout.activation, "untie_embeddings_and_output_weights": "tie_word_embeddings"}
+    theirs = (layout.same | others)[name]
+    return f"that {theirs} is {config[theirs]}"
+
+
+def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
+    """Raises UserError if the tokenizer's words are not the model's: their number, and if the folder tells, each one.
+    """
+    layout, found = layout_in(folder)
+    size = found.get("vocab_size", layout.fields["vocab_size"])
+    advice = "Give the tokenizer that the model was trained with: --tokenizer-type " + (
+        "BertWordPieceLowerCase or BertWordPieceCase with --vocab-file." if layout.architecture == "bert" else
+        "GPT2BPETokenizer with --vocab-file and --merge-file, or for ids without text --tokenizer-type NullTokenizer "
+        f"--vocab-size {size - 1}.")
+    if tokenizer.vocab_size != size:
+        raise UserError(f"{os.path.join(folder, CONFIG)} says that vocab_size is {size}, but the {tokenizer.name} has "
+                        f"{tokenizer.vocab_size:,} tokens. {advice}")
+    check_words(folder, tokenizer, advice)
+
+
+# ---- out ------------------------------------------------------------------------------------------------------------
+
+
+def check_expressible(args: argparse.Namespace, architecture: str) -> None:
+    """Raises UserError for a model that transformers has nothing for."""
+    layouts = layouts_of(architecture)
+    if not all(different := [differences(layout, vars(args)) for layout in layouts]):
+        return
+    name = different[0][0]
+    raise UserError(f"--save-hf writes a {layouts[0].model_type}, where {option(name)} is {layouts[0].options[name]}, "
+                    f"but it is {getattr(args, name)}. Leave one of the two out.")
+
+
+def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
+    """The fields of config.json, for weights that are written in this dtype."""
+    layout = layout_of(model)
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
+    width, default = layout.mlp_width
+    return {
+        "architectures": [class_of(model)], "model_type": layout.model_type, "dtype": dtype,
+        **{name: value for name, (value, _) in layout.fixed.items()},
+        **{theirs: getattr(model, ours) for ours, theirs in layout.same.items()},
+        width: None if default is None else 4 * model.hidden_size,
+        "vocab_size": model.vocab_size, layout.activation: activation,
+        "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
+        **dict.fromkeys(layout.hidden_dropout, model.hidden_dropout), layout.attention_dropout: model.attention_dropout,
+        "initializer_range": model.init_method_std, **special_tokens(layout, tokenizer)}
+
+
+def special_tokens(layout: Layout, tokenizer: Tokenizer) -> dict[str, int | None]:
+    """What the model begins and ends a text with, or fills it up."""
+    if layout.architecture == "gpt":
+        return {"bos_token_id": tokenizer.eod, "eos_token_id": tokenizer.eod}
+    return {"pad_token_id": tokenizer.pad if isinstance(tokenizer, WordPieceTokenizer) else None}

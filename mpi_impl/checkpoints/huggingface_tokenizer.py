@@ -1,0 +1,58 @@
+"""The tokenizer in a folder of Hugging Face's layout: GPT-2's vocab.json and merges.txt, or BERT's vocab.txt."""
+import json
+import os
+from typing import Any
+
+from mpi_impl.checkpoints.formats import read_json
+from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, BytePairTokenizer, GPT2BPETokenizer,
+                                     LibraryTokenizer, Tokenizer, WordPieceTokenizer)
+from mpi_impl.files import reading
+from reference.errors import UserError
+
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
+WORD_PIECES, SETTINGS = "vocab.txt", "tokenizer_config.json"
+OPTIONS = ("vocab_file", "merge_file", "tokenizer_model")        # that name a tokenizer's files
+
+
+def tokenizer_in(folder: str) -> dict[str, str]:
+    """The options that choose the folder's own tokenizer; none, if it has none that is built here."""
+    pairs, merges, pieces, settings = (os.path.join(folder, name)
+                                       for name in (VOCABULARY, MERGES, WORD_PIECES, SETTINGS))
+    if os.path.isfile(pairs) and os.path.isfile(merges):
+        return {"tokenizer_type": GPT2BPETokenizer.name, "vocab_file": pairs, "merge_file": merges}
+    found = read_json(settings) if os.path.isfile(settings) else {}
+    lower = found.get("do_lower_case", True)                     # what is left out is what transformers takes
+    as_here = found.get("strip_accents") in (None, lower) and found.get("tokenize_chinese_chars", True)
+    if not os.path.isfile(pieces) or not as_here:
+        return {}
+    kind = BertWordPieceLowerCase if lower else BertWordPieceCase
+    return {"tokenizer_type": kind.name, "vocab_file": pieces}
+
+
+def check_words(folder: str, tokenizer: Tokenizer, advice: str) -> None:
+    """Raises UserError if the tokenizer has another number for a word than the folder's vocabulary, if there is one."""
+    name = (VOCABULARY if isinstance(tokenizer, BytePairTokenizer) else
+            WORD_PIECES if isinstance(tokenizer, WordPieceTokenizer) else None)
+    if name is None or not os.path.isfile(path := os.path.join(folder, name)):
+        return
+    assert isinstance(tokenizer, LibraryTokenizer)
+    words = tokenizer.library.get_vocab()
+    for word, i in (read_json(path) if name == VOCABULARY else read_word_pieces(path)).items():
+        if words.get(word) != i:
+            raise UserError(f"{path} has another number for the token {word!r} than the {tokenizer.name}. {advice}")
+
+
+def read_word_pieces(path: str) -> dict[str, int]:
+    """A token in each line, which is its number."""
+    with reading(path), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return {line.rstrip(): i for i, line in enumerate(file)}
+
+
+def save_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
+    """As transformers' AutoTokenizer opens it. Without files of its own (a NullTokenizer), there is nothing to save."""
+    if isinstance(tokenizer, LibraryTokenizer):
+        tokenizer.library.model.save(folder)
+    if isinstance(tokenizer, WordPieceTokenizer):
+        settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": tokenizer.lower_case}
+        with open(os.path.join(folder, SETTINGS), "w") as file:
+            json.dump(settings, file, indent=2)

@@ -1,0 +1,119 @@
+"""Samples for a BERT: pairs of consecutive pieces of text, some of whose words are masked."""
+from collections.abc import Callable
+
+import numpy as np
+
+from mpi_impl.data.dataset import Dataset
+from mpi_impl.data.indexed import IndexedDataset
+from mpi_impl.data.masking import masked_positions, replaced
+from mpi_impl.data.spans import Spans
+from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
+from reference import counter_rng
+from reference.batches import BERTBatch
+from reference.errors import UserError
+
+SPECIAL_TOKENS = 3  # in [CLS] A [SEP] B [SEP]
+
+
+class BERTDataset(Dataset):
+    """Samples of an indexed data set whose documents are divided into sentences, in three parts.
+
+    A sample is a span of sentences (see Spans), cut in two at a random sentence: A and B, or in half of the samples B
+    and A, which the model shall tell apart (sentence order: Lan et al. 2020, section 3.1). What is too long loses
+    tokens at one end, the longer piece first. (Megatron tosses a coin for each token, so that about the middle is
+    left.) Then masked_lm_prob of the tokens are chosen for prediction, as masking.py says.
+
+    The spans are the same in every epoch. The cut, the order and the masks are drawn anew in each of training, while
+    validation and test always see the same. Every draw is a function of (seed, part, what for, number of the sample,
+    position), so ranks may cut a batch as they like.
+
+    Raises UserError for a tokenizer without [MASK], for options out of their range, for what Spans refuses, and for a
+    split that cannot be read.
+    """
+
+    def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str, tokenizer: Tokenizer,
+                 masked_lm_prob: float = 0.15, short_seq_prob: float = 0.1):
+        if not isinstance(tokenizer, WordPieceTokenizer):
+            raise UserError(f"--tokenizer-type {tokenizer.name} has no [CLS], [SEP] and [MASK], which BERT needs. Give "
+                            "BertWordPieceLowerCase or BertWordPieceCase.")
+        if seq_length < SPECIAL_TOKENS + 2:
+            raise UserError(f"--seq-length {seq_length} is too short for a pair of sentences, [CLS] A [SEP] B [SEP]. "
+                            f"Give {SPECIAL_TOKENS + 2} or more.")
+        if not 0 < masked_lm_prob < 1:
+            raise UserError(f"--mask-prob {masked_lm_prob} leaves nothing to predict, or nothing to predict it from. "
+                            "Give a share between 0 and 1, such as 0.15.")
+        if not 0 <= short_seq_prob <= 1:
+            raise UserError(f"--short-seq-prob {short_seq_prob} is no probability. Give a number from 0 to 1.")
+        self.tokenizer = tokenizer
+        self.masked_lm_prob = masked_lm_prob
+        self.spans = Spans(indexed, seq_length - SPECIAL_TOKENS, seed, short_seq_prob)
+        super().__init__(indexed, seq_length, seed, split, len(self.spans.firsts))
+
+    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
+        """Samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
+
+        int64 [count, BERTBatch.width(seq_length)], which BERTBatch.unpack reads. Raises UserError if the part has no
+        sample.
+        """
+        samples = self.order(part, first_sample, count)
+        numbers = np.arange(first_sample, first_sample + count) if part == "train" else samples
+
+        def uniform(what: str, index: np.ndarray) -> np.ndarray:
+            return counter_rng.uniform(counter_rng.key(self.seed, "bert", part, what), index)
+
+        begin, length, swapped = self.pairs(samples, lambda what: uniform(what, numbers))
+        tokens, token_types, text = self.sequences(begin, length)
+        after_special = np.zeros_like(text)
+        after_special[:, 1:] = ~text[:, :-1]                            # there a cut may have left half a word
+        begins = text & (self.tokenizer.begins_word[tokens] | after_special)
+        budgets = np.maximum(1, np.rint(self.masked_lm_prob * text.sum(1))).astype(np.int64)
+        index = numbers[:, None] * self.seq_length + np.arange(self.seq_length)             # [count, s]
+        masked = masked_positions(begins, text, budgets, uniform, index)
+        seen = replaced(tokens, masked, self.tokenizer, uniform, index)
+        lengths = length.sum(0) + SPECIAL_TOKENS
+        return BERTBatch(seen, token_types, np.where(masked, tokens, 0), masked.astype(np.int64), lengths,
+                         swapped).pack()
+
+    def pairs(self, samples: np.ndarray, uniform: Callable[[str], np.ndarray]):
+        """A and B of each sample: where they begin in the token stream and how long they are, and if they are swapped.
+
+        int64 [2, count], [2, count] and [count]; uniform(what for) gives each sample a number between 0 and 1.
+        """
+        first = self.spans.firsts[samples]
+        end, target = self.spans.ends(first), self.spans.targets(first)
+        middle = first + 1 + (uniform("cut") * (end - first - 1)).astype(np.int64)
+        swapped = uniform("swap") < 0.5
+        borders = self.spans.borders[[first, middle, end]]              # [3, count]
+        order = np.array([swapped, ~swapped], np.int64)                 # [2, count]: 0 is what comes first in the text
+        begin = np.take_along_axis(borders[:-1], order, 0)
+        length = np.take_along_axis(np.diff(borders, axis=0), order, 0)
+        kept = shortened(length, target)
+        begin += (length - kept) * (np.stack([uniform("end of A"), uniform("end of B")]) < 0.5)
+        return begin, kept, swapped.astype(np.int64)
+
+    def sequences(self, begin: np.ndarray, length: np.ndarray):
+        """[CLS] A [SEP] B [SEP] and padding: tokens and token types int64 [count, s], and where text is, bool.
+
+        A [SEP] in the data, which ends a document, is no text.
+        """
+        position = np.arange(self.seq_length)
+        a, b = length[:, :, None]                                       # [count, 1]
+        in_a = (position >= 1) & (position < 1 + a)                     # [count, s]
+        in_b = (position >= 2 + a) & (position < 2 + a + b)
+        source = np.where(in_a, begin[0][:, None] + position - 1, begin[1][:, None] + position - 2 - a)
+        special = np.where((position == 1 + a) | (position == 2 + a + b), self.tokenizer.sep, self.tokenizer.pad)
+        special[:, 0] = self.tokenizer.cls
+        inside = in_a | in_b
+        tokens = np.where(inside, self.indexed.tokens[np.where(inside, source, 0)], special).astype(np.int64)
+        in_second = (position >= 2 + a) & (position < SPECIAL_TOKENS + a + b)
+        return tokens, in_second.astype(np.int64), inside & (tokens != self.tokenizer.sep)
+
+
+def shortened(length: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Take tokens from the longer of two pieces (from the second if they are alike) until both have `target` together.
+
+    int64 [2, count] and [count] -> [2, count].
+    """
+    a, b = length
+    kept = np.minimum(a, np.maximum(target - b, (target + 1) // 2))
+    return np.stack([kept, np.minimum(b, target - kept)])

@@ -1,0 +1,163 @@
+"""From `--data-path` to tokens on disk: train the tokenizer, encode the corpus, and keep both for the next run."""
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from mpi_impl.data.corpus import Corpus, counted
+from mpi_impl.data.encode import encode_documents, encode_sentences, watched
+from mpi_impl.data.indexed import IndexedDataset, write_indexed
+from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, TrainedTokenizer, given_tokenizer, trained_type
+from reference.errors import UserError
+
+RECIPE = 1  # raise it when the same corpus and options come to give other tokens: older caches are then left alone
+
+Report = Callable[[str], None]
+
+
+class Prepared(NamedTuple):
+    """Where the tokens lie (PREFIX.bin and PREFIX.idx), and the tokenizer that made them."""
+
+    prefix: str
+    tokenizer: Tokenizer
+
+
+def prepare(
+    data_path: str | None = None,
+    tokenizer_type: str = "ByteLevelBPETokenizer",
+    vocab_size: int | None = None,
+    vocab_file: str | None = None,
+    merge_file: str | None = None,
+    cache: str | Path | None = None,
+    report: Report = print,
+    tokenizer_model: str | None = None,
+    split_sentences: bool = False,
+) -> Prepared:
+    """Make the tokens of a corpus ready, or find them ready: `data_path` is a corpus (see Corpus) or a Megatron prefix.
+
+    `vocab_size` is that of the tokenizer to train (4,096 when None), or the number of ids of a NullTokenizer. With
+    `split_sentences` each document has a sequence for each sentence, and no end-of-document token. The result is kept
+    in `cache` (~/.cache/shardlab when None; XDG_CACHE_HOME is honoured) under a hash of all that determines it.
+    `report` is given a sentence now and then. Called on one rank. Raises UserError for options that do not fit
+    together, for what Corpus and IndexedDataset refuse, and for a cache that cannot be written.
+    """
+    tokenizer = given_tokenizer(tokenizer_type, vocab_size, vocab_file, merge_file, tokenizer_model)
+    if data_path and (prefix := _megatron_prefix(data_path)):
+        if tokenizer is None:
+            raise UserError(
+                f"--data-path {data_path} is already tokenized, so {tokenizer_type} cannot be trained on it. Give the "
+                "tokenizer it was made with: --tokenizer-model with what was saved beside it, --tokenizer-type "
+                "GPT2BPETokenizer with --vocab-file and --merge-file, or --tokenizer-type NullTokenizer with "
+                "--vocab-size."
+            )
+        return _opened(prefix, tokenizer, report)
+
+    cache_folder = _cache_folder(cache)
+    if data_path and os.path.realpath(cache_folder) == os.path.realpath(data_path):
+        raise UserError(
+            f"--data-path {data_path} is the cache folder, whose files are no texts to learn from. Give another "
+            "--data-path or another --data-cache-path."
+        )
+    corpus = Corpus(data_path, leave_out=cache_folder)
+    asked = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
+    size = asked if tokenizer is None else tokenizer.vocab_size
+    sources = [*corpus.files, *(Path(file) for file in (vocab_file, merge_file, tokenizer_model) if file)]
+    folder = cache_folder / _key(sources, tokenizer_type, size, split_sentences)
+    wanted = trained_type(tokenizer_type) if tokenizer is None else tokenizer
+    try:
+        if not _is_complete(folder, wanted):
+            _build(folder, corpus, wanted, size, split_sentences, report)
+    except OSError as error:
+        raise UserError(
+            f"The cache folder {cache_folder} cannot be written ({error}). Make room there, or give --data-cache-path "
+            "a folder that you can write."
+        ) from error
+    tokenizer = wanted.load(folder / "tokenizer.json") if isinstance(wanted, type) else wanted
+    if tokenizer.vocab_size < size:
+        report(
+            f"the vocabulary has {tokenizer.vocab_size:,} tokens, not the {size:,} asked for: the corpus is too small "
+            "to support more"
+        )
+    return _opened(str(folder / "tokens"), tokenizer, report)
+
+
+def _megatron_prefix(data_path: str) -> str | None:
+    """PREFIX, if the path is PREFIX, PREFIX.bin or PREFIX.idx; if one of the two is missing, IndexedDataset says so."""
+    for suffix in ".bin", ".idx":
+        if data_path.endswith(suffix) and os.path.isfile(data_path):
+            return data_path.removesuffix(suffix)
+    found = [os.path.isfile(data_path + suffix) for suffix in (".bin", ".idx")]
+    is_prefix = all(found) or (any(found) and not os.path.exists(data_path))
+    return data_path if is_prefix else None
+
+
+def _opened(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
+    """Open the data set once, so that a damaged file is refused here and the person reads what there is."""
+    dataset = IndexedDataset(prefix)
+    documents = counted(len(dataset.document_indices) - 1, "document")
+    report(f"{counted(len(dataset.tokens), 'token')} in {documents}, vocabulary {tokenizer.vocab_size:,}: {prefix}.bin")
+    return Prepared(prefix, tokenizer)
+
+
+# The cache: one folder for each result, which appears all at once.
+
+
+def _cache_folder(cache: str | Path | None) -> Path:
+    if cache is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "shardlab")
+    return Path(cache).absolute()
+
+
+def _key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int, split_sentences: bool) -> str:
+    """A hash of everything that determines the tokens; a file's path, size and time of change stand for its text."""
+    stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
+    text = json.dumps([RECIPE, tokenizers.__version__, tokenizer_type, vocab_size, split_sentences, stats])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) -> bool:
+    """A folder that is there was complete when it came; one that was damaged since is removed, to be made again."""
+    if not folder.is_dir():
+        return False
+    try:
+        IndexedDataset(folder / "tokens")
+        if isinstance(tokenizer, type):
+            tokenizer.load(folder / "tokenizer.json")
+        return True
+    except UserError:
+        shutil.rmtree(folder)
+        return False
+
+
+def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
+           split_sentences: bool, report: Report) -> None:
+    """Make everything aside and move it into place by one rename, which an interruption or another job cannot halve.
+
+    Instead of a tokenizer there may be the type of one to be trained first.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as temporary:
+        aside = Path(temporary, folder.name)
+        aside.mkdir()
+        if isinstance(tokenizer, type):
+            report(f"training a {vocab_size:,}-token {tokenizer.method} on {corpus}")
+            trained = tokenizer.train(watched(corpus.documents(), "read", report), vocab_size)
+            trained.save(aside / "tokenizer.json")
+            tokenizer = trained
+        report(f"encoding {corpus} with {tokenizer.name}")
+        encode = encode_sentences if split_sentences else encode_documents
+        documents = encode(watched(corpus.documents(), "encoded", report), tokenizer)
+        write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
+        if corpus.skipped:
+            report(f"passed over {counted(len(corpus.skipped), 'file')} without UTF-8 text: {corpus.skipped[0]} first")
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # it is there when another job was first, with the same result
+                raise

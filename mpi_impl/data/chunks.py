@@ -1,0 +1,127 @@
+"""A corpus in chunks: pieces of work of about one size, cut without reading it, and the documents of each.
+
+A chunk is a list of parts, each a range of bytes of one file. Of JSON lines it has those lines that begin in the range;
+any other file is one document and in one part. So the chunks have every document once and in order, wherever the cuts
+come.
+"""
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, NamedTuple
+
+from mpi_impl.data.clean import normalized
+from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, text_of_file, text_of_line
+from reference.errors import UserError
+
+LARGEST = 1 << 28   # bytes of a document: it is held in memory, several times over, with its tokens
+
+
+class Source(NamedTuple):
+    """A file of the corpus; its size and time of change stand for its contents."""
+
+    file: str
+    is_json_lines: bool
+    size: int
+    mtime_ns: int
+
+
+class Part(NamedTuple):
+    """The bytes of a file from `start` up to and without `stop`."""
+
+    file: str
+    is_json_lines: bool
+    start: int
+    stop: int
+
+
+class Document(NamedTuple):
+    """A document found in a part: its line there, from 1 on, or 0 for a whole file; and its text or why it has none."""
+
+    line: int
+    text: str
+    bad: BadText | None
+
+
+def sources(inputs: Iterable[str | None], option: str) -> list[Source]:
+    """The files of all inputs, each a corpus that the option gives, in order. Raises UserError as Corpus does."""
+    found = []
+    for path in inputs:
+        corpus = Corpus(path, option=option)
+        for file in corpus.files:
+            status = file.stat()
+            found.append(Source(str(file), corpus.is_json_lines(file), status.st_size, status.st_mtime_ns))
+    return found
+
+
+def chunks(files: Iterable[Source], size: int) -> Iterator[list[Part]]:
+    """The files as lists of parts, each of `size` bytes together or a little more; only documents make them larger."""
+    chunk: list[Part] = []
+    held = 0
+    for part in _parts(files, size):
+        chunk.append(part)
+        held += part.stop - part.start
+        if held >= size:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
+
+
+def _parts(files: Iterable[Source], size: int) -> Iterator[Part]:
+    for source in files:
+        step = size if source.is_json_lines else max(1, source.size)
+        for start in range(0, max(1, source.size), step):   # an empty file has a part, which tells that it is empty
+            yield Part(source.file, source.is_json_lines, start, min(source.size, start + step))
+
+
+def documents(part: Part) -> Iterator[Document]:
+    """What is in a part, made uniform, one document in memory at a time. A line of blanks has no text, nor is it bad.
+
+    Raises UserError for a file that cannot be read.
+    """
+    try:
+        with open(part.file, "rb") as file:
+            if part.stop == 0:
+                yield Document(0, "", BadText(EMPTY, "is an empty file"))
+            elif part.is_json_lines:
+                for number, line in enumerate(_lines(file, part), start=1):
+                    yield _document(number, line, text_of_line)
+            else:
+                yield _document(0, file.read() if part.stop <= LARGEST else None, text_of_file)
+    except OSError as error:
+        raise UserError(f"{part.file} cannot be read ({error.strerror}). Check that you may read it.") from error
+
+
+def _document(line: int, data: bytes | None, text_of: Callable[[bytes], str]) -> Document:
+    if data is None:
+        return Document(line, "", BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB"))
+    if line and data.isspace():
+        return Document(line, "", None)
+    try:
+        text = normalized(text_of(data))
+    except BadText as bad:
+        return Document(line, "", bad)
+    return Document(line, text, None if text else BadText(EMPTY, "has no text"))
+
+
+def _lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
+    """The lines that begin in the part; None for one that is too long."""
+    position = part.start
+    if position:    # a line that began before is no line of this part, unless it ends just here
+        file.seek(position - 1)
+        position += _skip_line(file) - 1
+    while position < part.stop and (line := file.readline(LARGEST)):
+        position += len(line)
+        if len(line) == LARGEST and not line.endswith(b"\n"):
+            position += _skip_line(file)
+            yield None
+        else:
+            yield line
+
+
+def _skip_line(file: BinaryIO) -> int:
+    """Go on to the next line -> the bytes passed over."""
+    passed = 0
+    while piece := file.readline(1 << 20):
+        passed += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return passed

@@ -1,0 +1,101 @@
+"""What the data sets share: three parts, the order in which samples come, and a look at every token."""
+import re
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from mpi_impl.data.indexed import IndexedDataset, blocks
+from reference.errors import UserError
+
+PARTS = ("train", "validation", "test")
+PROPORTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be a number too, of a billion digits
+
+
+class Dataset(ABC):
+    """`total` samples of an indexed data set, in three parts.
+
+    The parts are contiguous ranges of *samples* in the proportions of `split`. Megatron divides documents; but
+    then a corpus that is one file would have no validation part.
+
+    Raises UserError for a split that cannot be read.
+    """
+
+    def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str, total: int):
+        self.indexed = indexed
+        self.seq_length = seq_length
+        self.seed = seed
+        self.split = split
+        self.ranges = split_samples(split, total)
+
+    @abstractmethod
+    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
+        """Samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes: int64 [count, n].
+
+        Each is a row, as reference/batches.py has it. Raises UserError if the part has no sample.
+        """
+
+    def samples(self, part: str) -> int:
+        """The number of samples in 'train', 'validation' or 'test'."""
+        return len(self.ranges[part])
+
+    def order(self, part: str, first_sample: int, count: int) -> np.ndarray:
+        """Which samples are first_sample, ..., first_sample + count - 1 of an endless sequence: int64 [count].
+
+        The sequence passes through the part again and again: training in another order each epoch, validation and
+        test as they lie. It depends on the seed and on nothing else, so ranks may cut it as they like. Raises
+        UserError if the part has no sample.
+        """
+        n = self.samples(part)
+        if n == 0:
+            total = sum(map(len, self.ranges.values()))
+            raise UserError(
+                f"The {part} part of {self.indexed.prefix} has no sample: --split {self.split} leaves it none of "
+                f"{total:,}. Give it a larger share, more text, or a smaller --seq-length."
+            )
+        epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
+        if part == "train":
+            for epoch in np.unique(epochs):
+                places[epochs == epoch] = shuffled(n, self.seed, int(epoch))[places[epochs == epoch]]
+        return self.ranges[part].start + places
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Read all tokens once, a block at a time; raises UserError for the first outside [0, vocab_size)."""
+        for start, block in blocks(self.indexed.tokens):
+            outside = (block < 0) | (block >= vocab_size)
+            if outside.any():
+                i = int(outside.argmax())
+                raise UserError(
+                    f"{self.indexed.prefix}.bin holds the token {block[i]} at position {start + i:,}, outside the "
+                    f"vocabulary of {vocab_size:,} tokens (0 to {vocab_size - 1:,}): it was made with another "
+                    "tokenizer. Give that tokenizer, or the --vocab-size it had."
+                )
+
+
+def split_samples(split: str, n: int) -> dict[str, range]:
+    """Divide n samples in the proportions of `split`, up to three numbers as in "969,30,1"; a missing one is 0.
+
+    Raises UserError for anything else, and for proportions that are all 0.
+    """
+    words = [word.strip() for word in split.split(",")]
+    plain = all(PROPORTION.fullmatch(word) for word in words)
+    weights = [Fraction(word) for word in words] if plain else []  # exact: "0.9,0.1" does not lose a sample
+    if not 1 <= len(weights) <= 3 or not any(weights):
+        raise UserError(
+            f"--split {split} is not a division into training, validation and test. Give up to three proportions that "
+            "are not all 0, each a plain number below 1e9 such as 30 or 0.25: for example 969,30,1."
+        )
+    bounds = [round(n * sum(weights[:i]) / sum(weights)) for i in range(4)]
+    return dict(zip(PARTS, map(range, bounds, bounds[1:]), strict=True))
+
+
+# A batch may reach over the end of an epoch into the next, and each data set of a blend has epochs of its own.
+@lru_cache(maxsize=8)
+def shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of n samples in an epoch: int64 [n].
+
+    It sorts raw random bits, which NumPy promises never to change; its own permutations may differ by version. Any
+    integer is a seed: the generator takes none below 0, and a negative one counts down from 2^64.
+    """
+    return np.argsort(np.random.PCG64((seed % 2**64, epoch)).random_raw(n), kind="stable")

@@ -1,0 +1,50 @@
+"""What was dropped from a corpus: each document named in a file, and the counts and examples for a person to read."""
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import TextIO
+
+import numpy as np
+
+from mpi_impl.data.encoded_corpus import EncodedCorpus
+from mpi_impl.data.near_duplicates import NearDuplicates
+
+NEAR_DUPLICATE = "near-duplicate"
+EXAMPLES = 3    # of each kind
+
+
+class Dropped:
+    """Counts, and the first examples, of each kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, list[str]] = defaultdict(list)
+
+    def write(self, file: TextIO, corpus: EncodedCorpus, alike: NearDuplicates | None) -> None:
+        """A line of JSON for each dropped document, in the order of the corpus."""
+        for chunk in range(len(corpus.reports)):
+            found = [*corpus.reports[chunk].dropped, *(_alike(corpus, chunk, alike) if alike else ())]
+            for part, line, kind, why in sorted(map(tuple, found)):
+                place = corpus.place(chunk, part, line)
+                file.write(json.dumps({"document": place, "dropped": kind, "why": why}) + "\n")
+                self.counts[kind] += 1
+                if self.counts[kind] <= EXAMPLES:
+                    self.examples[kind].append(f"{place} {why}")
+
+    def __str__(self) -> str:
+        """The kinds, most frequent first, each with its count and its examples."""
+        lines = []
+        for kind, count in self.counts.most_common():
+            lines.append(f"dropped {count:,} as {kind}:")
+            lines += [f"    {example}" for example in self.examples[kind]]
+            lines += ["    ..."] if count > EXAMPLES else []
+        return "\n".join(lines)
+
+
+def _alike(corpus: EncodedCorpus, chunk: int, alike: NearDuplicates) -> Iterator[tuple[int, int, str, str]]:
+    """The near-duplicates in a chunk, as its report tells of the others."""
+    start, stop = corpus.starts[chunk : chunk + 2]
+    for document in (start + np.flatnonzero(alike.original[start:stop] >= 0)).tolist():
+        part, line = corpus.places(chunk)[document - start].tolist()
+        original = corpus.place_of(int(alike.original[document]))
+        yield part, line, NEAR_DUPLICATE, f"is like {original}: Jaccard {alike.jaccard[document]:.2f}"

@@ -1,0 +1,126 @@
+"""A chunk of a corpus encoded: read, tokenized, rid of what is bad or short, in a folder that appears all at once.
+
+    chunk-000017/tokens.bin .idx    the documents that are left, as Megatron's indexed data
+                 places.npy         int64 [documents, 2]: the part that each is in, and its line there
+                 signatures.npy     uint32 [128, documents], if near-duplicates are asked for: a band is read as a whole
+                 report.json        ChunkReport, as text
+"""
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from mpi_impl.data.chunks import Part, documents
+from mpi_impl.data.corpus import counted
+from mpi_impl.data.encode import encode_documents, encode_sentences
+from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
+from mpi_impl.data.near_duplicates import PERMUTATIONS, signature
+from mpi_impl.data.tokenizer import Tokenizer, given_tokenizer
+from reference.errors import UserError
+
+SHORT = "short"     # the kind of what is dropped for having too few tokens
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides what becomes of a document: the options of mpi_impl.data.prepare, under their names."""
+
+    tokenizer_type: str
+    vocab_size: int | None
+    vocab_file: str | None
+    merge_file: str | None
+    tokenizer_model: str | None
+    split_sentences: bool
+    min_tokens: int
+    jaccard: float      # 0: near-duplicates stay
+
+
+@lru_cache(maxsize=1)   # a worker reads it once, not for every chunk
+def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
+    """The tokenizer, or None if it is one to be trained. Raises UserError as given_tokenizer does."""
+    return given_tokenizer(recipe.tokenizer_type, recipe.vocab_size, recipe.vocab_file, recipe.merge_file,
+                           recipe.tokenizer_model)
+
+
+@dataclass
+class ChunkReport:
+    """What was found in a chunk."""
+
+    lines: list[int]                    # of each part
+    dropped: list[tuple[int, int, str, str]] = field(default_factory=list)     # part, line, kind, why
+    documents: int = 0                  # that are left
+    tokens: int = 0                     # of those
+
+
+def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport:
+    """Make the folder of a chunk, whose tokenizer is there to be read, and say what was found.
+
+    Raises UserError for a file that cannot be read, OSError for a folder that cannot be written.
+    """
+    chunk = _Chunk(parts, recipe)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as temporary:
+        aside = Path(temporary, folder.name)
+        aside.mkdir()
+        write_indexed(aside / "tokens", chunk.documents(), chunk.tokenizer.vocab_size)
+        np.save(aside / "places.npy", np.array(chunk.places, np.int64).reshape(-1, 2))
+        if recipe.jaccard:
+            signatures = np.array(chunk.signatures, np.uint32).reshape(-1, PERMUTATIONS)
+            np.save(aside / "signatures.npy", np.ascontiguousarray(signatures.T))
+        (aside / "report.json").write_text(json.dumps(asdict(chunk.report)), "utf-8")
+        shutil.rmtree(folder, ignore_errors=True)   # one that was found damaged
+        aside.rename(folder)
+    return chunk.report
+
+
+class _Chunk:
+    """A chunk while its documents go by."""
+
+    def __init__(self, parts: list[Part], recipe: Recipe):
+        tokenizer = tokenizer_of(recipe)
+        assert tokenizer is not None
+        self.tokenizer, self.parts, self.recipe = tokenizer, parts, recipe
+        self.places: list[tuple[int, int]] = []
+        self.signatures: list[np.ndarray] = []
+        self.report = ChunkReport([0] * len(parts))
+
+    def documents(self) -> Iterator[Document]:
+        """The documents that are left, encoded; the rest is in the report."""
+        for number, part in enumerate(self.parts):
+            for line, text, bad in documents(part):
+                self.report.lines[number] = line
+                if bad:
+                    self.report.dropped.append((number, line, bad.kind, bad.fault))
+                elif text:
+                    yield from self._sieved(text, number, line)
+
+    def _sieved(self, text: str, part: int, line: int) -> Iterator[Document]:
+        encode = encode_sentences if self.recipe.split_sentences else encode_documents
+        (document,) = encode([text], self.tokenizer)
+        tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # its end counts not
+        if tokens < max(1, self.recipe.min_tokens):
+            self.report.dropped.append((part, line, SHORT, f"has {counted(tokens, 'token')}"))
+            return
+        if self.recipe.jaccard:
+            self.signatures.append(signature(text))
+        self.places.append((part, line))
+        self.report.documents += 1
+        self.report.tokens += tokens
+        yield document
+
+
+def finished(folder: Path) -> ChunkReport | None:
+    """The report of a chunk that is there and whole; None if it is not, and has to be made."""
+    try:
+        report = ChunkReport(**json.loads((folder / "report.json").read_text("utf-8")))
+        if report.documents:
+            IndexedDataset(folder / "tokens")
+            for array in folder.glob("*.npy"):
+                np.load(array, mmap_mode="r")   # compares its size with its shape
+        return report
+    except (OSError, ValueError, TypeError, UserError):
+        return None

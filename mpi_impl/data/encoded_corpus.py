@@ -1,0 +1,71 @@
+"""All chunks of a corpus, in order: their documents, numbered through, and where each was found."""
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from mpi_impl.data.chunks import Part
+from mpi_impl.data.encoded_chunk import ChunkReport
+from mpi_impl.data.indexed import IndexedDataset
+
+
+def chunk_folder(work: Path, number: int) -> Path:
+    """Where chunk `number` of a preparation is."""
+    return work / f"chunk-{number:06d}"
+
+
+class EncodedCorpus:
+    """Chunks whose folders are in `work`: those of `plan` whose report has been appended."""
+
+    def __init__(self, work: Path, plan: Sequence[list[Part]]):
+        self.work, self.plan = work, plan
+        self.reports: list[ChunkReport] = []
+        self.starts = [0]                           # the number of each chunk's first document, and of all documents
+        self._lines_before: list[list[int]] = []    # of each chunk's parts: the lines of the file in parts before
+        self._lines: Counter[str] = Counter()       # of each file, so far
+
+    def append(self, report: ChunkReport) -> None:
+        """The next chunk is there."""
+        before = []
+        for part, lines in zip(self.plan[len(self.reports)], report.lines, strict=True):
+            before.append(self._lines[part.file])
+            if part.is_json_lines:
+                self._lines[part.file] += lines
+        self._lines_before.append(before)
+        self.reports.append(report)
+        self.starts.append(self.starts[-1] + report.documents)
+
+    def place(self, chunk: int, part: int, line: int) -> str:
+        """How a person finds a document: 'a.jsonl:17', or 'b.txt' for a whole file."""
+        file = self.plan[chunk][part].file
+        return f"{file}:{self._lines_before[chunk][part] + line}" if line else file
+
+    def place_of(self, document: int) -> str:
+        """The same for a document that is left, by its number."""
+        chunk = bisect_right(self.starts, document) - 1
+        part, line = self.places(chunk)[document - self.starts[chunk]].tolist()
+        return self.place(chunk, part, line)
+
+    @lru_cache(maxsize=64)  # noqa: B019  there is one corpus in a run
+    def places(self, chunk: int) -> np.ndarray:
+        """The part and the line of each document that is left of a chunk: int64 [documents, 2]."""
+        return np.load(chunk_folder(self.work, chunk) / "places.npy")
+
+    def signatures(self) -> list[np.ndarray]:
+        """Of all documents that are left, chunk after chunk: uint32 [128, documents] each, memory-mapped."""
+        return [np.load(chunk_folder(self.work, chunk) / "signatures.npy", mmap_mode="r") for chunk in self._held()]
+
+    def documents(self) -> Iterator[list[np.ndarray]]:
+        """All documents that are left, each as its sequences, memory-mapped."""
+        for chunk in self._held():
+            dataset = IndexedDataset(chunk_folder(self.work, chunk) / "tokens")
+            bounds = dataset.document_indices.tolist()
+            for first, end in zip(bounds, bounds[1:]):
+                yield [dataset[i] for i in range(first, end)]
+
+    def _held(self) -> list[int]:
+        """The chunks with documents: there is no data set without."""
+        return [chunk for chunk, report in enumerate(self.reports) if report.documents]

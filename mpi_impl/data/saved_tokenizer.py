@@ -1,0 +1,53 @@
+"""A tokenizer in the folder of what was trained with it, so that who loads that need not name it again.
+
+    tokenizer.json     what `--tokenizer-model` reads; or of a NullTokenizer, {"NullTokenizer": vocab_size}
+"""
+import json
+import os
+
+from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
+                                     LibraryTokenizer, NullTokenizer, Tokenizer, TrainedTokenizer)
+from mpi_impl.files import reading, writing
+from reference.errors import UserError
+
+SAVED = "tokenizer.json"
+
+
+def save(tokenizer: Tokenizer, folder: str) -> None:
+    """Write it to a folder that is there, whole or not at all. Raises UserError if that cannot be."""
+    path = os.path.join(folder, SAVED)
+    with writing(path):
+        if isinstance(tokenizer, LibraryTokenizer):
+            tokenizer.save(f"{path}.tmp")
+        else:
+            with open(f"{path}.tmp", "w") as file:
+                json.dump({NullTokenizer.name: tokenizer.vocab_size}, file)
+        os.replace(f"{path}.tmp", path)
+
+
+def is_saved(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, SAVED))
+
+
+def load(folder: str) -> Tokenizer:
+    """The tokenizer in a folder. Raises UserError if there is none, or something else.
+
+    (GPT-2's comes back as a ByteLevelBPETokenizer, which it is: it gives the same ids, and has the same fingerprint.)
+    """
+    path = os.path.join(folder, SAVED)
+    try:
+        with reading(path), open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        if NullTokenizer.name in content:
+            return NullTokenizer(content[NullTokenizer.name] - 1)
+        kind = type_of(content)
+    except (ValueError, TypeError, KeyError) as error:      # of JSON, of UTF-8, or of a file that is another's
+        raise UserError(f"{path} is no tokenizer that was saved here ({error}).") from error
+    return kind.load(path)
+
+
+def type_of(content: dict) -> type[TrainedTokenizer]:
+    """By the algorithm, and by what is done to the text before it."""
+    if content["model"]["type"] == "BPE":
+        return ByteLevelBPETokenizer
+    return BertWordPieceLowerCase if content["normalizer"]["lowercase"] else BertWordPieceCase

@@ -1,0 +1,51 @@
+"""Work on many cores: processes that take one task after another, and leave no orphan behind."""
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any
+
+from reference.errors import UserError
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def mapped(function: Callable[..., Any], workers: int, *arguments: Iterable) -> Iterator[Any]:
+    """`map(function, *arguments)` by so many processes; the results come in order, and so does the first error.
+
+    Raises UserError if a process is ended from outside.
+    """
+    if workers == 1:
+        yield from map(function, *arguments)
+        return
+    # Processes are started afresh: a copy of this one would have copies of threads' locks, but not the threads.
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(workers, context, _start) as pool:
+            yield from pool.map(function, *arguments)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "A worker was ended from outside, most likely because memory ran out. Run the same command again, with "
+            f"fewer --workers than {workers}: it goes on where this run ended."
+        ) from error
+
+
+def _start() -> None:
+    """In each process: it has one core, an interruption is its parent's affair, and it ends when its parent does."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

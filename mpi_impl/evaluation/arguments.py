@@ -1,0 +1,126 @@
+"""The options of mpi_impl/evaluate.py, checked against one another and against the model."""
+import argparse
+from collections.abc import Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+from mpi_impl.entry import ArgumentParser
+from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
+from mpi_impl.training.arguments import (Settings, check_device, check_recompute_fits, check_schedule, optimizer_config,
+                                         parallel_config, precision)
+from mpi_impl.training.options import NAMES
+from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
+                              number_of_microbatches, option, require_not_negative, require_positive)
+from reference.errors import UserError
+from reference.stages import stages_of_ranks
+
+PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "metrics_file", "save",
+         "offload_folder")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, as far as they can be checked before the model is known. Raises UserError."""
+    first = ArgumentParser(prog="evaluate", add_help=False)
+    first.add_argument("--task", choices=tuple(TASKS))
+    args = parser(first.parse_known_args(argv)[0].task).parse_args(argv)
+    for name in PATHS:
+        if getattr(args, name, None) == "":
+            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
+    if (args.load is None) == (args.load_hf is None):
+        raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "
+                        f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
+    check_device(args)
+    require_positive("micro_batch_size", args.micro_batch_size)
+    if not 0.01 <= args.distributed_timeout_minutes <= 60 * 24 * 7:
+        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be at least "
+                        "0.01, and at most a week, which is 10080.")
+    return args
+
+
+def check_architecture(args, found: str) -> None:
+    """Raises UserError for a task that is for another model than the one that was `found`."""
+    wanted = TASKS[args.task]
+    if found != wanted:
+        others = " or ".join(task for task, architecture in TASKS.items() if architecture == found)
+        raise UserError(f"--task {args.task} is for a {NAMES[wanted]}, but {args.load or args.load_hf} holds a "
+                        f"{NAMES[found]}. Give another model, or choose --task {others}.")
+
+
+def seq_length(args, model: ModelConfig) -> int:
+    """The longest that the model can see, unless it is said. Raises UserError if the model cannot see so far."""
+    longest = model.max_position_embeddings
+    s = longest if args.seq_length is None else args.seq_length
+    require_positive("seq_length", s)
+    if s > longest:
+        raise UserError(f"--seq-length is {s}, but the model has {longest} positions. Choose at most as many, or leave "
+                        "the option out.")
+    return s
+
+
+def forward_parallel(args, model: ModelConfig, world_size: int) -> ParallelConfig:
+    """How ranks share a model that only goes forward. Raises UserError if they cannot."""
+    parallel = ParallelConfig.for_world(world_size, args.tensor_model_parallel_size,
+                                        args.pipeline_model_parallel_size)
+    check_model_fits(model, parallel)
+    stages_of_ranks(model, parallel)      # raises if there are more stages than layers
+    return parallel
+
+
+# ---- of a BERT that is tuned ----------------------------------------------------------------------------------------
+
+
+class Course(NamedTuple):
+    """How long the tuning is. There are so many questions in an epoch, and so many in a step."""
+
+    questions: int
+    global_batch_size: int
+    iterations: int
+
+    def ends_of_epochs(self) -> set[int]:
+        """The iterations with which every question has been asked once more, and the last one."""
+        epochs = self.iterations * self.global_batch_size // self.questions
+        return {self.iterations} | {ceil(epoch * self.questions / self.global_batch_size)
+                                    for epoch in range(1, epochs + 1)}
+
+
+def course(args, questions: int) -> Course:
+    """Of so many epochs, the last one filled up with the beginning of the next; or of so many iterations."""
+    epochs = EPOCHS if args.epochs is None else args.epochs
+    iterations = ceil(epochs * questions / args.global_batch_size) if args.train_iters is None else args.train_iters
+    return Course(questions, args.global_batch_size, iterations)
+
+
+def parallel_of_tuning(args, model: ModelConfig, world_size: int) -> tuple[ParallelConfig, int]:
+    """How ranks share the work, and the number of microbatches in a step. Sets what is left open: the batch's size and
+    the sequence's length. Raises UserError for what does not go together.
+    """
+    args.num_layers, args.seq_length = model.num_layers, seq_length(args, model)
+    parallel = parallel_config(args, world_size)
+    d = parallel.data_parallel_size
+    if args.global_batch_size is None:
+        args.global_batch_size = args.micro_batch_size * d
+    m = number_of_microbatches(args.global_batch_size, args.micro_batch_size, d)
+    check_schedule(args, parallel, m)
+    check_sequence_fits(args.seq_length, parallel)
+    check_model_fits(model, parallel)
+    stages = stages_of_ranks(model, parallel)
+    check_recompute_fits(parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
+    return parallel, m
+
+
+def check_tuning(args) -> None:
+    """Raises UserError for what does not go together, whatever the model."""
+    if args.epochs is not None and args.train_iters is not None:
+        raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both say how long the "
+                        "tuning is. Give one of them.")
+    for name in ("epochs", "train_iters"):
+        if getattr(args, name) is not None:
+            require_not_negative(name, getattr(args, name))
+    require_positive("log_interval", args.log_interval)
+    optimizer_of(args, 1 << 30)      # as for a long run: what is wrong with the other options is said now
+    precision(args)
+
+
+def optimizer_of(args, iterations: int):
+    """Adam for a run of so many iterations. Raises UserError."""
+    return optimizer_config(argparse.Namespace(**vars(args) | {"train_iters": max(iterations, 1)}))

@@ -1,0 +1,63 @@
+"""LAMBADA: how often a GPT knows the last word of a passage, which nobody guesses from its last sentence alone
+(Paperno et al. 2016).
+
+The strict form, as Megatron's `--strict-lambada`: the passage without its last word is one text, the word with the
+blank before it another, so that the word's tokens begin where the word does. All of them must be the model's first
+choice, each after the passage and the word's own tokens before it ("teacher forcing"). Greedy decoding would write the
+word then, and only then: up to the first wrong token the two see the same text.
+"""
+import numpy as np
+
+from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.evaluation.files import json_object, read_text
+from mpi_impl.evaluation.scored import Excerpt, ScoredDataset
+from reference.errors import UserError
+
+WANTED = "LAMBADA's lambada_test.jsonl"
+LIKE = '{"text": "a passage"}'
+
+
+class LAMBADA(ScoredDataset):
+    """The passages of JSON lines, of each of which the last word is asked for.
+
+    A passage of more than s + 1 tokens loses its beginning. Raises UserError, with the number of the line, for what is
+    no passage.
+    """
+
+    def __init__(self, data_path: str, tokenizer: Tokenizer, seq_length: int):
+        excerpts = []
+        for number, line in enumerate(read_text(data_path, WANTED).split("\n"), start=1):
+            if line.strip():
+                where = f"{data_path}, line {number},"
+                excerpts.append(excerpt(passage(line, where), tokenizer, seq_length, where))
+        super().__init__(excerpts, seq_length, tokenizer.eod)
+
+
+def passage(line: str, where: str) -> str:
+    """The text in a line of JSON."""
+    text = json_object(line, where, LIKE).get("text")
+    if not isinstance(text, str):
+        raise UserError(f'{where} has no string under the key "text". It should read like {LIKE}.')
+    return text
+
+
+def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Excerpt:
+    """The tokens of a passage, from the left as far as they fit, and the number of those of its last word."""
+    words = text.rsplit(maxsplit=1)
+    if len(words) < 2:
+        raise UserError(f"{where} has fewer than two words: there is nothing to tell the last one from. Mend the line.")
+    context, word = words
+    target = tokenizer.encode(" " + word)
+    if len(target) > seq_length:
+        raise UserError(f"{where} ends with a word of {len(target)} tokens, and --seq-length is {seq_length}. Give at "
+                        "least as many.")
+    tokens = [*tokenizer.encode(context.strip()), *target]
+    return Excerpt(np.array(tokens[-seq_length - 1:], np.int64), len(target))
+
+
+def words_right(correct, weights):
+    """How many samples are right: `correct` [n, s] says where the target is the model's first choice.
+
+    The weights [n, s] are the batch's. A sample that only fills the batch asks for nothing, and is not right.
+    """
+    return ((correct | (weights == 0)).all(1) & (weights != 0).any(1)).sum()

@@ -1,0 +1,146 @@
+"""RACE: questions about passages from English examinations, with four answers to choose from (Lai et al. 2017).
+
+A BERT reads `[CLS] question and answer [SEP] passage [SEP]` for each of the four answers and gives it a score; it is
+tuned on the part "train". The question comes first, as in Megatron, and what does not fit is the end of the passage.
+
+The folder holds a file for each passage, such as `test/high/18.txt`: a JSON object with an article, questions, and of
+each question four options and the letter of the right one.
+"""
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.data.dataset import shuffled
+from mpi_impl.data.tokenizer import WordPieceTokenizer
+from mpi_impl.evaluation.files import json_object, read_text
+from reference.batches import ChoiceBatch
+from reference.config import require_positive
+from reference.errors import UserError
+
+PARTS = {"train": "train", "validation": "dev", "test": "test"}    # and their folders
+LEVELS = ("middle", "high")    # schools
+LISTS = ("questions", "options", "answers")
+LETTERS = ["A", "B", "C", "D"]
+LIKE = '{"article": "...", "questions": ["..."], "options": [["...", "...", "...", "..."]], "answers": ["A"]}'
+
+
+class Question(NamedTuple):
+    """Tokens. Rows are made of them when they are asked for: those of all questions would fill gigabytes."""
+
+    article: list[int]
+    choices: list[list[int]]    # the question with each of its four options
+    answer: int                 # which is right
+
+
+class RACEDataset:
+    """The questions of RACE, part by part: the files in the order of their names, those of middle schools first.
+
+    `max_qa_length` is the longest that a question and an option may be together, in tokens; the rest is cut off. Raises
+    UserError for sizes that leave no room for the passage, a part without files, and a file that is no passage.
+    """
+
+    def __init__(self, data_path: str, tokenizer: WordPieceTokenizer, seq_length: int, seed: int,
+                 max_qa_length: int = 128, parts: Iterable[str] = PARTS):
+        require_positive("max_qa_length", max_qa_length)
+        if seq_length < max_qa_length + 4:
+            raise UserError(f"--seq-length is {seq_length}, but must be at least {max_qa_length + 4}: a question and "
+                            f"an answer take up to {max_qa_length} tokens (--max-qa-length), [CLS] and two [SEP] "
+                            "three, and something must be left for the passage.")
+        self.tokenizer, self.seq_length, self.seed = tokenizer, seq_length, seed
+        self.parts = {part: [question for file in passage_files(data_path, PARTS[part])
+                             for question in questions(read_passage(file), tokenizer, max_qa_length)]
+                      for part in parts}
+
+    def samples(self, part: str) -> int:
+        """The number of questions."""
+        return len(self.parts[part])
+
+    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
+        """Samples first_sample, ..., first_sample + count - 1: int64 [count, width], rows of a ChoiceBatch.
+
+        Training passes through its part again and again, in another order each epoch, which depends on the seed and
+        on nothing else. The other parts are passed through once, as they lie: beyond their ends they begin again, with
+        weights 0.
+        """
+        n = self.samples(part)
+        epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
+        weights = (epochs == 0).astype(np.int64)
+        if part == "train":
+            weights[:] = 1
+            for epoch in np.unique(epochs):
+                places[epochs == epoch] = shuffled(n, self.seed, int(epoch))[places[epochs == epoch]]
+        asked = [self.parts[part][place] for place in places]
+        rows = [sequence(choice, q.article, self.seq_length, self.tokenizer) for q in asked for choice in q.choices]
+        tokens, token_types, lengths = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        answers = np.array([question.answer for question in asked], np.int64)
+        return ChoiceBatch(tokens, token_types, lengths, answers, weights).pack()
+
+
+def passage_files(data_path: str, part_folder: str) -> list[Path]:
+    """A part's files, level by level. Raises UserError if a level has none: half the part would be measured."""
+    found = []
+    for level in LEVELS:
+        folder = Path(data_path, part_folder, level)
+        files = sorted(folder.glob("[!.]*.txt"))
+        if not files:
+            raise UserError(f"--data-path {data_path} is not RACE's folder: there is no .txt file in {folder}. Give "
+                            "the folder that has train, dev and test in it, each with middle and high.")
+        found += files
+    return found
+
+
+def read_passage(file: Path) -> dict:
+    """The object in a file, with all that is looked for in it. Raises UserError for anything else."""
+    passage = json_object(read_text(file, "RACE's folder"), str(file), LIKE)
+    if not isinstance(passage.get("article"), str) or not all(isinstance(passage.get(name), list) for name in LISTS):
+        raise UserError(f'{file} is no passage of RACE: it needs "article", a text, and the lists "questions", '
+                        f'"options" and "answers". It should read like {LIKE}.')
+    lists = [passage[name] for name in LISTS]
+    if not passage["questions"]:
+        raise UserError(f"{file} has no question. Give the files of RACE as they were published.")
+    if len({len(x) for x in lists}) > 1:
+        numbers = ", ".join(f"{len(x)} {name}" for name, x in zip(LISTS, lists))
+        raise UserError(f"{file} has {numbers}, but there must be as many of each.")
+    for number, (question, options, answer) in enumerate(zip(*lists), start=1):
+        check_question(question, options, answer, f"{file}, question {number},")
+    return passage
+
+
+def check_question(question, options, answer, where: str) -> None:
+    if not isinstance(question, str):
+        raise UserError(f"{where} is no text. The file should read like {LIKE}.")
+    if not isinstance(options, list) or len(options) != len(LETTERS) or not all(isinstance(x, str) for x in options):
+        raise UserError(f"{where} has the options {str(options)[:80]}, but must have a list of four texts.")
+    if answer not in LETTERS:
+        raise UserError(f"{where} has the answer {answer!r}, but must have A, B, C or D.")
+
+
+def questions(passage: dict, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Question]:
+    """The tokens of a passage, its questions and their options."""
+    pairs = list(zip(passage["questions"], passage["options"], passage["answers"], strict=True))
+    texts = [filled_in(question, option) for question, options, _ in pairs for option in options]
+    article, *choices = tokenizer.encode_batch([passage["article"], *texts])
+    cut, n = [ids[:max_qa_length] for ids in choices], len(LETTERS)
+    return [Question(article, cut[n * i:n * i + n], LETTERS.index(answer)) for i, (*_, answer) in enumerate(pairs)]
+
+
+def filled_in(question: str, option: str) -> str:
+    """The option in the question's blanks, which are written `_`, or after a question that has none."""
+    return question.replace("_", option) if "_" in question else f"{question} {option}"
+
+
+def sequence(choice: list[int], article: list[int], seq_length: int,
+             tokenizer: WordPieceTokenizer) -> tuple[list[int], list[int], int]:
+    """`[CLS] choice [SEP] article [SEP]`, filled up: tokens [s]; their types [s], 1 from the article on; the length."""
+    first = [tokenizer.cls, *choice, tokenizer.sep]
+    second = [*article[:seq_length - len(first) - 1], tokenizer.sep]
+    length = len(first) + len(second)
+    rest = seq_length - length
+    return [*first, *second, *[tokenizer.pad] * rest], [0] * len(first) + [1] * len(second) + [0] * rest, length
+
+
+def answers_right(scores, batch: ChoiceBatch):
+    """How many questions have their highest score, of scores [b, 4], at the right answer."""
+    return ((scores.argmax(1) == batch.answers) * batch.weights).sum()

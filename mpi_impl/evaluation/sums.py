@@ -1,0 +1,51 @@
+"""A sum over all samples of a part, on any ranks: replicas take different samples, and pipelines go forward only."""
+from collections.abc import Callable
+from math import ceil
+
+import numpy as np
+
+from mpi_impl.arrays import to_host
+from mpi_impl.comm.mappings import region_of
+from mpi_impl.generation.replica import Replica
+from mpi_impl.parallel.passes import ForwardPass
+from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.training.batches import Batches
+from reference.schedules import evaluation_schedule
+from reference.stages import stages_of_ranks
+
+
+class Sums:
+    """Of what a pass finds in each batch: all replicas' together, alike on all ranks."""
+
+    def __init__(self, replica: Replica, batches: Batches, make_pass: type[ForwardPass]):
+        self.replica, self.batches, self.make_pass = replica, batches, make_pass
+        topology = self.topology = replica.topology
+        stages = [list(held) for held in stages_of_ranks(replica.model, topology.config)]
+        self.pipeline = Pipeline(evaluation_schedule(stages, batches.microbatches), topology)
+        self.region = region_of(topology.tensor, topology.config)
+
+    def over(self, part: str, samples: int, tell: Callable[[int], object] = lambda done: None) -> float:
+        """The sum over so many samples of a part. What fills the last batch weighs nothing. `tell` is told how many
+        samples are done, now and then.
+        """
+        found, batch = np.zeros(1, np.float64, like=self.batches.like), self.batches.global_batch_size
+        with self.topology.world.ledger.phase("evaluation"):
+            for step in range(ceil(samples / batch)):
+                found += self.of_batch(self.batches.microbatches_of(part, step))
+                tell(min((step + 1) * batch, samples))
+            total = self.topology.data.all_reduce(self.on_host(found), "sum over samples")
+            return float(self.topology.pipeline.broadcast(total, "sum over samples", self.replica.last_rank)[0])
+
+    def of_batch(self, microbatches: list):
+        """This replica's, on the last stage's ranks: float64 [1]."""
+        work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0])
+        b, s = microbatches[0].tokens.shape
+        shape = b, s // self.topology.config.sequence_shards, self.replica.model.hidden_size
+        self.pipeline.play(work.compute, self.replica.near, shape, phases={"F": "evaluation"})
+        return work.losses
+
+    def on_host(self, x) -> np.ndarray:
+        """x, once this rank's device has come so far: it may wait there for other ranks."""
+        world = self.topology.world
+        with world.watchdog.waiting(world.name, "sum over samples", world.others):
+            return to_host(x)

@@ -1,0 +1,48 @@
+"""What an evaluation tells: lines for a person, on rank 0, and JSON lines for a program."""
+import json
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from mpi_impl.files import check_writable, open_for_writing, writing
+from mpi_impl.reports.metrics import duration
+
+PAUSE = 10.0     # seconds between two words of progress
+
+
+class Telling:
+    """Says and writes, on the rank that `speaks`; nothing on others."""
+
+    def __init__(self, path: str | None, speaks: bool):
+        self.path, self.speaks = path if speaks else None, speaks
+        self.file: TextIO | None = None
+
+    def check(self, read: str) -> None:
+        """Raises UserError if the file cannot be written, or is the one that is `read`. What is in it stays."""
+        if self.path:
+            check_writable(self.path, read)
+
+    def say(self, text: str) -> None:
+        if self.speaks:
+            print(text, flush=True)
+
+    def write(self, **values) -> None:
+        """A line, the first of which empties the file."""
+        if self.path:
+            self.file = self.file or open_for_writing(self.path)
+            with writing(self.path):
+                print(json.dumps(values), file=self.file, flush=True)
+
+    def progress(self, samples: int, name: str) -> Callable[[int], None]:
+        """To be told how many samples are done."""
+        began = told = time.perf_counter()
+
+        def tell(done: int) -> None:
+            nonlocal told
+            now = time.perf_counter()
+            if now - told >= PAUSE:
+                told = now
+                left = (now - began) / done * (samples - done)
+                self.say(f"{done:>7,} of {samples:,} {name} | {duration(left)} left")
+
+        return tell

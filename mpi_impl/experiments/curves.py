@@ -1,0 +1,39 @@
+"""Loss curves of many runs: of each kind the median over its seeds, and between the best and the worst a band."""
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")     # files, not windows
+from matplotlib import pyplot  # noqa: E402
+
+COLORS = {"rearranged": "#1f77b4", "original": "#d62728"}
+SMOOTHED = 20      # iterations, whose mean is a point
+
+
+def draw_curves(path: str, losses: dict, chance: float) -> None:
+    """A panel for each depth; `losses` are those of Runs (layer_norm_order.py), [iterations] each."""
+    depths = sorted({run.layers for run in losses})
+    figure, panels = pyplot.subplots(1, len(depths), figsize=(5.2 * len(depths), 4.2), sharey=True, squeeze=False,
+                                  layout="constrained")
+    for axes, layers in zip(panels[0], depths):
+        for order, color in COLORS.items():
+            curves = np.array([smoothed(x) for run, x in losses.items() if (run.layers, run.order) == (layers, order)])
+            at = np.arange(1, curves.shape[1] + 1) * SMOOTHED
+            axes.fill_between(at, np.minimum(curves.min(0), 2 * chance), np.minimum(curves.max(0), 2 * chance),
+                              color=color, alpha=0.18, linewidth=0)
+            axes.plot(at, np.median(curves, 0), color=color, linewidth=2, label=f"{order} order")
+        axes.axhline(chance, color="0.5", linestyle=":", linewidth=1)
+        axes.text(at[-1], chance, "knows nothing", color="0.4", ha="right", va="bottom", fontsize=9)
+        axes.set_title(f"{layers} layers")
+        axes.set_xlabel("iteration")
+        axes.set_ylim(0, 1.15 * chance)
+    panels[0][0].set_ylabel("loss of masked numbers, nats")
+    panels[0][0].legend(loc="lower left", frameon=False)
+    figure.suptitle("Layer norm and residual connection: BERT's original order, and the rearranged one")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def smoothed(losses: np.ndarray) -> np.ndarray:
+    """Means of so many iterations each; of fewer, one mean."""
+    n = max(1, len(losses) // SMOOTHED)
+    return losses[:n * SMOOTHED].reshape(n, -1).mean(1)

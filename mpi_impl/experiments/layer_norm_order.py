@@ -1,0 +1,133 @@
+"""Why BERT's layer norms were moved: `mpirun -np 2 python -m mpi_impl.experiments.layer_norm_order`.
+
+Shoeybi et al. 2019 (section 5.3, figure 7) found that BERTs larger than BERT-Large get worse, unless the residual
+connection passes by the layer norm rather than begin behind it; and that then they can be trained with a larger rate,
+too. Here it is in small: narrow BERTs, shallow and deep, in both orders, all else alike, each from several seeds. They
+fill in masked numbers of sequences that go on in equal steps, which takes a look at other positions, in both
+directions.
+
+Each model is trained on one rank, so many ranks work on as many models at a time. The result does not depend on them.
+"""
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.topology import Topology, connect, disconnect
+from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.files import check_writable, writing
+from mpi_impl.reports.tables import aligned
+from mpi_impl.training.trainer import Trainer
+from reference.batches import BERTBatch
+from reference.config import ModelConfig, ParallelConfig, require_positive
+from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
+
+NUMBERS, POSITIONS, SAMPLES = 24, 16, 32        # V without the mask, s, B
+MASK, MASKED = NUMBERS, 0.15                    # the token, and its share
+HIDDEN, HEADS = 32, 2
+WARMUP = 0.1                                    # of the iterations
+CHANCE = float(np.log(NUMBERS))                 # the loss of who knows nothing of the other numbers
+LAST = 0.1                                      # the share of iterations whose mean is the final loss
+ORDERS = {"rearranged": False, "original": True}
+
+
+class Run(NamedTuple):
+    """A model to train."""
+
+    layers: int
+    order: str
+    seed: int
+
+
+def main(argv: list[str] | None = None) -> None:
+    ranks = world()
+    args = parser().parse_args(argv)
+    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers))):
+        require_positive(name, value)
+    ranks.from_first(lambda: check_writable(args.plot, None))
+    runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
+            for order in ORDERS]
+    losses = trained(ranks, runs, args.train_iters, args.lr)
+    if ranks.rank == 0:
+        print(f"\n{table(losses, args.train_iters)}\n")
+        from mpi_impl.experiments.curves import draw_curves     # matplotlib takes a second to import
+        with writing(args.plot):
+            draw_curves(args.plot, losses, CHANCE)
+        print(f"losses drawn in {args.plot}", flush=True)
+    ranks.from_all(None)
+
+
+def parser() -> ArgumentParser:
+    p = ArgumentParser(prog="mpi_impl.experiments.layer_norm_order",
+                       description="Train narrow BERTs, shallow and deep, in both orders of layer norm and residual.")
+    p.add_argument("--layers", type=int, nargs="+", default=[4, 24], metavar="L")
+    p.add_argument("--seeds", type=int, default=5, help="how many models of each kind (default: 5)")
+    p.add_argument("--train-iters", type=int, default=600, metavar="N", help="(default: 600)")
+    p.add_argument("--lr", type=float, default=3e-3, help="the same for all (default: 0.003)")
+    p.add_argument("--plot", default="layer_norm_order.png", metavar="F", help="(default: layer_norm_order.png)")
+    return p
+
+
+def trained(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
+    """The losses of all runs, [iterations] each, of which every rank trains its share."""
+    topology, found = connect(ranks.part(ranks.rank, "one rank"), ParallelConfig()), {}
+    for i, one in enumerate(runs):
+        if i % ranks.size == ranks.rank:
+            found[one] = train(one, topology, iterations, lr)
+            print(f"{i + 1:>3} of {len(runs)}: {one.layers:>3} layers, {one.order:<10}, seed {one.seed}: final loss "
+                  f"{final(found[one]):.3f}", flush=True)
+    disconnect(topology)
+    everyone = {key: losses for share in ranks.from_all(found) for key, losses in share.items()}
+    return {one: everyone[one] for one in runs}
+
+
+def train(one: Run, topology: Topology, iterations: int, lr: float) -> np.ndarray:
+    """The losses, [iterations]; infinite from where they are no numbers."""
+    model = ModelConfig(one.layers, HIDDEN, HEADS, NUMBERS + 1, POSITIONS, init_method_std=0.1, hidden_dropout=0,
+                        attention_dropout=0, architecture="bert", make_vocab_size_divisible_by=1,
+                        apply_residual_connection_post_layernorm=ORDERS[one.order])
+    optimizer = OptimizerConfig(lr, iterations, lr_warmup_iters=int(WARMUP * iterations))
+    trainer = Trainer(model, optimizer, topology, one.seed, Precision("float32"))
+    losses = np.full(iterations, np.inf)
+    with np.errstate(all="ignore"):
+        for i, batch in zip(range(iterations), batches(one.seed)):
+            losses[i] = trainer.step([batch], SAMPLES).loss
+            if not np.isfinite(losses[i]):
+                losses[i:] = np.inf
+                break
+    return losses
+
+
+def batches(seed: int) -> Iterator[BERTBatch]:
+    """Numbers that go on in equal steps, and after the last from 0 again: n, n + k, n + 2k, ...; some are masked."""
+    rng = np.random.default_rng(seed)
+    while True:
+        first, step = rng.integers(NUMBERS, size=(SAMPLES, 1)), rng.integers(1, 4, size=(SAMPLES, 1))
+        numbers = (first + step * np.arange(POSITIONS)) % NUMBERS
+        masked = np.less(rng.random(numbers.shape), MASKED)
+        masked[:, 0] |= ~masked.any(1)
+        yield BERTBatch(np.where(masked, MASK, numbers), np.zeros_like(numbers), np.where(masked, numbers, 0),
+                        masked.astype(np.int64), np.full(SAMPLES, POSITIONS), np.zeros(SAMPLES, np.int64))
+
+
+def final(losses: np.ndarray) -> float:
+    """The mean of the last tenth."""
+    return float(losses[-max(1, int(LAST * len(losses))):].mean())
+
+
+def table(losses: dict[Run, np.ndarray], iterations: int) -> str:
+    """Of each depth and order the median and the spread over the seeds."""
+    rows = [["layers", "order", "final loss: median", "least", "most", "no better than chance"]]
+    for layers, order in dict.fromkeys((one.layers, one.order) for one in reversed(losses)):
+        finals = sorted(final(x) for one, x in losses.items() if (one.layers, one.order) == (layers, order))
+        stuck = sum(x > CHANCE - 0.05 for x in finals)
+        rows.append([str(layers), order, f"{np.median(finals):.3f}", f"{finals[0]:.3f}", f"{finals[-1]:.3f}",
+                     f"{stuck} of {len(finals)}"])
+    return (f"{aligned(rows, left=(1,))}\nThe final loss is the mean of the last tenth of {iterations} iterations, in "
+            f"nats; who knows nothing of the other numbers has ln {NUMBERS} = {CHANCE:.3f}.")
+
+
+if __name__ == "__main__":
+    run(main)

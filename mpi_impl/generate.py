@@ -1,0 +1,133 @@
+"""Text from a trained GPT: `mpirun -np 4 python -m mpi_impl.generate --load DIR --tensor-model-parallel-size 2
+--pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and changes no word.
+"""
+import time
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from mpi_impl.arrays import dtype_of
+from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.topology import connect
+from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.device import device_of
+from mpi_impl.entry import run
+from mpi_impl.files import reading
+from mpi_impl.generation.options import Settings, check_top_k, parse
+from mpi_impl.generation.replica import loaded
+from mpi_impl.generation.sources import Source, find
+from mpi_impl.generation.stream import Stream
+from mpi_impl.generation.words import generate
+from mpi_impl.training.pretraining import give_up
+from reference.config import ModelConfig, check_model_fits
+from reference.errors import UserError
+from reference.precision import Precision
+from reference.stages import stages_of_ranks
+
+
+class Generation:
+    """One rank's part of the program."""
+
+    def __init__(self, settings: Settings, ranks: Group):
+        self.settings, self.args, self.world = settings, settings.args, ranks
+        device = device_of(self.args.device, ranks, self.args.distributed_backend)
+        ranks.instruments.carriers = device.carriers
+        self.tokenizer: Tokenizer | None = None       # on rank 0 only
+        source, self.prompts, self.eod = ranks.from_first(self.prepare)
+        self.model: ModelConfig = source.model
+        topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
+        near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
+        read = source.reader(ranks, topology.place.tensor, precision.main)
+        self.replica = loaded(self.model, topology, near, read)
+        self.told = "\n".join(filter(None, [source.told(), device.told, self.about_length()]))
+
+    def prepare(self) -> tuple[Source, list[list[int]], int]:
+        """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
+        the options name is said now, before anything is loaded.
+        """
+        source = find(self.args)
+        model = source.model
+        check_model_fits(model, self.settings.parallel)
+        stages_of_ranks(model, self.settings.parallel)      # raises if there are more stages than layers
+        check_top_k(self.settings.sampling.top_k, model)
+        self.tokenizer = source.tokenizer(self.args)
+        prompts = [encoded(prompt, self.tokenizer, model) for prompt in prompts_of(self.args)]
+        return source, prompts, self.tokenizer.eod
+
+    def about_length(self) -> str:
+        """A note, if a text may become longer than the model can see."""
+        n, longest = self.model.max_position_embeddings, max(map(len, self.prompts)) + self.args.tokens_to_generate
+        return "" if longest <= n else (
+            f"note: a text may get {longest:,} tokens long, and the model has {n:,} positions: whenever they are used "
+            f"up, it goes on from the last {max(1, n // 2):,} tokens")
+
+    def run(self) -> None:
+        self.say(f"{self.told}\n")
+        began, tokens, texts = time.perf_counter(), 0, count()
+        for prompt in self.prompts:
+            for _ in range(self.args.num_samples):
+                tokens += self.write(prompt, next(texts))
+        seconds = time.perf_counter() - began
+        self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
+        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+
+    def write(self, prompt: list[int], text: int) -> int:
+        """A text, from its prompt to its end -> how many tokens that took, its end included."""
+        stream = Stream(self.tokenizer, partial(print, end="", flush=True)) if self.tokenizer else None
+        if stream:
+            stream.add(*prompt)
+        tokens = 0
+        for token in generate(self.replica, prompt or [self.eod], self.args.tokens_to_generate, self.settings.sampling,
+                              text):
+            tokens += 1
+            if token == self.eod and not self.args.ignore_eod:
+                break
+            if stream:
+                stream.add(token)
+        if stream:
+            stream.end()
+        self.say("\n")
+        return tokens
+
+    def say(self, text: str) -> None:
+        if self.world.rank == 0:
+            print(text, flush=True)
+
+
+def prompts_of(args) -> list[str]:
+    """The prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
+    if args.prompts_file is None:
+        return args.prompt or [""]
+    try:
+        with reading(args.prompts_file), open(args.prompts_file, encoding="utf-8") as file:
+            prompts = [line.removesuffix("\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompts-file {args.prompts_file} is not UTF-8 text ({error.reason}).") from error
+    if not prompts:
+        raise UserError(f"--prompts-file {args.prompts_file} is empty. Write a prompt into each line.")
+    return prompts
+
+
+def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
+    """A prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:      # bytes of the command line that are none
+        raise UserError(f"--prompt {prompt!r} is not UTF-8 text.") from error
+    tokens, n = tokenizer.encode(prompt), model.max_position_embeddings
+    if len(tokens) > n:
+        raise UserError(f"The prompt {prompt[:40]!r}... has {len(tokens):,} tokens, but the model has {n:,} positions, "
+                        "and there would be no room for what it is to go on with. Give a shorter one.")
+    return tokens
+
+
+def main(argv: list[str] | None = None) -> None:
+    settings = parse(argv, world().size)
+    watchdog = Watchdog(60 * settings.args.distributed_timeout_minutes, give_up)
+    Generation(settings, world(Instruments(watchdog=watchdog))).run()
+
+
+if __name__ == "__main__":
+    run(main)

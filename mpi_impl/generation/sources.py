@@ -1,0 +1,153 @@
+"""Where the weights come from, and with them the model's sizes and its tokenizer: the user need not repeat them."""
+from math import prod
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, read_config
+from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, tokenizer_in
+from mpi_impl.checkpoints.on_disk import Manifest, Sealed
+from mpi_impl.comm.group import Group
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.saved_tokenizer import SAVED
+from mpi_impl.data.tokenizer import (ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
+                                     given_tokenizer)
+from mpi_impl.generation.replica import Read
+from mpi_impl.reports.tables import bytes_of
+from reference.boxes import boxes_of_piece, shape_of
+from reference.config import ModelConfig
+from reference.errors import UserError
+from reference.layout import Piece
+
+GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type GPT2BPETokenizer with "
+        "--vocab-file and --merge-file, or for ids without text --tokenizer-type NullTokenizer.")
+
+
+class Source(Protocol):
+    """A model on disk."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    def tokenizer(self, args) -> Tokenizer:
+        """The one that the options name, or the model's own. On rank 0. Raises UserError if it is another model's."""
+
+    def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
+        """Of what one of t tensor-parallel ranks holds. Called by all; raises UserError for files that are damaged."""
+
+    def told(self) -> str: ...
+
+
+def find(args) -> Source:
+    """On rank 0: what --load or --load-hf names. Raises UserError if it is not there, or is no GPT."""
+    if args.load:
+        return Checkpoint(args.load, on_disk.read_manifest(args.load)).checked()
+    config = read_config(args.load_hf, "gpt")
+    model = ModelConfig(vocab_size=config["vocab_size"], **model_options(config))
+    check_weights(args.load_hf, model)
+    return HuggingFace(args.load_hf, model)
+
+
+def named_tokenizer(args, model: ModelConfig, usual: str) -> Tokenizer | None:
+    """The tokenizer that the options name, of the `usual` type if they do not tell; or None if they name none. Raises
+    UserError if they do not tell all.
+    """
+    if not any((args.tokenizer_type, args.vocab_file, args.merge_file, args.tokenizer_model)):
+        return None
+    kind = args.tokenizer_type or usual
+    size = model.vocab_size - 1 if kind == NullTokenizer.name else None
+    found = given_tokenizer(kind, size, args.vocab_file, args.merge_file, args.tokenizer_model)
+    if found is None:
+        raise UserError(f"--tokenizer-type is {kind}, which training has made from its corpus, but no file is named "
+                        f"that it was saved in. {GIVE}")
+    return found
+
+
+class Checkpoint(NamedTuple):
+    """One of ours: the last in its folder."""
+
+    root: str
+    manifest: Manifest
+
+    @property
+    def model(self) -> ModelConfig:
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value      # JSON knows no tuples
+                                  for name, value in self.manifest.model.items()}
+        return ModelConfig(**values)
+
+    def checked(self) -> Self:
+        if self.model.architecture != "gpt":
+            raise UserError(f"--load {self.root} holds a {self.model.architecture}, which finds words that are missing "
+                            "in a text, and does not go on with one. Give a checkpoint of pretrain_gpt.")
+        return self
+
+    def tokenizer(self, args) -> Tokenizer:
+        trained_with = self.manifest.settings.get("tokenizer_type", ByteLevelBPETokenizer.name)
+        found = named_tokenizer(args, self.model, trained_with) or self.own_tokenizer()
+        checkpoint.check_tokenizer(self.root, self.manifest, found)
+        return found
+
+    def own_tokenizer(self) -> Tokenizer:
+        if saved_tokenizer.is_saved(self.root):
+            return saved_tokenizer.load(self.root)
+        if self.manifest.settings.get("tokenizer_type") == NullTokenizer.name:
+            return NullTokenizer(self.model.vocab_size - 1)
+        raise UserError(f"--load {self.root} holds no tokenizer: {SAVED} is not there. {GIVE}")
+
+    def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
+        folder = on_disk.folder_of(self.root, self.manifest.iteration)
+        files = list(self.files().items())
+        ranks.from_each(lambda: checkpoint.check_files(self.root, folder, dict(files[ranks.rank::ranks.size])),
+                        "the checkpoint's checksums")
+        stored = on_disk.StateReader(folder, "parameters", self.manifest)
+
+        def read(piece: Piece) -> np.ndarray:
+            values, start = np.empty(piece.size, dtype), 0
+            for box in boxes_of_piece(piece, tensor_rank):
+                part = values[start:start + prod(shape_of(box))]
+                stored.read(piece.of.name, box, part.reshape(shape_of(box)))
+                start += part.size
+            return values
+
+        return read
+
+    def files(self) -> dict[str, Sealed]:
+        """Those of the parameters."""
+        return {name: file for name, file in self.manifest.files.items() if on_disk.state_of(name) == "parameters"}
+
+    def told(self) -> str:
+        folder = on_disk.folder_of(self.root, self.manifest.iteration)
+        size = bytes_of(sum(file.bytes for file in self.files().values()))
+        return f"loaded iteration {self.manifest.iteration}: {size} of parameters, {folder}"
+
+
+class HuggingFace(NamedTuple):
+    """A GPT-2 as transformers saves it."""
+
+    folder: str
+    model: ModelConfig
+
+    def tokenizer(self, args) -> Tokenizer:
+        found = named_tokenizer(args, self.model, GPT2BPETokenizer.name) or self.own_tokenizer()
+        check_vocabulary(self.folder, found)
+        return found
+
+    def own_tokenizer(self) -> Tokenizer:
+        own = tokenizer_in(self.folder)
+        if not own:
+            raise UserError(f"--load-hf {self.folder} holds no tokenizer: {VOCABULARY} or {MERGES} is not there. "
+                            f"{GIVE}")
+        return GPT2BPETokenizer(own["vocab_file"], own["merge_file"])
+
+    def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
+        weights = Weights(self.folder)
+
+        def read(piece: Piece) -> np.ndarray:
+            return weights.shard(piece.of, tensor_rank, dtype).reshape(-1)[within_segment(piece)]
+
+        return read
+
+    def told(self) -> str:
+        return f"loaded the weights in {self.folder}"

@@ -1,0 +1,28 @@
+"""Words as text, written as they come."""
+from collections.abc import Callable
+
+from mpi_impl.data.tokenizer import Tokenizer
+
+CUT_OFF = "\N{REPLACEMENT CHARACTER}"     # what a tokenizer makes of bytes that are no character, or not yet
+
+
+class Stream:
+    """Writes the text of its tokens, each character as soon as it is whole: a token may end within one."""
+
+    def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object]):
+        self.tokenizer, self.write = tokenizer, write
+        self.tokens: list[int] = []
+        self.written = 0        # characters
+
+    def add(self, *tokens: int) -> None:
+        self.tokens += tokens
+        self.write_up_to(self.tokenizer.decode(self.tokens).rstrip(CUT_OFF))
+
+    def end(self) -> None:
+        """No token follows, so that what is not whole will not become so."""
+        self.write_up_to(self.tokenizer.decode(self.tokens))
+
+    def write_up_to(self, text: str) -> None:
+        if len(text) > self.written:
+            self.write(text[self.written:])
+            self.written = len(text)

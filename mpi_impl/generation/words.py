@@ -1,0 +1,67 @@
+"""One word after another from a GPT on ranks. Its textbook twin is `generate` of reference/generation.py.
+
+The word that follows goes through the pipeline alone: each rank adds its keys and values to those that it keeps of its
+own layers and heads (reference/past.py). The last stage's ranks gather the logits of the whole vocabulary, the first of
+them draws, and all hear of it.
+"""
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mpi_impl.arrays import moved_to, to_host
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.generation.replica import Replica
+from mpi_impl.models.gpt import next_logits
+from reference.actions import Action
+from reference.errors import UserError
+from reference.generation import Sampling, continuation, positions_for
+from reference.models.stage import has_embedding, has_head
+from reference.past import Past
+
+NONE = -1      # in place of a word: the logits are not finite
+
+
+def generate(replica: Replica, prompt: Sequence[int], count: int, sampling: Sampling, text: int = 0) -> Iterator[int]:
+    """The `count` words that follow the prompt, each as soon as it is known; alike on all ranks, which go together."""
+    past = replica.no_past(positions_for(prompt, count, replica.model))
+
+    def follow(words: list[int], position: int) -> int:
+        with replica.topology.world.ledger.phase("sampling"):
+            return next_word(replica, words, past, sampling, position, text)
+
+    yield from continuation(prompt, count, replica.model.max_position_embeddings, past, follow)
+
+
+def next_word(replica: Replica, words: list[int], past: dict[int, Past], sampling: Sampling, position: int,
+              text: int) -> int:
+    """The word at this position, on all ranks alike. Raises UserError, likewise, if the model gives no numbers."""
+    logits, word = last_logits(replica, words, past), np.zeros(1, np.int64)
+    topology = replica.topology
+    if logits is not None and topology.place.tensor == 0:
+        word[0] = sampling.choose(logits, position, text) if np.isfinite(logits).all() else NONE
+    drawn = int(topology.model.broadcast(word, "sampled token", replica.last_rank * topology.tensor.size)[0])
+    if drawn == NONE:
+        raise UserError(f"The logits of the word at position {position} are infinite, or no numbers: the model has "
+                        "diverged, or needs a format of more range than its --dtype.")
+    return drawn
+
+
+def last_logits(replica: Replica, words: list[int], past: dict[int, Past]):
+    """Logits [V] of the word that follows these, on the host of the last stage's ranks; None on the others. The words
+    follow those that `past` has seen, which takes them in.
+    """
+    found, model = [], replica.model
+    region = TensorParallelRegion(replica.topology.tensor)      # any number of positions: they are not cut
+    tokens = moved_to(np.array([words]), replica.near)
+
+    def forward(action: Action, x):
+        params = replica.params[action.stage]
+        own = {layer: past[layer] for layer in params.blocks}
+        y = next_logits(tokens if has_embedding(params) else x, params, model, own, region)
+        if not has_head(params, model):
+            return y
+        found.append(to_host(region.gather(y, "logits of the last position")[0])[:model.vocab_size])    # no padding
+        return None
+
+    replica.pipeline.play({"F": forward}, replica.near, (1, len(words), model.hidden_size), phases={"F": "sampling"})
+    return found[0] if found else None

@@ -1,0 +1,31 @@
+"""Train a BERT: `mpirun -np 8 python -m mpi_impl.pretrain_bert --tensor-model-parallel-size 4 ...`."""
+from mpi_impl.data.bert import BERTDataset
+from mpi_impl.data.dataset import Dataset
+from mpi_impl.data.indexed import IndexedDataset
+from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.entry import run
+from mpi_impl.training.pretraining import Pretraining
+
+
+class PretrainingBERT(Pretraining):
+    """Samples are pairs of pieces of text, some of whose words are masked."""
+
+    architecture = "bert"
+    sentences = True
+
+    def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> BERTDataset:
+        assert tokenizer is not None
+        return BERTDataset(IndexedDataset(prefix), self.args.seq_length, self.args.seed, self.args.split, tokenizer,
+                           self.args.mask_prob, self.args.short_seq_prob)
+
+    def baseline(self, dataset: Dataset, vocab_size: int) -> None:
+        """What masked words would cost without context depends on which are masked."""
+
+    def conclude(self) -> None:
+        """It writes no text."""
+
+
+main = PretrainingBERT.main
+
+if __name__ == "__main__":
+    run(main)

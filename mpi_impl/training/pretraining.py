@@ -1,0 +1,354 @@
+"""A training run from its options to its reports, whatever the model: the programs pretrain_gpt and pretrain_bert are
+this, each with its own samples.
+"""
+import os
+import time
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl import kernels
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.gpt2_config import check_vocabulary, read_config
+from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
+from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
+from mpi_impl.comm.clock import VirtualClock, WallClock
+from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.ledger import Ledger
+from mpi_impl.comm.topology import connect
+from mpi_impl.comm.trace import Trace
+from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.data.blend import Blend, parse_blend
+from mpi_impl.data.cached import prepare
+from mpi_impl.data.dataset import Dataset
+from mpi_impl.data.indexed import fingerprint
+from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.device import device_of
+from mpi_impl.entry import end_all_from_thread
+from mpi_impl.files import check_folder, check_writable, writing
+from mpi_impl.recording.recorder import RecordedSteps, description
+from mpi_impl.reports import forecast
+from mpi_impl.reports import memory
+from mpi_impl.reports import traffic
+from mpi_impl.reports.introduction import introduction
+from mpi_impl.reports.metrics import Metrics
+from mpi_impl.timelines.tracing import TIMELINE, TRACE, TracedSteps
+from mpi_impl.training.arguments import Settings, parse
+from mpi_impl.training.batches import Batches, reads, whole_batch
+from mpi_impl.training.divergence import DivergenceCheck
+from mpi_impl.training.trainer import StepResult, Trainer
+from mpi_impl.training.verify import Verifier
+from reference.errors import UserError
+from reference.stages import schedule_of
+from reference.traffic import Work
+
+
+def instruments(args) -> Instruments:
+    """What watches the ranks in this run: the ledger, the trace, and the time limit of every wait."""
+    clock = VirtualClock() if args.trace_clock == "virtual" else WallClock()
+    return Instruments(trace=Trace(clock),
+                       watchdog=Watchdog(60 * args.distributed_timeout_minutes, give_up))
+
+
+def give_up(waited: str) -> None:
+    """Ends the run, from the thread that watches over a rank's waits."""
+    end_all_from_thread(f"error: rank {world().rank} of {world().size} has waited for {waited}, which is as long as "
+                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, or waits "
+                        "for such a rank in turn: look there, or raise the limit.", 1)
+
+
+class Sources(NamedTuple):
+    """The data of a run, as tokens on disk, and what all ranks must know of them."""
+
+    prefixes: list[str]             # of indexed data sets
+    weights: list                   # fractions, by which they are blended
+    vocab_size: int
+    eod: int                        # the end-of-document token
+    baseline: float | None          # the validation loss of a model that knows nothing of context, if there is one
+    tokenizer: Tokenizer | None     # where the samples depend on it
+
+
+class Pretraining(ABC):
+    """One rank's part of a run. What depends on the model is a subclass's."""
+
+    architecture: str           # of ModelConfig
+    sentences = False           # whether samples are made of sentences
+
+    @classmethod
+    def main(cls, argv: list[str] | None = None) -> None:
+        """The program: run it on all ranks of the world."""
+        settings = parse(argv, world().size, cls.architecture)
+        cls(settings, world(instruments(settings.args))).run()
+
+    @abstractmethod
+    def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
+        """The samples of an indexed data set. Raises UserError if there are none."""
+
+    @abstractmethod
+    def baseline(self, dataset: Dataset, vocab_size: int) -> float | None:
+        """The validation loss of a model that knows nothing of context, if it is known."""
+
+    @abstractmethod
+    def conclude(self) -> None:
+        """What is still to be done when all steps are. Called by all ranks."""
+
+    def __init__(self, settings: Settings, ranks: Group):
+        self.settings, self.args, self.world = settings, settings.args, ranks
+        self.first = ranks.rank == 0
+        self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
+        ranks.instruments.carriers = self.device.carriers
+        self.loaded = ranks.from_first(self.check_files)
+        self.tokenizer: Tokenizer | None = None        # on rank 0 only
+        self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
+        self.sources = ranks.from_first(self.prepare_data)
+        self.topology = connect(ranks, settings.parallel)
+        self.model = settings.model(self.sources.vocab_size)
+        reader = reads(self.model, self.topology) and self.topology.place.tensor == 0
+        self.dataset = self.open_sources(self.sources) if reader else None
+        self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
+                               self.args.micro_batch_size, settings.microbatches, self.device.like)
+        self.plan = forecast.Plan(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
+                                  self.args.seq_length, settings.microbatches,
+                                  self.args.offload_folder is not None or self.device.memory is not None)
+        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
+        self.forecast = forecast.check_memory(self.hosts, self.plan)
+        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
+                               self.device.like, self.args.offload_folder)
+        self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
+        self.load()
+        self.divergence = DivergenceCheck(self.trainer, self.args.lr)
+        if self.loaded:
+            self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
+        self.traced = TracedSteps(self.topology) if self.args.trace else None
+        self.recorded = self.record() if self.args.record else None
+        self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
+                               self.args.log_interval, self.args.metrics_file, speaks=self.first,
+                               heads=self.model.heads, scaled=settings.precision.scaled,
+                               begins=self.trainer.iteration)
+        self.evaluations = 0
+
+    # ---- before the first step ----
+
+    def check_files(self) -> Manifest | None:
+        """On rank 0: what will be written can be, and what is to be loaded is there. -> the checkpoint, if one is."""
+        self.check_outputs()
+        loaded = self.check_checkpoints()
+        self.check_weights()
+        return loaded
+
+    def check_outputs(self) -> None:
+        """Every file that will be written can be."""
+        for folder in (self.args.trace, self.args.offload_folder, self.args.save_hf, self.args.record):
+            if folder:
+                check_folder(folder)
+        traces = [os.path.join(self.args.trace, name) for name in (TRACE, TIMELINE)] if self.args.trace else []
+        for path in (self.args.metrics_file, self.args.ledger, self.args.plot, *traces):
+            if path:
+                for word in self.args.data_path or [None]:
+                    check_writable(path, word)
+
+    def check_checkpoints(self) -> Manifest | None:
+        """The checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
+        a, manifest = self.args, None
+        if a.load:
+            manifest = read_manifest(a.load)
+            # As far as it is known yet: the tokenizer decides the size of the vocabulary.
+            checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
+            checkpoint.check_iterations(a.load, manifest, a.train_iters)
+        if a.save:
+            check_folder(a.save)
+            check_free(a.save, manifest.iteration + 1 if manifest else 1)
+        return manifest
+
+    def check_weights(self) -> None:
+        """The weights to begin with are all there, and have the shapes that their config.json asks for."""
+        folder = self.args.load_hf
+        if folder:
+            check_weights(folder, self.settings.model(read_config(folder, self.architecture)["vocab_size"]))
+
+    def prepare_data(self) -> Sources:
+        """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now."""
+        a = self.args
+        weights, paths = zip(*(parse_blend(a.data_path) if a.data_path else [(1, None)]))
+        prepared = [prepare(path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file, a.data_cache_path,
+                            self.say, a.tokenizer_model, self.sentences) for path in paths]
+        prefixes, tokenizer = [one.prefix for one in prepared], prepared[0].tokenizer
+        check_same_tokenizer(paths, [one.tokenizer for one in prepared])
+        if a.load_hf:
+            check_vocabulary(a.load_hf, tokenizer)
+        self.tokenizer = tokenizer
+        self.of_a_step |= {TOKENIZER: tokenizer.fingerprint,
+                           "the contents of the data": " ".join(map(fingerprint, prefixes))}
+        if self.loaded:
+            checkpoint.check_tokenizer(a.load, self.loaded, tokenizer)
+        found = Sources(prefixes, list(weights), tokenizer.vocab_size, tokenizer.eod, None,
+                        tokenizer if self.sentences else None)
+        return found._replace(baseline=self.check_data(found))
+
+    def check_data(self, sources: Sources) -> float | None:
+        """On rank 0: whatever is wrong with the samples is said now -> the baseline of a single data set."""
+        datasets = [self.open_dataset(prefix, self.tokenizer) for prefix in sources.prefixes]
+        for dataset in datasets:
+            dataset.check_vocabulary(sources.vocab_size)
+            dataset.batch("train", 0, 1)
+            if self.args.eval_iters:
+                dataset.batch("validation", 0, 1)
+        return self.baseline(datasets[0], sources.vocab_size) if self.args.eval_iters and len(datasets) == 1 else None
+
+    def open_sources(self, sources: Sources):
+        """The samples, of one data set or of a blend."""
+        datasets = [self.open_dataset(prefix, sources.tokenizer) for prefix in sources.prefixes]
+        return datasets[0] if len(datasets) == 1 else Blend(datasets, sources.weights)
+
+    def load(self) -> None:
+        """What the run begins with, if it is no beginning; and the textbook beside it, if there is one."""
+        if self.loaded:
+            checkpoint.load(self.trainer, self.args.load, self.loaded)
+        if self.args.load_hf:
+            load_weights(self.trainer, self.args.load_hf)
+        if self.verifier and (self.loaded or self.args.load_hf):
+            self.verifier.take_over()
+
+    def record(self) -> RecordedSteps:
+        about = description(self.trainer, self.args.global_batch_size, self.args.seq_length)
+        return RecordedSteps(self.trainer, self.args.record, about, self.say)
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        self.say(introduction(self.settings, self.model))
+        self.say(self.device.told or kernels.told())
+        self.say(forecast.told(self.forecast, self.hosts))
+        self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size, self.trainer.near))
+        if self.args.load_hf:
+            self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
+                     f"{self.args.attention_dropout:g} of attention's probabilities")
+        if self.loaded:
+            self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
+        with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
+            last = self.train()
+            self.evaluate(last)
+        if self.args.save_hf:
+            save_model(self.trainer, self.args.save_hf, self.tokenizer)
+            self.say(f"\nthe model is in {self.args.save_hf}: transformers' from_pretrained opens it")
+        self.conclude()
+        self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
+        together = self.pipeline_ledger()
+        held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
+                             self.settings.microbatches)
+        if self.traced:
+            self.write_trace(self.traced)
+        if self.first:
+            self.report_ledger(self.metrics.steps, together)
+            print(f"{held}\n", flush=True)
+            self.report_outcome()
+        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+
+    def train(self) -> int:
+        """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
+        a = self.args
+        first = self.trainer.iteration + 1
+        for iteration in range(first, a.train_iters + 1):
+            began = time.perf_counter()
+            self.trainer.measured = iteration == first     # counting bytes takes time, and every step holds as many
+            with self.traced.step() if self.traced else nullcontext():
+                batch = self.batches.microbatches_of("train", iteration - 1)
+                observer = self.recorded.observer if self.recorded else None
+                result = self.trainer.step(batch, a.global_batch_size, observer)
+            seconds = time.perf_counter() - began
+            if self.recorded:
+                self.recorded.write()
+            self.divergence.step(iteration, result, batch, a.global_batch_size)
+            self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
+            last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
+            if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
+                self.save()
+            if last:
+                break
+            if iteration % a.eval_interval == 0:
+                self.evaluate(iteration)
+        return iteration
+
+    def verify(self, iteration: int, result: StepResult) -> str:
+        """With --verify: the textbook's step, and how far the ranks are from it."""
+        if self.verifier is None:
+            return ""
+        batch = None
+        if self.dataset is not None and self.first:
+            batch = whole_batch(self.dataset, self.model, "train", iteration - 1, self.args.global_batch_size)
+        return self.verifier.check(batch, result)
+
+    def evaluate(self, iteration: int) -> None:
+        """The losses over the first --eval-iters global batches of the validation part, each head's the mean."""
+        if self.args.eval_iters == 0:
+            return
+        losses = [self.trainer.evaluate(self.batches.microbatches_of("validation", i), self.args.global_batch_size)
+                  for i in range(self.args.eval_iters)]
+        self.evaluations += len(losses)
+        means = tuple(np.mean(losses, 0).tolist())
+        self.divergence.evaluation(iteration, sum(means))
+        self.metrics.evaluation(iteration, means)
+
+    def save(self) -> None:
+        self.say(checkpoint.save(self.trainer, self.args.save, self.of_a_step))
+        self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
+
+    # ---- what it says ----
+
+    def pipeline_ledger(self) -> Ledger:
+        """What the ranks of this rank's pipeline have sent, added up."""
+        together = Ledger()
+        for ledger in self.topology.pipeline.from_all(self.world.ledger):
+            together.add(ledger)
+        return together
+
+    def report_ledger(self, steps: int, ledger: Ledger) -> None:
+        m = self.settings.microbatches
+        work = Work(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
+        sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size, self.args.seq_length, work)
+        print(f"\n{traffic.report(*sizes)}\n", flush=True)
+        if self.args.ledger:
+            with writing(self.args.ledger):
+                traffic.write_json(self.args.ledger, *sizes)
+
+    def write_trace(self, traced: TracedSteps) -> None:
+        folder, parallel = self.args.trace, self.settings.parallel
+        elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // parallel.sent_parts
+        with writing(folder):
+            traced.write(folder, schedule_of(parallel, self.settings.microbatches),
+                         elements * self.settings.precision.form.bytes)
+        self.say(f"\nthe last {len(traced.steps)} steps are in {folder}: trace.json opens in https://ui.perfetto.dev, "
+                 "and timeline.png shows the very last one beside its prediction")
+
+    def report_outcome(self) -> None:
+        if self.verifier:
+            print(self.verifier.summary())
+        if self.metrics.skipped == self.metrics.steps:
+            follows = self.settings.precision.scaling.loss_scale is None
+            print("note: every iteration was skipped, for its gradients overflow float16, and nothing was learnt. " + (
+                "Train longer, or choose a smaller --initial-loss-scale." if follows else
+                "Choose a smaller --loss-scale."))
+        if self.sources.baseline is not None:
+            seen = self.args.eval_iters * self.args.global_batch_size
+            print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "
+                  f"unigram model of the corpus gives {self.sources.baseline:.4f}, on all of the validation part")
+        if self.args.plot:
+            from mpi_impl.reports.losses import plot_losses   # matplotlib takes a second to import
+            with writing(self.args.plot):
+                plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
+            print(f"losses drawn in {self.args.plot}")
+
+    def say(self, text: str) -> None:
+        if self.first:
+            print(text, flush=True)
+
+
+def check_same_tokenizer(paths, tokenizers: list[Tokenizer]) -> None:
+    """Raises UserError if a blend's data sets have got tokenizers of their own."""
+    if len({tokenizer.fingerprint for tokenizer in tokenizers}) > 1:
+        raise UserError(f"--data-path blends {' and '.join(paths)}, but a tokenizer that is trained on one is another "
+                        "than one that is trained on the other. Give the one to use: --tokenizer-model, or "
+                        "--tokenizer-type with its files.")

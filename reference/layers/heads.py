@@ -1,0 +1,111 @@
+"""What BERT has on top (Devlin et al. 2018, sections 3.1 and 4): a head for masked words, and heads that read [CLS].
+
+The head for words is a layer and a norm of its own, then the logits: the embedding's table read as columns, and a bias.
+The others read the first position alone, which has seen all: the pooler, a layer with tanh, and a linear layer.
+
+All but the logits is outside the tensor-parallel regions: every rank computes it alike, or of its own positions.
+"""
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reference.layers.embedding import (logits_backward, logits_forward, sharded_logits_backward,
+                                        sharded_logits_forward, word_tensor)
+from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_norm_forward, layer_norm_tensors
+from reference.layers.linear import Linear, linear_backward, linear_forward
+from reference.ops import ACTIVATIONS, rows
+from reference.params import Tensor, bias, weight
+
+
+@dataclass(frozen=True)
+class MaskedLMHead:
+    """Tensors of the head for masked words, or their gradients."""
+
+    dense: Linear          # [h, h], on every rank
+    layernorm: LayerNorm
+    bias: Any              # [V], split as the rows of the word table
+
+
+def masked_lm_tensors(c):
+    """Declares the tensors for a ModelConfig. The word table is the embedding's."""
+    word = word_tensor(c)
+    return MaskedLMHead(dense_tensors(c, c.hidden_size), layer_norm_tensors(c),
+                        Tensor((c.vocab_size,), split=0, pad_to=word.pad_to))
+
+
+def dense_tensors(c, n):
+    """Of a linear layer from h to n, on every rank."""
+    return Linear(weight((c.hidden_size, n), c.init_method_std), bias((n,)))
+
+
+# ---- masked words ---------------------------------------------------------------------------------------------------
+
+
+def transform_forward(x, p, c):
+    """x [b, s, h] -> [b, s, h], which the logits read: norm(act(x @ w + b))."""
+    act, _ = ACTIVATIONS[c.activation]
+    z, dense = linear_forward(x, p.dense)
+    a, act_cache = act(z)
+    y, norm = layer_norm_forward(a, p.layernorm, c.layernorm_epsilon)
+    return y, (dense, act_cache, norm)
+
+
+def transform_backward(dy, p, cache, c):
+    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a MaskedLMHead without its bias."""
+    _, act_backward = ACTIVATIONS[c.activation]
+    dense, act_cache, norm = cache
+    da, layernorm = layer_norm_backward(dy, p.layernorm, norm)
+    dx, ddense = linear_backward(act_backward(da, act_cache), p.dense, dense)
+    return dx, MaskedLMHead(ddense, layernorm, None)
+
+
+def masked_lm_forward(x, p, word, c):
+    """x [b, s, h], word [V, h] -> logits [b, s, V]."""
+    y, transform = transform_forward(x, p, c)
+    logits, logits_cache = logits_forward(y, word, c.vocab_size)
+    return logits + p.bias, (transform, logits_cache)
+
+
+def masked_lm_backward(dlogits, p, word, cache, c):
+    """dlogits [b, s, V] -> dx [b, s, h], dword [V, h], and the gradients, as a MaskedLMHead."""
+    transform, logits_cache = cache
+    dy, dword = logits_backward(dlogits, word, logits_cache)
+    dx, grads = transform_backward(dy, p, transform, c)
+    return dx, dword, MaskedLMHead(grads.dense, grads.layernorm, rows(dlogits).sum(0))
+
+
+def sharded_masked_lm_forward(xs, shards, words, c, region):
+    """Each rank's x [b, s, h], as it is outside the region -> its logits [b, s, V/t]."""
+    ys, transforms = zip(*[transform_forward(x, p, c) for x, p in zip(xs, shards)])
+    logits, logits_cache = sharded_logits_forward(list(ys), words, c.vocab_size, region)
+    return [one + p.bias for one, p in zip(logits, shards)], (transforms, logits_cache)    # padding stays -infinity
+
+
+def sharded_masked_lm_backward(dlogits, shards, words, cache, c, region):
+    """Each rank's dlogits [b, s, V/t] -> its dx [b, s, h], as it is outside the region, dword and its gradients."""
+    transforms, logits_cache = cache
+    dys, dwords = sharded_logits_backward(dlogits, words, logits_cache, region)
+    dxs, grads = zip(*[transform_backward(dy, p, one, c) for dy, p, one in zip(dys, shards, transforms)])
+    return list(dxs), dwords, [MaskedLMHead(grad.dense, grad.layernorm, rows(one).sum(0))
+                               for grad, one in zip(grads, dlogits)]
+
+
+# ---- what reads the first position ----------------------------------------------------------------------------------
+
+
+def pooled_forward(x, pooler, classifier):
+    """x [b, s, h] -> [b, n], by the first of its positions."""
+    z, dense = linear_forward(x[:, :1], pooler)
+    pooled = np.tanh(z)
+    y, scores = linear_forward(pooled, classifier)                            # [b, 1, h] @ [h, n] -> [b, 1, n]
+    return y[:, 0], (dense, pooled, scores)
+
+
+def pooled_backward(dy, pooler, classifier, cache):
+    """dy [b, n] -> dx of the first position, [b, 1, h], that of the others being 0; and the gradients of both layers.
+    """
+    dense, pooled, scores = cache
+    dpooled, dclassifier = linear_backward(dy[:, None], classifier, scores)
+    dx, dpooler = linear_backward(dpooled * (1 - pooled**2), pooler, dense)
+    return dx, dpooler, dclassifier

@@ -1,0 +1,204 @@
+"""BERT: embedding, L blocks that look both ways, final layer norm, and heads (Devlin et al. 2018; Shoeybi et al. 2019).
+
+It is trained to predict words that were masked (`lm`) and whether two pieces of text were swapped (`sop`: Lan et al.
+2019, section 3.1), and fine-tuned to choose one of several answers (`choice`). ModelConfig.heads says which of these it
+has. All but the heads is in models/stage.py; the order of norms and residual connections in layers/block.py.
+"""
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reference.layers.block import Block, norms_backward, norms_forward
+from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward,
+                                            sharded_cross_entropy_backward, sharded_cross_entropy_forward)
+from reference.layers.embedding import Embedding
+from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm_forward, masked_lm_tensors,
+                                    pooled_backward, pooled_forward, sharded_masked_lm_backward,
+                                    sharded_masked_lm_forward)
+from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
+from reference.models.stage import (KEEP_ALL, KEEP_INPUT, Reads, add_table, has_head, hidden_backward, hidden_forward,
+                                    sharded_hidden_backward, sharded_hidden_forward, stage_tensors)
+
+
+HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
+CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
+
+
+@dataclass(frozen=True)
+class BERT:
+    """Tensors of a BERT or of a stage, or their gradients. What the stage, or the model, does not have is None."""
+
+    embedding: Embedding
+    blocks: dict[int, Block]           # by layer number, counted over the whole model
+    final_layernorm: Any               # a LayerNorm
+    lm_head: Any                       # a MaskedLMHead
+    pooler: Any                        # a Linear [h, h], and those that read what it gives:
+    binary_head: Any                   # [h, 2], of the sentences' order
+    multichoice_head: Any              # [h, 1], a score for an answer
+
+
+def bert_tensors(c, layers=None):
+    """Declares the tensors of the stage that has these layers, a range; of the whole model without one."""
+    layers = range(c.num_layers) if layers is None else layers
+    last = c.num_layers - 1 in layers
+    sop, choice = (last and head in c.heads for head in ("sop", "choice"))
+    return BERT(**stage_tensors(c, layers), final_layernorm=layer_norm_tensors(c) if last else None,
+                lm_head=masked_lm_tensors(c) if last and "lm" in c.heads else None,
+                pooler=dense_tensors(c, c.hidden_size) if sop or choice else None,
+                binary_head=dense_tensors(c, 2) if sop else None,
+                multichoice_head=dense_tensors(c, 1) if choice else None)
+
+
+def reads(batch):
+    """What the stages read of a BERTBatch or a ChoiceBatch."""
+    return Reads(batch.tokens, batch.token_types, batch.lengths)
+
+
+def bert_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
+    """The x [b, s, h] of the stage before, if there is one -> the losses of the heads, or the x for the next stage.
+
+    Of a BERTBatch the losses are [b, s] of words, and [b] of the sentences' order; of a ChoiceBatch [b], of questions.
+    For the other arguments see gpt_forward.
+    """
+    x, cache = hidden_forward(x, p, c, reads(batch), dropout, recompute)
+    if has_head(p, c):
+        x, head = heads_forward(x, p, c, batch)
+        cache = cache._replace(head=head)
+    return x, cache
+
+
+def bert_backward(dy, p, cache, c):
+    """The gradients of the losses, or dx of the next stage -> dx [b, s, h], None for tokens; and the gradients."""
+    dword, heads = None, dict.fromkeys(HEADS)
+    if has_head(p, c):
+        dy, dword, heads = heads_backward(dy, p, cache.head, c)
+    dx, embedding, blocks = hidden_backward(dy, p, cache, c)
+    return dx, BERT(add_table(embedding, dword), blocks, **heads)
+
+
+def heads_forward(x, p, c, batch):
+    """x [b, s, h] -> the losses, in the order of c.heads."""
+    normed, norm = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
+    losses, caches = [], {}
+    for head in c.heads:
+        loss, caches[head] = (lm_loss_forward(normed, p, c, batch) if head == "lm" else
+                              pooled_loss_forward(normed, p, head, batch))
+        losses.append(loss)
+    return tuple(losses), (norm, caches)
+
+
+def heads_backward(dlosses, p, cache, c):
+    """-> dx [b, s, h], dword [V, h] or None, and the gradients of HEADS by name."""
+    norm, caches = cache
+    dnormed, dword, grads = np.zeros_like(norm[0]), None, dict.fromkeys(HEADS)
+    for head, dloss in reversed(list(zip(c.heads, dlosses))):
+        if head == "lm":
+            dx, dword, grads["lm_head"] = lm_loss_backward(dloss, p, c, caches[head])
+            dnormed += dx
+        else:
+            dx, grads["pooler"], grads[CLASSIFIERS[head]] = pooled_loss_backward(dloss, p, head, caches[head])
+            dnormed[:, :1] += dx
+    dx, grads["final_layernorm"] = layer_norm_backward(dnormed, p.final_layernorm, norm)
+    return dx, dword, grads
+
+
+# ---- masked words ---------------------------------------------------------------------------------------------------
+
+
+def lm_loss_forward(normed, p, c, batch):
+    """normed [b, s, h] -> loss [b, s]."""
+    logits, cache = masked_lm_forward(normed, p.lm_head, p.embedding.word, c)
+    loss, loss_cache = cross_entropy_forward(logits, batch.targets)
+    return loss, (cache, loss_cache)
+
+
+def lm_loss_backward(dloss, p, c, cache):
+    """dloss [b, s] -> dnormed [b, s, h], dword [V, h], and the gradients, as a MaskedLMHead."""
+    head_cache, loss_cache = cache
+    return masked_lm_backward(cross_entropy_backward(dloss, loss_cache), p.lm_head, p.embedding.word, head_cache, c)
+
+
+# ---- what reads the first position ----------------------------------------------------------------------------------
+
+
+def pooled_loss_forward(normed, p, head, batch):
+    """normed [b, s, h] -> loss [b]."""
+    scores, cache = pooled_forward(normed, p.pooler, classifier_of(p, head))
+    loss, loss_cache = cross_entropy_forward(*asked(head, scores, batch))
+    return loss, (cache, loss_cache)
+
+
+def pooled_loss_backward(dloss, p, head, cache):
+    """dloss [b] -> dnormed of the first position, [b, 1, h]; the gradients of pooler and classifier, each a Linear."""
+    head_cache, loss_cache = cache
+    dscores = cross_entropy_backward(dloss, loss_cache).reshape(len(head_cache[0]), -1)
+    return pooled_backward(dscores, p.pooler, classifier_of(p, head), head_cache)
+
+
+def choice_scores(x, p, c, batch):
+    """The x [b, s, h] of the stage before, if there is one -> of each question its answers' scores, [b, n], or the x for
+    the next stage.
+    """
+    x, _ = hidden_forward(x, p, c, reads(batch), None, KEEP_INPUT)
+    if not has_head(p, c):
+        return x
+    normed, _ = layer_norm_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
+    return asked("choice", pooled_forward(normed, p.pooler, p.multichoice_head)[0], batch)[0]
+
+
+def asked(head, scores, batch):
+    """A head's logits, and the targets. Of a question the scores of its answers, [b n, 1], are the logits [b, n]."""
+    if head == "choice":
+        return scores.reshape(len(batch.answers), -1), batch.answers
+    return scores, batch.swapped
+
+
+def classifier_of(p, head):
+    return getattr(p, CLASSIFIERS[head])
+
+
+# ---- the whole model on t ranks -------------------------------------------------------------------------------------
+
+
+def sharded_bert_forward(batch, shards, c, region, dropout=None, recompute=KEEP_ALL):
+    """-> the losses of the heads, alike on all ranks; `shards` are the whole model's."""
+    xs, cache = sharded_hidden_forward(shards, c, reads(batch), region, dropout, recompute)
+    normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
+    losses, caches = [], {}
+    for head in c.heads:
+        if head == "lm":
+            scores, head_cache = sharded_masked_lm_forward(normed, [p.lm_head for p in shards],
+                                                           [p.embedding.word for p in shards], c, region)
+            loss, loss_cache = sharded_cross_entropy_forward(scores, batch.targets)
+            caches[head] = head_cache, loss_cache
+        else:       # of its own first position each rank has something: only that of the sequence's first counts
+            found, caches[head] = zip(*[pooled_loss_forward(x, p, head, batch) for x, p in zip(normed, shards)])
+            loss = region.of_first_position(list(found))[0]
+        losses.append(loss)
+    return tuple(losses), cache._replace(head=(norm, caches))
+
+
+def sharded_bert_backward(dlosses, shards, cache, c, region):
+    """The gradients of the losses, alike on all ranks -> each rank's gradients."""
+    norm, caches = cache.head
+    dnormed, dwords = [np.zeros_like(normed) for normed, _ in norm], [None] * len(shards)
+    grads: dict = {name: [None] * len(shards) for name in HEADS}
+    for head, dloss in zip(c.heads, dlosses):
+        if head == "lm":
+            head_cache, loss_cache = caches[head]
+            dscores = sharded_cross_entropy_backward(dloss, loss_cache)
+            dxs, dwords, grads["lm_head"] = sharded_masked_lm_backward(
+                dscores, [p.lm_head for p in shards], [p.embedding.word for p in shards], head_cache, c, region)
+            dnormed = [one + dx for one, dx in zip(dnormed, dxs)]
+        else:
+            of_ranks = region.of_first_position_backward([dloss] * len(shards))
+            dxs, grads["pooler"], grads[CLASSIFIERS[head]] = zip(*[
+                pooled_loss_backward(one, p, head, cache) for one, p, cache in zip(of_ranks, shards, caches[head])])
+            for one, dx in zip(dnormed, dxs):
+                one[:, :1] += dx
+    dxs, grads["final_layernorm"] = norms_backward(dnormed, [p.final_layernorm for p in shards], norm)
+    embeddings, blocks = sharded_hidden_backward(dxs, shards, cache, c, region)
+    found = [BERT(add_table(e, dword), *others)
+             for e, dword, *others in zip(embeddings, dwords, blocks, *grads.values())]
+    return region.complete(found, bert_tensors(c))

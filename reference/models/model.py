@@ -1,0 +1,35 @@
+"""The model of a ModelConfig, whichever it is: what a trainer asks for, which need not know what it trains."""
+from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
+from reference.models.bert import bert_backward, bert_forward, bert_tensors
+from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
+from reference.models.stage import KEEP_ALL, has_embedding, has_head
+
+
+def batch_type(c):
+    """What the model is given."""
+    return GPTBatch if c.architecture == "gpt" else ChoiceBatch if "choice" in c.heads else BERTBatch
+
+
+def sequences_of(c):
+    """How many sequences a sample is."""
+    return CHOICES if "choice" in c.heads else 1
+
+
+def model_tensors(c, layers=None):
+    """Declares the tensors of the stage that has these layers, a range; of the whole model without one."""
+    return (gpt_tensors if c.architecture == "gpt" else bert_tensors)(c, layers)
+
+
+def model_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
+    """The x [b, s, h] of the stage before, if there is one -> the losses of each head, or the x for the next stage."""
+    if c.architecture == "bert":
+        return bert_forward(x, p, c, batch, dropout, recompute)
+    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, dropout, recompute)
+    return (y,) if has_head(p, c) else y, cache
+
+
+def model_backward(dy, p, cache, c):
+    """The gradients of the losses, or dx of the next stage -> dx [b, s, h], None for tokens; and the gradients."""
+    if c.architecture == "bert":
+        return bert_backward(dy, p, cache, c)
+    return gpt_backward(dy[0] if has_head(p, c) else dy, p, cache, c)

@@ -1,0 +1,133 @@
+"""Runs that begin with a BERT in transformers' layout: what their tests share."""
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from mpi_impl.checkpoints.huggingface import as_theirs, check_weights, load_weights, places_of, save_model
+from mpi_impl.checkpoints.huggingface_config import layout_of, model_options, read_config
+from mpi_impl.comm.topology import Place
+from mpi_impl.data.tokenizer import NullTokenizer
+from mpi_impl.models import bert
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig
+from reference.data_parallel import samples_of
+from reference.models.model import sequences_of
+from reference.models.stage import join_stages
+from reference.optimizer import OptimizerConfig
+from reference.params import join, leaves
+from reference.precision import Precision
+from tests.cases import Case, close
+from tests.training_theorems import Plan, connected, dealt
+
+
+def model_in(folder, heads: tuple[str, ...], **choices) -> ModelConfig:
+    """Of a folder of transformers', without dropout."""
+    config = read_config(str(folder), "bert")
+    return ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=heads, hidden_dropout=0.0,
+                       attention_dropout=0.0, **model_options(config), **choices)
+
+
+class Run(NamedTuple):
+    """A model on some ranks."""
+
+    model: ModelConfig
+    t: int = 1
+    d: int = 1
+    plan: Plan = Plan()
+    sequence_parallel: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.t * self.plan.p * self.d
+
+    def parallel(self):
+        return self.plan.parallel(self.n, Case(self.t, self.model, 1, 1, 1, sequence_parallel=self.sequence_parallel))
+
+    def trainer(self, topology, seed: int = 1) -> Trainer:
+        return Trainer(self.model, OptimizerConfig(1e-2, 10, clip_grad=0.0), topology, seed, Precision("float64"))
+
+
+class Found(NamedTuple):
+    """What one rank says of the model in a folder."""
+
+    place: Place
+    losses: tuple[float, ...]
+    logits: dict[str, list]    # by head, of each of the replica's samples; on the last stage's ranks
+    grads: Any                 # the tree of what it holds
+    tensors: Any
+
+
+def loaded(run: Run, topology, folder) -> Trainer:
+    check_weights(str(folder), run.model)
+    trainer = run.trainer(topology)
+    load_weights(trainer, str(folder))
+    return trainer
+
+
+def computed(group, run: Run, folder, batch) -> Found:
+    """Logits, losses and gradients, of a batch that is dealt in microbatches of one sample."""
+    with connected(group, run.parallel()) as topology:
+        trainer = loaded(run, topology, folder)
+        size = len(batch.tokens) // sequences_of(run.model)
+        mine = dealt(trainer, 1, batch)
+        logits = logits_of(trainer, mine, size)
+        result = trainer.step(mine, size)
+        grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
+        return Found(topology.place, result.losses, logits, grads, trainer.layout.tensors)
+
+
+def logits_of(trainer: Trainer, microbatches, size: int) -> dict[str, list]:
+    """What an evaluation computes its losses of, on the ranks that do."""
+    words: list[Any] = []
+    pooled: list[Any] = []
+    cross_entropy, pooled_forward = bert.cross_entropy_forward, bert.pooled_forward
+
+    def of_words(logits, targets, group):
+        words.append(group.all_gather(logits.copy(), -1, "logits")[..., :trainer.model.vocab_size])
+        return cross_entropy(logits, targets, group)
+
+    def of_first(*args):
+        y, cache = pooled_forward(*args)
+        pooled.append(y)
+        return y, cache
+
+    with mock.patch.object(bert, "cross_entropy_forward", of_words), mock.patch.object(bert, "pooled_forward",
+                                                                                       of_first):
+        trainer.evaluate(microbatches, size)
+    return {head: words if head == "lm" else pooled for head in trainer.model.heads}
+
+
+def agrees(run: Run, found: list[Found], expected, tolerance: float) -> None:
+    """On every rank the losses, in every replica the logits; `expected` are those that transformers computes."""
+    logits, losses = expected
+    for one in found:
+        close(np.array(one.losses), np.array(losses), tolerance)
+        for head, each in one.logits.items():
+            for k, ours in enumerate(each):
+                samples = samples_of(one.place.data, k, run.d, 1)
+                theirs = np.asarray(logits[head])[samples]
+                if head == "lm" or not run.sequence_parallel or one.place.tensor == 0:   # who has the first position
+                    close(ours.reshape(theirs.shape), theirs, tolerance)
+    for head in run.model.heads:
+        assert any(one.logits[head] for one in found)
+
+
+def gradients_of(run: Run, ranks: list[Found]) -> dict[str, np.ndarray]:
+    """Of the first replica, as transformers lays them out."""
+    replica = [found for found in ranks if found.place.data == 0]
+    stages = [[found for found in replica if found.place.pipeline == p]
+              for p in sorted({found.place.pipeline for found in replica})]
+    whole = dict(leaves(join_stages([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
+    layout = layout_of(run.model)
+    return {layout.full_name(name): grad for ours, _, places in places_of(run.model)
+            for name, grad in zip(dict.fromkeys(place.name for place in places), as_theirs([whole[ours]], places))}
+
+
+def saved_again(group, run: Run, folder, steps: int, again, batch=None) -> None:
+    """Load, learn for some steps, and save."""
+    with connected(group, run.parallel()) as topology:
+        trainer = loaded(run, topology, folder)
+        for _ in range(steps):
+            trainer.step(dealt(trainer, 1, batch), len(batch.tokens) // sequences_of(run.model))
+        save_model(trainer, str(again), NullTokenizer(run.model.vocab_size - 1) if group.rank == 0 else None)

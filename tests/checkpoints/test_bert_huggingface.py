@@ -1,0 +1,242 @@
+"""BERT's two layouts: what transformers has saved computes the same here, on any topology, and we save it again.
+
+Where transformers is not installed, tests/checkpoints/bert_golden.json says what it has computed.
+"""
+import json
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mpi_impl.checkpoints.huggingface import WEIGHTS, Weights, check_weights
+from mpi_impl.checkpoints.huggingface_config import CONFIG
+from reference.config import ARCHITECTURES, Recompute
+from reference.layers.attention import Attention
+from reference.layers.block import Block
+from reference.layers.embedding import Embedding
+from reference.layers.heads import MaskedLMHead
+from reference.layers.layer_norm import LayerNorm
+from reference.layers.linear import Linear
+from reference.layers.mlp import MLP
+from reference.models.bert import BERT, bert_forward
+from reference.models.model import model_tensors
+from reference.stages import layout_of
+from tests.cases import close
+from tests.checkpoints.bert_golden import GOLDEN, HEADS, direction, golden_batch
+from tests.checkpoints.bert_runs import Run, agrees, computed, gradients_of, model_in, saved_again
+from tests.checkpoints.gpt2_runs import empty, said_of, same_tensors, taking_turns, weights_of, write_model
+from tests.training_theorems import Plan
+
+GOLDEN_BERTS = json.loads(GOLDEN.read_text())
+
+PLACES = [      # t, d, the rest, and whether the sequence is cut
+    (1, 1, Plan(), False),
+    (2, 1, Plan(), False),
+    (4, 1, Plan(), False),
+    (2, 1, Plan(), True),
+    (1, 1, Plan(2), False),
+    (1, 4, Plan(zero_stage=1), False),
+    (2, 1, Plan(2, "zb-h1"), True),
+    (1, 2, Plan(2, zero_stage=3, cpu_offload=True), False),
+    (2, 2, Plan(zero_stage=2, bucket_size=50), False),
+    (2, 2, Plan(2, recompute=Recompute("full")), False),
+]
+
+
+@pytest.fixture(params=sorted(GOLDEN_BERTS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def golden(kind):
+    return GOLDEN_BERTS[kind]
+
+
+@pytest.fixture
+def folder(golden, tmp_path):
+    """The golden model, as transformers saves it."""
+    return write_model(tmp_path / "model", golden["config"], weights_of(golden))
+
+
+@pytest.fixture
+def model(golden, folder):
+    return model_in(folder, HEADS[golden["config"]["architectures"][0]], make_vocab_size_divisible_by=1)
+
+
+@pytest.mark.parametrize("kind, t, d, plan, cut", taking_turns(sorted(GOLDEN_BERTS), PLACES))
+def test_golden_logits_losses_and_gradients(ranks, golden, folder, model, t, d, plan, cut):
+    """On any topology what transformers has computed, to rounding."""
+    run = Run(model, t, d, plan, cut)
+    found = ranks.run(run.n, computed, run, folder, golden_batch(model.heads))
+    agrees(run, found, (golden["logits"], golden["losses"]), 1e-12)
+    gradients = gradients_of(run, found)
+    assert gradients.keys() == golden["tensors"].keys()
+    for name, grad in gradients.items():
+        along = (grad * direction(name, golden["tensors"][name])).sum()
+        close(np.array(along), np.array(golden["gradients"][name]), 1e-11)
+
+
+def test_the_textbook_agrees_with_the_golden_file(golden, model):
+    """So a wrong name cannot hide behind a wrong layer: the tensors are laid out by hand here."""
+    batch = golden_batch(model.heads)
+    losses, _ = bert_forward(None, by_hand(weights_of(golden), model), model, batch)
+    for loss, weights, expected in zip(losses, batch.weights_of_heads(model.heads), golden["losses"], strict=True):
+        close(np.array((loss * weights).sum() / weights.sum()), np.array(expected), 1e-13)
+
+
+def by_hand(w, model) -> BERT:
+    def linear(module):
+        return Linear(w[f"{module}.weight"].T, w[f"{module}.bias"])
+
+    def norm(module):
+        return LayerNorm(w[f"{module}.weight"], w[f"{module}.bias"])
+
+    def has(head, make):
+        return make() if head in model.heads else None
+
+    original, h, a, d = (model.apply_residual_connection_post_layernorm, model.hidden_size, model.num_attention_heads,
+                         model.head_size)
+    layers = [f"bert.encoder.layer.{i}" for i in range(model.num_layers)]
+    first = ["bert.embeddings.LayerNorm", *(f"{layer}.output.LayerNorm" for layer in layers)] if original else [
+        *(f"{layer}.attention.ln" for layer in layers), "bert.encoder.ln"]
+    second = [f"{layer}.attention.output.LayerNorm" if original else f"{layer}.ln" for layer in layers]
+    blocks = {}
+    for i, layer in enumerate(layers):
+        qkv = [linear(f"{layer}.attention.self.{which}") for which in ("query", "key", "value")]
+        out, up, down = (linear(f"{layer}.{module}.dense")
+                         for module in ("attention.output", "intermediate", "output"))
+        attention = Attention(np.stack([one.w.reshape(h, a, d) for one in qkv], 1),
+                              np.stack([one.b.reshape(a, d) for one in qkv]), out.w, out.b)
+        blocks[i] = Block(norm(first[i]), attention, norm(second[i]), MLP(up.w, up.b, down.w, down.b))
+    tables = [w[f"bert.embeddings.{which}_embeddings.weight"] for which in ("word", "position", "token_type")]
+    head = "cls.predictions"
+    return BERT(Embedding(*tables), blocks, norm(first[-1]), has("lm", lambda: MaskedLMHead(
+        linear(f"{head}.transform.dense"), norm(f"{head}.transform.LayerNorm"), w[f"{head}.bias"])),
+        linear("bert.pooler.dense") if model.heads != ("lm",) else None,
+        has("sop", lambda: linear("cls.seq_relationship")), has("choice", lambda: linear("classifier")))
+
+
+# ---- and out again --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, t, d, plan, cut", taking_turns(sorted(GOLDEN_BERTS, reverse=True), PLACES))
+def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, model, tmp_path, t, d, plan, cut):
+    """To the bit, with the same names and shapes; and config.json says the same."""
+    again, run = empty(tmp_path / "again"), Run(replace(model, make_vocab_size_divisible_by=3), t, d, plan, cut)
+    ranks.run(run.n, saved_again, run, folder, 0, again)
+    same_tensors(again, folder)
+    ours, theirs = (json.loads((place / CONFIG).read_text()) for place in (again, folder))
+    assert ours.pop("position_embedding_type") == "absolute" and ours.pop("pad_token_id") is None
+    assert ours == {name: theirs[name] for name in ours}
+    assert sorted(path.name for path in again.iterdir()) == [CONFIG, WEIGHTS], "nothing is left over"
+
+
+@pytest.mark.parametrize("kind", ["original", "choices"])
+def test_what_was_learnt_is_saved(ranks, folder, model, tmp_path):
+    """After some steps, too, and by whom it is saved makes no difference."""
+    learnt, again, batch = empty(tmp_path / "learnt"), empty(tmp_path / "again"), golden_batch(model.heads)
+    one, other = Run(model, 2, 1, Plan(2)), Run(model, 1, 4, Plan(zero_stage=3))
+    ranks.run(one.n, saved_again, one, folder, 2, learnt, batch)
+    ranks.run(other.n, saved_again, other, learnt, 0, again)
+    same_tensors(again, learnt)
+    before, after = load_file(folder / WEIGHTS), load_file(learnt / WEIGHTS)
+    without_effect = {name for name in after if name.endswith(("key.bias", "classifier.bias"))}      # softmax is blind
+    assert {name for name, x in after.items() if np.allclose(x, before[name], atol=1e-4)} == without_effect
+
+
+@pytest.mark.parametrize("kind", ["original", "rearranged"])
+def test_every_form_in_which_a_model_is_found(ranks, golden, folder, model, tmp_path):
+    """Without the prefix; with buffers, and tied tensors written twice; with the names of the first published files."""
+    w = weights_of(golden)
+    bare = {name.removeprefix("bert."): x for name, x in w.items()}
+    more = {"bert.embeddings.position_ids": np.arange(7)[None], DECODER: w["bert.embeddings.word_embeddings.weight"],
+            "cls.predictions.decoder.bias": w["cls.predictions.bias"]}
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+           for name, x in w.items()}
+    for i, tensors in enumerate([bare, w | more, old]):
+        form = write_model(tmp_path / f"form {i}", golden["config"], tensors)
+        ranks.run(2, saved_again, Run(model, 2), form, 0, form)       # over itself, too
+        same_tensors(form, folder)
+
+
+@pytest.mark.parametrize("kind", ["original", "rearranged", "choices"])
+@pytest.mark.parametrize("heads", ARCHITECTURES["bert"])
+def test_heads_that_the_model_has_not_are_passed_over(ranks, folder, golden, model, heads, tmp_path):
+    """And of those that it has, a file may lack the one for choices, which is learnt anew; but no other."""
+    other, there = replace(model, heads=heads), model.heads
+    if not ({"lm", "sop"} & set(heads) <= set(there)):
+        said_of(lambda: check_weights(str(folder), other), "has no tensor cls.predictions.transform.dense.weight")
+        return
+    again = empty(tmp_path / "again")
+    ranks.run(2, saved_again, Run(other, 2), folder, 0, again)
+    before, after = load_file(folder / WEIGHTS), load_file(again / WEIGHTS)
+    assert {name for name in after if name not in before} == (
+        {"classifier.weight", "classifier.bias"} if "choice" in heads and "choice" not in there else set())
+    assert all(np.array_equal(x, before[name]) for name, x in after.items() if name in before)
+    if "classifier.weight" not in before and "choice" in heads:
+        assert after["classifier.weight"].any() and not after["classifier.bias"].any(), "its initial values"
+
+
+@pytest.mark.parametrize("kind", ["original"])
+def test_no_rank_reads_more_than_its_part(folder, model):
+    """All ranks together read each element of a split tensor once, and no padding."""
+    run = Run(replace(model, make_vocab_size_divisible_by=2), 4)
+    weights, read = Weights(str(folder)), []
+    weights.slice = lambda name: Counted(Weights.slice(weights, name), read)
+    for segment in layout_of(model_tensors(run.model), run.parallel()).segments:
+        read.clear()
+        shards = [weights.shard(segment, rank, np.float64) for rank in range(4)]
+        assert sum(read) == prod(segment.tensor.shape) * (4 if segment.tensor.split is None else 1)
+        assert sum(map(np.count_nonzero, shards)) == sum(read), "what is read has its place, and padding is 0"
+
+
+class Counted:
+    """A tensor in a file, and how many elements have been read of such."""
+
+    def __init__(self, slice, read):
+        self.slice, self.read = slice, read
+
+    def __getitem__(self, place):
+        x = self.slice[place]
+        self.read.append(x.size)
+        return x
+
+
+# ---- files that cannot be loaded ------------------------------------------------------------------------------------
+
+
+def changed(folder, change):
+    tensors = load_file(folder / WEIGHTS) | change
+    save_file({name: x for name, x in tensors.items() if x is not None}, folder / WEIGHTS)
+
+
+QUERY, DECODER = "encoder.layer.1.attention.self.query.weight", "cls.predictions.decoder.weight"
+
+
+@pytest.mark.parametrize("change, sentence", [
+    ({f"bert.{QUERY}": None}, f"--load-hf {{folder}} has no tensor {QUERY} in model.safetensors, but its config.json "
+     "asks for one, [8, 8]."),
+    ({"bert.encoder.layer.0.intermediate.dense.weight": np.zeros((8, 32))}, "has encoder.layer.0.intermediate.dense."
+     "weight as [8, 32], but the folder's config.json asks for [32, 8]."),
+    ({"bert.encoder.layer.2.output.LayerNorm.bias": np.zeros(8)}, "has a tensor encoder.layer.2.output.LayerNorm.bias, "
+     "for which the model of the folder's config.json has no place."),
+    ({DECODER: np.zeros((11, 8))}, f"has a tensor {DECODER}, for which the model of"),
+    ({"cls.predictions.decoder.bias": np.zeros(11)}, "has a tensor cls.predictions.decoder.bias, for which the model"),
+    ({"bert.pooler.dense.bias": np.zeros(8, int)}, "has pooler.dense.bias in the format I64, but it must be one of"),
+])
+@pytest.mark.parametrize("kind", ["original"])
+def test_weights_that_are_not_the_models_are_refused(folder, model, change, sentence):
+    changed(folder, change)
+    said_of(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
+
+
+@pytest.mark.parametrize("kind", ["original", "rearranged"])
+def test_one_order_is_not_the_other(folder, golden, model):
+    """By config.json's word, or by the model's, the norms' names are others."""
+    swapped = {"bert": "megatron-bert", "megatron-bert": "bert"}[golden["config"]["model_type"]]
+    (folder / CONFIG).write_text(json.dumps(golden["config"] | {"model_type": swapped}))
+    said_of(lambda: check_weights(str(folder), model_in(folder, model.heads)), "has no tensor encoder.layer.0."
+            if swapped == "megatron-bert" else "has no tensor embeddings.LayerNorm.weight")

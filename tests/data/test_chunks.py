@@ -1,0 +1,113 @@
+"""A corpus in chunks: every document once and in order, wherever the cuts come."""
+import json
+import tempfile
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.data import chunks as chunks_module
+from mpi_impl.data.chunks import chunks, documents, sources
+from mpi_impl.data.clean import normalized
+from reference.errors import UserError
+
+TEXT = st.text("ab é\n", max_size=30)
+BAD_LINE = st.sampled_from([b"", b"  ", b"{", b"\xff", b"[" * 99])
+LINE = TEXT.map(lambda text: json.dumps({"text": text}).encode()) | BAD_LINE
+
+
+def found(plan):
+    """The documents of all chunks: [(file, line, text, kind of what is bad)], lines counted through each file."""
+    seen = []
+    for file, parts in groupby((part for chunk in plan for part in chunk), lambda part: part.file):
+        before = 0
+        for part in parts:
+            of_part = list(documents(part))
+            seen += [(file, line and before + line, text, bad and bad.kind) for line, text, bad in of_part]
+            before += of_part[-1].line if of_part else 0
+    return seen
+
+
+@given(st.lists(LINE, max_size=8), st.booleans(), st.integers(1, 60))
+def test_each_line_is_in_one_chunk(lines, newline_at_end, size):
+    """With its number: in chunks of any size it is what it is in one."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "a.jsonl")
+        content = b"\n".join(lines) + b"\n" * newline_at_end
+        file.write_bytes(content)
+        plan = list(chunks(sources([str(file)], "--input"), size))
+        whole = found(chunks(sources([str(file)], "--input"), 10**6))
+        assert found(plan) == whole
+        assert [part.start for chunk in plan for part in chunk] == list(range(0, max(1, len(content)), size))
+        last = content.count(b"\n") + (not content.endswith(b"\n"))
+        assert [line for _, line, _, _ in whole] == (list(range(1, last + 1)) if content else [0])
+
+
+@given(st.lists(TEXT, min_size=1, max_size=6), st.integers(1, 60))
+def test_each_file_is_in_one_chunk(texts, size):
+    """In order, made uniform; a chunk is as large as asked and without its last part was smaller."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, text in enumerate(texts):
+            Path(folder, f"{number}.txt").write_text(text, "utf-8", newline="")
+        plan = list(chunks(sources([folder], "--input"), size))
+        assert [text for _, _, text, _ in found(plan)] == [normalized(text) for text in texts]
+        assert [bad for *_, bad in found(plan)] == [None if normalized(text) else "empty" for text in texts]
+        for chunk in plan[:-1]:
+            sizes = [part.stop - part.start for part in chunk]
+            assert sum(sizes[:-1]) < size <= sum(sizes)
+
+
+def test_what_is_bad_is_told_and_the_rest_goes_on(tmp_path):
+    """Bytes that are no text, lines that are no JSON, what is empty; each of its kind. A blank line is nothing."""
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"text": "one"}\n\n{"text": "tw\xff"}\n{"text": 3}\n{"text": "\\ud800"}\n{"text": " "}\n7\n{"text": "six"}')
+    (tmp_path / "b.jsonl").touch()
+    (tmp_path / "c.txt").write_bytes(b"a\x00b")
+    (tmp_path / "d.txt").write_bytes(b"\xe9")
+    (tmp_path / "e.txt").write_bytes(b"text")
+    (tmp_path / "f.txt").write_bytes(b"\xef\xbb\xbf")
+    seen = [(Path(file).name, line, text, bad) for file, line, text, bad in
+            found(chunks(sources([str(tmp_path)], "--input"), 20)) if text or bad]
+    assert seen == [
+        ("a.jsonl", 1, "one", None), ("a.jsonl", 3, "", "bad bytes"), ("a.jsonl", 4, "", "bad JSON"),
+        ("a.jsonl", 5, "", "bad JSON"), ("a.jsonl", 6, "", "empty"), ("a.jsonl", 7, "", "bad JSON"),
+        ("a.jsonl", 8, "six", None), ("b.jsonl", 0, "", "empty"), ("c.txt", 0, "", "bad bytes"),
+        ("d.txt", 0, "", "bad bytes"), ("e.txt", 0, "text", None), ("f.txt", 0, "", "empty")]
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 99))
+def test_what_is_too_long_is_never_held_in_memory(lengths, size):
+    """The line is told, and those after it are what they are. Here 40 bytes are too long."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks_module, "LARGEST", 40)
+        file = Path(folder, "a.jsonl")
+        lines = [json.dumps({"text": "x" * length}) for length in lengths]
+        file.write_text("\n".join(lines))
+        expected = ["too long" if 12 + length >= 40 else None if length else "empty" for length in lengths]
+        assert [bad for *_, bad in found(chunks(sources([str(file)], "--input"), size))] == expected
+        Path(folder, "a.txt").write_text("x" * 41)
+        assert [bad for *_, bad in found(chunks(sources([f"{folder}/a.txt"], "--input"), size))] == ["too long"]
+
+
+def test_several_inputs_follow_one_another(tmp_path):
+    """A lone .json file is JSON lines; in a folder it is a text."""
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z" / "b.json").write_text("{}")
+    (tmp_path / "a.json").write_text('{"text": "first"}')
+    plan = chunks(sources([str(tmp_path / "z"), str(tmp_path / "a.json")], "--input"), 10)
+    assert [text for _, _, text, _ in found(plan)] == ["{}", "first"]
+
+
+def test_an_input_that_is_not_there_is_named():
+    with pytest.raises(UserError, match="--input no/such does not exist"):
+        sources(["no/such"], "--input")
+
+
+def test_a_file_that_goes_away_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    ((part,),) = chunks(sources([str(tmp_path / "a.txt")], "--input"), 10)
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt cannot be read"):
+        list(documents(part))

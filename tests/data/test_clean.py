@@ -1,0 +1,44 @@
+"""Normalisation: what goes, what stays, and that once is enough."""
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.data.clean import normalized
+
+TEXT = st.text("ab \t\n\r\x00\x0c\x1c\x1f\x85\u2028\ufeff\u00e9e\u0301\u00a0", max_size=30) | st.text(max_size=30)
+
+
+@given(TEXT)
+def test_once_is_enough(text):
+    """A normal text is left alone."""
+    assert normalized(normalized(text)) == normalized(text)
+
+
+@given(TEXT)
+def test_a_normal_text_has_one_spelling(text):
+    """No control character but tabs and newlines, no blank before a line's end, composed characters only."""
+    normal = normalized(text)
+    assert all(unicodedata.category(c) != "Cc" or c in "\t\n" for c in normal)
+    assert all(line == line.rstrip() for line in normal.split("\n"))
+    assert unicodedata.is_normalized("NFC", normal) and normal == normal.strip("\n")
+
+
+@given(TEXT)
+def test_no_word_is_lost_torn_or_joined(text):
+    """But for control characters, the words are those that were there, in order."""
+    words = "".join(c for c in text if c.isspace() or unicodedata.category(c) != "Cc" and c != "\ufeff").split()
+    assert normalized(text).split() == [unicodedata.normalize("NFC", word) for word in words]
+
+
+@pytest.mark.parametrize("text, normal", [
+    ("a\r\nb\rc\x0cd\u2028e\x1ff", "a\nb\nc\nd\ne\nf"),
+    ("  if x:  \n\treturn\t\n\n\n", "  if x:\n\treturn"),
+    ("\n\none\n\n\ntwo", "one\n\n\ntwo"),
+    ("\ufeffcafe\u0301\x00", "caf\u00e9"),
+    (" \n\t", ""),
+])
+def test_examples(text, normal):
+    """Indentation and empty lines between paragraphs stay."""
+    assert normalized(text) == normal

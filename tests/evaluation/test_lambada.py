@@ -1,0 +1,115 @@
+"""LAMBADA: a word is right where greedy decoding would write it."""
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
+from mpi_impl.evaluation.lambada import LAMBADA, words_right
+from mpi_impl.evaluation.scored import ScoredBatch
+from reference.errors import UserError
+from tests.evaluation.little_gpt import LittleGPT, Letters, batches
+
+WORDS = ["".join(letters) for n in (1, 2) for letters in product("ab", repeat=n)]
+CONTEXTS = st.lists(st.sampled_from([*WORDS, "aba"]), min_size=1, max_size=6).map(" ".join)
+
+
+def written(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    return str(path)
+
+
+def accuracy(gpt, dataset, count):
+    """As an evaluation would: right ones of all samples, summed over batches."""
+    right = 0
+    for batch in batches(dataset, ScoredBatch, "test", count):
+        right += words_right(gpt.logits(batch.tokens).argmax(-1) == batch.targets, batch.weights)
+    return right / dataset.samples("test")
+
+
+def decoded_right(gpt, context, word, s):
+    """Whether the model, given the context, as much of it as fits, writes the word greedily, token by token."""
+    target = Letters().encode(" " + word)
+    text = Letters().encode(context)
+    text = text[max(len(text) + len(target) - s - 1, 0):]
+    for token in target:
+        if gpt.log_probabilities(text).argmax() != token:
+            return False
+        text.append(token)
+    return True
+
+
+@given(st.lists(CONTEXTS, min_size=1, max_size=3), st.integers(2, 9), st.integers(0, 99), st.integers(1, 7))
+def test_accuracy_is_that_of_greedy_decoding(tmp_path, contexts, s, seed, count):
+    """Words of one token and of two, every one of them after each context, so that some are right; long contexts."""
+    gpt, passages = LittleGPT(5, s, seed), list(product(contexts, WORDS))
+    path = written(tmp_path / "lambada.jsonl", [f"{context} {word}" for context, word in passages])
+    expected = sum(decoded_right(gpt, context, word, s) for context, word in passages) / len(passages)
+    assert accuracy(gpt, LAMBADA(path, Letters(), s), count) == expected
+
+
+def test_words_of_several_tokens_can_be_right(tmp_path):
+    """Of a hundred models some know none of the words, others one of one token, others one of two tokens as well."""
+    dataset = LAMBADA(written(tmp_path / "lambada.jsonl", [f"ab b {word}" for word in WORDS]), Letters(), 9)
+    found = set()
+    for gpt in (LittleGPT(5, 9, seed) for seed in range(100)):
+        right = sum(decoded_right(gpt, "ab b", word, 9) for word in WORDS)
+        assert accuracy(gpt, dataset, 4) == right / len(WORDS)
+        found.add(right)
+    assert found == {0, 1, 2}
+
+
+@given(CONTEXTS, st.sampled_from(WORDS), st.integers(2, 9))
+def test_a_row_is_the_end_of_the_passage_and_asks_for_its_last_word(tmp_path, context, word, s):
+    """Tokens up to the last but one, targets one further on, and weights on the word's tokens alone."""
+    dataset = LAMBADA(written(tmp_path / "lambada.jsonl", [f" {context}  {word} "]), Letters(), s)
+    batch = ScoredBatch.unpack(dataset.batch("test", 0, 1))
+    word_tokens = Letters().encode(" " + word)
+    text = (Letters().encode(context) + word_tokens)[-s - 1:]
+    n = len(text) - 1
+    assert batch.tokens[0, :n].tolist() == text[:-1] and batch.targets[0, :n].tolist() == text[1:]
+    assert batch.weights[0].tolist() == [0] * (n - len(word_tokens)) + [1] * len(word_tokens) + [0] * (s - n)
+
+
+def test_a_word_is_encoded_with_the_blank_before_it(tmp_path):
+    """So that its tokens are those that it has within a text. The same word earlier in the passage is context."""
+    text = "the boat was the only boat and so he took the boat"
+    bpe = ByteLevelBPETokenizer.train([text] * 5, 300)
+    batch = ScoredBatch.unpack(LAMBADA(written(tmp_path / "lambada.jsonl", [text]), bpe, 64).batch("test", 0, 1))
+    n = len(bpe.encode(text)) - 1
+    assert [*batch.tokens[0, :1], *batch.targets[0, :n]] == bpe.encode(text)
+    assert bpe.decode(batch.targets[0][batch.weights[0] == 1]) == " boat"
+
+
+def test_a_sample_is_right_where_all_it_asks_for_is():
+    """And where it asks for nothing, it is not; what it does not ask for does not matter."""
+    correct = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]], bool)
+    weights = np.array([[1, 1, 0], [0, 1, 1], [0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 1, 0]])
+    assert words_right(correct, weights) == 3
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("A passage.", "is not JSON text"), ('"text"', "is JSON, but no object"), ("[" * 100_000, "is not JSON text"),
+    ('{"passage": "a b"}', 'has no string under the key "text"'), ('{"text": 3}', 'no string under the key "text"'),
+    ('{"text": "\\ud800 a"}', "is not JSON text"),
+    ('{"text": " a "}', "has fewer than two words"), ('{"text": ""}', "has fewer than two words"),
+    ('{"text": "a abababab"}', "ends with a word of 8 tokens, and --seq-length is 7"),
+])
+def test_a_bad_line_is_named_by_its_number(tmp_path, line, sentence):
+    """Blank lines are passed over, and counted."""
+    path = tmp_path / "lambada.jsonl"
+    path.write_text(f'{{"text": "a b"}}\n\n{line}\n')
+    with pytest.raises(UserError, match=f"lambada.jsonl, line 3,.* {sentence}"):
+        LAMBADA(str(path), Letters(), 7)
+
+
+def test_a_file_without_passages_is_refused(tmp_path):
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UserError, match="there is no such file. Give the path of LAMBADA's lambada_test.jsonl"):
+            LAMBADA(str(path), Letters(), 7)
+    (tmp_path / "lambada.jsonl").write_text("\n\n")
+    with pytest.raises(UserError, match="lambada.jsonl is empty"):
+        LAMBADA(str(tmp_path / "lambada.jsonl"), Letters(), 7)

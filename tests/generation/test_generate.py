@@ -1,0 +1,202 @@
+"""The program: from a folder to text, on any number of ranks."""
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.huggingface import save_model
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
+from mpi_impl.generate import Generation
+from mpi_impl.generation.options import parse
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.generation import Sampling, generate
+from reference.models.model import model_tensors
+from reference.optimizer import OptimizerConfig
+from reference.params import initialize
+from reference.precision import Precision
+from tests.program import refusal
+from tests.training_theorems import connected
+
+T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+TEXT = "the cat sat on the mat, and the dog sat on the cat. Grüße! " * 20
+SEED = 5
+
+
+def model_of(vocab_size, **choices) -> ModelConfig:
+    return ModelConfig(4, 16, 4, vocab_size, 12, init_method_std=0.3, **choices)
+
+
+def params_of(model):
+    """Those of the runs below."""
+    return initialize(model_tensors(model), SEED, np.float64)
+
+
+def save_run(group, model, tokenizer, root, folder=None) -> None:
+    """What a run saves that has not begun yet: a checkpoint, and in Hugging Face's layout."""
+    parallel = ParallelConfig.for_world(group.size, 2, 1, zero_stage=1)
+    with connected(group, parallel) as topology:
+        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, SEED, Precision("float64"))
+        checkpoint.save(trainer, str(root), {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint})
+        if folder is not None:
+            save_model(trainer, str(folder), tokenizer if group.rank == 0 else None)
+
+
+@pytest.fixture(scope="module")
+def bytes_run(ranks, tmp_path_factory):
+    """Of byte-level BPE: the model, the tokenizer, and both folders."""
+    root, folder = (tmp_path_factory.mktemp(name) for name in ("checkpoint", "hf"))
+    tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
+    model = model_of(tokenizer.vocab_size)
+    ranks.run(4, save_run, model, tokenizer, root, folder)
+    saved_tokenizer.save(tokenizer, str(root))
+    return model, tokenizer, root, folder
+
+
+@pytest.fixture(scope="module")
+def ids_run(ranks, tmp_path_factory):
+    """Of a NullTokenizer with few ids, so that texts soon end; positions are turned."""
+    root, tokenizer = tmp_path_factory.mktemp("ids"), NullTokenizer(9)
+    model = model_of(10, position_embedding_type="rope", rotary_percent=0.5, untie_embeddings_and_output_weights=True)
+    ranks.run(2, save_run, model, tokenizer, root)
+    return model, tokenizer, root
+
+
+def program(group, options):
+    Generation(parse(options, group.size), group).run()
+
+
+def told(ranks, capfd, n, *options) -> list[str]:
+    """The texts."""
+    ranks.run(n, program, [*map(str, options), "--dtype", "float64"])
+    printed = capfd.readouterr().out
+    begun, *texts, last = re.split(r"\n\n", printed.replace("\n\n\n", "\n\n"))
+    assert re.fullmatch(r"[\d,]+ tokens in [\d.]+ s: [\d.]+ tokens/s\n", last) and begun.startswith("loaded ")
+    return texts
+
+
+def whole_text(model, tokenizer, prompt, count, sampling, number=0):
+    """As it ought to be."""
+    begin = tokenizer.encode(prompt)
+    found = generate(begin or [tokenizer.eod], count, params_of(model), model, sampling, number)
+    end = found.index(tokenizer.eod) if tokenizer.eod in found else count
+    return tokenizer.decode(begin + found[:end])
+
+
+CHOICES = {"greedy": (["--greedy"], Sampling(0.0)), "all": ([], Sampling()),
+           "top-k": (["--temperature", "0.7", "--top-k", "5", "--seed", "3"], Sampling(0.7, 5, seed=3)),
+           "top-p": (["--top-p", "0.8"], Sampling(top_p=0.8))}
+
+
+@pytest.mark.parametrize("options, sampling", CHOICES.values(), ids=CHOICES)
+def test_the_text_is_the_same_on_any_ranks(ranks, capfd, bytes_run, options, sampling):
+    """Longer than the model's positions, too."""
+    model, tokenizer, root, _ = bytes_run
+    expected = [whole_text(model, tokenizer, "the dog", 20, sampling)]
+    for t, p in ((1, 1), (2, 1), (1, 3), (2, 2)):
+        split = ["--prompt", "the dog", "--tokens-to-generate", 20, T, t, P, p]
+        assert told(ranks, capfd, t * p, "--load", root, *split, *options) == expected
+
+
+def test_a_model_in_hugging_faces_layout(ranks, capfd, bytes_run):
+    model, tokenizer, _, folder = bytes_run
+    options = ["--load-hf", folder, "--prompt", "the dog", "--tokens-to-generate", 20, T, 2, P, 2]
+    assert told(ranks, capfd, 4, *options) == [whole_text(model, tokenizer, "the dog", 20, Sampling())]
+
+
+def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_path):
+    """Two for each line of a file; the empty one begins as a document does. They end with the document, or not."""
+    model, tokenizer, root = ids_run
+    (tmp_path / "prompts").write_text("1 2 3\n\n4\n")
+    options = ["--load", root, "--prompts-file", tmp_path / "prompts", "--num-samples", 2, "--tokens-to-generate", 8]
+    prompts = ["1 2 3", "1 2 3", "", "", "4", "4"]
+    expected = [whole_text(model, tokenizer, prompt, 8, Sampling(), number) for number, prompt in enumerate(prompts)]
+    lengths = {len(text.split()) - len(prompt.split()) for text, prompt in zip(expected, prompts)}
+    assert len(lengths) > 2
+    assert told(ranks, capfd, 2, *options, T, 2) == expected
+    for text, prompt in zip(told(ranks, capfd, 2, *options, "--ignore-eod", P, 2), prompts, strict=True):
+        assert len(text.split()) == len(prompt.split()) + 8
+
+
+def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_path):
+    model, tokenizer, root, _ = bytes_run
+    (root / saved_tokenizer.SAVED).rename(tmp_path / "away.json")
+    options = ["--load", root, "--prompt", "the", "--tokens-to-generate", 4]
+    try:
+        expected = [whole_text(model, tokenizer, "the", 4, Sampling())]
+        assert told(ranks, capfd, 1, *options, "--tokenizer-model", tmp_path / "away.json") == expected
+        assert "holds no tokenizer: tokenizer.json is not there" in said(ranks, options)
+        assert "no file is named" in said(ranks, [*options, "--tokenizer-type", ByteLevelBPETokenizer.name])
+    finally:
+        (tmp_path / "away.json").rename(root / saved_tokenizer.SAVED)
+
+
+def said(ranks, options, n=2) -> str:
+    """In place of a text, by all ranks alike."""
+    return ranks.run(n, refusal, program, [T, "2", *map(str, options)])[0]
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ("", "A text comes from one model"), ("--load A --load-hf B", "A text comes from one model"),
+    ("--load nowhere", "nowhere holds no checkpoint"), ("--load ''", "--load is empty"),
+    ("--load-hf nowhere", "nowhere has no config.json"),
+    ("--load R --temperature -1", "--temperature is -1.0, but must be"),
+    ("--load R --top-p 0", "--top-p is 0.0, but must be above 0"), ("--load R --top-k 0", "--top-k is 0, but must be"),
+    ("--load R --top-k 271", "--top-k is 271, but the model knows 270 words"),
+    ("--load R --greedy --top-k 3", "whatever --top-k says"),
+    ("--load R --greedy --temperature 0.5", "whatever --temperature says"),
+    ("--load R --tokens-to-generate 0", "--tokens-to-generate is 0, but must be at least 1"),
+    ("--load R --num-samples 0", "--num-samples is 0, but must be at least 1"),
+    ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b are both given"),
+    ("--load R --prompts-file nowhere", "nowhere cannot be read"),
+    ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
+    ("--load R --distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0.0"),
+    (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 ranks"),
+    (f"--load R {T} 3", "must be a multiple of 3"), ("--load R --tokenizer-type NullTokenizer", "another one than"),
+    ("--load R --vocab-size 3", "generate has no option --vocab-size"),
+    ("--load R --vocab-file x", "--vocab-file is for"), ("--load R --tokenizer-model x", "x is not a tokenizer saved"),
+])
+def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, sentence):
+    words = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
+    assert sentence in said(ranks, words)
+
+
+def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
+    bert = model_of(10, architecture="bert", heads=("lm", "sop"))
+    ranks.run(2, save_run, bert, NullTokenizer(9), tmp_path)
+    assert "holds a bert" in said(ranks, ["--load", tmp_path])
+    root = bytes_run[2]
+    assert "--num-layers is 4, but the 1f1b schedule has 5 stages" in ranks.run(
+        5, refusal, program, ["--load", str(root), P, "5"])[0]
+    assert "--tensor-model-parallel-size is 3, but must divide --num-attention-heads" in ranks.run(
+        3, refusal, program, ["--load", str(root), T, "3"])[0]
+
+
+def test_damaged_parameters_are_refused_and_moments_do_not_matter(ranks, capfd, ids_run):
+    _, _, root = ids_run
+    options = ["--load", root, "--prompt", "1", "--tokens-to-generate", 2]
+    for name, matters in (("m-00000.safetensors", False), ("parameters-00001.safetensors", True)):
+        file = root / "iter_0000000" / name
+        good = file.read_bytes()
+        file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        try:
+            assert ("is damaged" in said(ranks, options)) == matters
+        finally:
+            file.write_bytes(good)
+
+
+def test_it_starts_from_the_command_line(bytes_run):
+    """As a person starts it, and errors end it with status 2."""
+    model, tokenizer, root, _ = bytes_run
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.generate", "--load", str(root), P, "2",
+               "--dtype", "float64", "--tokens-to-generate", "5", "--prompt", "Grüße"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"\n{whole_text(model, tokenizer, 'Grüße', 5, Sampling())}\n" in done.stdout
+    done = subprocess.run([*command, "--top-p", "2"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("error: --top-p is 2.0") == 1

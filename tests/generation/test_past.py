@@ -1,0 +1,99 @@
+"""The key/value cache: the model that sees words one by one says what it says when it sees them all at once."""
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.generation import Sampling, continuation, generate, positions_for
+from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
+from reference.models.stage import stage_of
+from reference.params import tree_map
+from reference.past import Past, length_of, no_past
+from tests.spy import SpyArray
+from tests.strategies import cases, close
+
+
+@given(cases(sizes=st.just(1)), st.data())
+def test_logits_are_those_of_the_whole_prefix(case, data):
+    """For every prefix, in pieces of any sizes, through stages of any sizes; of several texts at a time."""
+    c = case.model
+    p, tokens = case.params(gpt_tensors(c)), case.ids("tokens", case.b, case.s)
+    expected = gpt_logits(tokens, p, c)                                       # [b, s, V]
+    stages = pieces_of(data, c.num_layers)
+    past = no_past(c, p.blocks, case.s, p.embedding.word, case.b)
+    for some in pieces_of(data, case.s):
+        x = tokens[:, some]
+        for layers in stages:
+            x = next_logits(x, stage_of(p, range(*layers.indices(c.num_layers))), c,
+                            {layer: past[layer] for layer in range(*layers.indices(c.num_layers))})
+        assert length_of(past) == some.stop
+        close(x, expected[:, some.stop - 1], 1e-12)
+
+
+def pieces_of(data, n) -> list[slice]:
+    """0 to n, cut anywhere."""
+    cuts = sorted(data.draw(st.sets(st.integers(1, n - 1)))) if n > 1 else []
+    return [slice(first, last) for first, last in zip([0, *cuts], [*cuts, n])]
+
+
+@given(cases(sizes=st.just(1)))
+def test_on_arrays_that_behave_like_cupys(case):
+    c = case.model
+    p, tokens = case.params(gpt_tensors(c)), case.ids("tokens", case.b, case.s)
+    spies = tree_map(SpyArray, p)
+    past = no_past(c, p.blocks, case.s, spies.embedding.word, case.b)
+    for i in range(case.s):
+        logits = next_logits(SpyArray(tokens[:, i:i + 1]), spies, c, past)
+    close(logits.get(), gpt_logits(tokens, p, c)[:, -1])
+
+
+@given(cases(sizes=st.just(1)), st.data())
+def test_a_text_is_drawn_word_by_word_from_the_models_distribution(case, data):
+    """And where it outgrows the model, each word from the last words: when all positions are used up, from half."""
+    c, n = case.model, case.model.max_position_embeddings
+    prompt = case.ids("prompt", data.draw(st.integers(1, n))).tolist()
+    p, count, sampling = case.params(gpt_tensors(c)), data.draw(st.integers(1, 3 * n)), Sampling(0.7, 20, 0.9, 3)
+    text, seen = list(prompt), len(prompt)
+    for position in range(len(prompt), len(prompt) + count):
+        text.append(sampling.choose(gpt_logits(np.array([text[-seen:]]), p, c)[0, -1], position, text=2))
+        seen = seen + 1 if seen < n else max(1, n // 2)
+    assert generate(prompt, count, p, c, sampling, text=2) == text[len(prompt):]
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 9))
+def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
+    """Of a text that is not longer than the model, all words but the last are seen once."""
+    past, fed = {0: Past(1, longest, 1, 1, np.empty(0))}, []
+
+    def follow(words, position):
+        past[0].extend(*(np.zeros((1, len(words), 1, 1)) for _ in "kv"))      # which would say if there were no room
+        assert len(words) > 0 and position == prompt + len(fed)
+        fed.append(words)
+        return 100 + position
+
+    words = list(continuation(range(prompt), count, longest, past, follow))
+    assert words == list(range(100 + prompt, 100 + prompt + count))
+    if prompt + count - 1 <= longest:
+        assert sum(fed, []) == [*range(prompt), *words[:-1]]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
+def test_a_full_past_takes_no_more(room, n, before):
+    past = Past(2, room, 3, 4, np.empty(0))
+    ones = np.ones((2, n, 3, 4))
+    past.length = min(before, room)
+    if past.length + n > room:
+        with pytest.raises(AssertionError, match="room for"):
+            past.extend(ones, ones)
+    else:
+        k, v = past.extend(ones, 2 * ones)
+        assert k.shape[1] == v.shape[1] == past.length and np.shares_memory(k, past.k) and np.shares_memory(v, past.v)
+        assert (k[:, -n:] == 1).all() and (v[:, -n:] == 2).all()
+
+
+def test_room_for_what_is_looked_at():
+    """The last word's keys are of use to no one."""
+    class Sizes:
+        max_position_embeddings = 10
+
+    assert [positions_for([0] * n, count, Sizes) for n, count in ((1, 1), (3, 5), (5, 6), (5, 7))] == [1, 7, 10, 10]

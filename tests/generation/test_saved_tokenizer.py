@@ -1,0 +1,61 @@
+"""A tokenizer that is saved beside a model is the same when it is loaded."""
+import json
+
+import pytest
+
+from mpi_impl.data.saved_tokenizer import SAVED, is_saved, load, save
+from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
+                                     GPT2BPETokenizer, NullTokenizer, given_tokenizer)
+from reference.errors import UserError
+
+TEXT = "The cat sat on the mat, and the dog sat on the cat. "
+
+
+def gpt2(folder):
+    ByteLevelBPETokenizer.train([TEXT * 20], 280).library.model.save(str(folder))
+    return GPT2BPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+TOKENIZERS = {
+    "bytes": lambda _: ByteLevelBPETokenizer.train([TEXT * 20], 280), "gpt2": gpt2, "null": lambda _: NullTokenizer(17),
+    "cased": lambda _: BertWordPieceCase.train([TEXT * 20], 110),
+    "lower": lambda _: BertWordPieceLowerCase.train([TEXT * 20], 110),
+}
+
+
+@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_it_comes_back(tmp_path, make):
+    one = make(tmp_path)
+    assert not is_saved(str(tmp_path))
+    save(one, str(tmp_path))
+    again = load(str(tmp_path))
+    assert is_saved(str(tmp_path)) and not list(tmp_path.glob("*.tmp"))
+    assert (again.fingerprint, again.vocab_size, again.eod) == (one.fingerprint, one.vocab_size, one.eod)
+    text = "3 4 17 3" if isinstance(one, NullTokenizer) else TEXT
+    assert again.encode(text) == one.encode(text) and again.decode(one.encode(text)) == one.decode(one.encode(text))
+    assert type(again) is (ByteLevelBPETokenizer if type(one) is GPT2BPETokenizer else type(one))
+    save(again, str(tmp_path))
+    assert load(str(tmp_path)).fingerprint == one.fingerprint
+
+
+def test_it_is_what_the_option_reads(tmp_path):
+    one = TOKENIZERS["bytes"](None)
+    save(one, str(tmp_path))
+    named = given_tokenizer(one.name, None, None, None, str(tmp_path / SAVED))
+    assert named is not None and named.fingerprint == one.fingerprint
+
+
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", "3", "{}", '{"model": {"type": "WordPiece"}}', '{"NullTokenizer": "many"}', '{"NullTokenizer": 0}',
+    json.dumps({"model": {"type": "BPE", "vocab": 3}})], ids=repr)
+def test_another_file_is_refused(tmp_path, content):
+    (tmp_path / SAVED).write_text(content)
+    with pytest.raises(UserError):
+        load(str(tmp_path))
+
+
+def test_no_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        load(str(tmp_path))
+    with pytest.raises(UserError, match="cannot be written"):
+        save(NullTokenizer(3), str(tmp_path / "nowhere"))

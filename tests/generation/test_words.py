@@ -1,0 +1,99 @@
+"""A text on t x p ranks is the textbook's, however a word is chosen."""
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.generation.words import generate
+from reference.config import ModelConfig
+from reference.generation import Sampling
+from tests.cases import Case
+from tests.generation.texts import Text, logits_equal_uncached, on_ranks, texts
+from tests.program import refusal
+from tests.spy import SpyArray
+from tests.strategies import cases
+
+SAMPLINGS = [Sampling(0.0), Sampling(), Sampling(0.5, seed=2), Sampling(1.5, top_k=3), Sampling(top_p=0.7),
+             Sampling(2.0, 9, 0.9, seed=8)]
+PLACES = [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (4, 1), (1, 4), (2, 3), (4, 2), (2, 4)]      # t, p
+
+
+@st.composite
+def placed(draw):
+    """A case, and over how many ranks its layers are shared out."""
+    t, p = draw(st.sampled_from(PLACES))
+    return draw(cases(sizes=st.just(t), num_layers=p + draw(st.integers(0, 2)))), p
+
+
+@given(placed(), st.data())
+def test_logits_are_those_of_the_whole_prefix(ranks, placed, data):
+    """Whatever the positions: learned or rope."""
+    case, p = placed
+    pieces, left = [], case.s
+    while left:
+        pieces.append(data.draw(st.integers(1, left)))
+        left -= pieces[-1]
+    ranks.run(case.t * p, on_ranks, p, case, "float64", logits_equal_uncached, case, pieces, 1e-12)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(placed(), st.sampled_from(["float64", "float32"]), st.data())
+def test_every_rank_tells_the_textbooks_text(ranks, placed, dtype, data):
+    """With all samplers, and longer than the model's positions are."""
+    case, p = placed
+    n = case.model.max_position_embeddings
+    prompt = case.ids("prompt", data.draw(st.integers(1, n))).tolist()
+    asked = [Text(prompt, n + 2, sampling, number) for number, sampling in enumerate(SAMPLINGS)]
+    expected = [text.from_textbook(case) for text in asked]
+    assert ranks.run(case.t * p, on_ranks, p, case, dtype, texts, asked) == [expected] * (case.t * p)
+
+
+@settings(max_examples=5)
+@given(placed())
+def test_texts_by_arrays_that_behave_like_cupys(ranks, placed):
+    case, p = placed
+    text = Text(case.ids("prompt", 1).tolist(), 5, Sampling(0.9))
+    assert ranks.run(case.t * p, spies_tell, p, case, [text]) == [[text.from_textbook(case)]] * (case.t * p)
+
+
+def spies_tell(group, p, case, asked):
+    return on_ranks(group, p, case, "float64", texts, asked, wrap=SpyArray)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("t, p", [(1, 1), (2, 2)])
+def test_in_16_bits_logits_are_near(ranks, t, p, dtype):
+    case = Case(t, ModelConfig(4, 32, 4, 50, 12, position_embedding_type="rope"), 1, 12, seed=3)
+    tolerance = 20 * float(ml_dtypes.finfo(dtype).eps)
+    ranks.run(t * p, on_ranks, p, case, dtype, logits_equal_uncached, case, [5, 1, 1, 4, 1], tolerance)
+
+
+def test_texts_are_independent(ranks):
+    """Those of another number or seed are others; the same ones are the same."""
+    case = Case(1, ModelConfig(2, 16, 4, 50, 12), 1, 12, seed=3)
+    asked = [Text([1], 11, Sampling()), Text([1], 11, Sampling()), Text([1], 11, Sampling(), 1),
+             Text([1], 11, Sampling(seed=5))]
+    one, again, *others = ranks.run(1, on_ranks, 1, case, "float32", texts, asked)[0]
+    assert one == again and len({tuple(text) for text in (one, *others)}) == 3
+
+
+def test_a_model_that_has_diverged_is_told_by_all_ranks(ranks):
+    case = Case(2, ModelConfig(2, 8, 2, 50, 12), 1, 12, seed=3)
+    said = ranks.run(4, refused, case)
+    assert said == ["The logits of the word at position 2 are infinite, or no numbers: the model has diverged, or needs "
+                    "a format of more range than its --dtype."] * 4
+
+
+def refused(group, case):
+    def act(group):
+        on_ranks(group, 2, case, "float32", diverged)
+
+    return refusal(group, act)
+
+
+def diverged(replica):
+    for params in replica.params.values():
+        if params.final_layernorm:
+            params.final_layernorm.tensors.weight[:] = np.nan
+    list(generate(replica, [1, 2], 3, Sampling()))

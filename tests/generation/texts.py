@@ -1,0 +1,72 @@
+"""Texts from a model on ranks, and from the textbook: what tests of generation share."""
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.checkpoints.huggingface import within_segment
+from mpi_impl.generation.replica import Replica, loaded
+from mpi_impl.generation.words import generate, last_logits
+from reference import generation as textbook
+from reference.config import ParallelConfig
+from reference.generation import Sampling
+from reference.models.gpt import gpt_logits, gpt_tensors
+from reference.params import leaves, shard
+from tests.cases import Case, close
+from tests.rank_theorems import as_is, host
+from tests.training_theorems import connected
+
+
+class Text(NamedTuple):
+    """What decides it, beside the model."""
+
+    prompt: list[int]
+    count: int
+    sampling: Sampling
+    number: int = 0
+
+    def from_textbook(self, case: Case) -> list[int]:
+        return textbook.generate(self.prompt, self.count, case.params(gpt_tensors(case.model)), case.model,
+                                 self.sampling, self.number)
+
+    def from_ranks(self, replica: Replica) -> list[int]:
+        return list(generate(replica, self.prompt, self.count, self.sampling, self.number))
+
+
+def replica_of(topology, case: Case, near, change=as_is) -> Replica:
+    """A rank's part of the case's model; `change` is done to each tensor first."""
+    params, place = dict(leaves(case.params(gpt_tensors(case.model)))), topology.place
+
+    def read(piece):
+        segment = piece.of
+        part = shard(params[segment.name], segment.tensor, topology.tensor.size, place.tensor)
+        return change(part.reshape(-1)[within_segment(piece)])
+
+    return loaded(case.model, topology, near, read)
+
+
+def on_ranks(group, p: int, case: Case, dtype, act, *args, wrap=as_is):
+    """`act(replica, *args)` on case.t x p ranks."""
+    with connected(group, ParallelConfig.for_world(group.size, case.t, p)) as topology:
+        return act(replica_of(topology, case, wrap(np.empty(0, dtype))), *args)
+
+
+def texts(replica: Replica, asked: list[Text]) -> list[list[int]]:
+    return [text.from_ranks(replica) for text in asked]
+
+
+def logits_equal_uncached(replica: Replica, case: Case, pieces: list[int], tolerance: float):
+    """The words are shown to the model in pieces of these sizes: after each, the logits are those of the whole prefix,
+    shown at once; and no more is kept than the keys and values of this rank's heads and layers, for as many positions.
+    """
+    c, t, s = case.model, replica.topology.tensor.size, sum(pieces)
+    words = case.ids("words", s)
+    past = replica.no_past(s)
+    kept = sum(one.k.size + one.v.size for one in past.values())
+    assert kept == 2 * s * c.hidden_size // t * sum(len(params.blocks) for params in replica.params.values())
+    expected = gpt_logits(words[None], case.params(gpt_tensors(c)), c)[0]       # [s, V]
+    for size, end in zip(pieces, np.cumsum(pieces)):
+        logits = last_logits(replica, words[end - size:end].tolist(), past)
+        assert {one.length for one in past.values()} == {end}
+        assert (logits is None) == (replica.topology.place.pipeline != replica.last_rank)
+        if logits is not None:
+            close(host(logits).astype(np.float64), expected[end - 1], tolerance)

@@ -1,0 +1,202 @@
+"""BERT: its gradients, stages and shards; the formulas of its papers; who sees whom; and what counts in its loss."""
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.batches import BERTBatch
+from reference.layers.block import block_backward, block_forward, block_tensors
+from reference.models.bert import bert_forward, bert_tensors
+from reference.ops import ACTIVATIONS
+from reference.params import leaves
+from reference.training import loss_and_gradients
+from tests import textbook_theorems as theorems
+from tests.strategies import ANY_MODEL, cases, close, recomputes, trees_close
+
+BERT = ("bert",)
+ONE_RANK = dict(sizes=st.just(1), architectures=BERT)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(cases(**ONE_RANK))
+def test_gradients_agree_with_central_differences(case):
+    """Of every tensor, for a random gradient of each head's losses; dropout on, in both orders."""
+    theorems.gradients_are_derivatives(case)
+
+
+@given(cases(architectures=BERT), recomputes())
+def test_shards_equal_the_whole(case, recompute):
+    """Dropout on, whatever is kept of the activations. What is padding in the vocabulary gets no gradient."""
+    theorems.model_equals_whole(case, recompute)
+
+
+@given(cases(**ONE_RANK), recomputes())
+def test_recompute_changes_nothing(case, recompute):
+    theorems.recompute_changes_nothing(case, recompute)
+
+
+@given(cases(**ONE_RANK), st.sets(st.integers(1, 2)))
+def test_stages_in_a_row_are_the_whole(case, cuts):
+    """Cut between any layers; where there is no head for words, the last stage has no table."""
+    theorems.stages_equal_whole(case, [cut for cut in cuts if cut < case.model.num_layers])
+
+
+# ---- the papers' formulas, written out ------------------------------------------------------------------------------
+
+
+@given(cases(**ONE_RANK, position_embedding_type="learned_absolute"))
+def test_losses_are_those_of_the_formulas(case):
+    """Of each sample by itself, without its padding: nothing is masked, since nothing is there to be masked.
+
+    In the original order what Devlin et al. have behind a residual sum is the first norm of what follows; the first
+    one is that of the embeddings' sum.
+    """
+    c, batch = case.model, case.batch("", case.b)
+    p = case.params(bert_tensors(c))
+    losses = dict(zip(c.heads, bert_forward(None, p, c, batch)[0], strict=True))
+    encoded = [(original if c.apply_residual_connection_post_layernorm else rearranged)(embedded(*sample, p), p, c)
+               for sample in zip(batch.tokens, batch.token_types, batch.lengths, strict=True)]
+    if "lm" in losses:
+        for i, x in enumerate(encoded):
+            close(losses["lm"][i, :len(x)], log_loss(words(x, p, c), batch.targets[i, :len(x)]), 1e-10)
+    if "sop" in losses:
+        close(losses["sop"], log_loss(np.stack([first(x, p, p.binary_head) for x in encoded]), batch.swapped), 1e-10)
+    if "choice" in losses:
+        scores = np.stack([first(x, p, p.multichoice_head) for x in encoded]).reshape(len(batch.answers), -1)
+        close(losses["choice"], log_loss(scores, batch.answers), 1e-10)
+
+
+def embedded(tokens, token_types, n, p):
+    """[s] -> [n, h], of n real tokens."""
+    e = p.embedding
+    return e.word[tokens[:n]] + e.position[:n] + e.token_type[token_types[:n]]
+
+
+def original(x, p, c):
+    """Norms behind the sums (Devlin et al. 2018; Vaswani et al. 2017, section 3.1)."""
+    x = norm(x, p.blocks[0].input_layernorm, c)
+    for layer, block in p.blocks.items():
+        x = norm(x + attention(x, block.attention), block.post_attention_layernorm, c)
+        behind = p.final_layernorm if layer == c.num_layers - 1 else p.blocks[layer + 1].input_layernorm
+        x = norm(x + mlp(x, block.mlp, c), behind, c)
+    return x
+
+
+def rearranged(x, p, c):
+    """Norms inside the branches (Shoeybi et al. 2019, figure 7)."""
+    for block in p.blocks.values():
+        x = x + attention(norm(x, block.input_layernorm, c), block.attention)
+        x = x + mlp(norm(x, block.post_attention_layernorm, c), block.mlp, c)
+    return norm(x, p.final_layernorm, c)
+
+
+def norm(x, p, c):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + c.layernorm_epsilon) * p.weight + p.bias
+
+
+def attention(x, p):
+    """[n, h] -> [n, h]."""
+    q, k, v = np.einsum("nh,hcad->cnad", x, p.w_qkv) + p.b_qkv[:, None]
+    scores = np.exp(np.einsum("iad,jad->aij", q, k) / np.sqrt(q.shape[-1]))
+    return np.einsum("aij,jad->iad", scores / scores.sum(-1, keepdims=True), v).reshape(len(x), -1) @ p.w_out + p.b_out
+
+
+def mlp(x, p, c):
+    return activated(x @ p.w_in + p.b_in, c) @ p.w_out + p.b_out
+
+
+def activated(x, c):
+    return ACTIVATIONS[c.activation][0](x)[0]
+
+
+def words(x, p, c):
+    """[n, h] -> logits [n, V]."""
+    head = p.lm_head
+    return norm(activated(x @ head.dense.w + head.dense.b, c), head.layernorm, c) @ p.embedding.word.T + head.bias
+
+
+def first(x, p, classifier):
+    """[n, h] -> logits of what reads [CLS]."""
+    return np.tanh(x[0] @ p.pooler.w + p.pooler.b) @ classifier.w + classifier.b
+
+
+def log_loss(logits, targets):
+    """[n, V], [n] -> [n]."""
+    return np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]
+
+
+# ---- who sees whom --------------------------------------------------------------------------------------------------
+
+
+@given(cases(sizes=st.just(1), architectures=ANY_MODEL, layernorm_epsilon=0.1))
+def test_a_position_sees_all_that_is_real_and_itself(case):
+    """Both ways, in one layer: what a position gives has a gradient by each that it sees, and by no other.
+
+    So a later word changes what is said of an earlier one; and where [CLS] is alone, it sees itself only. A GPT's
+    position sees those before it.
+    """
+    c, p, x = case.model, case.params(block_tensors(case.model)), case.x()
+    lengths, at = theorems.lengths_of(case), np.arange(case.s)
+    y, cache = block_forward(x, p, c, theorems.rotary_of(case), lengths=lengths)
+    for i in at:
+        dx, _ = block_backward(np.where((at == i)[:, None], case.x("dy"), 0), p, cache, c)
+        others = at < i if lengths is None else at < lengths[:, None]
+        np.testing.assert_array_equal(abs(dx).max(-1) > 0, np.broadcast_to(others | (at == i), (case.b, case.s)))
+
+
+@given(cases(**ONE_RANK))
+def test_nothing_depends_on_what_is_in_the_padding(case):
+    """To the last bit: not the losses of what is real, nor any gradient; dropout on."""
+    c, p, batch, other = case.model, case.params(bert_tensors(case.model)), *(case.batch(i, case.b) for i in "01")
+    real = np.arange(case.s) < batch.lengths[:, None]
+    if isinstance(batch, BERTBatch):
+        batch = batch._replace(weights=batch.weights * real)
+    changed = batch._replace(**{name: np.where(real, getattr(batch, name), getattr(other, name))
+                                for name in ("tokens", "token_types", "targets") if name in batch._fields})
+    for loss, again in zip(*(bert_forward(None, p, c, one, case.dropout)[0] for one in (batch, changed)), strict=True):
+        assert (again == loss)[real if loss.ndim == 2 else ...].all()
+    same_loss_and_gradients(case, batch, changed, p)
+
+
+@given(cases(**ONE_RANK))
+def test_padding_may_be_of_any_length(case):
+    """A batch may be cut at the end of its longest sample, nothing being dropped: the draws are another matter."""
+    p, batch = case.params(bert_tensors(case.model)), case.batch("", case.b)
+    longest = batch.lengths.max()
+    if isinstance(batch, BERTBatch):
+        batch = batch._replace(weights=batch.weights * (np.arange(case.s) < batch.lengths[:, None]))
+    short = type(batch)(*(x[:, :longest] if x.ndim == 2 else x for x in batch))
+    (loss, grads), (other, others) = (loss_and_gradients(one, p, case.model) for one in (batch, short))
+    close(np.array(other), np.array(loss))
+    trees_close(others, grads)
+
+
+# ---- what counts ----------------------------------------------------------------------------------------------------
+
+
+@given(cases(**ONE_RANK))
+def test_targets_without_weight_do_not_matter(case):
+    """To the last bit: words that were not masked, questions that only fill a batch."""
+    p, batch, other = case.params(bert_tensors(case.model)), case.batch("0", case.b), case.batch("1", case.b)
+    name = "targets" if isinstance(batch, BERTBatch) else "answers"
+    changed = batch._replace(**{name: np.where(batch.weights, getattr(batch, name), getattr(other, name))})
+    same_loss_and_gradients(case, batch, changed, p)
+
+
+def same_loss_and_gradients(case, batch, other, p):
+    (loss, grads), (again, others) = (loss_and_gradients(one, p, case.model, case.dropout) for one in (batch, other))
+    assert again == loss
+    trees_close(others, grads, 0.0)
+
+
+@given(cases(**ONE_RANK))
+def test_where_nothing_counts_the_loss_is_0(case):
+    """And so is every gradient; of the sentences' order each sample counts."""
+    c, p, batch = case.model, case.params(bert_tensors(case.model)), case.batch("", case.b)
+    batch = batch._replace(weights=np.zeros_like(batch.weights))
+    losses, _ = bert_forward(None, p, c, batch)
+    loss, grads = loss_and_gradients(batch, p, c)
+    expected = losses[1].mean() if "sop" in c.heads else 0.0
+    assert abs(loss - expected) < 1e-14 * max(1.0, expected)
+    for name, grad in leaves(grads):
+        silent = "sop" not in c.heads or name.startswith("lm_head.")
+        assert not grad.any() if silent else np.isfinite(grad).all(), name
