@@ -297,7 +297,7 @@ from mpi_impl.layers.embedding import embedding_forward, logits_forward
 
 mine, region = shards[rank], TensorParallelRegion(group)
 x, cache = embedding_forward(tokens, mine, region)
-ids, held, _ = cache
+ids, held, *_ = cache
 logits, kept = logits_forward(x, mine.word, V, region)
 print(f"found {held.sum():2} of {tokens.size} words; x {x.shape}, logits {logits.shape}")
 

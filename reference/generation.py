@@ -61,6 +61,8 @@ def next_word(logits, draw: float, temperature=1.0, top_k=None, top_p=1.0) -> in
 
 def allowed(probs, top_k=None, top_p=1.0):
     """Which words may come: probs [V] -> bool [V]."""
+    if top_k is None and top_p == 1:
+        return np.ones_like(probs, dtype=bool)
     order = np.argsort(-probs, kind="stable")[:top_k]      # the likeliest first; of equals, that of the lowest id
     if top_p < 1:
         sums = np.cumsum(probs[order])

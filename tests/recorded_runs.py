@@ -25,13 +25,14 @@ def case(t=1, cut=False, model=MODEL) -> Case:
 
 
 class Corpus:
-    """A data set of random words: sample i is the same, whoever asks for it."""
+    """A data set of random samples: number i is the same, whoever asks for it."""
 
     def __init__(self, of: Case):
-        self.words = of.ids("words", 3 * BATCH, of.s + 1)
+        n = 3 * BATCH
+        self.rows = of.ids("words", n, of.s + 1) if of.model.architecture == "gpt" else of.batch("words", n).pack()
 
     def batch(self, part, first, count):
-        return self.words[first:first + count]
+        return self.rows[first:first + count]
 
 
 def trainer_of(of: Case, topology, form="float64") -> Trainer:

@@ -124,18 +124,18 @@ ON_A_DEVICE = [
     (1, 2, 2, "zb-h1", None, True, 2, False, Recompute("selective")),
     (2, 2, 1, "interleaved", 2, False, 3, True, Recompute("full", "uniform", 2)),
     (2, 2, 2, "zb-v", None, False, 3, False, Recompute("full", "block", 1))]
-POSITIONS = ["learned_absolute", "rope"]
+KINDS = {"rope": dict(position_embedding_type="rope"), "bert": dict(architecture="bert", heads=("lm", "sop"))}
 
 
-@pytest.mark.parametrize("position, t, p, d, schedule, chunks, untied, stage, offload, recompute", every_other_deep(
-    (position, *plan) for i, plan in enumerate(ON_A_DEVICE) for position in (POSITIONS if i % 2 else POSITIONS[::-1])))
-def test_training_on_a_device(ranks, position, t, p, d, schedule, chunks, untied, stage, offload, recompute):
+@pytest.mark.parametrize("kind, t, p, d, schedule, chunks, untied, stage, offload, recompute", every_other_deep(
+    (kind, *plan) for i, plan in enumerate(ON_A_DEVICE) for kind in sorted(KINDS, reverse=i % 2 == 1)))
+def test_training_on_a_device(ranks, kind, t, p, d, schedule, chunks, untied, stage, offload, recompute):
     """The main theorem with parameters, gradients, moments, batches and all messages on the device; far shards are not.
 
     With both regions, and dropout on.
     """
-    model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4, position_embedding_type=position,
-                        untie_embeddings_and_output_weights=untied)
+    model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4,
+                        untie_embeddings_and_output_weights=untied and kind == "rope", **KINDS[kind])
     for scatter, cut in ((True, False), (False, t > 1)):
         case = Case(t, model, 2, 6, seed=3, sequence_parallel=cut)
         ranks.run(t * p * d, train_on_spies, case, training_theorems.Plan(

@@ -33,6 +33,10 @@ from reference.precision import ScaleState, rounded
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
                  "make_vocab_size_divisible_by"}
 
+# How a field is called that is no option.
+WORDS = {"vocab_size": "--vocab-size (which the tokenizer decides)", "architecture": "The architecture",
+         "heads": "The list of heads"}
+
 TOKENIZER = "the tokenizer"      # its fingerprint's name among the settings
 
 
@@ -136,8 +140,7 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: 
     for name, value in model_of(model).items():
         saved = manifest.model.get(name)
         if saved != value and not (other_heads and name == "heads"):
-            words = " (which the tokenizer decides)" if name == "vocab_size" else ""
-            raise UserError(f"{option(name)}{words} is {value}, but {saved} in "
+            raise UserError(f"{WORDS.get(name, option(name))} is {value}, but {saved} in "
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
 
 

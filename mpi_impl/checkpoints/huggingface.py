@@ -36,7 +36,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = ("F64", "F32", "F16", "BF16")         # formats, as a file names them
 ROWS = 1024                                  # of two tables that are compared, at a time
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, as the first published BERTs have them
-NEW_HEAD = "multichoice_head."               # what fine-tuning may begin with: a file need not have it
+NEW = ("pooler.", "multichoice_head.")       # what a model that is to choose may begin with, as no file has it yet
 
 
 def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[Place]]]:
@@ -93,10 +93,10 @@ class Weights:
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError unless these are the model's tensors, of the right shapes, and no others than `extra`."""
-        expected = set()
+        expected, new = set(), NEW if "choice" in model.heads else ()
         for ours, _, places in places_of(model):
             for place in places:
-                if place.name in self.found or not ours.startswith(NEW_HEAD):
+                if place.name in self.found or not ours.startswith(new):
                     self.check_tensor(place)
                 expected.add(place.name)
         for name in sorted(self.found.keys() - expected - self.extra(model)):
@@ -107,8 +107,8 @@ class Weights:
         """Raises UserError unless it is there, in the right shape and in a format that can be read."""
         name, shape = place.name, list(place.shape)
         if name not in self.found:
-            raise UserError(f"--load-hf {self.folder} has no tensor {name} in {self.files()}, but its {CONFIG} asks "
-                            f"for one, {shape}.")
+            raise UserError(f"--load-hf {self.folder} has no tensor {name} in {self.files()}, but the model has one, "
+                            f"{shape}.")
         found, path = self.slice(name), self.found[name][0]
         if found.get_shape() != shape:
             raise UserError(f"{path} has {name} as {found.get_shape()}, but the folder's {CONFIG} asks for {shape}.")
@@ -136,7 +136,7 @@ class Weights:
         return WEIGHTS if os.path.isfile(os.path.join(self.folder, WEIGHTS)) else f"the files of {INDEX}"
 
     def has(self, segment: Segment) -> bool:
-        """All of the model but perhaps a new head."""
+        """Whether it is here: all of the model is, but perhaps for a new head."""
         return all(place.name in self.found for place in self.places(segment))
 
     def places(self, segment: Segment) -> list[Place]:
@@ -160,8 +160,8 @@ def check_weights(folder: str, model: ModelConfig) -> None:
 def load_weights(trainer: Trainer, folder: str) -> None:
     """Called by all ranks before the first step: each reads what it owns of the weights. Moments and counters stay 0.
 
-    A head for choices that the file has not keeps its initial values. Raises UserError, on all ranks alike, if one of
-    them cannot read a file.
+    A head for choices that is not in the files keeps its initial values. Raises UserError, on all ranks alike, if one
+    of them cannot read a file.
     """
     trainer.topology.world.from_each(lambda: read_pieces(trainer, Weights(folder)))
     trainer.take_over()

@@ -2,11 +2,11 @@
 import argparse
 from collections.abc import Sequence
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpi_impl.entry import ArgumentParser
 from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
-from mpi_impl.training.arguments import (Settings, check_device, check_recompute_fits, check_schedule, optimizer_config,
+from mpi_impl.training.arguments import (check_device, check_recompute_fits, check_schedule, optimizer_config,
                                          parallel_config, precision)
 from mpi_impl.training.options import NAMES
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,

@@ -1,33 +1,88 @@
 """A BERT that is there already: what it is, its tokenizer, and its weights for a model that is to choose answers."""
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from mpi_impl.checkpoints import checkpoint, huggingface, on_disk
+from mpi_impl.checkpoints.bert_layout import OF_MODEL
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
-from mpi_impl.data import saved_tokenizer
+from mpi_impl.checkpoints.on_disk import Manifest
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer, given_tokenizer
+from mpi_impl.generation import sources
+from mpi_impl.generation.sources import named_tokenizer
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
 
-NEW = "multichoice_head.w"       # what only a tuned model has
-GIVE = ("Give the one that the model was trained with: --tokenizer-type BertWordPieceLowerCase, or "
-        "BertWordPieceCase, with --vocab-file or --tokenizer-model.")
+NEW = "multichoice_head.w"       # what a model has only once it is tuned
 
 
 class Pretrained(NamedTuple):
     """What all ranks must know of it."""
 
-    model: ModelConfig                          # with the head for choices
+    model: ModelConfig                # with the head for choices
     tokenizer: WordPieceTokenizer
-    tuned: bool                                 # whether it has that head already
-    load: Callable[[Trainer], object]           # called by all ranks: the weights, where it has them
-    told: str
+    tuned: bool                       # whether its weights have that head, too
+    folder: str
+    manifest: Manifest | None         # of one of our checkpoints
+
+    def load(self, trainer: Trainer) -> None:
+        """Called by all ranks before the first step. What the folder has not keeps its initial values."""
+        if self.manifest:
+            checkpoint.load_weights(trainer, self.folder, self.manifest)
+        else:
+            huggingface.load_weights(trainer, self.folder)
+
+    @property
+    def told(self) -> str:
+        head = "tuned before" if self.tuned else "with a new head for choices"
+        iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
+        return f"it begins with the weights{iteration} in {self.folder}, {head}"
 
 
 def architecture_of(args) -> str:
     """On rank 0: that of the model which --load or --load-hf names. Raises UserError if there is none."""
     return (on_disk.read_manifest(args.load).model["architecture"] if args.load else
             layout_in(args.load_hf)[0].architecture)
+
+
+def pretrained(args) -> Pretrained:
+    """On rank 0: the BERT that --load or --load-hf names. Raises UserError for whatever is wrong with it."""
+    return of_checkpoint(args) if args.load else of_hugging_face(args)
+
+
+def of_checkpoint(args) -> Pretrained:
+    source = sources.Checkpoint(args.load, on_disk.read_manifest(args.load))
+    tokenizer = with_word_pieces(source.tokenizer(args))
+    return Pretrained(to_choose(source.model, args), tokenizer, NEW in source.manifest.tensors, args.load,
+                      source.manifest)
+
+
+def of_hugging_face(args) -> Pretrained:
+    folder, config = args.load_hf, read_config(args.load_hf, "bert")
+    model = to_choose(ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=("lm",),
+                                  **model_options(config)), args)
+    huggingface.check_weights(folder, model)
+    tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
+    if tokenizer is None and (own := tokenizer_in(folder)):
+        tokenizer = given_tokenizer(own["tokenizer_type"], None, own.get("vocab_file"), own.get("merge_file"))
+    if tokenizer is None:
+        raise UserError(f"--load-hf {folder} holds no tokenizer. Give the one that the model was trained with: "
+                        "--tokenizer-type BertWordPieceLowerCase or BertWordPieceCase, and --vocab-file.")
+    check_vocabulary(folder, tokenizer)
+    return Pretrained(model, with_word_pieces(tokenizer), OF_MODEL[NEW] in huggingface.Weights(folder).found, folder,
+                      None)
+
+
+def to_choose(model: ModelConfig, args) -> ModelConfig:
+    """The same with the head for choices, and with dropout as the options say."""
+    return replace(model, heads=("choice",), hidden_dropout=args.hidden_dropout,
+                   attention_dropout=args.attention_dropout, fp16_lm_cross_entropy=args.fp16_lm_cross_entropy)
+
+
+def with_word_pieces(tokenizer: Tokenizer) -> WordPieceTokenizer:
+    """Raises UserError for a tokenizer that cannot tell a question from a passage."""
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        raise UserError(f"--task race needs a tokenizer with [CLS] and [SEP], but the model's is a {tokenizer.name}. "
+                        "Give a BERT that was trained with BertWordPieceLowerCase or BertWordPieceCase.")
+    return tokenizer

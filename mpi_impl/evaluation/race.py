@@ -35,7 +35,8 @@ class Question(NamedTuple):
 
 
 class RACEDataset:
-    """The questions of RACE, part by part: the files in the order of their names, those of middle schools first.
+    """The questions of RACE, part by part: the files in the order of their names, those of middle schools first. Each
+    level of a part is one, too: "test high".
 
     `max_qa_length` is the longest that a question and an option may be together, in tokens; the rest is cut off. Raises
     UserError for sizes that leave no room for the passage, a part without files, and a file that is no passage.
@@ -49,9 +50,12 @@ class RACEDataset:
                             f"an answer take up to {max_qa_length} tokens (--max-qa-length), [CLS] and two [SEP] "
                             "three, and something must be left for the passage.")
         self.tokenizer, self.seq_length, self.seed = tokenizer, seq_length, seed
-        self.parts = {part: [question for file in passage_files(data_path, PARTS[part])
-                             for question in questions(read_passage(file), tokenizer, max_qa_length)]
-                      for part in parts}
+        self.parts: dict[str, list[Question]] = {}
+        for part in parts:
+            by_level = {f"{part} {level}": [question for file in passage_files(data_path, PARTS[part], level)
+                                            for question in questions(read_passage(file), tokenizer, max_qa_length)]
+                        for level in LEVELS}
+            self.parts |= by_level | {part: [question for level in by_level.values() for question in level]}
 
     def samples(self, part: str) -> int:
         """The number of questions."""
@@ -78,17 +82,14 @@ class RACEDataset:
         return ChoiceBatch(tokens, token_types, lengths, answers, weights).pack()
 
 
-def passage_files(data_path: str, part_folder: str) -> list[Path]:
-    """A part's files, level by level. Raises UserError if a level has none: half the part would be measured."""
-    found = []
-    for level in LEVELS:
-        folder = Path(data_path, part_folder, level)
-        files = sorted(folder.glob("[!.]*.txt"))
-        if not files:
-            raise UserError(f"--data-path {data_path} is not RACE's folder: there is no .txt file in {folder}. Give "
-                            "the folder that has train, dev and test in it, each with middle and high.")
-        found += files
-    return found
+def passage_files(data_path: str, part_folder: str, level: str) -> list[Path]:
+    """A part's files of a level. Raises UserError if there are none: half the part would be measured."""
+    folder = Path(data_path, part_folder, level)
+    files = sorted(folder.glob("[!.]*.txt"))
+    if not files:
+        raise UserError(f"--data-path {data_path} is not RACE's folder: there is no .txt file in {folder}. Give "
+                        "the folder that has train, dev and test in it, each with middle and high.")
+    return files
 
 
 def read_passage(file: Path) -> dict:

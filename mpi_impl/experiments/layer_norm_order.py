@@ -8,7 +8,7 @@ directions.
 
 Each model is trained on one rank, so many ranks work on as many models at a time. The result does not depend on them.
 """
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +41,11 @@ class Run(NamedTuple):
     seed: int
 
 
-def main(argv: list[str] | None = None) -> None:
-    ranks = world()
+def main(argv: Sequence[str] | None = None) -> None:
+    show(world(), argv)
+
+
+def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
     for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers))):
         require_positive(name, value)

@@ -1,5 +1,4 @@
 """Where the weights come from, and with them the model's sizes and its tokenizer: the user need not repeat them."""
-from math import prod
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -104,12 +103,10 @@ class Checkpoint(NamedTuple):
         stored = on_disk.StateReader(folder, "parameters", self.manifest)
 
         def read(piece: Piece) -> np.ndarray:
-            values, start = np.empty(piece.size, dtype), 0
-            for box in boxes_of_piece(piece, tensor_rank):
-                part = values[start:start + prod(shape_of(box))]
-                stored.read(piece.of.name, box, part.reshape(shape_of(box)))
-                start += part.size
-            return values
+            box, = boxes_of_piece(piece, tensor_rank)       # whole rows
+            values = np.empty(shape_of(box), dtype)
+            stored.read(piece.of.name, box, values)
+            return values.reshape(-1)
 
         return read
 

@@ -11,12 +11,16 @@ class Stream:
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object]):
         self.tokenizer, self.write = tokenizer, write
-        self.tokens: list[int] = []
-        self.written = 0        # characters
+        self.tokens: list[int] = []     # those that the next text depends on
+        self.written = 0                # characters of theirs
 
     def add(self, *tokens: int) -> None:
         self.tokens += tokens
-        self.write_up_to(self.tokenizer.decode(self.tokens).rstrip(CUT_OFF))
+        text = self.tokenizer.decode(self.tokens)
+        self.write_up_to(text.rstrip(CUT_OFF))
+        if not text.endswith(CUT_OFF):      # of what is whole the last token is kept: a blank may depend on it
+            self.tokens = self.tokens[-1:]
+            self.written = len(self.tokenizer.decode(self.tokens))
 
     def end(self) -> None:
         """No token follows, so that what is not whole will not become so."""

@@ -28,9 +28,9 @@ def cross_entropy_backward(dloss, cache):
 
 
 def likeliest(logits, group):
-    """logits [b, s, V/t] -> the word with the largest, [b, s], alike on all ranks; of several the first. 2 b s elements.
+    """logits [b, s, V/t] -> the word with the largest, [b, s], alike on all ranks, sending 2 b s elements.
 
-    Where there is a logit that is no number, no word is.
+    Of several it is the first, as the largest of negatives.
     """
     mine = logits.max(-1)
     highest = group.all_reduce(mine.copy(), "likeliest word: maximum", op="max")

@@ -111,8 +111,8 @@ def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region)
 
 
 def choice_scores(x, p: BERT, c, batch, region):
-    """The x [b, s, h] of the stage before, if there is one -> of each question its answers' scores, [b, n], alike on all
-    ranks; or the x for the next stage.
+    """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n], alike
+    on all ranks; or the x for the next stage.
     """
     x, _ = hidden_forward(x, p, c, reads(batch), region, None, KEEP_INPUT)
     if not has_head(p, c):

@@ -56,8 +56,8 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
 
 
 def predicted_words(x, p: GPT, c, region):
-    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s], alike on all ranks; or the x
-    for the next stage.
+    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s], alike on all ranks; or the
+    x for the next stage.
     """
     x, _ = hidden_forward(x, p, c, Reads(x), region, None, KEEP_INPUT)
     return likeliest(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x

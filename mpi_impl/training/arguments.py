@@ -3,7 +3,7 @@ import argparse
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mpi_impl.checkpoints.gpt2_config import adopt, check_expressible
+from mpi_impl.checkpoints.huggingface_config import adopt, check_expressible
 from mpi_impl.entry import ArgumentParser
 from mpi_impl.training.options import parser
 from mpi_impl.training.presets import PRESETS

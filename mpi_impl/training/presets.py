@@ -1,8 +1,8 @@
 """The models of Shoeybi et al. 2019 (1909.08053), with the settings that they were trained with, as values of options.
 
-Sizes are those of the paper's scaling study (table 1, heads of 96), and of 355M parameters its smallest GPT-2; BERTs have
-heads of 64 (section 5.3, table 4). The rest is sections 4.1 and 4.2, and for BERT what Devlin et al. 2018 have: Adam's
-beta_2 of 0.999, dropout 0.1, 512 positions. The paper's 8.3B was trained with 24 heads, table 1 has 32.
+Sizes of GPT-2s are those of the scaling study (table 1, heads of 96), but for 355M, the smallest of those that were
+trained (table 2; there the largest has 24 heads). BERTs have heads of 64 (table 4). The rest is section 4.2, and for
+BERT what Devlin et al. 2018 have: dropout 0.1, 512 positions.
 
 A preset says nothing of where it runs. The tensor parallelism of the paper for 1.2B, 2.5B, 4.2B and 8.3B is 1, 2, 4, 8.
 """

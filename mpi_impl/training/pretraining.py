@@ -12,7 +12,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.checkpoints.gpt2_config import check_vocabulary, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, read_config
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.clock import VirtualClock, WallClock

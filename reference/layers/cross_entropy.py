@@ -76,7 +76,7 @@ def softmax_minus_target(dloss, probs, ids, held):
 
 
 def likeliest(logits):
-    """logits [b, s, V] -> the word with the largest, [b, s]; of several the first, which in 16 bits are not rare."""
+    """logits [b, s, V] -> the word with the largest, [b, s]: of several, which are not rare in 16 bits, the first."""
     return logits.argmax(-1)
 
 
@@ -86,5 +86,5 @@ def sharded_likeliest(logits):
     found = []
     for rank, part in enumerate(logits):
         word = rank * part.shape[-1] + part.argmax(-1)
-        found.append(np.where(part.max(-1) == highest, -word, NO_WORD))
+        found.append(np.where(part.max(-1) == highest, -word, NO_WORD))  # the first word is the largest of negatives
     return -all_reduce(found, np.maximum)[0]                             # b s elements

@@ -137,8 +137,8 @@ def pooled_loss_backward(dloss, p, head, cache):
 
 
 def choice_scores(x, p, c, batch):
-    """The x [b, s, h] of the stage before, if there is one -> of each question its answers' scores, [b, n], or the x for
-    the next stage.
+    """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n]; or
+    the x for the next stage.
     """
     x, _ = hidden_forward(x, p, c, reads(batch), None, KEEP_INPUT)
     if not has_head(p, c):

@@ -82,7 +82,8 @@ def gpt_logits(x, p, c):
 
 
 def predicted_words(x, p, c):
-    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s], or the x for the next stage.
+    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s]; or the x for the next
+    stage.
     """
     x, _ = hidden_forward(x, p, c, Reads(x), None, KEEP_INPUT)
     return likeliest(logits_of(x, p, c)) if has_head(p, c) else x

@@ -24,6 +24,7 @@ from mpi_impl.training.arguments import parse
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors
+from reference.models.model import model_tensors
 from reference.params import leaves, tree_map, with_names
 from reference.stages import layout_of
 from reference.training import loss_and_gradients
@@ -171,25 +172,28 @@ class Counted:
         return x
 
 
-@pytest.mark.parametrize("n, more", [(4, f"{P} 4"), (4, f"{T} 2 {P} 2"), (4, f"{P} 2 --zero-stage 3")])
-def test_no_rank_holds_the_whole_model(ranks, tmp_path, n, more):
+@pytest.mark.parametrize("n, more, architecture", [
+    (4, f"{P} 4", "gpt"), (4, f"{T} 2 {P} 2", "gpt"), (4, f"{P} 2 --zero-stage 3", "gpt"), (4, f"{T} 2 {P} 2", "bert"),
+    (4, f"{P} 2 --zero-stage 3 --apply-residual-connection-post-layernorm", "bert")])
+def test_no_rank_holds_the_whole_model(ranks, tmp_path, n, more, architecture):
     """While it saves or loads, a rank has little more than three times the largest tensor, beside its own part."""
     sizes = "--num-layers 8 --hidden-size 64 --seq-length 8 --dtype float64"
-    for saving, loading, largest, whole in ranks.run(n, bytes_at_once, [*sizes.split(), *more.split()], tmp_path):
+    for saving, loading, largest, whole in ranks.run(n, bytes_at_once, [*sizes.split(), *more.split()], tmp_path,
+                                                        architecture):
         allowed = 3 * largest + (1 << 17)
         assert max(saving, loading) < allowed < whole / 4
 
 
-def bytes_at_once(group, argv, folder) -> tuple[int, int, int, int]:
+def bytes_at_once(group, argv, folder, architecture="gpt") -> tuple[int, int, int, int]:
     """At most, beside what there was: while a model is saved, and while it is loaded; of a tensor; of the model."""
-    settings = parse(argv, group.size)
+    settings = parse(argv, group.size, architecture)
     model = settings.model(100)
     with connected(group, settings.parallel) as topology:
         trainer = Trainer(model, settings.optimizer, topology, 1, settings.precision)
         tokenizer = NullTokenizer(99) if group.rank == 0 else None
         saving = most_bytes(lambda: save_model(trainer, str(folder), tokenizer))
         loading = most_bytes(lambda: load_weights(trainer, str(folder)))
-    sizes = [8 * prod(tensor.shape) for _, tensor in leaves(gpt_tensors(model))]
+    sizes = [8 * prod(tensor.shape) for _, tensor in leaves(model_tensors(model))]
     return saving, loading, max(sizes), sum(sizes)
 
 
@@ -229,8 +233,8 @@ C_FC = "transformer_at_h_at_1_at_mlp_at_c_fc_at_weight"
     (renamed("old"), "--load-hf {folder} has no model.safetensors, nor a model.safetensors.index.json."),
     (renamed("pytorch_model.bin"), "{folder}/pytorch_model.bin is a pickle, which is never opened"),
     (cut_off, "{folder}/model.safetensors is not a safetensors file, or is damaged"),
-    (changed(**{C_FC: None}), "--load-hf {folder} has no tensor h.1.mlp.c_fc.weight in model.safetensors, but its "
-     "config.json asks for one, [8, 32]."),
+    (changed(**{C_FC: None}), "--load-hf {folder} has no tensor h.1.mlp.c_fc.weight in model.safetensors, but the "
+     "model has one, [8, 32]."),
     (changed(**{C_FC: np.zeros((32, 8))}), "{folder}/model.safetensors has h.1.mlp.c_fc.weight as [32, 8], but the "
      "folder's config.json asks for [8, 32]."),
     (changed(**{C_FC: np.zeros((8, 32), int)}), "has h.1.mlp.c_fc.weight in the format I64, but it must be one of F64"),

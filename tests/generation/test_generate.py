@@ -193,8 +193,8 @@ def test_damaged_parameters_are_refused_and_moments_do_not_matter(ranks, capfd, 
 def test_it_starts_from_the_command_line(bytes_run):
     """As a person starts it, and errors end it with status 2."""
     model, tokenizer, root, _ = bytes_run
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.generate", "--load", str(root), P, "2",
-               "--dtype", "float64", "--tokens-to-generate", "5", "--prompt", "Grüße"]
+    command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "-m", "mpi_impl.generate", "--load", str(root),
+               P, "2", "--dtype", "float64", "--tokens-to-generate", "5", "--prompt", "Grüße"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert f"\n{whole_text(model, tokenizer, 'Grüße', 5, Sampling())}\n" in done.stdout

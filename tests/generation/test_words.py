@@ -9,6 +9,7 @@ from mpi_impl.generation.words import generate
 from reference.config import ModelConfig
 from reference.generation import Sampling
 from tests.cases import Case
+from tests.gpu import device
 from tests.generation.texts import Text, logits_equal_uncached, on_ranks, texts
 from tests.program import refusal
 from tests.spy import SpyArray
@@ -30,21 +31,25 @@ def placed(draw):
 def test_logits_are_those_of_the_whole_prefix(ranks, placed, data):
     """Whatever the positions: learned or rope."""
     case, p = placed
-    pieces, left = [], case.s
-    while left:
-        pieces.append(data.draw(st.integers(1, left)))
-        left -= pieces[-1]
+    pieces = drawn_pieces(case.s, data)
     ranks.run(case.t * p, on_ranks, p, case, "float64", logits_equal_uncached, case, pieces, 1e-12)
 
 
-@settings(max_examples=settings().max_examples // 2)
+def drawn_pieces(n, data) -> list[int]:
+    """Sizes that add up to n."""
+    pieces = []
+    while sum(pieces) < n:
+        pieces.append(data.draw(st.integers(1, n - sum(pieces))))
+    return pieces
+
+
 @given(placed(), st.sampled_from(["float64", "float32"]), st.data())
 def test_every_rank_tells_the_textbooks_text(ranks, placed, dtype, data):
-    """With all samplers, and longer than the model's positions are."""
+    """However a word is chosen, and where the text is longer than the model's positions are."""
     case, p = placed
     n = case.model.max_position_embeddings
     prompt = case.ids("prompt", data.draw(st.integers(1, n))).tolist()
-    asked = [Text(prompt, n + 2, sampling, number) for number, sampling in enumerate(SAMPLINGS)]
+    asked = [Text(prompt, n + 2, data.draw(st.sampled_from(SAMPLINGS)), number) for number in range(2)]
     expected = [text.from_textbook(case) for text in asked]
     assert ranks.run(case.t * p, on_ranks, p, case, dtype, texts, asked) == [expected] * (case.t * p)
 
@@ -59,6 +64,21 @@ def test_texts_by_arrays_that_behave_like_cupys(ranks, placed):
 
 def spies_tell(group, p, case, asked):
     return on_ranks(group, p, case, "float64", texts, asked, wrap=SpyArray)
+
+
+@device.needs_somewhere
+@settings(max_examples=5)
+@given(placed(), st.sampled_from([np.float64, np.float32, ml_dtypes.bfloat16]), st.data())
+def test_logits_on_a_gpu(ranks, placed, dtype, data):
+    """Or in its emulation, where there is none."""
+    case, p = placed
+    tolerance = 1e-12 if dtype is np.float64 else 50 * float(ml_dtypes.finfo(dtype).eps)
+    ranks.run(case.t * p, on_a_gpu, p, case, dtype, drawn_pieces(case.s, data), tolerance)
+
+
+def on_a_gpu(group, p, case, dtype, pieces, tolerance):
+    with device.gpu(group.rank) as wrap:
+        on_ranks(group, p, case, dtype, logits_equal_uncached, case, pieces, tolerance, wrap=wrap)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -81,8 +101,8 @@ def test_texts_are_independent(ranks):
 def test_a_model_that_has_diverged_is_told_by_all_ranks(ranks):
     case = Case(2, ModelConfig(2, 8, 2, 50, 12), 1, 12, seed=3)
     said = ranks.run(4, refused, case)
-    assert said == ["The logits of the word at position 2 are infinite, or no numbers: the model has diverged, or needs "
-                    "a format of more range than its --dtype."] * 4
+    assert said == ["The logits of the word at position 2 are infinite, or no numbers: the model has diverged, or "
+                    "needs a format of more range than its --dtype."] * 4
 
 
 def refused(group, case):

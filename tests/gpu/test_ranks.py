@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference.config import ModelConfig, Recompute
 from tests import rank_theorems as theorems, training_theorems
 from tests.gpu import device
-from tests.strategies import Case, cases, recomputes
+from tests.strategies import ANY_MODEL, Case, cases, recomputes
 from tests.test_spy_layers import THEOREMS
 
 pytestmark = device.needs_somewhere
@@ -23,13 +23,13 @@ def on_a_gpu(group, theorem, *arguments):
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=lambda f: f.__name__)
 @FEW
-@given(case=cases(sizes=st.integers(1, 4)))
+@given(case=cases(sizes=st.integers(1, 4), architectures=ANY_MODEL))
 def test_layers(ranks, theorem, case):
     ranks.run(case.t, on_a_gpu, theorem, case)
 
 
 @FEW
-@given(cases(sizes=st.integers(1, 4)), recomputes())
+@given(cases(sizes=st.integers(1, 4), architectures=ANY_MODEL), recomputes())
 def test_model(ranks, case, recompute):
     ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute)
 

@@ -20,8 +20,9 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves, tree_map
 from reference.precision import Precision
+from tests.deep import one_fast_of
 from tests.strategies import ANY_MODEL, Case, cases, close
-from tests.training_theorems import Plan, connected, dealt
+from tests.training_theorems import Plan, connected, dealt, training_equals_one_process
 
 MODELS = cases(sizes=st.just(1), architectures=ANY_MODEL)
 BUCKETS = st.sampled_from([1, 5, 60, 300, 1 << 30])
@@ -202,9 +203,30 @@ def add_draws(views, case, what):
     tree_map(add, views)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("p, schedule, v", RUNS)
-@pytest.mark.parametrize("tied", [True, False])
+class Masked(Case):
+    """A batch of which the first sample alone has words to predict, or none has."""
+
+    any_at_all = True
+
+    def batch(self, what, count):
+        batch = super().batch(what, count)
+        counted = (np.arange(count) == 0) & self.any_at_all
+        return batch._replace(weights=np.broadcast_to(counted[:, None], batch.weights.shape).astype(np.int64))
+
+
+class NothingMasked(Masked):
+    any_at_all = False
+
+
+@pytest.mark.parametrize("kind", [Masked, NothingMasked])
+def test_replicas_that_have_nothing_to_predict(ranks, kind):
+    """Their microbatches weigh nothing, and where no replica has anything the loss is 0: no gradient, and no NaN."""
+    model = ModelConfig(2, 8, 2, 11, 5, architecture="bert", heads=("lm",), make_vocab_size_divisible_by=3)
+    ranks.run(6, training_equals_one_process, kind(2, model, 1, 4, seed=1), 2, 2, 0.05, Plan(zero_stage=1))
+
+
+@pytest.mark.parametrize("p, schedule, v, tied, stage", one_fast_of(5, (
+    (*run, tied, stage) for run in RUNS for tied in (True, False) for stage in (0, 1, 2))))
 def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stage):
     """On every rank, whether the last weight gradients come in a B or in a W. In one bucket it cannot begin earlier."""
     model = ModelConfig(8, 4, 1, 11, 3, untie_embeddings_and_output_weights=not tied)

@@ -15,11 +15,15 @@ from mpi_impl.recording.recording import INDEX, Part, in_memory, read
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.params import leaves
-from tests.deep import every_other_deep
+from tests.deep import every_other_deep, one_fast_of
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
+from tests.test_bug_zoo import OF_BERT
 from tests.training_theorems import Plan, connected
 
+BERT = replace(MODEL, architecture="bert", heads=("lm", "sop"))
+ORIGINAL = replace(BERT, apply_residual_connection_post_layernorm=True)
+CHOICE = replace(BERT, heads=("choice",))
 PLANS = {
     "tensor": (2, case(2), Plan()),
     "sequence": (2, case(2, cut=True), Plan(recompute=Recompute("full", "uniform", 3))),
@@ -48,10 +52,11 @@ def observing_changes_nothing(group, of, plan):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("name", every_other_deep(["sequence", "a V, split backward", "ZeRO-3", "ZeRO-1, far"]))
-def test_observing_changes_nothing(ranks, name):
+@pytest.mark.parametrize("name, model", every_other_deep([
+    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL), ("ZeRO-1, far", BERT)]))
+def test_observing_changes_nothing(ranks, name, model):
     n, of, plan = PLANS[name]
-    ranks.run(n, observing_changes_nothing, of, plan)
+    ranks.run(n, observing_changes_nothing, replace(of, model=model), plan)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +91,57 @@ def test_every_model_and_format(ranks, form, choices):
     found = compare(*(record(ranks, of.t, of, form=form)
                       for of in (case(model=model), case(2, cut=True, model=model))))
     assert not found.differences and found.worst.strain < 0.5, found
+
+
+OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"pooler", "multichoice_head"}}
+OF_A_BERT = {"words and order": (BERT, "sequence"), "the original order": (ORIGINAL, "ZeRO-1, far"),
+             "a choice": (CHOICE, "a V, split backward")}
+
+
+@pytest.mark.parametrize("name", OF_A_BERT)
+def test_a_bert_computes_the_same_tensors_too(ranks, name):
+    """Those of its heads, too. What reads the first position is told by the ranks that have it outside the regions."""
+    model, plan = OF_A_BERT[name]
+    n, of, plan = PLANS[plan]
+    one, other = record(ranks, 1, case(model=model)), record(ranks, n, replace(of, model=model), plan)
+    found = compare(one, other)
+    assert not found.differences and found.worst.strain < 0.5 and found.compared > 900, found
+    for phase in ("parameters", "kept", "gradients", "optimizer v"):
+        names = {key.name for key in one.parts if key.phase == phase}
+        assert names == {key.name for key in other.parts if key.phase == phase}
+        seen = {name.split(".")[0] for name in names}
+        assert {"lm_head", "pooler", "binary_head", "multichoice_head"} & seen == OF_HEADS[model.heads]
+
+
+# A bug of the zoo, and the first tensor that it makes wrong.
+FOUND_OF_A_BERT = {
+    "a mean of the replicas' means": "backward: logits",
+    "a mean of the microbatches' means": "backward: logits",
+    "words that were not masked count": "backward: logits",
+    "padding is looked at": "forward: blocks.0.attention.probs",
+    "padding is looked at when a layer is computed again": "recompute: blocks.0.attention.probs",
+    "a stage in the middle is not told of padding": "forward: blocks.1.attention.probs",
+    "the sum past a norm that begins before it": "backward: blocks.1.attention.output",
+    "token types of the first positions on every rank": "forward: blocks.0.input_layernorm.normed",
+    "one token type gets the gradient of both": "gradients: embedding.token_type",
+    "every rank's first position is [CLS]": "forward: sop loss",
+    "every rank's first position learns what [CLS] does": "backward: blocks.1.mlp.output",
+    "one head's gradient in the place of the other's": "backward: blocks.1.mlp.output",
+}
+
+
+@pytest.mark.parametrize("name", one_fast_of(3, FOUND_OF_A_BERT))
+def test_the_bugs_of_a_bert_are_found(ranks, name):
+    """By a step on ranks that they bite, beside one on one rank."""
+    bug, n, _, of, *others = OF_BERT[name]
+    plan = next((one for one in others if isinstance(one, Plan)), Plan())
+    recompute = next((one for one in others if isinstance(one, Recompute)), plan.recompute)
+    of, plan = case(of.t, of.sequence_parallel, of.model), replace(plan, recompute=recompute)
+    found = compare(record(ranks, 1, replace(of, t=1, sequence_parallel=False), steps=1),
+                    record(ranks, n, of, plan, steps=1, bug=bug), shown=1)
+    (first,) = found.differences
+    assert f"{first.key.phase}: {first.key.name}" == FOUND_OF_A_BERT[name]
+    assert {holder.run for holder in first.holders} == {"B"}
 
 
 def test_another_format_is_no_other_run(ranks, one_rank):
@@ -168,6 +224,12 @@ def test_one_wrong_element_is_found(cut, data):
     assert difference.at == tuple(i + start for i, start in zip(at, part.first))
     assert difference.holders[0].run == "B" and part.rank in difference.holders[0].ranks
     assert part.summed or [holder.ranks for holder in difference.holders] == [(part.rank,)]
+
+
+def test_a_bias_that_all_answers_share_is_left_out():
+    """Its gradient is rounding, and Adam makes steps of that."""
+    a, b = (recording_of([(Part(0, (0,), (1,), False), np.array([x]))], "multichoice_head.b") for x in (1e-17, -2e-17))
+    assert not compare(a, b).differences
 
 
 def test_ranks_of_one_run_that_disagree_are_named():
@@ -310,11 +372,12 @@ SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone,
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "gradients"])
-@pytest.mark.parametrize("plan", [Plan(), Plan(2, "zb-h1")], ids=["one stage", "two"])
-def test_the_first_that_is_not_finite_is_named(ranks, name, plan):
+@pytest.mark.parametrize("plan, model", [(Plan(), MODEL), (Plan(2, "zb-h1"), BERT)],
+                         ids=["one stage", "two, of a BERT"])
+def test_the_first_that_is_not_finite_is_named(ranks, name, plan, model):
     """With the rank on which it is; the ranks agree."""
     bug, told = SPOILED[name]
-    found = ranks.run(2 * plan.p, planted_run, bug, step_that_fails, case(2), plan)
+    found = ranks.run(2 * plan.p, planted_run, bug, step_that_fails, case(2, model=model), plan)
     assert told.replace("rank 1", f"rank {2 * plan.p - 1}" if "layer 3" in told else "rank 1") in found[0]
     assert len(set(found)) == 1
 

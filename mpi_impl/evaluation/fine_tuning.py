@@ -1,0 +1,143 @@
+"""A BERT learns to answer RACE's questions, and is asked others: the trainer of pretraining, with another head."""
+import time
+
+import numpy as np
+
+from mpi_impl import kernels
+from mpi_impl.checkpoints import checkpoint, on_disk
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.topology import connect
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.device import device_of
+from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, course, optimizer_of,
+                                           parallel_of_tuning)
+from mpi_impl.evaluation.passes import AnswersPass
+from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
+from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
+from mpi_impl.evaluation.sums import Sums
+from mpi_impl.evaluation.telling import Telling
+from mpi_impl.files import check_folder
+from mpi_impl.generation.replica import trained
+from mpi_impl.reports.introduction import introduction
+from mpi_impl.reports.metrics import Metrics
+from mpi_impl.training.arguments import Settings, precision
+from mpi_impl.training.batches import Batches
+from mpi_impl.training.divergence import DivergenceCheck
+from mpi_impl.training.trainer import Trainer
+from reference.errors import UserError
+from reference.models.model import sequences_of
+
+# Options that the tuned weights depend on, which are saved with them.
+OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "hidden_dropout", "attention_dropout", "lr",
+             "fp16", "bf16")
+
+
+class FineTuning:
+    """One rank's part of the program."""
+
+    def __init__(self, args, ranks: Group):
+        check_tuning(args)
+        self.args, self.world, self.telling = args, ranks, Telling(args.metrics_file, ranks.rank == 0)
+        self.device = device_of(args.device, ranks, args.distributed_backend)
+        ranks.instruments.carriers = self.device.carriers
+        self.begin: Pretrained = ranks.from_first(self.find_model)
+        self.model = self.begin.model
+        self.parallel, self.microbatches = parallel_of_tuning(args, self.model, ranks.size)
+        self.topology = connect(ranks, self.parallel)
+        self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
+        ranks.from_each(self.read)
+        self.questions: dict[str, int] = ranks.from_first(self.count)
+        self.course = course(args, self.questions["train"])
+        self.optimizer = optimizer_of(args, self.course.iterations)
+        self.trainer = Trainer(self.model, self.optimizer, self.topology, args.seed, precision(args),
+                               self.device.like, args.offload_folder)
+        self.begin.load(self.trainer)
+        self.batches = self.dealt(self.microbatches)
+        self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
+        self.divergence = DivergenceCheck(self.trainer, args.lr)
+        self.metrics = Metrics(self.course.iterations, args.global_batch_size * sequences_of(self.model)
+                               * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
+                               self.model.heads, self.trainer.precision.scaled)
+
+    # ---- before the first step ----
+
+    def find_model(self) -> Pretrained:
+        """On rank 0: the model is there, and what will be written can be."""
+        self.telling.check(self.args.data_path)
+        for folder in (self.args.offload_folder, self.args.save):
+            if folder:
+                check_folder(folder)
+        if self.args.save:
+            on_disk.check_free(self.args.save, 1)
+        check_architecture(self.args, architecture_of(self.args))
+        found = pretrained(self.args)
+        if self.args.epochs == 0 and not found.tuned:
+            raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
+                            "at least 1, or load a model that is tuned.")
+        return found
+
+    def read(self) -> None:
+        """The questions, where they are needed. Of a pipeline all ranks need them, to know where padding begins."""
+        if self.topology.place.tensor == 0:
+            self.dataset = RACEDataset(self.args.data_path, self.begin.tokenizer, self.args.seq_length, self.args.seed,
+                                       self.args.max_qa_length)
+
+    def count(self) -> dict[str, int]:
+        """On rank 0: the questions of each part."""
+        assert self.dataset is not None
+        return {part: self.dataset.samples(part) for part in self.dataset.parts}
+
+    def dealt(self, microbatches: int) -> Batches:
+        return Batches(self.dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
+                       microbatches, self.device.like)
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.precision, self.microbatches,
+                            self.model.architecture)
+        training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
+        self.telling.say(introduction(settings, self.model))
+        self.telling.say(f"{self.device.told or kernels.told()}\n{self.begin.told}")
+        self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
+                         f"test; {self.course.iterations:,} iterations")
+        with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
+            self.train()
+            self.ask("test")
+        if self.args.save:
+            self.save()
+        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+
+    def train(self) -> None:
+        """Steps, and after each epoch, and the last step, the validation part's questions."""
+        ends = self.course.ends_of_epochs()
+        for iteration in range(1, self.course.iterations + 1):
+            began = time.perf_counter()
+            batch = self.batches.microbatches_of("train", iteration - 1)
+            result = self.trainer.step(batch, self.args.global_batch_size)
+            self.divergence.step(iteration, result, batch, self.args.global_batch_size)
+            self.metrics.step(iteration, result, time.perf_counter() - began)
+            if iteration in ends:
+                self.ask("validation")
+
+    def ask(self, part: str) -> None:
+        """All questions of a part, each level's by themselves."""
+        names = [f"{part} {level}" for level in LEVELS]
+        asked = [self.questions[name] for name in names]
+        right = [round(self.right.over(name, n, self.telling.progress(n, f"questions of {name}")))
+                 for name, n in zip(names, asked)]
+        accuracy, *by_level = [sum(right) / sum(asked), *(r / n for r, n in zip(right, asked))]
+        self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
+                           **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
+        levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
+        self.telling.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
+                         f"{sum(right):,} of {sum(asked):,} right")
+
+    def save(self) -> None:
+        """The tuned model, and its tokenizer beside it."""
+        tokenizer = self.begin.tokenizer
+        settings = {name: getattr(self.args, name) for name in OF_A_STEP}
+        settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
+        self.telling.say(checkpoint.save(self.trainer, self.args.save, settings))
+        self.world.from_first(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

@@ -1,0 +1,102 @@
+"""A checkpoint's weights begin a run of the same model with other heads, on any topology, as fine-tuning needs it."""
+import tempfile
+from dataclasses import replace
+from math import lcm
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.checkpoints import checkpoint, on_disk
+from reference import training
+from reference.config import ARCHITECTURES, ModelConfig
+from reference.models.model import model_tensors
+from reference.params import initialize, leaves, tree_map, with_names
+from tests.checkpoints.gpt2_runs import said_of
+from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, joined, states, train_and_save
+from tests.mpi_impl.test_training import places
+from tests.program import refusal
+from tests.strategies import Case, cases, trees_close
+from tests.training_theorems import Plan, connected
+
+
+@st.composite
+def fine_tunings(draw):
+    """A BERT with some heads on some ranks, and with the same or others on others; the second's seed is another."""
+    found, both = [], [draw(st.sampled_from(places(6)), "t, p, d") for _ in range(2)]
+    a, layers = lcm(*(t for t, _, _ in both)), max(p for _, p, _ in both)
+    case = draw(cases(sizes=st.just(1), architectures=("bert",), num_layers=layers, num_attention_heads=a,
+                      hidden_size=2 * a, rotary_percent=1.0, max_position_embeddings=2 * a))
+    for i, (t, p, d) in enumerate(both):
+        heads, stage = draw(st.sampled_from(ARCHITECTURES["bert"]), "heads"), draw(st.integers(0, 3), "ZeRO stage")
+        one = replace(case, t=t, b=1, s=a, seed=case.seed + i, model=replace(case.model, heads=heads),
+                      sequence_parallel=t > 1 and draw(st.booleans(), "cut"))
+        found.append(Run(t * p * d, one, Plan(p, zero_stage=stage), 2 * d))
+    return found
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(fine_tunings())
+def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair):
+    """What both have is the checkpoint's, to the bit; the rest is as in any new run, and so are moments and counters.
+    """
+    one, other = pair
+    with tempfile.TemporaryDirectory() as root:
+        saved = dict(leaves(joined(ranks.run(one.n, train_and_save, one, root), "parameters")))
+        found = ranks.run(other.n, begun, other, root)
+    loaded, missing, counters, results = zip(*found, strict=True)
+    tensors = model_tensors(other.case.model)
+    expected = tree_map(lambda named: saved.get(named.name, named.leaf),
+                        with_names(initialize(tensors, other.case.seed, np.float64)))
+    for replica in range(1 + max(found.place.data for found in loaded)):
+        trees_close(joined(loaded, "parameters", replica), expected, 0.0)
+        for moment in ("m", "v"):
+            assert not any(x.any() for _, x in leaves(joined(loaded, moment, replica)))
+    new = [name for name, _ in leaves(tensors) if name not in saved]
+    assert all(one == new for one in missing) and set(counters) == {(0, 0)}
+    textbook = training.Trainer(other.case.model, OPTIMIZER, other.case.seed, DOUBLE)
+    textbook.params = expected
+    loss, norm, _ = textbook.step(other.samples(0))
+    assert all((result.loss, result.grad_norm) == pytest.approx((loss, norm), rel=1e-10) for result in results)
+
+
+def begun(group, run: Run, root):
+    """States after loading, what was missing, the counters, and the first step's result."""
+    with connected(group, run.plan.parallel(group.size, run.case)) as topology:
+        trainer = run.trainer(topology)
+        missing = checkpoint.load_weights(trainer, str(root), group.from_first(
+            lambda: on_disk.read_manifest(str(root))))
+        loaded, counters = states(trainer), (trainer.iteration, trainer.optimizer.iteration)
+        return loaded, missing, counters, run.step(trainer)
+
+
+SMALL = Run(2, Case(2, ModelConfig(2, 8, 2, 11, 4, architecture="bert", heads=("lm", "sop")), 1, 4, seed=1), Plan(), 2)
+
+
+def test_of_the_files_only_the_parameters_are_read(ranks, tmp_path):
+    """And those are found damaged before anything is loaded, in the sentence of a whole load."""
+    ranks.run(2, train_and_save, SMALL, tmp_path)
+    folder = tmp_path / "iter_0000001"
+    for moment in folder.glob("[mv]-*.safetensors"):
+        moment.unlink()
+    ranks.run(2, begun, SMALL, tmp_path)
+    damaged = folder / "parameters-00001.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (said,) = set(ranks.run(2, refusal, begun, SMALL, tmp_path))
+    assert said.startswith(f"{damaged} is damaged: it has ")
+
+
+@pytest.mark.parametrize("change, sentence", [
+    ({"apply_residual_connection_post_layernorm": True}, "--apply-residual-connection-post-layernorm is True, but "
+     "False in "), ({"vocab_size": 12}, "--vocab-size (which the tokenizer decides) is 12, but 11 in ")])
+def test_another_model_is_refused(ranks, tmp_path, change, sentence):
+    """Heads are all that may differ."""
+    ranks.run(2, train_and_save, SMALL, tmp_path)
+    manifest = on_disk.read_manifest(str(tmp_path))
+    choice = replace(SMALL.case.model, heads=("choice",))
+    checkpoint.check_model(str(tmp_path), manifest, choice, other_heads=True)
+    said_of(lambda: checkpoint.check_model(str(tmp_path), manifest, choice),
+            "The list of heads is ['choice'], but ['lm', 'sop'] in ")
+    said_of(lambda: checkpoint.check_model(str(tmp_path), manifest, replace(choice, **change), other_heads=True),
+            sentence)

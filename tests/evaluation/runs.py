@@ -1,0 +1,52 @@
+"""Models on disk, and the program on ranks of the pool: what tests of evaluation share."""
+import json
+
+import numpy as np
+
+from mpi_impl.checkpoints import checkpoint
+from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.checkpoints.huggingface import save_model
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.evaluate import PROGRAMS
+from mpi_impl.evaluation.arguments import parse
+from mpi_impl.training.trainer import Trainer
+from reference.config import ParallelConfig
+from reference.models.model import model_tensors
+from reference.optimizer import OptimizerConfig
+from reference.params import initialize
+from reference.precision import Precision
+from tests.training_theorems import connected
+
+SEED = 5
+
+
+def params_of(model):
+    """Those of the models below."""
+    return initialize(model_tensors(model), SEED, np.float64)
+
+
+def save(group, model, tokenizer, root, folder=None) -> None:
+    """What a run saves that has not begun yet, with its tokenizer; and in Hugging Face's layout."""
+    with connected(group, ParallelConfig.for_world(group.size, group.size)) as topology:
+        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, SEED, Precision("float64"))
+        checkpoint.save(trainer, str(root), {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint})
+        if folder is not None:
+            save_model(trainer, str(folder), tokenizer if group.rank == 0 else None)
+    if group.rank == 0:
+        saved_tokenizer.save(tokenizer, str(root))
+
+
+def evaluate(group, options) -> None:
+    args = parse(options)
+    PROGRAMS[args.task](args, group).run()
+
+
+def metrics(ranks, n: int, path, task: str, *options) -> list[dict]:
+    """What the program writes on n ranks, computed in float64."""
+    ranks.run(n, evaluate, ["--task", task, "--dtype", "float64", "--metrics-file", str(path), *map(str, options)])
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def split(t: int = 1, p: int = 1) -> list[str]:
+    """Options."""
+    return ["--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p)]

@@ -1,0 +1,233 @@
+"""RACE on ranks: tuning is one process's, step by step; so is what the tuned model knows; and it learns what can be
+learnt.
+"""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer
+from mpi_impl.evaluation.arguments import Course
+from mpi_impl.evaluation.passes import AnswersPass
+from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
+from mpi_impl.evaluation.sums import Sums
+from mpi_impl.generation.replica import trained
+from mpi_impl.training.batches import Batches, whole_batch
+from mpi_impl.training.trainer import Trainer
+from reference import training
+from reference.config import ModelConfig
+from reference.models.bert import choice_scores
+from reference.models.model import model_tensors
+from reference.optimizer import OptimizerConfig
+from reference.params import initialize, leaves, tree_map, with_names
+from reference.precision import Precision
+from tests.evaluation.runs import evaluate, metrics, params_of, save, split
+from tests.evaluation.test_race import written
+from tests.mpi_impl.test_training import places
+from tests.program import refusal
+from tests.rank_theorems import as_is
+from tests.spy import SpyArray
+from tests.strategies import Case, cases
+from tests.training_theorems import Plan, connected
+
+WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
+QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
+TUNING = ["--micro-batch-size", "1", "--global-batch-size", "4", "--max-qa-length", "8", "--lr", "0.01",
+          "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4", "--seed", "3"]
+SEED = 3
+
+
+def passages(rng, count: int) -> list[dict]:
+    """Random words, but for the answer, which is "yes"; never alike."""
+    def text(longest):
+        return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
+
+    found = []
+    for number in range(count):
+        answer = int(rng.integers(4))
+        options = ["yes" if i == answer else str(rng.choice(["no", "never"])) for i in range(4)]
+        found.append((f"{text(6)} ?", options, "ABCD"[answer]))
+    pairs = [found[i:i + 2] for i in range(0, count, 2)]
+    return [dict(zip(("questions", "options", "answers"), map(list, zip(*some))), article=text(12)) for some in pairs]
+
+
+@pytest.fixture(scope="module")
+def race(ranks, tmp_path_factory):
+    """The data, a BERT that was trained otherwise, its tokenizer, and its folders."""
+    rng, data = np.random.default_rng(1), tmp_path_factory.mktemp("race")
+    for part, counts in QUESTIONS.items():
+        written(data, PARTS[part], [passages(rng, count) for count in counts])
+    tokenizer = BertWordPieceLowerCase.train([" ".join(WORDS)] * 9, 100)
+    model = ModelConfig(3, 16, 4, tokenizer.vocab_size, 32, architecture="bert", heads=("lm", "sop"),
+                        init_method_std=0.3)
+    root, folder = tmp_path_factory.mktemp("bert"), tmp_path_factory.mktemp("hf")
+    ranks.run(2, save, model, tokenizer, root, folder)
+    return data, model, tokenizer, root, folder
+
+
+# ---- sums over ranks ------------------------------------------------------------------------------------------------
+
+
+class Clear:
+    """Questions of which the model's answer is no matter of rounding, and is right every other time."""
+
+    def __init__(self, case: Case, count: int):
+        drawn = case.batch("questions", count)
+        params = initialize(model_tensors(case.model), case.seed, np.float64)
+        scores = choice_scores(None, params, case.model, drawn)
+        order = np.sort(scores, 1)
+        clear = np.flatnonzero(order[:, -1] - order[:, -2] > 1e-9)
+        answers = np.where(clear % 2, scores.argmax(1)[clear], scores.argmin(1)[clear])
+        self.rows = drawn.pack()[clear]
+        self.rows[:, -2] = answers
+        self.right = int((clear % 2).sum())
+
+    def batch(self, part: str, first: int, count: int):
+        samples = np.arange(first, first + count)
+        rows = self.rows[samples % len(self.rows)]
+        rows[:, -1] = samples < len(self.rows)
+        return rows
+
+
+@st.composite
+def evaluations(draw):
+    """A case on t, p and d, how many questions there are, and what ZeRO cuts."""
+    t, p, d = draw(st.sampled_from(places()), "t, p, d")
+    case = draw(cases(sizes=st.just(t), architectures=("bert",), heads=("choice",), vocab_size=40,
+                      untie_embeddings_and_output_weights=False, num_layers=draw(st.integers(p, p + 2), "L")))
+    return t * p * d, case, draw(st.integers(1, 20), "questions"), Plan(p, zero_stage=draw(st.sampled_from([0, 3])))
+
+
+def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) -> float:
+    with connected(group, plan.parallel(group.size, case)) as topology:
+        near = wrap(np.empty(0))
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"), near)
+        batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
+                          plan.p, near)
+        return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
+
+
+@settings(max_examples=settings().max_examples * 2 // 5)
+@given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
+def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, wrap):
+    """On any t, p and d, with the sequence cut or not, and any number of questions: alike on all ranks."""
+    n, case, count, plan = evaluation
+    questions = Clear(case, count)
+    assume(len(questions.rows))
+    assert ranks.run(n, answered_right, case, questions, plan, wrap) == [questions.right] * n
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+
+class Textbook:
+    """The same in one process."""
+
+    def __init__(self, data, pretrained: ModelConfig, tokenizer, s: int, iterations: int):
+        self.dataset = RACEDataset(str(data), tokenizer, s, SEED, 8)
+        self.model = replace(pretrained, heads=("choice",), init_method_std=0.02)
+        optimizer = OptimizerConfig(0.01, iterations, lr_warmup_iters=round(0.3 * iterations), adam_eps=1e-4)
+        self.trainer = training.Trainer(self.model, optimizer, SEED, Precision("float64"))
+        known = dict(leaves(params_of(pretrained)))
+        self.trainer.params = tree_map(lambda named: known.get(named.name, named.leaf),
+                                       with_names(initialize(model_tensors(self.model), SEED, np.float64)))
+
+    def step(self, iteration: int, batch: int) -> tuple[float, float]:
+        """The loss, and the norm of its gradient."""
+        return self.trainer.step(whole_batch(self.dataset, self.model, "train", iteration - 1, batch))[:2]
+
+    def accuracies(self, part: str) -> list[float]:
+        """Of all questions, and of each level's."""
+        n = self.dataset.samples(part)
+        batch = whole_batch(self.dataset, self.model, part, 0, n)
+        right = choice_scores(None, self.trainer.params, self.model, batch).argmax(1) == batch.answers
+        middle = QUESTIONS[part][0]
+        return [right.mean(), right[:middle].mean(), right[middle:].mean()]
+
+
+def accuracies(row: dict, part: str) -> list[float]:
+    return [row[name] for name in (f"{part}_accuracy", *(f"{part}_{level}_accuracy" for level in LEVELS))]
+
+
+@pytest.mark.parametrize("n, options", [
+    (1, split()),
+    (8, [*split(2, 2), "--sequence-parallel", "--zero-stage", "1"]),
+    (2, [*split(1, 1), "--zero-stage", "3", "--recompute-granularity", "full"]),
+    (3, [*split(1, 3), "--pipeline-schedule", "zb-h1", "--hf"]),
+])
+def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, options):
+    """The loss and the gradient's norm at each step, dropout on, and the validation part's accuracy after each epoch of
+    nine questions, four at a time; then the test's: to the last question.
+    """
+    data, model, tokenizer, root, folder = race
+    source = ["--load-hf", folder] if options[-1] == "--hf" else ["--load", root]
+    options = [option for option in options if option != "--hf"]
+    batch = 3 if n == 3 else 4
+    rows = iter(metrics(ranks, n, tmp_path / "metrics", "race", "--data-path", data, *source, *TUNING,
+                        "--epochs", 2, "--global-batch-size", batch, "--seq-length", 24, *options))
+    iterations = -(-18 // batch)
+    textbook = Textbook(data, model, tokenizer, 24, iterations)
+    for iteration in range(1, iterations + 1):
+        row = next(rows)
+        assert (row["choice_loss"], row["grad_norm"]) == pytest.approx(textbook.step(iteration, batch), rel=1e-10)
+        if iteration in (-(-9 // batch), iterations):
+            assert accuracies(next(rows), "validation") == textbook.accuracies("validation")
+    assert accuracies(next(rows), "test") == textbook.accuracies("test")
+    assert next(rows, None) is None
+
+
+def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
+    """All answers right, at every level; and the saved model knows as much at once, on other ranks."""
+    data, _, _, root, _ = race
+    common = ["--data-path", data, *TUNING, "--seq-length", 24, "--hidden-dropout", 0, "--attention-dropout", 0]
+    *_, row = metrics(ranks, 4, tmp_path / "metrics", "race", *common, "--load", root, "--train-iters", 20,
+                      "--save", tmp_path / "tuned", *split(2, 2))
+    assert accuracies(row, "test") == [1, 1, 1]
+    assert "test at     20 | accuracy 100.00% (middle 100.00%, high 100.00%) | 7 of 7 right" in capfd.readouterr().out
+    (row,) = metrics(ranks, 3, tmp_path / "metrics", "race", *common[:2], "--max-qa-length", 8, "--load",
+                     tmp_path / "tuned", "--epochs", 0)
+    assert accuracies(row, "test") == [1, 1, 1]
+
+
+@pytest.mark.parametrize("questions, batch, iterations, ends", [
+    (10, 5, 6, {2, 4, 6}), (10, 4, 8, {3, 5, 8}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, {0}),
+    (10, 4, 1, {1})])
+def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, iterations, ends):
+    assert Course(questions, batch, iterations).ends_of_epochs() == ends
+
+
+BAD = [
+    (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both say"),
+    (["--epochs", "-1"], "--epochs is -1"), (["--epochs", "0"], "has not learnt to choose answers"),
+    (["--seq-length", "33"], "--seq-length is 33, but the model has 32 positions"),
+    (["--seq-length", "11"], "--seq-length is 11, but must be at least 12"),
+    (["--data-path", "no/such"], "--data-path no/such is not RACE's folder"),
+    (["--sequence-parallel"], "--sequence-parallel cuts the sequence"),
+    (["--global-batch-size", "5"], "--global-batch-size is 5, but must be a multiple of"),
+    (["--lr", "-1"], "--lr is -1"), (["--log-interval", "0"], "--log-interval is 0"),
+    (["--pipeline-schedule", "interleaved"], "which needs --num-layers-per-virtual-pipeline-stage"),
+    (["--save", __file__], f"{__file__} is a file, where a folder is needed"),
+    (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"),
+]
+
+
+@pytest.mark.parametrize("options, sentence", BAD)
+def test_bad_input_is_one_sentence_on_all_ranks(ranks, race, options, sentence):
+    data, _, _, root, _ = race
+    said, *_ = ranks.run(2, refusal, evaluate, ["--task", "race", "--data-path", str(data), "--load", str(root),
+                                                *TUNING, *options])
+    assert said.count(sentence) == 1, said
+
+
+def test_a_gpt_and_a_tokenizer_without_separators_are_refused(ranks, race, tmp_path):
+    """What would be trained would not be what the task is about."""
+    data, model, _, _, _ = race
+    tokenizer = ByteLevelBPETokenizer.train([" ".join(WORDS)], 260)
+    for architecture, sentence in (("gpt", "--task race is for a BERT, but"), ("bert", "needs a tokenizer with [CLS]")):
+        other = replace(model, architecture=architecture, heads=("lm",), vocab_size=tokenizer.vocab_size)
+        ranks.run(1, save, other, tokenizer, tmp_path / architecture)
+        said, *_ = ranks.run(2, refusal, evaluate, ["--task", "race", "--data-path", str(data), "--load",
+                                                    str(tmp_path / architecture)])
+        assert said.count(sentence) == 1, said

@@ -1,0 +1,210 @@
+"""WikiText-103 and LAMBADA on ranks: the figures are those of a model in one process that is asked sample by sample."""
+import json
+from dataclasses import replace
+from math import exp
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
+from mpi_impl.evaluation.passes import WordsPass
+from mpi_impl.evaluation.scored import Excerpt, ScoredBatch, ScoredDataset
+from mpi_impl.evaluation.sums import Sums
+from mpi_impl.evaluation.wikitext103 import WikiText103, detokenized
+from mpi_impl.evaluation.zero_shot import ScoredBatches
+from mpi_impl.parallel.passes import ForwardPass
+from reference.config import ModelConfig, ParallelConfig
+from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
+from tests.evaluation.runs import SEED, evaluate, metrics, params_of, save, split
+from tests.generation.texts import replica_of
+from tests.mpi_impl.test_training import places
+from tests.program import refusal
+from tests.rank_theorems import as_is
+from tests.spy import SpyArray
+from tests.strategies import Case, cases
+from tests.training_theorems import connected
+
+PASSES = (ForwardPass, WordsPass)
+
+
+# ---- sums over ranks ------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def evaluations(draw):
+    """A case on t, p and d; how many samples there are, of which some have the words that the model would say."""
+    t, p, d = draw(st.sampled_from(places()), "t, p, d")
+    case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(p, p + 2), "L")))
+    return t * p * d, p, case, draw(st.integers(1, 20), "samples")
+
+
+def excerpts(case: Case, count: int) -> list[Excerpt]:
+    """Of any length; every other one ends with what the model itself would go on with, in all or but for a word."""
+    rng, params, found = np.random.default_rng(case.seed), case.params(gpt_tensors(case.model)), []
+    for i in range(count):
+        n = rng.integers(1, case.s + 1)
+        tokens, asked = case.ids(f"excerpt {i}", n + 1), int(rng.integers(1, n + 1))
+        for place in range(n + 1 - asked, n + 1 - i % 4 // 2):
+            if i % 2:
+                tokens[place] = gpt_logits(tokens[None, :place], params, case.model)[0, -1].argmax()
+        found.append(Excerpt(tokens, asked))
+    return found
+
+
+def one_by_one(case: Case, samples: list[Excerpt]) -> list[float]:
+    """The losses of what is asked for, added up; and how many samples have all of it right."""
+    params, c, losses, right = case.params(gpt_tensors(case.model)), case.model, 0.0, 0
+    for tokens, asked in samples:
+        given, targets = tokens[None, :-1], tokens[None, 1:]
+        losses += gpt_forward(given, params, c, targets)[0][0, -asked:].sum()
+        right += (gpt_logits(given, params, c)[0, -asked:].argmax(-1) == targets[0, -asked:]).all()
+    return [losses, right]
+
+
+def sums(group, p: int, case: Case, samples: list[Excerpt], wrap=as_is) -> list[float]:
+    parallel = ParallelConfig.for_world(group.size, case.t, p)
+    with connected(group, parallel) as topology:
+        replica = replica_of(topology, case, wrap(np.empty(0)))
+        dataset = ScoredDataset(samples, case.s, 0) if topology.place.tensor == 0 else None
+        batches = ScoredBatches(dataset, case.model, topology, case.s, case.b, wrap(np.empty(0)))
+        return [Sums(replica, batches, make_pass).over("test", len(samples)) for make_pass in PASSES]
+
+
+@settings(max_examples=settings().max_examples * 2 // 5)
+@given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
+def test_sums_on_ranks_are_those_over_samples_one_by_one(ranks, evaluation, wrap):
+    """On any t, p and d, and any number of samples, which need not fill the batches: alike on all ranks."""
+    n, p, case, count = evaluation
+    samples = excerpts(case, count)
+    losses, right = one_by_one(case, samples)
+    for found in ranks.run(n, sums, p, case, samples, wrap):
+        assert found == [pytest.approx(losses, rel=1e-11), right]
+
+
+def test_some_words_are_right_and_some_are_not():
+    """What the theorem above counts is neither nothing nor everything."""
+    case = Case(1, ModelConfig(2, 8, 2, 11, 6), 1, 6, seed=1)
+    assert 3 <= one_by_one(case, excerpts(case, 20))[1] <= 17
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+TEXT = " \n = A boat = \n \n" + "".join(
+    f" The boat {i} was a well @-@ known boat , and {i * i % 7} @.@ 5 m long ; it is gone . \n" for i in range(20))
+TOPOLOGIES = [(1, 1, 1), (8, 2, 2), (3, 1, 3)]      # n, t, p
+
+
+@pytest.fixture(scope="module")
+def wikitext(ranks, tmp_path_factory):
+    """The file, the model and the tokenizer; and its folders."""
+    root, folder = tmp_path_factory.mktemp("gpt"), tmp_path_factory.mktemp("hf")
+    path = tmp_path_factory.mktemp("data") / "wiki.test.tokens"
+    path.write_text(TEXT)
+    tokenizer = ByteLevelBPETokenizer.train([detokenized(TEXT)], 270)
+    model = ModelConfig(4, 16, 4, tokenizer.vocab_size, 12, init_method_std=0.3)
+    ranks.run(2, save, model, tokenizer, root, folder)
+    return path, model, tokenizer, root, folder
+
+
+def perplexities(path, model, tokenizer, s, o):
+    """From the losses of one window after another."""
+    dataset, params, total = WikiText103(str(path), tokenizer, s, o), params_of(model), 0.0
+    for window in range(dataset.samples("test")):
+        batch = ScoredBatch.unpack(dataset.batch("test", window, 1))
+        total += (gpt_forward(batch.tokens, params, model, batch.targets)[0] * batch.weights).sum()
+    t, t_o = dataset.tokens, dataset.original_tokens
+    return {"loss": total / (t - 1), "token_perplexity": exp(total / (t - 1)), "perplexity": exp(total / t_o),
+            "adjusted_perplexity": exp(total / (t_o - 1)), "tokens": t, "original_tokens": t_o}
+
+
+def test_perplexities_are_those_of_one_process_on_any_ranks(ranks, wikitext, tmp_path, capfd):
+    """Windows that do not fill the batches, shorter than what the model can see."""
+    path, model, tokenizer, root, _ = wikitext
+    expected = perplexities(path, model, tokenizer, 11, 9)
+    for n, t, p in TOPOLOGIES:
+        (row,) = metrics(ranks, n, tmp_path / "metrics", "wikitext103", "--data-path", path, "--load", root,
+                         "--seq-length", 11, "--overlapping-eval", 9, "--micro-batch-size", 5, *split(t, p))
+        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-10)
+        printed = capfd.readouterr().out
+        assert f"perplexity {expected['perplexity']:.4f}, for each of T_o = {expected['original_tokens']}" in printed
+        assert "tokens/s" in printed and printed.count("loaded iteration 0") == 1
+
+
+def test_the_default_is_all_that_the_model_sees_and_an_overlap_of_32(ranks, tmp_path):
+    """The paper's. The model is one in Hugging Face's layout, on another number of ranks than saved it."""
+    tokenizer = ByteLevelBPETokenizer.train([detokenized(TEXT)], 270)
+    model = ModelConfig(2, 8, 2, tokenizer.vocab_size, 40, init_method_std=0.3)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "wiki").write_text(TEXT)
+    ranks.run(1, save, model, tokenizer, tmp_path / "gpt", tmp_path / "hf")
+    (row,) = metrics(ranks, 4, tmp_path / "metrics", "wikitext103", "--data-path", tmp_path / "wiki", "--load-hf",
+                     tmp_path / "hf", *split(2, 1))
+    expected = perplexities(tmp_path / "wiki", model, tokenizer, 40, 32)
+    assert row["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-10)
+
+
+@pytest.fixture(scope="module")
+def lambada(ranks, tmp_path_factory):
+    """Passages of numbers, a third of which end as the model says; the model, and its folder."""
+    root, path = tmp_path_factory.mktemp("gpt"), tmp_path_factory.mktemp("data") / "lambada_test.jsonl"
+    tokenizer, model = NullTokenizer(9), ModelConfig(4, 16, 4, 10, 12, init_method_std=0.3)
+    ranks.run(1, save, model, tokenizer, root)
+    rng, lines = np.random.default_rng(1), []
+    for i in range(31):
+        context = rng.integers(0, 10, rng.integers(1, 30))
+        said = gpt_logits(context[None, -12:], params_of(model), model)[0, -1].argmax()
+        words = [*context, said if i % 3 == 0 else (said + 1) % 10]
+        lines.append(json.dumps({"text": " ".join(map(str, words))}))
+    path.write_text("\n".join(lines))
+    return path, root
+
+
+def test_accuracy_is_that_of_greedy_decoding_on_any_ranks(ranks, lambada, tmp_path, capfd):
+    """11 of 31, exactly; the batches are not full."""
+    path, root = lambada
+    for n, t, p in TOPOLOGIES:
+        (row,) = metrics(ranks, n, tmp_path / "metrics", "lambada", "--data-path", path, "--load", root,
+                         "--micro-batch-size", 2, *split(t, p))
+        assert (row["right"], row["samples"], row["accuracy"]) == (11, 31, 11 / 31)
+        assert "accuracy 35.48%: of 31 last words 11 are right" in capfd.readouterr().out
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+BAD: list = [      # the task, other options than usual, and the sentence
+    ("wikitext103", ["--seq-length", "13"], "--seq-length is 13, but the model has 12 positions"),
+    ("wikitext103", ["--seq-length", "0"], "--seq-length is 0, but must be at least 1"),
+    ("wikitext103", ["--overlapping-eval", "13"], "--overlapping-eval is 13, but must be from 1 to --seq-length"),
+    ("wikitext103", ["--data-path", "no/such"], "there is no such file. Give the path of WikiText-103's"),
+    ("wikitext103", split(4, 1), "the number of ranks must be a multiple of 4"),
+    ("wikitext103", ["--metrics-file", "no/such/folder/f"], "no/such/folder/f cannot be written"),
+    ("wikitext103", ["--metrics-file", ""], "--metrics-file is empty"),
+    ("wikitext103", ["--micro-batch-size", "0"], "--micro-batch-size is 0, but must be at least 1"),
+    ("wikitext103", ["--load", "no/such"], "no/such/latest"),
+    ("wikitext103", ["--load-hf", "no/such"], "--task wikitext103 evaluates one model"),
+    ("lambada", ["--overlapping-eval", "3"], "evaluate has no option --overlapping-eval"),
+    ("lambada", [], "line 2, is not JSON text"),
+    ("race", ["--dtype", "float32"], "--task race is for a BERT, but"),
+    ("wikitext", [], "Did you mean wikitext103?"),
+]
+
+
+@pytest.mark.parametrize("task, options, sentence", BAD)
+def test_bad_input_is_one_sentence_on_all_ranks(ranks, wikitext, task, options, sentence):
+    path, _, _, root, _ = wikitext
+    common = ["--task", task, "--data-path", str(path), "--load", str(root), "--overlapping-eval", "8"]
+    common = common if task == "wikitext103" else common[:-2]
+    said, *_ = ranks.run(2, refusal, evaluate, [*common, *options])
+    assert said.count(sentence) == 1, said
+
+
+def test_a_model_that_has_diverged_has_no_perplexity(ranks, wikitext, tmp_path):
+    """Its weights are finite in 16 bits, its logits are not."""
+    path, model, tokenizer, *_ = wikitext
+    ranks.run(1, save, replace(model, init_method_std=3e4), tokenizer, tmp_path)
+    said, *_ = ranks.run(2, refusal, evaluate, ["--task", "wikitext103", "--data-path", str(path), "--load",
+                                                str(tmp_path), "--overlapping-eval", "8", "--dtype", "float16"])
+    assert "the model's logits are infinite, or no numbers" in said

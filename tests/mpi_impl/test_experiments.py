@@ -1,0 +1,49 @@
+"""The experiments, with models small enough for seconds."""
+import numpy as np
+import pytest
+
+from mpi_impl.experiments import layer_norm_order
+from mpi_impl.experiments.layer_norm_order import CHANCE, ORDERS, POSITIONS, Run, batches, final, table
+from tests.program import refusal
+
+SMALL = ["--layers", "1", "2", "--seeds", "2", "--train-iters", "6"]
+
+
+def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
+    """The same table, and a picture, however the runs are shared out."""
+    told = []
+    for n in (1, 3):
+        plot = tmp_path / f"{n}.png"
+        ranks.run(n, layer_norm_order.show, [*SMALL, "--plot", str(plot)])
+        printed = capfd.readouterr().out
+        assert plot.read_bytes().startswith(b"\x89PNG") and f"losses drawn in {plot}" in printed
+        told.append(printed[printed.index("layers  order"):printed.index("losses drawn")])
+        assert sum(" of 8: " in line for line in printed.splitlines()) == 8
+    assert told[0] == told[1] and told[0].count("rearranged") == told[0].count("original") == 2
+
+
+def test_a_batch_can_be_filled_in():
+    """Every masked number follows from any two that are not; each sample has one; seeds differ."""
+    one, other = (next(batches(seed)) for seed in (0, 1))
+    assert not np.array_equal(one.targets, other.targets)
+    whole = np.where(one.weights, one.targets, one.tokens)
+    steps = np.diff(whole, axis=1) % layer_norm_order.NUMBERS
+    assert (steps == steps[:, :1]).all() and one.weights.any(1).all() and (one.lengths == POSITIONS).all()
+    assert ((one.tokens == layer_norm_order.MASK) == one.weights).all()
+
+
+def test_the_table_has_the_median_and_the_spread():
+    """A run that diverged is no better than chance; the median is not moved by it."""
+    curves = {Run(3, order, seed): np.full(20, value) for order in ORDERS
+              for seed, value in enumerate((1.0, 2.0, np.inf))}
+    lines = table(curves, 20).splitlines()
+    assert all(line.split() == ["3", order, "2.000", "1.000", "inf", "1", "of", "3"]
+               for line, order in zip(lines[1:], reversed(ORDERS)))
+    assert final(np.arange(20.0)) == 18.5 and pytest.approx(np.log(24)) == CHANCE
+
+
+@pytest.mark.parametrize("options, said", [
+    ("--seeds 0", "--seeds is 0, but must be at least 1."), ("--layers 4 0", "--layers is 0, but must be at least 1."),
+    ("--plot /nowhere/at/all.png", "/nowhere/at/all.png cannot be written")])
+def test_what_is_refused(ranks, options, said):
+    assert said in ranks.run(2, refusal, layer_norm_order.show, options.split())[0]

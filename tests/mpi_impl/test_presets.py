@@ -1,0 +1,41 @@
+"""The paper's models, by name: their sizes, their training, and that options have the last word."""
+import pytest
+
+from mpi_impl.training.arguments import parse
+from mpi_impl.training.presets import PRESETS
+from reference.cost import parameters
+from reference.errors import UserError
+
+WORDS = {"gpt": 50_257, "bert": 30_522}
+UNITS = {"m": 1e6, "b": 1e9}
+NAMES = [(architecture, name) for architecture, presets in PRESETS.items() for name in presets]
+
+
+@pytest.mark.parametrize("architecture, name", NAMES)
+def test_it_has_as_many_parameters_as_its_name_says(architecture, name):
+    """And every preset goes through all checks on one rank."""
+    settings, said = parse(["--preset", name], 1, architecture), name.partition("-")[2]
+    size, near = float(said[:-1]) * UNITS[said[-1]], 0.05 if said[-1] == "b" else 0.005
+    assert parameters(settings.model(WORDS[architecture])) == pytest.approx(size, rel=near)
+    assert settings.precision.compute == "float16" and settings.parallel.recompute.granularity == "full"
+
+
+def test_the_papers_training():
+    """Shoeybi et al. 2019, section 4.2."""
+    gpt, bert = (parse(["--preset", name], 1, name[:4].strip("2-")) for name in ("gpt2-8.3b", "bert-3.9b"))
+    assert (gpt.optimizer.lr, gpt.optimizer.min_lr, gpt.optimizer.lr_decay_style) == (1.5e-4, 1e-5, "cosine")
+    assert (gpt.optimizer.lr_warmup_iters, gpt.args.train_iters, gpt.args.global_batch_size) == (3_000, 300_000, 512)
+    assert (bert.optimizer.lr, bert.optimizer.lr_decay_style, bert.args.global_batch_size) == (1e-4, "linear", 1024)
+    assert bert.model(10).heads == ("lm", "sop") and bert.model(10).head_size == 64 and gpt.model(10).head_size == 96
+
+
+@pytest.mark.parametrize("options, compute", [("--bf16", "bfloat16"), ("--dtype float32", "float32"), ("", "float16")])
+def test_an_option_has_the_last_word(options, compute):
+    settings = parse(["--preset", "gpt2-355m", "--num-layers", "2", *options.split()], 2)
+    assert settings.args.num_layers == 2 and settings.args.hidden_size == 1024 and settings.microbatches == 32
+    assert settings.precision.compute == compute
+
+
+def test_the_other_programs_preset_is_refused():
+    with pytest.raises(UserError, match="gpt2-355m"):
+        parse(["--preset", "bert-336m"], 1)
