@@ -127,6 +127,16 @@ def end_all_from_thread(words: str, status: int) -> None:
     time.sleep(2 * LAST_RESORT)
 
 
+def give_up(waited: str) -> None:
+    """Ends the job, from the thread that watches over a rank's waits."""
+    from mpi_impl.comm import group
+
+    world = group.world()
+    end_all_from_thread(f"error: rank {world.rank} of {world.size} has waited for {waited}, which is as long as "
+                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, or waits "
+                        "for such a rank in turn: look there, or raise the limit.", 1)
+
+
 def end_together(error: BaseException, world) -> None:
     """If all ranks have come to their end, let the first that failed speak, and end. Return if others still work."""
     try:

@@ -7,11 +7,10 @@
 """
 from mpi_impl.comm.group import Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.entry import run
+from mpi_impl.entry import give_up, run
 from mpi_impl.evaluation.arguments import parse
 from mpi_impl.evaluation.fine_tuning import FineTuning
 from mpi_impl.evaluation.zero_shot import LastWords, Perplexity, ZeroShot
-from mpi_impl.training.pretraining import give_up
 
 PROGRAMS: dict[str, type[ZeroShot] | type[FineTuning]] = {
     "wikitext103": Perplexity, "lambada": LastWords, "race": FineTuning}

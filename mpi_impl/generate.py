@@ -13,14 +13,13 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.device import device_of
-from mpi_impl.entry import run
+from mpi_impl.entry import give_up, run
 from mpi_impl.files import reading
 from mpi_impl.generation.options import Settings, check_top_k, parse
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.generation.words import generate
-from mpi_impl.training.pretraining import give_up
 from reference.config import ModelConfig, check_model_fits
 from reference.errors import UserError
 from reference.precision import Precision

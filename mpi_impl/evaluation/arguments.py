@@ -117,6 +117,10 @@ def check_tuning(args) -> None:
         if getattr(args, name) is not None:
             require_not_negative(name, getattr(args, name))
     require_positive("log_interval", args.log_interval)
+    if args.exit_interval is not None:
+        require_positive("exit_interval", args.exit_interval)
+    if args.fp16_lm_cross_entropy:
+        raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
     optimizer_of(args, 1 << 30)      # as for a long run: what is wrong with the other options is said now
     precision(args)
 

@@ -110,7 +110,7 @@ class FineTuning:
         self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
 
     def train(self) -> None:
-        """Steps, and after each epoch, and the last step, the validation part's questions."""
+        """Steps; after each epoch, and the last step, the validation part's questions."""
         ends = self.course.ends_of_epochs()
         for iteration in range(1, self.course.iterations + 1):
             began = time.perf_counter()
@@ -118,8 +118,11 @@ class FineTuning:
             result = self.trainer.step(batch, self.args.global_batch_size)
             self.divergence.step(iteration, result, batch, self.args.global_batch_size)
             self.metrics.step(iteration, result, time.perf_counter() - began)
-            if iteration in ends:
+            stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
+            if iteration in ends or stop:
                 self.ask("validation")
+            if stop:
+                break
 
     def ask(self, part: str) -> None:
         """All questions of a part, each level's by themselves."""

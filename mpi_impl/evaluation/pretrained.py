@@ -77,7 +77,7 @@ def of_hugging_face(args) -> Pretrained:
 def to_choose(model: ModelConfig, args) -> ModelConfig:
     """The same with the head for choices, and with dropout as the options say."""
     return replace(model, heads=("choice",), hidden_dropout=args.hidden_dropout,
-                   attention_dropout=args.attention_dropout, fp16_lm_cross_entropy=args.fp16_lm_cross_entropy)
+                   attention_dropout=args.attention_dropout)
 
 
 def with_word_pieces(tokenizer: Tokenizer) -> WordPieceTokenizer:

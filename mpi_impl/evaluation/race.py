@@ -6,6 +6,7 @@ tuned on the part "train". The question comes first, as in Megatron, and what do
 The folder holds a file for each passage, such as `test/high/18.txt`: a JSON object with an article, questions, and of
 each question four options and the letter of the right one.
 """
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,9 +30,9 @@ LIKE = '{"article": "...", "questions": ["..."], "options": [["...", "...", "...
 class Question(NamedTuple):
     """Tokens. Rows are made of them when they are asked for: those of all questions would fill gigabytes."""
 
-    article: list[int]
-    choices: list[list[int]]    # the question with each of its four options
-    answer: int                 # which is right
+    article: "array[int]"            # shared with the other questions about it
+    choices: "list[array[int]]"      # the question with each of its four options
+    answer: int                      # which is right
 
 
 class RACEDataset:
@@ -122,7 +123,7 @@ def questions(passage: dict, tokenizer: WordPieceTokenizer, max_qa_length: int) 
     """The tokens of a passage, its questions and their options."""
     pairs = list(zip(passage["questions"], passage["options"], passage["answers"], strict=True))
     texts = [filled_in(question, option) for question, options, _ in pairs for option in options]
-    article, *choices = tokenizer.encode_batch([passage["article"], *texts])
+    article, *choices = (array("i", ids) for ids in tokenizer.encode_batch([passage["article"], *texts]))
     cut, n = [ids[:max_qa_length] for ids in choices], len(LETTERS)
     return [Question(article, cut[n * i:n * i + n], LETTERS.index(answer)) for i, (*_, answer) in enumerate(pairs)]
 
@@ -132,7 +133,7 @@ def filled_in(question: str, option: str) -> str:
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
-def sequence(choice: list[int], article: list[int], seq_length: int,
+def sequence(choice: "array[int]", article: "array[int]", seq_length: int,
              tokenizer: WordPieceTokenizer) -> tuple[list[int], list[int], int]:
     """`[CLS] choice [SEP] article [SEP]`, filled up: tokens [s]; their types [s], 1 from the article on; the length."""
     first = [tokenizer.cls, *choice, tokenizer.sep]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
-from mpi_impl.training.arguments import check_device
+from mpi_impl.training.arguments import check_device, check_timeout
 from mpi_impl.training.options import device_options
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
 from reference.errors import UserError
@@ -74,9 +74,7 @@ def parse(argv: list[str] | None, world_size: int) -> Settings:
     check_device(args)
     for name in ("num_samples", "tokens_to_generate"):
         require_positive(name, getattr(args, name))
-    if not 0.01 <= args.distributed_timeout_minutes <= 60 * 24 * 7:
-        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be at least "
-                        "0.01, and at most a week, which is 10080.")
+    check_timeout(args.distributed_timeout_minutes)
     return Settings(args, parallel_config(args, world_size), sampling(args))
 
 

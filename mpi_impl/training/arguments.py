@@ -213,11 +213,15 @@ def check_iterations(args) -> None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
         require_not_negative(name, getattr(args, name, 0))
-    if not 0.01 <= args.distributed_timeout_minutes <= 60 * 24 * 7:
-        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be at least "
-                        "0.01, and at most a week, which is 10080.")
+    check_timeout(args.distributed_timeout_minutes)
     if args.trace_clock != "wall" and not args.trace:
         raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
+
+
+def check_timeout(minutes: float) -> None:
+    if not 0.01 <= minutes <= 60 * 24 * 7:
+        raise UserError(f"--distributed-timeout-minutes is {minutes}, but must be at least 0.01, and at most a week, "
+                        "which is 10080.")
 
 
 def check_sequence(args) -> None:

@@ -21,13 +21,14 @@ from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.blend import Blend, parse_blend
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.device import device_of
-from mpi_impl.entry import end_all_from_thread
+from mpi_impl.entry import give_up
 from mpi_impl.files import check_folder, check_writable, writing
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast
@@ -51,13 +52,6 @@ def instruments(args) -> Instruments:
     clock = VirtualClock() if args.trace_clock == "virtual" else WallClock()
     return Instruments(trace=Trace(clock),
                        watchdog=Watchdog(60 * args.distributed_timeout_minutes, give_up))
-
-
-def give_up(waited: str) -> None:
-    """Ends the run, from the thread that watches over a rank's waits."""
-    end_all_from_thread(f"error: rank {world().rank} of {world().size} has waited for {waited}, which is as long as "
-                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, or waits "
-                        "for such a rank in turn: look there, or raise the limit.", 1)
 
 
 class Sources(NamedTuple):
@@ -179,6 +173,8 @@ class Pretraining(ABC):
         check_same_tokenizer(paths, [one.tokenizer for one in prepared])
         if a.load_hf:
             check_vocabulary(a.load_hf, tokenizer)
+        if a.save:
+            saved_tokenizer.save(tokenizer, a.save)
         self.tokenizer = tokenizer
         self.of_a_step |= {TOKENIZER: tokenizer.fingerprint,
                            "the contents of the data": " ".join(map(fingerprint, prefixes))}

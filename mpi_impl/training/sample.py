@@ -1,6 +1,5 @@
 """Text from the model that is being trained, on all ranks of one replica."""
 from mpi_impl.generation.replica import trained
-from mpi_impl.generation import words
 from mpi_impl.generation.words import generate
 from mpi_impl.training.trainer import Trainer
 from reference.generation import Sampling
@@ -11,9 +10,3 @@ TEMPERATURE = 0.8     # below 1, likely words become likelier: a small model ram
 def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[int]:
     """`count` tokens that follow first_token, alike on all ranks of a replica, which call this together."""
     return list(generate(trained(trainer), [first_token], count, Sampling(TEMPERATURE, seed=seed)))
-
-
-def last_logits(trainer: Trainer, context):
-    """Tokens [1, s] -> logits [V] after the last of them, on the last stage's ranks; None on the others."""
-    replica = trained(trainer)
-    return words.last_logits(replica, context[0].tolist(), replica.no_past(context.shape[1]))

@@ -13,7 +13,8 @@ from mpi_impl.checkpoints.huggingface_config import CONFIG, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.training.arguments import parse
-from mpi_impl.training.sample import last_logits
+from mpi_impl.generation.replica import trained
+from mpi_impl.generation.words import last_logits
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.errors import UserError
@@ -62,7 +63,8 @@ def computed(group, argv, tokens) -> Found:
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
-        logits = [last_logits(trainer, tokens[:1, :n]) for n in range(1, tokens.shape[1])]
+        replica = trained(trainer)
+        logits = [last_logits(replica, tokens[0, :n].tolist(), replica.no_past(n)) for n in range(1, tokens.shape[1])]
         result = trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
         grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
         return Found(topology.place, result.loss, logits, grads, trainer.layout.tensors)

@@ -32,41 +32,6 @@ from tests.spy import SpyArray
 from tests.strategies import Case, cases
 from tests.training_theorems import Plan, connected
 
-WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
-QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
-TUNING = ["--micro-batch-size", "1", "--global-batch-size", "4", "--max-qa-length", "8", "--lr", "0.01",
-          "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4", "--seed", "3"]
-SEED = 3
-
-
-def passages(rng, count: int) -> list[dict]:
-    """Random words, but for the answer, which is "yes"; never alike."""
-    def text(longest):
-        return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
-
-    found = []
-    for number in range(count):
-        answer = int(rng.integers(4))
-        options = ["yes" if i == answer else str(rng.choice(["no", "never"])) for i in range(4)]
-        found.append((f"{text(6)} ?", options, "ABCD"[answer]))
-    pairs = [found[i:i + 2] for i in range(0, count, 2)]
-    return [dict(zip(("questions", "options", "answers"), map(list, zip(*some))), article=text(12)) for some in pairs]
-
-
-@pytest.fixture(scope="module")
-def race(ranks, tmp_path_factory):
-    """The data, a BERT that was trained otherwise, its tokenizer, and its folders."""
-    rng, data = np.random.default_rng(1), tmp_path_factory.mktemp("race")
-    for part, counts in QUESTIONS.items():
-        written(data, PARTS[part], [passages(rng, count) for count in counts])
-    tokenizer = BertWordPieceLowerCase.train([" ".join(WORDS)] * 9, 100)
-    model = ModelConfig(3, 16, 4, tokenizer.vocab_size, 32, architecture="bert", heads=("lm", "sop"),
-                        init_method_std=0.3)
-    root, folder = tmp_path_factory.mktemp("bert"), tmp_path_factory.mktemp("hf")
-    ranks.run(2, save, model, tokenizer, root, folder)
-    return data, model, tokenizer, root, folder
-
-
 # ---- sums over ranks ------------------------------------------------------------------------------------------------
 
 
@@ -122,12 +87,47 @@ def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, wrap
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 
+WORDS = "the a cat dog boat was is old red and it who what ? . yes no never".split()
+QUESTIONS = {"train": (5, 4), "validation": (3, 4), "test": (2, 5)}       # at each level, in passages of one or two
+TUNING = ["--micro-batch-size", "1", "--global-batch-size", "4", "--max-qa-length", "8", "--lr", "0.01",
+          "--lr-warmup-fraction", "0.3", "--adam-eps", "1e-4", "--seed", "3"]
+SEED = 3
+
+
+def passages(rng, count: int) -> list[dict]:
+    """Random words, but for the answer, which is "yes"; never alike."""
+    def text(longest):
+        return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
+
+    found = []
+    for number in range(count):
+        answer = int(rng.integers(4))
+        options = ["yes" if i == answer else str(rng.choice(["no", "never"])) for i in range(4)]
+        found.append((f"{text(6)} ?", options, "ABCD"[answer]))
+    pairs = [found[i:i + 2] for i in range(0, count, 2)]
+    return [dict(zip(("questions", "options", "answers"), map(list, zip(*some))), article=text(12)) for some in pairs]
+
+
+@pytest.fixture(scope="module")
+def race(ranks, tmp_path_factory):
+    """The data, a BERT that was trained otherwise, its tokenizer, and its folders."""
+    rng, data = np.random.default_rng(1), tmp_path_factory.mktemp("race")
+    for part, counts in QUESTIONS.items():
+        written(data, PARTS[part], [passages(rng, count) for count in counts])
+    tokenizer = BertWordPieceLowerCase.train([" ".join(WORDS)] * 9, 100)
+    model = ModelConfig(3, 16, 4, tokenizer.vocab_size, 32, architecture="bert", heads=("lm", "sop"),
+                        init_method_std=0.3)
+    root, folder = tmp_path_factory.mktemp("bert"), tmp_path_factory.mktemp("hf")
+    ranks.run(2, save, model, tokenizer, root, folder)
+    return data, model, tokenizer, root, folder
+
+
 class Textbook:
     """The same in one process."""
 
     def __init__(self, data, pretrained: ModelConfig, tokenizer, s: int, iterations: int):
         self.dataset = RACEDataset(str(data), tokenizer, s, SEED, 8)
-        self.model = replace(pretrained, heads=("choice",), init_method_std=0.02)
+        self.model = replace(pretrained, heads=("choice",), init_method_std=0.02, hidden_dropout=0.2)
         optimizer = OptimizerConfig(0.01, iterations, lr_warmup_iters=round(0.3 * iterations), adam_eps=1e-4)
         self.trainer = training.Trainer(self.model, optimizer, SEED, Precision("float64"))
         known = dict(leaves(params_of(pretrained)))
@@ -158,15 +158,16 @@ def accuracies(row: dict, part: str) -> list[float]:
     (3, [*split(1, 3), "--pipeline-schedule", "zb-h1", "--hf"]),
 ])
 def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, options):
-    """The loss and the gradient's norm at each step, dropout on, and the validation part's accuracy after each epoch of
-    nine questions, four at a time; then the test's: to the last question.
+    """The loss and the gradient's norm at each step, dropout on; what is right of the validation part after each epoch
+    of nine questions, several at a time; and in the end of the test: to the last question.
     """
     data, model, tokenizer, root, folder = race
     source = ["--load-hf", folder] if options[-1] == "--hf" else ["--load", root]
     options = [option for option in options if option != "--hf"]
     batch = 3 if n == 3 else 4
     rows = iter(metrics(ranks, n, tmp_path / "metrics", "race", "--data-path", data, *source, *TUNING,
-                        "--epochs", 2, "--global-batch-size", batch, "--seq-length", 24, *options))
+                        "--epochs", 2, "--global-batch-size", batch, "--seq-length", 24, "--hidden-dropout", 0.2,
+                        *options))
     iterations = -(-18 // batch)
     textbook = Textbook(data, model, tokenizer, 24, iterations)
     for iteration in range(1, iterations + 1):
@@ -209,7 +210,8 @@ BAD = [
     (["--lr", "-1"], "--lr is -1"), (["--log-interval", "0"], "--log-interval is 0"),
     (["--pipeline-schedule", "interleaved"], "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--save", __file__], f"{__file__} is a file, where a folder is needed"),
-    (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"),
+    (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"), (["--exit-interval", "0"], "--exit-interval is"),
+    (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy is for the loss of words"),
 ]
 
 

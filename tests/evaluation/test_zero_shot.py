@@ -149,13 +149,13 @@ def test_the_default_is_all_that_the_model_sees_and_an_overlap_of_32(ranks, tmp_
 def lambada(ranks, tmp_path_factory):
     """Passages of numbers, a third of which end as the model says; the model, and its folder."""
     root, path = tmp_path_factory.mktemp("gpt"), tmp_path_factory.mktemp("data") / "lambada_test.jsonl"
-    tokenizer, model = NullTokenizer(9), ModelConfig(4, 16, 4, 10, 12, init_method_std=0.3)
+    tokenizer, model = NullTokenizer(499), ModelConfig(4, 16, 4, 500, 12, init_method_std=0.3)
     ranks.run(1, save, model, tokenizer, root)
-    rng, lines = np.random.default_rng(1), []
+    rng, params, lines = np.random.default_rng(1), params_of(model), []
     for i in range(31):
-        context = rng.integers(0, 10, rng.integers(1, 30))
-        said = gpt_logits(context[None, -12:], params_of(model), model)[0, -1].argmax()
-        words = [*context, said if i % 3 == 0 else (said + 1) % 10]
+        context = rng.integers(0, 500, rng.integers(1, 30))
+        said = gpt_logits(context[None, -12:], params, model)[0, -1].argmax()
+        words = [*context, said if i % 3 == 0 else (said + 1) % 500]
         lines.append(json.dumps({"text": " ".join(map(str, words))}))
     path.write_text("\n".join(lines))
     return path, root

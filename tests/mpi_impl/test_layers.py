@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 
 from mpi_impl.models import gpt, stage
 from mpi_impl.parallel.units import Unit
+from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
 from reference.layout import map_units
 from reference.models.gpt import gpt_tensors
+from reference.optimizer import OptimizerConfig
+from reference.precision import Precision
 from tests import rank_theorems as theorems
 from tests.reference.test_recompute import arrays_in
 from tests.strategies import ANY_MODEL, Case, cases, recomputes
+from tests.textbook_theorems import padding_gets_nothing
+from tests.training_theorems import Plan, connected
 
 
 @given(cases(), st.booleans())
@@ -82,6 +87,24 @@ def integers_agree_exactly(group, case, gather_output):
 def test_model(ranks, case, recompute):
     """In one microbatch, dropout on, whatever is kept of the activations."""
     ranks.run(case.t, theorems.model_equals_whole, case, recompute)
+
+
+@pytest.mark.parametrize("architecture", ANY_MODEL)
+def test_padding_in_the_vocabulary_stays_0(ranks, architecture):
+    """Exactly, in weights and moments, when the model is trained: rows of the table, and BERT's bias for words."""
+    model = ModelConfig(1, 12, 3, 10, 4, make_vocab_size_divisible_by=3, architecture=architecture)
+    ranks.run(3, padding_stays_0, Case(3, model, 2, 4, seed=1))
+
+
+def padding_stays_0(group, case):
+    with connected(group, Plan().parallel(group.size, case)) as topology:
+        trainer = Trainer(case.model, OptimizerConfig(0.1, 9, weight_decay=0.1), topology, case.seed,
+                          Precision("float64"))
+        for step in range(3):
+            trainer.step([case.batch(str(step), case.b)], case.b)
+        for state in trainer.optimizer.states.values():
+            theorems.first_checks(group, state.flat, lambda everyone: padding_gets_nothing(
+                list(map(trainer.layout.views, everyone)), trainer.layout.tensors, group.size))
 
 
 @pytest.mark.parametrize("cut", [False, True])
