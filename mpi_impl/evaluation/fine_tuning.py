@@ -19,6 +19,7 @@ from mpi_impl.evaluation.sums import Sums
 from mpi_impl.evaluation.telling import Telling
 from mpi_impl.files import check_folder
 from mpi_impl.generation.replica import trained
+from mpi_impl.reports import forecast
 from mpi_impl.reports.introduction import introduction
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.training.arguments import Settings, precision
@@ -50,6 +51,10 @@ class FineTuning:
         self.questions: dict[str, int] = ranks.from_first(self.count)
         self.course = course(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.course.iterations)
+        self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
+        self.forecast = forecast.check_memory(self.hosts, forecast.Plan(
+            self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
+            args.offload_folder is not None or self.device.memory is not None))
         self.trainer = Trainer(self.model, self.optimizer, self.topology, args.seed, precision(args),
                                self.device.like, args.offload_folder)
         self.begin.load(self.trainer)
@@ -99,7 +104,8 @@ class FineTuning:
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.telling.say(introduction(settings, self.model))
-        self.telling.say(f"{self.device.told or kernels.told()}\n{self.begin.told}")
+        self.telling.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
+                         f"{self.begin.told}")
         self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
                          f"test; {self.course.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence

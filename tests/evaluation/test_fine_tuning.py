@@ -74,7 +74,7 @@ def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) 
         return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
 
 
-@settings(max_examples=settings().max_examples * 2 // 5)
+@settings(max_examples=settings().max_examples // 4)
 @given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
 def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, wrap):
     """On any t, p and d, with the sequence cut or not, and any number of questions: alike on all ranks."""
@@ -100,7 +100,7 @@ def passages(rng, count: int) -> list[dict]:
         return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
 
     found = []
-    for number in range(count):
+    for _ in range(count):
         answer = int(rng.integers(4))
         options = ["yes" if i == answer else str(rng.choice(["no", "never"])) for i in range(4)]
         found.append((f"{text(6)} ?", options, "ABCD"[answer]))

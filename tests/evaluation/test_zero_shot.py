@@ -17,7 +17,7 @@ from mpi_impl.evaluation.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
-from tests.evaluation.runs import SEED, evaluate, metrics, params_of, save, split
+from tests.evaluation.runs import evaluate, metrics, params_of, save, split
 from tests.generation.texts import replica_of
 from tests.mpi_impl.test_training import places
 from tests.program import refusal
@@ -72,7 +72,7 @@ def sums(group, p: int, case: Case, samples: list[Excerpt], wrap=as_is) -> list[
         return [Sums(replica, batches, make_pass).over("test", len(samples)) for make_pass in PASSES]
 
 
-@settings(max_examples=settings().max_examples * 2 // 5)
+@settings(max_examples=settings().max_examples // 4)
 @given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
 def test_sums_on_ranks_are_those_over_samples_one_by_one(ranks, evaluation, wrap):
     """On any t, p and d, and any number of samples, which need not fill the batches: alike on all ranks."""

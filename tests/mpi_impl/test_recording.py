@@ -22,8 +22,7 @@ from tests.test_bug_zoo import OF_BERT
 from tests.training_theorems import Plan, connected
 
 BERT = replace(MODEL, architecture="bert", heads=("lm", "sop"))
-ORIGINAL = replace(BERT, apply_residual_connection_post_layernorm=True)
-CHOICE = replace(BERT, heads=("choice",))
+CHOICE = replace(MODEL, architecture="bert", heads=("choice",), apply_residual_connection_post_layernorm=True)
 PLANS = {
     "tensor": (2, case(2), Plan()),
     "sequence": (2, case(2, cut=True), Plan(recompute=Recompute("full", "uniform", 3))),
@@ -35,6 +34,7 @@ PLANS = {
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
     "ZeRO-3": (2, case(), Plan(zero_stage=3)),
 }
+DEEP = ("tensor", "interleaved", "replicas", "ZeRO-2")
 
 
 # ---- observed -------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def one_rank(ranks):
     return record(ranks, 1, case())
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.deep) if name in ("tensor", "replicas", "ZeRO-2")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.deep) if name in DEEP
                                   else name for name in PLANS])
 def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     """Every tensor that one rank sees, other topologies see too, or a part of it that makes up the whole; and agree."""
@@ -87,25 +87,23 @@ def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     ("float64", {"activation": "relu"}), ("float32", {}), ("float16", {"activation": "gelu_exact"}),
     ("bfloat16", {"hidden_dropout": 0.0, "attention_dropout": 0.0})])
 def test_every_model_and_format(ranks, form, choices):
-    model = replace(MODEL, **choices)
+    model = replace(MODEL, num_layers=2, **choices)
     found = compare(*(record(ranks, of.t, of, form=form)
                       for of in (case(model=model), case(2, cut=True, model=model))))
     assert not found.differences and found.worst.strain < 0.5, found
 
 
 OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"pooler", "multichoice_head"}}
-OF_A_BERT = {"words and order": (BERT, "sequence"), "the original order": (ORIGINAL, "ZeRO-1, far"),
-             "a choice": (CHOICE, "a V, split backward")}
 
 
-@pytest.mark.parametrize("name", OF_A_BERT)
-def test_a_bert_computes_the_same_tensors_too(ranks, name):
+@pytest.mark.parametrize("model, n, of, plan", [
+    (BERT, *PLANS["sequence"]), (CHOICE, 4, case(2), Plan(2, zero_stage=1))], ids=["words and order", "a choice"])
+def test_a_bert_computes_the_same_tensors_too(ranks, model, n, of, plan):
     """Those of its heads, too. What reads the first position is told by the ranks that have it outside the regions."""
-    model, plan = OF_A_BERT[name]
-    n, of, plan = PLANS[plan]
+    model = replace(model, num_layers=2)
     one, other = record(ranks, 1, case(model=model)), record(ranks, n, replace(of, model=model), plan)
     found = compare(one, other)
-    assert not found.differences and found.worst.strain < 0.5 and found.compared > 900, found
+    assert not found.differences and found.worst.strain < 0.5 and found.compared > 500, found
     for phase in ("parameters", "kept", "gradients", "optimizer v"):
         names = {key.name for key in one.parts if key.phase == phase}
         assert names == {key.name for key in other.parts if key.phase == phase}
