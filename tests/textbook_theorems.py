@@ -329,10 +329,10 @@ def gradients_equal(shard_grads, grads, tensors, case: Case, tolerance=1e-11):
                  tensors, complete[0], mine)
 
 
-def padding_gets_nothing(shard_grads, tensors, t):
-    """Whatever `join` drops from the ranks' gradients is zero: splitting the whole gives them back."""
-    for again, grads in zip(split(join(shard_grads, tensors), tensors, t), shard_grads, strict=True):
-        trees_close(tree_map(np.asarray, grads), again, 0.0)
+def padding_gets_nothing(shards, tensors, t):
+    """Whatever `join` drops from the ranks' shards is zero: splitting the whole gives them back."""
+    for again, shard in zip(split(join(shards, tensors), tensors, t), shards, strict=True):
+        trees_close(tree_map(np.asarray, shard), again, 0.0)
 
 
 def alike_on_all(arrays):

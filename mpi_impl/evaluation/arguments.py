@@ -113,12 +113,11 @@ def check_tuning(args) -> None:
     if args.epochs is not None and args.train_iters is not None:
         raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both say how long the "
                         "tuning is. Give one of them.")
-    for name in ("epochs", "train_iters"):
+    if args.epochs is not None:
+        require_not_negative("epochs", args.epochs)
+    for name in ("train_iters", "exit_interval", "log_interval"):
         if getattr(args, name) is not None:
-            require_not_negative(name, getattr(args, name))
-    require_positive("log_interval", args.log_interval)
-    if args.exit_interval is not None:
-        require_positive("exit_interval", args.exit_interval)
+            require_positive(name, getattr(args, name))
     if args.fp16_lm_cross_entropy:
         raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
     optimizer_of(args, 1 << 30)      # as for a long run: what is wrong with the other options is said now

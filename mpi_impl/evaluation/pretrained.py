@@ -42,8 +42,9 @@ class Pretrained(NamedTuple):
 
 def architecture_of(args) -> str:
     """On rank 0: that of the model which --load or --load-hf names. Raises UserError if there is none."""
-    return (on_disk.read_manifest(args.load).model["architecture"] if args.load else
-            layout_in(args.load_hf)[0].architecture)
+    if args.load:
+        return sources.Checkpoint(args.load, on_disk.read_manifest(args.load)).model.architecture
+    return layout_in(args.load_hf)[0].architecture
 
 
 def pretrained(args) -> Pretrained:

@@ -103,7 +103,7 @@ class ZeroShot(ABC):
         if not np.isfinite(total):
             raise UserError(f"The losses add up to {total}: the model's logits are infinite, or no numbers. It has "
                             "diverged in training, or needs a format of more range than its --dtype.")
-        if self.dataset is not None and self.world.rank == 0:
+        if self.world.rank == 0:
             line, numbers = self.measures(total)
             self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                              f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")

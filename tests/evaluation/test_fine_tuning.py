@@ -151,23 +151,20 @@ def accuracies(row: dict, part: str) -> list[float]:
     return [row[name] for name in (f"{part}_accuracy", *(f"{part}_{level}_accuracy" for level in LEVELS))]
 
 
-@pytest.mark.parametrize("n, options", [
-    (1, split()),
-    (8, [*split(2, 2), "--sequence-parallel", "--zero-stage", "1"]),
-    (2, [*split(1, 1), "--zero-stage", "3", "--recompute-granularity", "full"]),
-    (3, [*split(1, 3), "--pipeline-schedule", "zb-h1", "--hf"]),
+@pytest.mark.parametrize("n, source, batch, options", [
+    (1, "--load", 4, split()),
+    (8, "--load", 4, [*split(2, 2), "--sequence-parallel", "--zero-stage", "1"]),
+    (2, "--load", 4, [*split(1, 1), "--zero-stage", "3", "--recompute-granularity", "full"]),
+    (3, "--load-hf", 3, [*split(1, 3), "--pipeline-schedule", "zb-h1"]),
 ])
-def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, options):
+def test_tuning_is_that_of_one_process(ranks, race, tmp_path, n, source, batch, options):
     """The loss and the gradient's norm at each step, dropout on; what is right of the validation part after each epoch
     of nine questions, several at a time; and in the end of the test: to the last question.
     """
     data, model, tokenizer, root, folder = race
-    source = ["--load-hf", folder] if options[-1] == "--hf" else ["--load", root]
-    options = [option for option in options if option != "--hf"]
-    batch = 3 if n == 3 else 4
-    rows = iter(metrics(ranks, n, tmp_path / "metrics", "race", "--data-path", data, *source, *TUNING,
-                        "--epochs", 2, "--global-batch-size", batch, "--seq-length", 24, "--hidden-dropout", 0.2,
-                        *options))
+    rows = iter(metrics(ranks, n, tmp_path / "metrics", "race", "--data-path", data, source,
+                        {"--load": root, "--load-hf": folder}[source], *TUNING, "--epochs", 2, "--global-batch-size",
+                        batch, "--seq-length", 24, "--hidden-dropout", 0.2, *options))
     iterations = -(-18 // batch)
     textbook = Textbook(data, model, tokenizer, 24, iterations)
     for iteration in range(1, iterations + 1):
@@ -201,7 +198,8 @@ def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, i
 
 BAD = [
     (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both say"),
-    (["--epochs", "-1"], "--epochs is -1"), (["--epochs", "0"], "has not learnt to choose answers"),
+    (["--epochs", "-1"], "--epochs is -1"), (["--train-iters", "0"], "--train-iters is 0, but must be at least 1"),
+    (["--epochs", "0"], "has not learnt to choose answers"),
     (["--seq-length", "33"], "--seq-length is 33, but the model has 32 positions"),
     (["--seq-length", "11"], "--seq-length is 11, but must be at least 12"),
     (["--data-path", "no/such"], "--data-path no/such is not RACE's folder"),

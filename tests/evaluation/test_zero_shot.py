@@ -1,5 +1,7 @@
 """WikiText-103 and LAMBADA on ranks: the figures are those of a model in one process that is asked sample by sample."""
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from math import exp
 
@@ -169,6 +171,17 @@ def test_accuracy_is_that_of_greedy_decoding_on_any_ranks(ranks, lambada, tmp_pa
                          "--micro-batch-size", 2, *split(t, p))
         assert (row["right"], row["samples"], row["accuracy"]) == (11, 31, 11 / 31)
         assert "accuracy 35.48%: of 31 last words 11 are right" in capfd.readouterr().out
+
+
+def test_as_a_person_starts_it(lambada):
+    """In float32, which changes no word here; and a sentence ends all ranks."""
+    path, root = lambada
+    for options, status, said in (([], 0, "of 31 last words 11 are right"), (["--load", "no/such"], 2, "error: no/such/")):
+        ended = subprocess.run([sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", "60", "-m",
+                                "mpi_impl.evaluate", "--task", "lambada", "--data-path", path, "--load", root, *options],
+                               capture_output=True, text=True, timeout=70)
+        assert ended.returncode == status and (ended.stdout + ended.stderr).count(said) == 1, ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl.data.clean import normalized
+from mpi_impl.data.prepare.clean import normalized
 
 TEXT = st.text("ab \t\n\r\x00\x0c\x1c\x1f\x85\u2028\ufeff\u00e9e\u0301\u00a0", max_size=30) | st.text(max_size=30)
 

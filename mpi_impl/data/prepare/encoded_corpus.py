@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.data.chunks import Part
-from mpi_impl.data.encoded_chunk import ChunkReport
+from mpi_impl.data.prepare.chunks import Part
+from mpi_impl.data.prepare.encoded_chunk import ChunkReport
 from mpi_impl.data.indexed import IndexedDataset
 
 

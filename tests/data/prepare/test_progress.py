@@ -2,7 +2,7 @@
 import io
 
 from mpi_impl.data import progress
-from mpi_impl.data.progress import Progress
+from mpi_impl.data.prepare.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from mpi_impl.data.workers import cores, mapped
+from mpi_impl.data.prepare.workers import cores, mapped
 from reference.errors import UserError
 
 

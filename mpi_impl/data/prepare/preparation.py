@@ -31,17 +31,17 @@ from typing import TextIO
 import numpy as np
 import tokenizers
 
-from mpi_impl.data.chunks import Part, chunks, documents, sources
+from mpi_impl.data.prepare.chunks import Part, chunks, documents, sources
 from mpi_impl.data.corpus import BAD_KINDS, counted
-from mpi_impl.data.dropped import Dropped
-from mpi_impl.data.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
-from mpi_impl.data.encoded_corpus import EncodedCorpus, chunk_folder
+from mpi_impl.data.prepare.dropped import Dropped
+from mpi_impl.data.prepare.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
+from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
-from mpi_impl.data.near_duplicates import NearDuplicates, near_duplicates
-from mpi_impl.data.progress import Progress
+from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
+from mpi_impl.data.prepare.progress import Progress
 from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
-from mpi_impl.data.workers import cores, mapped
-from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.data.prepare.workers import cores, mapped
+from mpi_impl.entry import ArgumentParser
 from mpi_impl.rank_environment import launched_rank_and_size
 from reference.errors import UserError
 
@@ -268,7 +268,3 @@ class Preparation:
 def size_of(chunk: list[Part]) -> int:
     """In bytes, as it is read."""
     return sum(part.stop - part.start for part in chunk)
-
-
-if __name__ == "__main__":
-    run_alone(main)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl.data import chunks as chunks_module
-from mpi_impl.data.chunks import chunks, documents, sources
-from mpi_impl.data.clean import normalized
+from mpi_impl.data.prepare.chunks import chunks, documents, sources
+from mpi_impl.data.prepare.clean import normalized
 from reference.errors import UserError
 
 TEXT = st.text("ab é\n", max_size=30)

@@ -6,8 +6,8 @@ from typing import TextIO
 
 import numpy as np
 
-from mpi_impl.data.encoded_corpus import EncodedCorpus
-from mpi_impl.data.near_duplicates import NearDuplicates
+from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus
+from mpi_impl.data.prepare.near_duplicates import NearDuplicates
 
 NEAR_DUPLICATE = "near-duplicate"
 EXAMPLES = 3    # of each kind

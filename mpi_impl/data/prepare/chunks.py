@@ -7,7 +7,7 @@ come.
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from mpi_impl.data.clean import normalized
+from mpi_impl.data.prepare.clean import normalized
 from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, text_of_file, text_of_line
 from reference.errors import UserError
 

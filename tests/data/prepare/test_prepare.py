@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_impl.data import prepare as program
-from mpi_impl.data.clean import normalized
+from mpi_impl.data.prepare import preparation as program
+from mpi_impl.data.prepare.clean import normalized
 from mpi_impl.data.indexed import IndexedDataset
-from mpi_impl.data.near_duplicates import near_duplicates, signature
-from mpi_impl.data.prepare import main
+from mpi_impl.data.prepare.near_duplicates import near_duplicates, signature
+from mpi_impl.data.prepare.preparation import main
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from reference.errors import UserError
 from tests.launching import ROOT
@@ -191,7 +191,7 @@ def test_what_is_done_is_not_done_again(corpus, model, whole, tmp_path, monkeypa
     assert written(tmp_path / "out") == whole
 
 
-PROGRAM = "import sys; from mpi_impl.data import prepare as p; p.CHUNK = 20_000; p.main(sys.argv[1:])"
+PROGRAM = "import sys; from mpi_impl.data.prepare import preparation as p; p.CHUNK = 20_000; p.main(sys.argv[1:])"
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):

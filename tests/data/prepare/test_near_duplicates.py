@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl.data import near_duplicates as module
-from mpi_impl.data.near_duplicates import PERMUTATIONS, SHINGLE, near_duplicates, signature
+from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, SHINGLE, near_duplicates, signature
 
 TEXT = st.text("abc \né中", min_size=1, max_size=60)
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "rstz"]
