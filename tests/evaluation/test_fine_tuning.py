@@ -74,7 +74,7 @@ def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) 
         return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
 def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, wrap):
     """On any t, p and d, with the sequence cut or not, and any number of questions: alike on all ranks."""

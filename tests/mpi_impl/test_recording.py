@@ -310,10 +310,10 @@ def test_steps_that_both_have_skipped_prove_nothing():
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps):
+@pytest.mark.parametrize("steps, of", [(1, case()), (3, case(2, cut=True, model=BERT))], ids=["1", "3, of a BERT"])
+def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
     """To the bit, of two steps at most; who writes says how much it is."""
-    found = ranks.run(2, written, case(), Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
+    found = ranks.run(2, written, of, Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
     memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
     assert bits(memory) == bits(disk) and disk.about["format"] == "bfloat16"
     assert {key.iteration for key in disk.parts} == {*range(1, min(steps, 2) + 1)}

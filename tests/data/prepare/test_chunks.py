@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl.data import chunks as chunks_module
+from mpi_impl.data.prepare import chunks as chunks_module
 from mpi_impl.data.prepare.chunks import chunks, documents, sources
 from mpi_impl.data.prepare.clean import normalized
 from reference.errors import UserError

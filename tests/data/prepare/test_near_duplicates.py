@@ -5,7 +5,7 @@ from datasketch import MinHashLSH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl.data import near_duplicates as module
+from mpi_impl.data.prepare import near_duplicates as module
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, SHINGLE, near_duplicates, signature
 
 TEXT = st.text("abc \né中", min_size=1, max_size=60)

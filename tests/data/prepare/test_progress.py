@@ -1,7 +1,7 @@
 """How far the work has come: a bar on a terminal, a line now and then in a log."""
 import io
 
-from mpi_impl.data import progress
+from mpi_impl.data.prepare import progress
 from mpi_impl.data.prepare.progress import Progress
 
 
