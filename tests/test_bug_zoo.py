@@ -109,7 +109,8 @@ ON_RANKS: dict[str, tuple] = {
             "SEQUENCE, reason)"),
         rank_theorems.attention_equals_whole, CUT),
     "every rank's positions begin at 0": (
-        Bug("mpi_impl.layers.embedding", "x = x + p.position[positions]", "x = x + p.position[:x.shape[1]]"),
+        Bug("mpi_impl.layers.embedding", "p.position[first + positions.start:first + positions.stop]",
+            "p.position[:x.shape[1]]"),
         rank_theorems.embedding_equals_whole, CUT),
     "the gradient of positions that other ranks have": (
         Bug("mpi_impl.layers.embedding", "grads.position[region.positions(dx)] +=", "grads.position[:dx.shape[1]] +="),

@@ -62,7 +62,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
     with ranks.ledger.phase("forward"):
         x, cache = embedding_forward(tokens, mine, TensorParallelRegion(ranks))
-    ids, held, _ = cache
+    ids, held, *_ = cache
     say(ranks, "\nForward. The text, and what each rank finds of it in its own rows:")
     say(ranks, indented(" " * len(f"rank {ranks.size - 1}: "), in_columns(text, text)))
     say_each(ranks, in_columns([word if found else "." for word, found in zip(text, held[0])], text))

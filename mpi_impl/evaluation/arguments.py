@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from mpi_impl.entry import ArgumentParser
 from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
-from mpi_impl.training.arguments import (check_device, check_recompute_fits, check_schedule, optimizer_config,
-                                         parallel_config, precision)
+from mpi_impl.training.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
+                                         optimizer_config, parallel_config, precision)
 from mpi_impl.training.options import NAMES
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
 from reference.stages import stages_of_ranks
 
 PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "metrics_file", "save",
@@ -31,9 +32,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
                         f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
     check_device(args)
     require_positive("micro_batch_size", args.micro_batch_size)
-    if not 0.01 <= args.distributed_timeout_minutes <= 60 * 24 * 7:
-        raise UserError(f"--distributed-timeout-minutes is {args.distributed_timeout_minutes}, but must be at least "
-                        "0.01, and at most a week, which is 10080.")
+    check_timeout(args.distributed_timeout_minutes)
     return args
 
 
@@ -124,6 +123,6 @@ def check_tuning(args) -> None:
     precision(args)
 
 
-def optimizer_of(args, iterations: int):
+def optimizer_of(args, iterations: int) -> OptimizerConfig:
     """Adam for a run of so many iterations. Raises UserError."""
     return optimizer_config(argparse.Namespace(**vars(args) | {"train_iters": max(iterations, 1)}))

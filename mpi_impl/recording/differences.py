@@ -8,7 +8,8 @@ A difference is the largest of an element, relative to the tensor's largest elem
 is the root mean square, relative to the learning rate, which is about how far Adam moves a weight: where a gradient is
 rounding alone Adam takes a whole step all the same, in any direction. For that reason the key bias is left out, and
 what all keys of a head have in common: softmax does not feel a constant added to all scores (training/verify.py tells
-more; with rope it does, and both stay). And what is computed with weights that were moved is compared less strictly.
+more; with rope it does, and both stay). So is the bias of a choice, which the scores of all answers have in common.
+And what is computed with weights that were moved is compared less strictly.
 """
 from dataclasses import dataclass, field
 from math import sqrt

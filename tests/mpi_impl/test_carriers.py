@@ -223,7 +223,7 @@ def test_a_device_that_must_finish_for_the_loss_is_not_either():
     said = []
     world = SimpleNamespace(watchdog=Watchdog(0.05, said.append), name="world", others=[1])
     trainer = SimpleNamespace(topology=SimpleNamespace(world=world))
-    device = SimpleNamespace(item=lambda: time.sleep(0.3) or 3.0)
+    device = SimpleNamespace(get=lambda: time.sleep(0.3) or np.array([3.0]))
     assert Trainer.on_host(trainer, device) == 3.0 and said == ["rank 1 for 0.05 seconds (world group: loss)"]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from mpi_impl.checkpoints.checkpoint import check_files
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
+from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import OPEN_MPI_SETTINGS
 from tests.launching import environment
@@ -186,5 +187,5 @@ def test_a_disk_that_is_full_ends_the_run(job, saved, rank, moment, file):
     ended = job(4, options, rank, FULL, moment)
     assert ended.returncode == 2
     assert ended.stderr == f"error: {saved}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
-    assert sorted(os.listdir(saved)) == ["iter_0000001", TRACKER]
+    assert sorted(os.listdir(saved)) == ["iter_0000001", TRACKER, SAVED]
     check_files(str(saved), f"{saved}/iter_0000001", read_manifest(str(saved)).files)

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.on_disk import TRACKER
+from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
 from mpi_impl.rank_environment import LAUNCHER_VARIABLES, mapped_by, shared_memory
@@ -189,4 +190,4 @@ def test_a_run_that_is_killed_again_and_again(undisturbed, tmp_path, seed, fixed
     for name, whole in expected.states.items():
         np.testing.assert_allclose(found.states[name], whole, 0, 0 if fixed else 1e-10, err_msg=name)
     folders = [on_disk.folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
-    assert sorted(os.listdir(root)) == [*folders, TRACKER], "something is left of what was not finished"
+    assert sorted(os.listdir(root)) == [*folders, TRACKER, SAVED], "something is left of what was not finished"
