@@ -1,9 +1,13 @@
 """What the READMEs and CONTRIBUTING.md name is there."""
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import mpi_impl.evaluation.options as evaluation
+import mpi_impl.generation.options as generation
+from mpi_impl.experiments import layer_norm_order
 from mpi_impl.training.options import parser
 
 ROOT = Path(__file__).parent.parent
@@ -29,10 +33,20 @@ def test_the_picture_is_the_one_its_script_draws(tmp_path):
         assert f"<!-- {label} -->" in svg
 
 
-def test_options_that_are_named_exist():
+PARSERS = {"pretrain_gpt": parser, "pretrain_bert": partial(parser, "bert"), "generate": generation.parser,
+           "evaluate": evaluation.parser, "experiments.layer_norm_order": layer_norm_order.parser}
+
+
+@pytest.mark.parametrize("program", PARSERS)
+def test_options_that_are_named_exist(program):
     """Every --option in a fenced block of the README that starts the program."""
-    options = {option for action in parser()._actions for option in action.option_strings}
+    found = []
     for block in re.findall(r"```\n(.*?)```", TEXTS["README.md"], re.DOTALL):
         for command in block.replace("\\\n", " ").splitlines():
-            if "pretrain_gpt" in command:
-                assert set(re.findall(r"--[\w-]+", command.split("pretrain_gpt")[1])) <= options
+            if f"-m mpi_impl.{program}" in command:
+                found.append(command.split(program)[1])
+    assert found
+    for words in found:
+        task = [re.search(r"--task (\w+)", words)[1]] if program == "evaluate" else []
+        options = {option for action in PARSERS[program](*task)._actions for option in action.option_strings}
+        assert set(re.findall(r"--[\w-]+", words)) <= options
