@@ -7,12 +7,13 @@ from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.masking import masked_positions, replaced
 from mpi_impl.data.spans import Spans
-from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
+from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
 from reference import counter_rng
 from reference.batches import BERTBatch
 from reference.errors import UserError
 
 SPECIAL_TOKENS = 3  # in [CLS] A [SEP] B [SEP]
+WORD_PIECE = (BertWordPieceLowerCase.name, BertWordPieceCase.name)
 
 
 class BERTDataset(Dataset):
@@ -33,17 +34,8 @@ class BERTDataset(Dataset):
 
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str, tokenizer: Tokenizer,
                  masked_lm_prob: float = 0.15, short_seq_prob: float = 0.1):
-        if not isinstance(tokenizer, WordPieceTokenizer):
-            raise UserError(f"--tokenizer-type {tokenizer.name} has no [CLS], [SEP] and [MASK], which BERT needs. Give "
-                            "BertWordPieceLowerCase or BertWordPieceCase.")
-        if seq_length < SPECIAL_TOKENS + 2:
-            raise UserError(f"--seq-length {seq_length} is too short for a pair of sentences, [CLS] A [SEP] B [SEP]. "
-                            f"Give {SPECIAL_TOKENS + 2} or more.")
-        if not 0 < masked_lm_prob < 1:
-            raise UserError(f"--mask-prob {masked_lm_prob} leaves nothing to predict, or nothing to predict it from. "
-                            "Give a share between 0 and 1, such as 0.15.")
-        if not 0 <= short_seq_prob <= 1:
-            raise UserError(f"--short-seq-prob {short_seq_prob} is no probability. Give a number from 0 to 1.")
+        check_samples(tokenizer.name, seq_length, masked_lm_prob, short_seq_prob)
+        assert isinstance(tokenizer, WordPieceTokenizer)
         self.tokenizer = tokenizer
         self.masked_lm_prob = masked_lm_prob
         self.spans = Spans(indexed, seq_length - SPECIAL_TOKENS, seed, short_seq_prob)
@@ -117,3 +109,18 @@ def shortened(length: np.ndarray, target: np.ndarray) -> np.ndarray:
     a, b = length
     kept = np.minimum(a, np.maximum(target - b, (target + 1) // 2))
     return np.stack([kept, np.minimum(b, target - kept)])
+
+
+def check_samples(tokenizer_type: str, seq_length: int, masked_lm_prob: float, short_seq_prob: float) -> None:
+    """Raises UserError for options that no samples can be made with."""
+    if tokenizer_type not in WORD_PIECE:
+        raise UserError(f"--tokenizer-type {tokenizer_type} has no [CLS], [SEP] and [MASK], which BERT needs. Give "
+                        f"{' or '.join(WORD_PIECE)}.")
+    if seq_length < SPECIAL_TOKENS + 2:
+        raise UserError(f"--seq-length {seq_length} is too short for a pair of sentences, [CLS] A [SEP] B [SEP]. "
+                        f"Give {SPECIAL_TOKENS + 2} or more.")
+    if not 0 < masked_lm_prob < 1:
+        raise UserError(f"--mask-prob {masked_lm_prob} leaves nothing to predict, or nothing to predict it from. "
+                        "Give a share between 0 and 1, such as 0.15.")
+    if not 0 <= short_seq_prob <= 1:
+        raise UserError(f"--short-seq-prob {short_seq_prob} is no probability. Give a number from 0 to 1.")

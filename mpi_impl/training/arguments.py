@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mpi_impl.checkpoints.huggingface_config import adopt, check_expressible
+from mpi_impl.data.bert import check_samples
+from mpi_impl.data.blend import parse_blend
 from mpi_impl.entry import ArgumentParser
 from mpi_impl.training.options import parser
 from mpi_impl.training.presets import PRESETS
@@ -82,6 +84,10 @@ def parse(argv: list[str] | None, world_size: int, architecture: str = "gpt") ->
     check_iterations(args)
     check_sequence(args)
     check_sequence_fits(args.seq_length, parallel)
+    if args.data_path:
+        parse_blend(args.data_path)
+    if architecture == "bert":
+        check_samples(args.tokenizer_type, args.seq_length, args.mask_prob, args.short_seq_prob)
     if args.save_hf is not None:
         check_expressible(args, architecture)
     settings = Settings(args, parallel, optimizer_config(args), precision(args), microbatches, architecture)
@@ -180,7 +186,8 @@ def check_names(args) -> None:
     """Raises UserError for a file's name that is given and empty, as an unset variable of a script gives it."""
     for name in ("data_path", "vocab_file", "merge_file", "tokenizer_model", "data_cache_path", "metrics_file",
                  "ledger", "plot", "trace", "offload_folder", "save", "load", "load_hf", "save_hf", "record"):
-        if getattr(args, name) in ("", [""]):
+        value = getattr(args, name)
+        if value == "" or (isinstance(value, list) and "" in value):
             raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
 
 
