@@ -74,7 +74,8 @@ def run_alone(main: Callable[[], object]) -> None:
 def print_by_lines() -> None:
     """Let each printed line leave at once and in one piece, though stdout is a pipe to the launcher."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # and not what a test or a notebook put in its place
-        sys.stdout.reconfigure(line_buffering=True, write_through=False)  # even if PYTHONUNBUFFERED is set
+        # Even if PYTHONUNBUFFERED is set; and what a terminal has no letters for is no reason to end.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False, errors="replace")
 
 
 def watch_os_exit(where: str) -> None:

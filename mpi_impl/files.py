@@ -35,6 +35,9 @@ def check_writable(path: str, read: str | None, option: str = "--data-path") -> 
     """Raises UserError if the file cannot be written, or is what an option reads. What is in it stays."""
     if read and os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read):
         raise UserError(f"{path} is what {option} reads: give what is written another name.")
+    if read and os.path.isdir(read) and os.path.exists(path) and (
+            os.path.realpath(path).startswith(os.path.join(os.path.realpath(read), ""))):
+        raise UserError(f"{path} is a file of {option} {read}: give what is written another name.")
     with writing(path):
         open(path, "a").close()
 

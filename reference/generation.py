@@ -54,7 +54,8 @@ def next_word(logits, draw: float, temperature=1.0, top_k=None, top_p=1.0) -> in
     if temperature == 0:
         return int(np.argmax(logits))
     logits = logits.astype(np.float64)
-    probs = softmax((logits - logits.max()) / temperature)
+    with np.errstate(over="ignore"):         # far below the likeliest: exp(-infinity) is 0
+        probs = softmax((logits - logits.max()) / temperature)
     sums = np.cumsum(np.where(allowed(probs, top_k, top_p), probs, 0))
     return int(np.searchsorted(sums, draw * sums[-1]))
 

@@ -38,6 +38,8 @@ WORDS = {"vocab_size": "--vocab-size (which the tokenizer decides)", "architectu
          "heads": "The list of heads"}
 
 TOKENIZER = "the tokenizer"      # its fingerprint's name among the settings
+OF_THAT_RUN = ("Give the --vocab-size, the --tokenizer-type, and the --data-path that it was trained on or its "
+               "--vocab-file and --merge-file, of the run that was saved.")
 
 
 def model_of(model: ModelConfig) -> dict[str, Any]:
@@ -144,15 +146,13 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: 
                             f"{on_disk.folder_of(root, manifest.iteration)}: that is a checkpoint of another model.")
 
 
-def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer) -> None:
-    """Raises UserError if the model has learnt what another tokenizer's ids mean."""
+def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer, advice: str = OF_THAT_RUN) -> None:
+    """Raises UserError, with advice, if the model has learnt what another tokenizer's ids mean."""
     if manifest.settings.get(TOKENIZER, tokenizer.fingerprint) != tokenizer.fingerprint:
         size, saved = tokenizer.vocab_size, manifest.model["vocab_size"]
         sizes = f" (it has {size:,} tokens, that one {saved:,})" if size != saved else ""
         raise UserError(f"The tokenizer is another one than that of {on_disk.folder_of(root, manifest.iteration)}"
-                        f"{sizes}, so that the same ids mean other words. Give the --vocab-size, the --tokenizer-type, "
-                        "and the --data-path that it was trained on or its --vocab-file and --merge-file, of the run "
-                        "that was saved.")
+                        f"{sizes}, so that the same ids mean other words. {advice}")
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:

@@ -53,8 +53,9 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
     layout, found = layout_in(folder)
     if layout.architecture != architecture:
         types = " or ".join(one.model_type for one in layouts_of(architecture))
-        raise UserError(f"{path} says that model_type is {layout.model_type!r}, but this program has a {architecture}, "
-                        f"so it must be {types}. Give the folder of such a model, or choose another program.")
+        raise UserError(f"{path} says that model_type is {layout.model_type!r}, but this program has a "
+                        f"{architecture.upper()}, so it must be {types}. Give the folder of such a model, or choose "
+                        "another program.")
     config = {name: checked(path, name, found.get(name, default), type(default))
               for name, default in layout.fields.items()}
     for name, (value, meaning) in layout.fixed.items():
@@ -78,7 +79,7 @@ def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
     if not os.path.isfile(path):
         raise UserError(f"--load-hf {folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
     found = read_json(path)
-    if found.get("model_type") not in LAYOUTS:
+    if str(found.get("model_type")) not in LAYOUTS:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")
     return LAYOUTS[found["model_type"]], found

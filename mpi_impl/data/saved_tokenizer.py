@@ -39,7 +39,9 @@ def load(folder: str) -> Tokenizer:
         with reading(path), open(path, encoding="utf-8") as file:
             content = json.load(file)
         if NullTokenizer.name in content:
-            return NullTokenizer(content[NullTokenizer.name] - 1)
+            if type(size := content[NullTokenizer.name]) is not int:
+                raise ValueError("its size is no whole number")
+            return NullTokenizer(size - 1)
         kind = type_of(content)
     except (ValueError, TypeError, KeyError) as error:      # of JSON, of UTF-8, or of a file that is another's
         raise UserError(f"{path} is no tokenizer that was saved here ({error}).") from error

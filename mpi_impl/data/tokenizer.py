@@ -66,6 +66,11 @@ class LibraryTokenizer:
         self.eod = vocabulary[end_of_document]
         self.fingerprint = hashlib.sha256(library.to_str().encode()).hexdigest()[:16]
 
+    def __setstate__(self, state):
+        """What is sent to another rank is pickled, and the library forgets this then."""
+        self.__dict__.update(state)
+        self.library.encode_special_tokens = True
+
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
         return self.library.encode(text, add_special_tokens=False).ids

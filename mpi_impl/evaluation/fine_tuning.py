@@ -15,7 +15,7 @@ from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, cou
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
-from mpi_impl.evaluation.sums import Sums
+from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.telling import Telling
 from mpi_impl.files import check_folder
 from mpi_impl.generation.replica import trained
@@ -134,8 +134,10 @@ class FineTuning:
         """All questions of a part, each level's by themselves."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
-        right = [round(self.right.over(name, n, self.telling.progress(n, f"questions of {name}")))
+        found = [self.right.over(name, n, self.telling.progress(n, f"questions of {name}"))
                  for name, n in zip(names, asked)]
+        check_finite(sum(found))
+        right = list(map(round, found))
         accuracy, *by_level = [sum(right) / sum(asked), *(r / n for r, n in zip(right, asked))]
         self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
                            **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})

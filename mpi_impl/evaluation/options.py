@@ -1,7 +1,6 @@
 """The options of mpi_impl/evaluate.py, of which each task has its own. What they mean together: arguments.py."""
-from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
-from mpi_impl.generation.options import parallelism_options
+from mpi_impl.generation.options import parallelism_options, tokenizer_options
 from mpi_impl.training.options import (device_options, memory_options, parallelism_options as training_parallelism,
                                        precision_options, training_options)
 from reference.precision import FORMATS
@@ -32,10 +31,7 @@ def data_options(g, task: str) -> None:
     g.add_argument("--data-path", required=True, metavar="PATH", help=FILES[task])
     g.add_argument("--load", metavar="DIR", help="the model: the last checkpoint in this folder")
     g.add_argument("--load-hf", metavar="DIR", help="or a model in Hugging Face's layout")
-    g.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="where none was saved beside the weights")
-    g.add_argument("--tokenizer-model", metavar="F", help="the file in which training has saved its tokenizer")
-    g.add_argument("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")
-    g.add_argument("--merge-file", metavar="F", help="GPT-2's merges.txt")
+    tokenizer_options(g)
     g.add_argument("--seq-length", type=int, metavar="S", help="default: the longest that the model can see")
     if task == "wikitext103":
         g.add_argument("--overlapping-eval", type=int, default=32, metavar="O",

@@ -1,7 +1,10 @@
 """What is found out about each batch on its way through the stages, and summed where the last one is.
 
-The losses of what is asked for: that is ForwardPass, with totals of 1. Here: how many samples a model is right about.
+The losses of what is asked for: that is ForwardPass, with totals of 1. Here: how many samples a model is right about;
+no number, if what it gives is none.
 """
+import numpy as np
+
 from mpi_impl.evaluation.lambada import words_right
 from mpi_impl.evaluation.race import answers_right
 from mpi_impl.models.bert import choice_scores
@@ -18,7 +21,8 @@ class WordsPass(ForwardPass):
         params, batch = self.params[action.stage], self.microbatches[action.microbatch]
         y = predicted_words(batch.tokens if has_embedding(params) else x, params, self.model, self.region)
         if has_head(params, self.model):
-            self.losses += words_right(y == batch.targets, batch.weights)
+            lost = (y >= self.model.vocab_size).any()      # no word is the likeliest: the logits are no numbers
+            self.losses += np.where(lost, np.nan, words_right(y == batch.targets, batch.weights))
             return None
         return y
 
@@ -30,6 +34,6 @@ class AnswersPass(ForwardPass):
         params, batch = self.params[action.stage], self.microbatches[action.microbatch]
         y = choice_scores(x, params, self.model, batch, self.region)
         if has_head(params, self.model):
-            self.losses += answers_right(y, batch)
+            self.losses += np.where(np.isfinite(y).all(), answers_right(y, batch), np.nan)
             return None
         return y

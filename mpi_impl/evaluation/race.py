@@ -49,7 +49,8 @@ class RACEDataset:
         if seq_length < max_qa_length + 4:
             raise UserError(f"--seq-length is {seq_length}, but must be at least {max_qa_length + 4}: a question and "
                             f"an answer take up to {max_qa_length} tokens (--max-qa-length), [CLS] and two [SEP] "
-                            "three, and something must be left for the passage.")
+                            "three, and something must be left for the passage. Choose a smaller --max-qa-length, or a "
+                            "model that sees more.")
         self.tokenizer, self.seq_length, self.seed = tokenizer, seq_length, seed
         self.parts: dict[str, list[Question]] = {}
         for part in parts:

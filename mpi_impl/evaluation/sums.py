@@ -10,6 +10,7 @@ from mpi_impl.generation.replica import Replica
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
+from reference.errors import UserError
 from reference.schedules import evaluation_schedule
 from reference.stages import stages_of_ranks
 
@@ -49,3 +50,10 @@ class Sums:
         world = self.topology.world
         with world.watchdog.waiting(world.name, "sum over samples", world.others):
             return to_host(x)
+
+
+def check_finite(total: float) -> None:
+    """Raises UserError for a sum that is no number, as one of them is none."""
+    if not np.isfinite(total):
+        raise UserError(f"What was summed comes to {total}: the model's logits are infinite, or no numbers. It has "
+                        "diverged in training, or needs a format of more range than its --dtype.")

@@ -15,7 +15,7 @@ from mpi_impl.evaluation.lambada import LAMBADA
 from mpi_impl.evaluation.passes import WordsPass
 from mpi_impl.evaluation.pretrained import architecture_of
 from mpi_impl.evaluation.scored import ScoredBatch, ScoredDataset
-from mpi_impl.evaluation.sums import Sums
+from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.telling import Telling
 from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
@@ -23,7 +23,6 @@ from mpi_impl.generation.sources import Source, find
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.training.batches import Batches, reads
 from reference.config import ModelConfig
-from reference.errors import UserError
 from reference.precision import Precision
 
 
@@ -100,9 +99,7 @@ class ZeroShot(ABC):
         with np.errstate(over="ignore", invalid="ignore"):     # logits without end are told of once, in a sentence
             total = self.sums.over("test", self.count, self.telling.progress(self.count, self.samples))
         seconds = time.perf_counter() - began
-        if not np.isfinite(total):
-            raise UserError(f"The losses add up to {total}: the model's logits are infinite, or no numbers. It has "
-                            "diverged in training, or needs a format of more range than its --dtype.")
+        check_finite(total)
         if self.world.rank == 0:
             line, numbers = self.measures(total)
             self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "

@@ -21,6 +21,7 @@ from mpi_impl.reports.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
 from reference.config import ModelConfig, ParallelConfig, require_positive
+from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
@@ -30,6 +31,7 @@ HIDDEN, HEADS = 32, 2
 WARMUP = 0.1                                    # of the iterations
 CHANCE = float(np.log(NUMBERS))                 # the loss of who knows nothing of the other numbers
 LAST = 0.1                                      # the share of iterations whose mean is the final loss
+PICTURES = (".png", ".pdf", ".svg")
 ORDERS = {"rearranged": False, "original": True}
 
 
@@ -49,6 +51,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
     for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers))):
         require_positive(name, value)
+    if not args.plot.endswith(PICTURES):
+        raise UserError(f"--plot is {args.plot!r}, but must be a file that ends in {', '.join(PICTURES)}.")
     ranks.from_first(lambda: check_writable(args.plot, None))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
             for order in ORDERS]
@@ -122,7 +126,7 @@ def final(losses: np.ndarray) -> float:
 
 def table(losses: dict[Run, np.ndarray], iterations: int) -> str:
     """Of each depth and order the median and the spread over the seeds."""
-    rows = [["layers", "order", "final loss: median", "least", "most", "no better than chance"]]
+    rows = [["layers", "order", "final loss: median", "least", "most", "not below chance"]]
     for layers, order in dict.fromkeys((one.layers, one.order) for one in reversed(losses)):
         finals = sorted(final(x) for one, x in losses.items() if (one.layers, one.order) == (layers, order))
         stuck = sum(x > CHANCE - 0.05 for x in finals)

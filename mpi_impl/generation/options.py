@@ -33,6 +33,10 @@ def model_options(g) -> None:
     g.add_argument("--load", metavar="DIR", help="the last checkpoint in this folder, which pretrain_gpt has saved")
     g.add_argument("--load-hf", metavar="DIR", help="or the weights of a GPT-2 in Hugging Face's layout")
     g.add_argument("--dtype", choices=tuple(FORMATS), default="float32", help="compute in this (default: float32)")
+    tokenizer_options(g)
+
+
+def tokenizer_options(g) -> None:
     g.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help="where none was saved beside the weights")
     g.add_argument("--tokenizer-model", metavar="F", help="the file in which training has saved its tokenizer")
     g.add_argument("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")

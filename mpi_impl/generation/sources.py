@@ -78,14 +78,15 @@ class Checkpoint(NamedTuple):
 
     def checked(self) -> Self:
         if self.model.architecture != "gpt":
-            raise UserError(f"--load {self.root} holds a {self.model.architecture}, which finds words that are missing "
-                            "in a text, and does not go on with one. Give a checkpoint of pretrain_gpt.")
+            raise UserError(f"--load {self.root} holds a BERT, which finds words that are missing in a text, and does "
+                            "not go on with one. Give a checkpoint of pretrain_gpt.")
         return self
 
     def tokenizer(self, args) -> Tokenizer:
         trained_with = self.manifest.settings.get("tokenizer_type", ByteLevelBPETokenizer.name)
         found = named_tokenizer(args, self.model, trained_with) or self.own_tokenizer()
-        checkpoint.check_tokenizer(self.root, self.manifest, found)
+        advice = f"{GIVE} Without these options it is the one that was saved beside the model."
+        checkpoint.check_tokenizer(self.root, self.manifest, found, advice)
         return found
 
     def own_tokenizer(self) -> Tokenizer:

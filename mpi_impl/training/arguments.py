@@ -24,6 +24,10 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "t
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
+# Options that say in other words what a preset says with the option behind them.
+INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_iters",
+           "recompute_activations": "recompute_granularity"}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -96,15 +100,16 @@ def parse(argv: list[str] | None, world_size: int, architecture: str = "gpt") ->
 
 
 def preset_of(argv: list[str] | None, architecture: str) -> dict[str, Any]:
-    """The defaults that --preset stands for. Its --fp16 gives way to another format that is asked for."""
-    p = ArgumentParser(add_help=False)
+    """The defaults that --preset stands for, without those that an option of another name takes the place of."""
+    p = ArgumentParser(prog=f"pretrain_{architecture}", add_help=False)
     p.add_argument("--preset")
-    p.add_argument("--bf16", action="store_true")
-    p.add_argument("--dtype")
+    for name in INSTEAD:
+        p.add_argument(option(name), nargs="?", const=True)
     given, _ = p.parse_known_args(argv)
     preset = dict(PRESETS[architecture].get(given.preset, {}))
-    if given.bf16 or given.dtype:
-        preset.pop("fp16", None)
+    for name, replaced in INSTEAD.items():
+        if getattr(given, name) is not None:
+            preset.pop(replaced, None)
     return preset
 
 

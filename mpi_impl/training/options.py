@@ -7,7 +7,7 @@ from mpi_impl.comm.carriers import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.entry import ArgumentParser
 from mpi_impl.training.presets import PRESETS
-from reference.config import POSITION_EMBEDDINGS
+from reference.config import POSITION_EMBEDDINGS, RECOMPUTE
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES
 from reference.schedules import SCHEDULES
@@ -115,7 +115,7 @@ def memory_options(g) -> None:
                    help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
     g.add_argument("--keep-gathered-inputs", action="store_true",
                    help="with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
-    g.add_argument("--recompute-granularity", choices=("full", "selective"),
+    g.add_argument("--recompute-granularity", choices=RECOMPUTE,
                    help="of activations, keep only each layer's input (full), or all but attention's core (selective), "
                         "and compute the rest again in the backward")
     g.add_argument("--recompute-activations", action="store_true",

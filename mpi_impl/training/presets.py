@@ -30,5 +30,5 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {       # by architecture and na
             "gpt2-2.5b": GPT2 | sized(54, 1920, 20), "gpt2-4.2b": GPT2 | sized(64, 2304, 24),
             "gpt2-8.3b": GPT2 | sized(72, 3072, 32)},
     "bert": {"bert-336m": BERT | sized(24, 1024, 16), "bert-1.3b": BERT | sized(24, 2048, 32),
-             "bert-3.9b": BERT | sized(48, 2560, 40) | {"train_iters": 1_500_000}},
+             "bert-3.9b": BERT | sized(48, 2560, 40) | {"train_iters": 1_500_000, "lr_decay_iters": 2_000_000}},
 }

@@ -173,8 +173,6 @@ class Pretraining(ABC):
         check_same_tokenizer(paths, [one.tokenizer for one in prepared])
         if a.load_hf:
             check_vocabulary(a.load_hf, tokenizer)
-        if a.save:
-            saved_tokenizer.save(tokenizer, a.save)
         self.tokenizer = tokenizer
         self.of_a_step |= {TOKENIZER: tokenizer.fingerprint,
                            "the contents of the data": " ".join(map(fingerprint, prefixes))}
@@ -182,7 +180,10 @@ class Pretraining(ABC):
             checkpoint.check_tokenizer(a.load, self.loaded, tokenizer)
         found = Sources(prefixes, list(weights), tokenizer.vocab_size, tokenizer.eod, None,
                         tokenizer if self.sentences else None)
-        return found._replace(baseline=self.check_data(found))
+        found = found._replace(baseline=self.check_data(found))
+        if a.save:
+            saved_tokenizer.save(tokenizer, a.save)      # now that nothing is refused: another run's may be there
+        return found
 
     def check_data(self, sources: Sources) -> float | None:
         """On rank 0: whatever is wrong with the samples is said now -> the baseline of a single data set."""

@@ -19,7 +19,7 @@ TEXT = ["Some words, more words: the same Words again, and Élan."]
 
 
 def options(folder, more=""):
-    return ["--load-hf", str(folder), "--seq-length", "4", "--micro-batch-size", "1", *more.split()]
+    return ["--load-hf", str(folder), "--seq-length", "5", "--micro-batch-size", "1", *more.split()]
 
 
 def config(model_type="bert", **change):
@@ -114,7 +114,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
     ({"intermediate_size": 33}, "intermediate_size is 33, but here the MLP is 4 x hidden_size = 32 wide."),
     ({"hidden_act": "silu"}, "hidden_act is 'silu', but here it must be one of gelu_new, "),
     ({"num_hidden_layers": "2"}, "num_hidden_layers is '2', but it must be a whole number."),
-    ({"model_type": "gpt2"}, "model_type is 'gpt2', but this program has a bert, so it must be bert or "
+    ({"model_type": "gpt2"}, "model_type is 'gpt2', but this program has a BERT, so it must be bert or "
      "megatron-bert."),
     ({"model_type": "roberta"}, "model_type is 'roberta', but only gpt2, bert, megatron-bert can be loaded."),
 ])
@@ -124,7 +124,7 @@ def test_a_model_that_is_not_built_here_is_refused(folder, change, sentence):
 
 
 def test_a_bert_is_no_gpt(folder):
-    said_of(lambda: parse(options(folder), 1, "gpt"), "model_type is 'bert', but this program has a gpt, so it must be "
+    said_of(lambda: parse(options(folder), 1, "gpt"), "model_type is 'bert', but this program has a GPT, so it must be "
             "gpt2. Give the folder of such a model, or choose another program.")
 
 

@@ -1,5 +1,6 @@
 """Tokenizers: text comes back unchanged, and options that do not fit are refused."""
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -267,3 +268,12 @@ def test_other_tokenizers_have_other_fingerprints():
     one, again, other = (ByteLevelBPETokenizer.train(some, 260) for some in (texts, texts, ["quite other words"] * 3))
     assert one.fingerprint == again.fingerprint != other.fingerprint
     assert NullTokenizer(5).fingerprint == NullTokenizer(5).fingerprint != NullTokenizer(6).fingerprint
+
+
+@pytest.mark.parametrize("kind", [ByteLevelBPETokenizer, BertWordPieceLowerCase])
+def test_a_tokenizer_that_is_sent_to_another_rank_is_the_same(kind):
+    """The name of a special token in a text is ordinary text there, too."""
+    tokenizer = kind.train(TEXTS, 400)
+    again = pickle.loads(pickle.dumps(tokenizer))
+    text = "a <|endoftext|> b [SEP] c [MASK]"
+    assert again.encode(text) == tokenizer.encode(text) and again.eod not in again.encode(text)

@@ -169,7 +169,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, se
 def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
     bert = model_of(10, architecture="bert", heads=("lm", "sop"))
     ranks.run(2, save_run, bert, NullTokenizer(9), tmp_path)
-    assert "holds a bert" in said(ranks, ["--load", tmp_path])
+    assert "holds a BERT" in said(ranks, ["--load", tmp_path])
     root = bytes_run[2]
     assert "--num-layers is 4, but the 1f1b schedule has 5 stages" in ranks.run(
         5, refusal, program, ["--load", str(root), P, "5"])[0]

@@ -44,6 +44,7 @@ def test_the_table_has_the_median_and_the_spread():
 
 @pytest.mark.parametrize("options, said", [
     ("--seeds 0", "--seeds is 0, but must be at least 1."), ("--layers 4 0", "--layers is 0, but must be at least 1."),
-    ("--plot /nowhere/at/all.png", "/nowhere/at/all.png cannot be written")])
+    ("--plot /nowhere/at/all.png", "/nowhere/at/all.png cannot be written"),
+    ("--plot curves.xyz", "--plot is 'curves.xyz', but must be a file that ends in .png, .pdf, .svg.")])
 def test_what_is_refused(ranks, options, said):
     assert said in ranks.run(2, refusal, layer_norm_order.show, options.split())[0]

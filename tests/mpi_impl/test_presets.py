@@ -36,6 +36,17 @@ def test_an_option_has_the_last_word(options, compute):
     assert settings.precision.compute == compute
 
 
+@pytest.mark.parametrize("options, gone", [
+    ("--lr-warmup-fraction 0.5 --train-iters 8", "lr_warmup_iters"), ("--recompute-activations", "none"),
+    ("--recompute-granularity none", "none")])
+def test_an_option_in_other_words_takes_the_place_of_the_presets(options, gone):
+    """Neither is said to be given twice."""
+    settings = parse(["--preset", "gpt2-355m", *options.split()], 1)
+    assert settings.optimizer.lr_warmup_iters == (4 if gone == "lr_warmup_iters" else 3_000)
+    assert settings.parallel.recompute.granularity == {"lr_warmup_iters": "full"}.get(
+        gone, "selective" if "activations" in options else "none")
+
+
 def test_the_other_programs_preset_is_refused():
     with pytest.raises(UserError, match="gpt2-355m"):
         parse(["--preset", "bert-336m"], 1)

@@ -105,3 +105,13 @@ def test_a_blend_has_one_tokenizer(ranks, corpora):
     a, b, cache = corpora
     found = ranks.run(1, refusal, pretrain_bert, [*SMALL, "--data-path", "1", a, "1", b, *cache])[0]
     assert "a tokenizer that is trained on one is another" in found and "--tokenizer-model" in found
+
+
+def test_a_refused_run_leaves_the_tokenizer_of_the_one_before(ranks, corpora, tmp_path):
+    """Another vocabulary cannot go on from there, and what was saved beside the checkpoint stays."""
+    a, _, cache = corpora
+    options = [*SMALL, "--data-path", a, *cache, "--eval-iters", "0", "--save", str(tmp_path / "S")]
+    ranks.run(1, pretrain_bert, [*options, "--train-iters", "3"])
+    before = (tmp_path / "S" / "tokenizer.json").read_bytes()
+    found = ranks.run(1, refusal, pretrain_bert, [*options, "--load", str(tmp_path / "S"), "--vocab-size", "110"])[0]
+    assert "The tokenizer is another one" in found and (tmp_path / "S" / "tokenizer.json").read_bytes() == before

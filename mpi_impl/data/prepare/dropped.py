@@ -23,8 +23,8 @@ class Dropped:
     def write(self, file: TextIO, corpus: EncodedCorpus, alike: NearDuplicates | None) -> None:
         """A line of JSON for each dropped document, in the order of the corpus."""
         for chunk in range(len(corpus.reports)):
-            found = [*corpus.reports[chunk].dropped, *(_alike(corpus, chunk, alike) if alike else ())]
-            for part, line, kind, why in sorted(map(tuple, found)):
+            found = [*corpus.dropped(chunk), *(_alike(corpus, chunk, alike) if alike else ())]
+            for part, line, kind, why in sorted(found):
                 place = corpus.place(chunk, part, line)
                 file.write(json.dumps({"document": place, "dropped": kind, "why": why}) + "\n")
                 self.counts[kind] += 1

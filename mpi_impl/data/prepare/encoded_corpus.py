@@ -1,7 +1,9 @@
 """All chunks of a corpus, in order: their documents, numbered through, and where each was found."""
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,8 +37,13 @@ class EncodedCorpus:
             if part.is_json_lines:
                 self._lines[part.file] += lines
         self._lines_before.append(before)
-        self.reports.append(report)
+        self.reports.append(replace(report, dropped=[]))     # they stay on the disk
         self.starts.append(self.starts[-1] + report.documents)
+
+    def dropped(self, chunk: int) -> list[tuple[int, int, str, str]]:
+        """What was dropped from a chunk: part, line, kind, and why."""
+        report = json.loads((chunk_folder(self.work, chunk) / "report.json").read_text("utf-8"))
+        return [tuple(one) for one in report["dropped"]]
 
     def place(self, chunk: int, part: int, line: int) -> str:
         """How a person finds a document: 'a.jsonl:17', or 'b.txt' for a whole file."""

@@ -33,7 +33,7 @@ import tokenizers
 
 from mpi_impl.data.prepare.chunks import Part, chunks, documents, sources
 from mpi_impl.data.corpus import BAD_KINDS, counted
-from mpi_impl.data.prepare.dropped import Dropped
+from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
 from mpi_impl.data.prepare.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
 from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
@@ -90,6 +90,11 @@ def parse(argv: list[str] | None) -> Namespace:
     args = parser.parse_args(argv)
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} leaves nobody to work. Give 1 or more.")
+    if not os.path.basename(args.output_prefix):
+        raise UserError(f"--output-prefix {args.output_prefix!r} names no file. Give how the files' names shall begin, "
+                        "such as runs/corpus.")
+    if args.min_tokens < 0:
+        raise UserError(f"--min-tokens {args.min_tokens} is no number of tokens. Give 0 or more.")
     if not 0 <= args.jaccard <= 0.99:
         raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
                         "to keep near-duplicates.")
@@ -136,7 +141,7 @@ class Preparation:
                                 "read as texts. Write elsewhere.")
         shutil.rmtree(self.aside, ignore_errors=True)
         if self.work.exists():
-            self.check_plan(json.loads((self.work / "plan.json").read_text("utf-8")))
+            self.check_plan(self.begun())
             return
         for suffix in ".bin", ".idx":
             if os.path.exists(self.prefix + suffix):
@@ -144,6 +149,17 @@ class Preparation:
         self.aside.mkdir(parents=True)
         (self.aside / "plan.json").write_text(json.dumps(self.plan_of()), "utf-8")
         self.aside.rename(self.work)
+
+    def begun(self) -> dict:
+        """What the run in the work folder is about. Raises UserError if there is no such run."""
+        try:
+            plan = json.loads((self.work / "plan.json").read_text("utf-8"))
+            if isinstance(plan, dict) and plan.keys() == self.plan_of().keys():
+                return plan
+        except (FileNotFoundError, ValueError):
+            pass
+        raise UserError(f"{self.work} is no folder that an interrupted preparation has left. Remove it, or give "
+                        "another --output-prefix.")
 
     def end(self) -> None:
         """Remove the work folder, of which no half is ever found."""
@@ -197,15 +213,17 @@ class Preparation:
 
     def encode(self) -> list[int]:
         """Encode the chunks that are not done -> their numbers."""
-        done = [finished(chunk_folder(self.work, number)) for number in range(len(self.plan))]
-        missing = [number for number, report in enumerate(done) if report is None]
+        missing = [number for number in range(len(self.plan)) if finished(chunk_folder(self.work, number)) is None]
         made = mapped(encode_chunk, min(self.args.workers, max(1, len(missing))),
                       [chunk_folder(self.work, number) for number in missing],
                       [self.plan[number] for number in missing], [self.recipe] * len(missing))
         with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
-            for chunk, report in zip(self.plan, done, strict=True):
-                self.add(report or next(made))
-                bar.advance(0 if report else size_of(chunk))
+            waited = set(missing)
+            for number, chunk in enumerate(self.plan):
+                report = next(made) if number in waited else finished(chunk_folder(self.work, number))
+                assert report is not None
+                self.add(report)
+                bar.advance(size_of(chunk) if number in waited else 0)
         return missing
 
     def add(self, report: ChunkReport) -> None:
@@ -252,7 +270,7 @@ class Preparation:
     def told(self, seconds: float, encoded: list[int]) -> str:
         """What was found, what was dropped, and how long it took."""
         result = IndexedDataset(self.prefix)
-        found = self.corpus.starts[-1] + sum(len(report.dropped) for report in self.corpus.reports)
+        found = self.corpus.starts[-1] + self.dropped.counts.total() - self.dropped.counts[NEAR_DUPLICATE]
         kept = len(result.document_indices) - 1
         before = len(self.plan) - len(encoded)
         speed = sum(size_of(self.plan[number]) for number in encoded) / 1e6 / seconds

@@ -281,6 +281,23 @@ def test_other_options_and_other_texts_do_not_go_on_with_a_run(tmp_path, monkeyp
         main([*command, *(change if isinstance(change, list) else [])])
 
 
+@pytest.mark.parametrize("content", ["x", "[]", "{}", None])
+def test_a_work_folder_of_something_else_is_a_sentence(corpus, tmp_path, content):
+    (tmp_path / "out.preparing").mkdir()
+    if content is not None:
+        (tmp_path / "out.preparing" / "plan.json").write_text(content)
+    with pytest.raises(UserError, match="is no folder that an interrupted preparation has left"):
+        main(["--input", str(corpus), "--output-prefix", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("options, said", [(["--output-prefix", ""], "names no file"),
+                                           (["--output-prefix", "folder/"], "names no file"),
+                                           (["--output-prefix", "out", "--min-tokens", "-5"], "--min-tokens -5 is no")])
+def test_names_and_sizes_that_cannot_be_are_sentences(corpus, options, said):
+    with pytest.raises(UserError, match=said):
+        main(["--input", str(corpus), *options])
+
+
 def test_options_that_cannot_be_are_sentences(corpus, model, tmp_path):
     """Before anything is read or written."""
     for more, sentence in (
