@@ -73,8 +73,9 @@ class FineTuning:
         for folder in (self.args.offload_folder, self.args.save):
             if folder:
                 check_folder(folder)
-        if self.args.save:
-            on_disk.check_free(self.args.save, 1)
+        if self.args.save and on_disk.tracked(self.args.save) is not None:
+            raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
+                            "one's. Choose another folder.")
         check_architecture(self.args, architecture_of(self.args))
         found = pretrained(self.args)
         if self.args.epochs == 0 and not found.tuned:

@@ -215,10 +215,12 @@ def test_bad_input_is_one_sentence_on_all_ranks(ranks, wikitext, task, options, 
     assert said.count(sentence) == 1, said
 
 
-def test_a_model_that_has_diverged_has_no_perplexity(ranks, wikitext, tmp_path):
+@pytest.mark.parametrize("task, more", [("wikitext103", ["--overlapping-eval", "8"]), ("lambada", [])])
+def test_a_model_that_has_diverged_has_neither_perplexity_nor_accuracy(ranks, wikitext, lambada, tmp_path, task, more):
     """Its weights are finite in 16 bits, its logits are not."""
     path, model, tokenizer, *_ = wikitext
+    path = path if task == "wikitext103" else lambada[0]
     ranks.run(1, save, replace(model, init_method_std=3e4), tokenizer, tmp_path)
-    said, *_ = ranks.run(2, refusal, evaluate, ["--task", "wikitext103", "--data-path", str(path), "--load",
-                                                str(tmp_path), "--overlapping-eval", "8", "--dtype", "float16"])
+    said, *_ = ranks.run(2, refusal, evaluate, ["--task", task, "--data-path", str(path), "--load", str(tmp_path),
+                                                *more, "--dtype", "float16"])
     assert "the model's logits are infinite, or no numbers" in said
