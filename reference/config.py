@@ -65,7 +65,7 @@ class ModelConfig:
         require_one_of("architecture", self.architecture, tuple(ARCHITECTURES))
         known = ARCHITECTURES[self.architecture]
         if self.heads not in known:
-            raise UserError(f"The heads are {' and '.join(self.heads)}, but those of a {self.architecture} are "
+            raise UserError(f"The heads are {' and '.join(self.heads)}, but those of a {self.architecture.upper()} are "
                             f"{', or '.join(map(' and '.join, known))}.")
         if self.architecture == "bert" and self.untie_embeddings_and_output_weights:
             raise UserError("--untie-embeddings-and-output-weights is for a GPT: BERT's masked words are predicted "

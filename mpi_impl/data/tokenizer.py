@@ -11,10 +11,9 @@ trained here, or BERT's.
 """
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer as Library
@@ -93,7 +92,6 @@ class BytePairTokenizer(LibraryTokenizer):
 
     def __init__(self, bpe: Library):
         super().__init__(bpe, END_OF_DOCUMENT)
-        self.bpe = bpe
 
 
 class ByteLevelBPETokenizer(BytePairTokenizer):
@@ -120,8 +118,7 @@ class ByteLevelBPETokenizer(BytePairTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises UserError if the file is missing or holds something else."""
-        with _reading_saved(path, cls.name):
-            return cls(Library.from_file(str(path)))
+        return _read_saved(cls, path, cls.name)
 
     @classmethod
     def check_size(cls, vocab_size: int) -> None:
@@ -203,8 +200,7 @@ class WordPieceTokenizer(LibraryTokenizer):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote. Raises UserError if the file is missing or holds something else."""
-        with _reading_saved(path, cls.name):
-            return cls(Library.from_file(str(path)))
+        return _read_saved(cls, path, cls.name)
 
     @classmethod
     def from_vocab_file(cls, vocab_file: str) -> Self:
@@ -367,11 +363,13 @@ def _check_not_too_large(vocab_size: int) -> None:
         )
 
 
-@contextmanager
-def _reading_saved(path: str | Path, name: str) -> Iterator[None]:
-    """What goes wrong within, in a sentence."""
+Saved = TypeVar("Saved")
+
+
+def _read_saved(tokenizer_of: Callable[[Library], Saved], path: str | Path, name: str) -> Saved:
+    """The tokenizer in the file. Raises UserError."""
     try:
-        yield
+        return tokenizer_of(Library.from_file(str(path)))
     except Exception as error:  # the library raises nothing more specific
         raise UserError(
             f"{path} is not a tokenizer saved by this program as {name} ({error}). Give another, or train it again."

@@ -20,8 +20,8 @@ from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.layout import Piece
 
-GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type GPT2BPETokenizer with "
-        "--vocab-file and --merge-file, or for ids without text --tokenizer-type NullTokenizer.")
+GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type with its --vocab-file (and "
+        "GPT2BPETokenizer's --merge-file), or for ids without text --tokenizer-type NullTokenizer.")
 
 
 class Source(Protocol):

@@ -52,7 +52,7 @@ class Settings:
         model = ModelConfig(
             a.num_layers, a.hidden_size, a.num_attention_heads, vocab_size, a.max_position_embeddings,
             position_embedding_type=a.position_embedding_type, rotary_percent=a.rotary_percent,
-            untie_embeddings_and_output_weights=getattr(a, "untie_embeddings_and_output_weights", False),
+            untie_embeddings_and_output_weights=a.untie_embeddings_and_output_weights,
             activation=a.activation, layernorm_epsilon=a.layernorm_epsilon,
             init_method_std=a.init_method_std, hidden_dropout=a.hidden_dropout,
             attention_dropout=a.attention_dropout, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by,
@@ -224,7 +224,7 @@ def check_iterations(args) -> None:
     if args.exit_interval is not None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
-        require_not_negative(name, getattr(args, name, 0))
+        require_not_negative(name, getattr(args, name))
     check_timeout(args.distributed_timeout_minutes)
     if args.trace_clock != "wall" and not args.trace:
         raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")

@@ -69,6 +69,7 @@ def bert_options(g) -> None:
     g.add_argument("--mask-prob", type=float, default=0.15, metavar="P", help="share of tokens to predict")
     g.add_argument("--short-seq-prob", type=float, default=0.1, metavar="P",
                    help="share of samples that are shorter than they need be")
+    g.set_defaults(untie_embeddings_and_output_weights=False, sample_tokens=0)      # what only a GPT may ask for
 
 
 OF_ARCHITECTURES = {"gpt": [("GPT", gpt_options)], "bert": [("BERT", bert_options)]}

@@ -222,10 +222,10 @@ class Trainer:
         """What the weights of the global batch's losses add up to, for each head: the replicas tell one another."""
         if microbatches[0].weights is None:
             return [global_batch_size * microbatches[0].tokens.shape[1]]
-        mine = [[weights.sum().item() for weights in batch.weights_of_heads(self.model.heads)]
-                for batch in microbatches]
+        mine = sum(np.stack([weights.sum() for weights in batch.weights_of_heads(self.model.heads)])
+                   for batch in microbatches)
         with self.ledger.phase("data"):
-            total = self.topology.data.all_reduce(np.sum(mine, 0, dtype=np.float64), "weights of the losses")
+            total = self.topology.data.all_reduce(to_host(mine).astype(np.float64), "weights of the losses")
         return np.maximum(total, 1).tolist()                # where nothing counts, the loss is 0
 
     def whole_losses(self, losses) -> tuple[float, ...]:

@@ -5,7 +5,6 @@ Where transformers is not installed, tests/checkpoints/bert_golden.json says wha
 import json
 import tempfile
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from tests.cases import close
 from tests.checkpoints.bert_golden import GOLDEN, HEADS, direction, golden_batch
 from tests.checkpoints.bert_runs import Run, agrees, computed, gradients_of, model_in, saved_again
 from tests.checkpoints.gpt2_runs import empty, said_of, same_tensors, taking_turns, weights_of, write_model
+from tests.checkpoints.reading import assert_read_once
 from tests.strategies import ANY_MODEL, cases
 from tests.training_theorems import Plan
 
@@ -221,25 +221,8 @@ def test_heads_that_the_model_has_not_are_passed_over(ranks, folder, model, head
 def test_no_rank_reads_more_than_its_part(folder, model):
     """All ranks together read each element of a split tensor once, and no padding."""
     run = Run(replace(model, make_vocab_size_divisible_by=2), 4)
-    weights, read = Weights(str(folder)), []
-    weights.slice = lambda name: Counted(Weights.slice(weights, name), read)
-    for segment in stages.layout_of(model_tensors(run.model), run.parallel()).segments:
-        read.clear()
-        shards = [weights.shard(segment, rank, np.float64) for rank in range(4)]
-        assert sum(read) == prod(segment.tensor.shape) * (4 if segment.tensor.split is None else 1)
-        assert sum(map(np.count_nonzero, shards)) == sum(read), "what is read has its place, and padding is 0"
-
-
-class Counted:
-    """A tensor in a file, and how many elements have been read of such."""
-
-    def __init__(self, slice, read):
-        self.slice, self.read = slice, read
-
-    def __getitem__(self, place):
-        x = self.slice[place]
-        self.read.append(x.size)
-        return x
+    layout = stages.layout_of(model_tensors(run.model), run.parallel())
+    assert_read_once(Weights(str(folder)), layout.segments, 4)
 
 
 # ---- files that cannot be loaded ------------------------------------------------------------------------------------

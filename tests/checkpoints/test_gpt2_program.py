@@ -18,7 +18,7 @@ def test_the_tokenizer_must_be_the_models(folder, tmp_path):
     tokenizer = ByteLevelBPETokenizer.train(["some words, some words"], 260)
     (folder / CONFIG).write_text(json.dumps(read_config(str(folder), "gpt") | {"vocab_size": 260}))
     check_vocabulary(str(folder), tokenizer)
-    tokenizer.bpe.model.save(str(folder))
+    tokenizer.library.model.save(str(folder))
     check_vocabulary(str(folder), tokenizer)
     other = ByteLevelBPETokenizer.train(["quite another text, quite another"], 260)
     said_of(lambda: check_vocabulary(str(folder), other), f"{folder}/vocab.json has another number for the token ")

@@ -33,6 +33,7 @@ from tests.checkpoints.gpt2_golden import TOKENS, direction
 from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, computed, empty, full_name, options, said_of,
                                          same_tensors, saved_again, taking_turns, weights_of, whole_gradients,
                                          write_model)
+from tests.checkpoints.reading import assert_read_once
 from tests.program import pretrain, refusal
 from tests.strategies import close
 from tests.training_theorems import connected
@@ -151,25 +152,7 @@ def test_no_rank_reads_more_than_its_part(folder):
     """All ranks together read each element of a split tensor once, and no padding."""
     settings = parse(options(folder, f"{T} 4 --make-vocab-size-divisible-by 2"), 4)
     layout = layout_of(gpt_tensors(settings.model(11)), settings.parallel)
-    weights, read = Weights(str(folder)), []
-    weights.slice = lambda name: Counted(Weights.slice(weights, name), read)
-    for segment in layout.segments:
-        read.clear()
-        shards = [weights.shard(segment, rank, np.float64) for rank in range(4)]
-        assert sum(read) == prod(segment.tensor.shape) * (4 if segment.tensor.split is None else 1)
-        assert sum(map(np.count_nonzero, shards)) == sum(read), "what is read has its place, and padding is 0"
-
-
-class Counted:
-    """A tensor in a file, and how many elements have been read of such."""
-
-    def __init__(self, slice, read):
-        self.slice, self.read = slice, read
-
-    def __getitem__(self, place):
-        x = self.slice[place]
-        self.read.append(x.size)
-        return x
+    assert_read_once(Weights(str(folder)), layout.segments, 4)
 
 
 @pytest.mark.parametrize("n, more, architecture", [

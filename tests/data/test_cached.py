@@ -176,7 +176,7 @@ def test_half_a_megatron_pair_is_named(make, ready_made, suffix):
 def test_gpt2_files_encode_a_corpus(make, tmp_path):
     """The pair of files that one tokenizer wrote gives the tokens that the tokenizer gives."""
     trained = ByteLevelBPETokenizer.train(TEXTS.values(), 270)
-    trained.bpe.model.save(str(tmp_path))
+    trained.library.model.save(str(tmp_path))
     files = {"vocab_file": str(tmp_path / "vocab.json"), "merge_file": str(tmp_path / "merges.txt")}
     prepared, said = make(tokenizer_type="GPT2BPETokenizer", vocab_size=None, **files)
     assert text_of(prepared).startswith("the quick")

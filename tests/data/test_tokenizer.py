@@ -51,7 +51,7 @@ def vocab_txt(pieces, tmp_path_factory):
 @pytest.fixture(scope="module")
 def gpt2_files(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2")
-    trained.bpe.model.save(str(folder))
+    trained.library.model.save(str(folder))
     return str(folder / "vocab.json"), str(folder / "merges.txt")
 
 

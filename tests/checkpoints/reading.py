@@ -1,0 +1,28 @@
+"""How much of a checkpoint's files is read."""
+
+from math import prod
+
+import numpy as np
+
+
+def assert_read_once(weights, segments, ranks: int) -> None:
+    """All ranks together read each element of a split tensor once, and no padding."""
+    of_tensor, read = weights.slice, []
+    weights.slice = lambda name: Counted(of_tensor(name), read)
+    for segment in segments:
+        read.clear()
+        shards = [weights.shard(segment, rank, np.float64) for rank in range(ranks)]
+        assert sum(read) == prod(segment.tensor.shape) * (ranks if segment.tensor.split is None else 1)
+        assert sum(map(np.count_nonzero, shards)) == sum(read), "what is read has its place, and padding is 0"
+
+
+class Counted:
+    """A tensor in a file, and how many elements have been read of such."""
+
+    def __init__(self, slice, read):
+        self.slice, self.read = slice, read
+
+    def __getitem__(self, place):
+        x = self.slice[place]
+        self.read.append(x.size)
+        return x
