@@ -21,11 +21,12 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
-from mpi_impl.notebook.plan import Plan, draw_plan, plan, published
-from mpi_impl.notebook.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
+from mpi_impl.notebook.plan import draw_plan, plan, published
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import (bubble_fraction, iteration_flops, parameters, tensor_parallel_traffic, training_seconds,
                             utilization)
+from reference.plans import Plan
+from reference.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
 
 # %% [markdown]
 # ## How large is a model?

@@ -191,6 +191,16 @@ def ring_all_reduce(elements: int, ranks: int) -> float:
     return 2 * ring_all_gather(elements, ranks)
 
 
+# What one rank sends of a whole array if the ranks form a ring.
+RING = {
+    "all_reduce": ring_all_reduce,
+    "reduce_scatter": ring_all_gather,
+    "all_gather": ring_all_gather,
+    "broadcast": ring_all_gather,                # the mean over ranks: all but the last one pass it on
+    "send": lambda size, ranks: size,            # no ring: to one other rank
+}
+
+
 def tensor_parallel_traffic(b: int, s: int, h: int, t: int, gathers_again: bool = False) -> float:
     """8 b s h (t - 1)/t a layer and microbatch: four all-reduces of b s h (Narayanan et al. 2021, section 3.2).
 

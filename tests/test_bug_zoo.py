@@ -442,8 +442,8 @@ OF_BERT: dict[str, tuple] = {
     # what counts in the loss
     "a mean of the replicas' means": (                           # each has masked another number of words
         Bug("mpi_impl.training.trainer",
-            'self.topology.data.all_reduce(np.sum(mine, 0, dtype=np.float64), "weights of the losses")',
-            "np.sum(mine, 0, dtype=np.float64) * self.topology.data.size"), *trained_bert(d=2)),
+            'self.topology.data.all_reduce(to_host(mine).astype(np.float64), "weights of the losses")',
+            "to_host(mine).astype(np.float64) * self.topology.data.size"), *trained_bert(d=2)),
     "a mean of the microbatches' means": (
         Bug("mpi_impl.parallel.passes", "[weights / total for weights,",
             "[weights / max(weights.sum(), 1) / len(self.microbatches) for weights,"), *trained_bert()),

@@ -2,11 +2,10 @@
 import time
 from collections import defaultdict, deque
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from statistics import median
 
-from mpi_impl.comm.ledger import RING
 from reference.actions import Action
+from reference.hardware import Link
 from reference.simulate import Times
 
 
@@ -34,17 +33,7 @@ class WallClock:
         """Communication is over."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """How long a message takes from one device to another: by default as over 200 Gb/s InfiniBand."""
-
-    latency: float = 5e-6        # seconds
-    bandwidth: float = 25e9      # bytes a second
-
-    def seconds(self, operation: str, ranks: int, size: int) -> float:
-        """For `size` bytes in one message, or in a collective of so many ranks that runs as a ring."""
-        turns = {"send": 1, "all_reduce": 2 * (ranks - 1)}.get(operation, ranks - 1)
-        return turns * self.latency + RING[operation](size, ranks) / self.bandwidth
+INFINIBAND = Link()
 
 
 class VirtualClock:
@@ -61,7 +50,7 @@ class VirtualClock:
     With `times`, which fakes the devices too, every action takes what they say, and no other computation takes any.
     """
 
-    def __init__(self, link: Link = Link(), times: Times | None = None, memory: int = 51):
+    def __init__(self, link: Link = INFINIBAND, times: Times | None = None, memory: int = 51):
         """`memory`: how many actions of a kind the median is of. With 1, each takes just what it took."""
         self.link, self.times = link, times
         self.recent: dict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=memory))

@@ -12,16 +12,7 @@ from typing import NamedTuple
 import ml_dtypes  # noqa: F401  it tells NumPy what "bfloat16" is
 import numpy as np
 
-from reference.cost import ring_all_gather, ring_all_reduce
-
-# What one rank sends of a whole array if the ranks form a ring.
-RING = {
-    "all_reduce": ring_all_reduce,
-    "reduce_scatter": ring_all_gather,
-    "all_gather": ring_all_gather,
-    "broadcast": ring_all_gather,                # the mean over ranks: all but the last one pass it on
-    "send": lambda size, ranks: size,            # no ring: to one other rank
-}
+from reference.cost import RING
 
 
 class Entry(NamedTuple):

@@ -1,12 +1,7 @@
-"""What a choice of t, p, d, v, m and a ZeRO stage costs a rank: memory, traffic and idle time, and a picture of them.
+"""What a choice of t, p, d, v, m and a ZeRO stage costs a rank, in a picture: memory, traffic and idle time.
 
-All numbers are the papers' formulas (reference/cost.py, reference/memory.py) for mixed precision as in the papers, 16
-bits for parameters, gradients, activations and messages; nothing is run.
+All numbers are the papers' formulas (reference/plans.py); nothing is run.
 """
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
-
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -14,15 +9,11 @@ from mpi_impl.demos.memory import COLORS
 from mpi_impl.notebook.pictures.charts import finish
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.timelines.gantt import COLORS as KIND_COLORS, is_light
-from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
-from reference.cost import (data_parallel_traffic, parameters, parameters_of_stage, pipeline_traffic,
-                            tensor_parallel_traffic)
+from reference.config import ModelConfig, ParallelConfig
+from reference.cost import parameters
 from reference.errors import UserError
-from reference.memory import activations_outside_layers, layer_activations, model_states, most_in_flight
-from reference.simulate import Timeline, Times, simulate
-from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.plans import Plan
 
-HALF = 2                    # bytes of what is sent
 SHOWN_MICROBATCHES = 24     # that the picture of a pipeline has room for
 
 # h, L, a of models of Narayanan et al. 2021, table 1; s = 2048, V = 51,200.
@@ -34,82 +25,6 @@ SEQUENCE = 2048
 def published(name: str) -> ModelConfig:
     h, L, a = MODELS[name]
     return ModelConfig(L, h, a, 51_200, SEQUENCE)
-
-
-class Memory(NamedTuple):
-    """Bytes that the rank holds which holds most: one of the first stage, which embeds and has most in flight."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-
-
-class Messages(NamedTuple):
-    """Bytes that such a rank sends in a step, each collective taken as a ring: what its layers send, no word table."""
-
-    tensor: float
-    pipeline: float
-    data: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A model, how it is shared out, and how large a step is: m microbatches of b samples for each replica.
-
-    Raises UserError where they do not fit together.
-    """
-
-    model: ModelConfig
-    parallel: ParallelConfig
-    m: int
-    b: int = 1
-
-    def __post_init__(self):
-        check_model_fits(self.model, self.parallel)
-        check_sequence_fits(self.model.max_position_embeddings, self.parallel)
-        schedule_of(self.parallel, self.m)
-        stages_of_ranks(self.model, self.parallel)
-
-    @property
-    def layers(self) -> list[int]:
-        """Of the first rank of a pipeline."""
-        return layers_of_rank(stages_of_ranks(self.model, self.parallel)[0])
-
-    @property
-    def psi(self) -> int:
-        """Parameters of that rank."""
-        return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers)
-
-    @property
-    def memory(self) -> Memory:
-        p, s = self.parallel, self.model.max_position_embeddings
-        v = p.virtual_pipeline_size or 1
-        in_flight = most_in_flight(p.pipeline_schedule, p.pipeline_model_parallel_size, self.m, 0, v)
-        layer = sum(layer_activations(self.model, self.b, s, p.tensor_model_parallel_size, p.sequence_parallel,
-                                      p.recompute.granularity))
-        outside = activations_outside_layers(self.model, self.b, s, p.tensor_model_parallel_size,     # little, and
-                                             p.pipeline_model_parallel_size)      # as with sequence parallelism
-        return Memory(*model_states(self.psi, p.data_parallel_size, p.zero_stage),
-                      activations=in_flight * len(self.layers) / v * layer + outside)
-
-    @property
-    def messages(self) -> Messages:
-        p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
-        t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
-        in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel)
-        if p.recompute.granularity == "full":                           # a second forward, half of what both ways send
-            in_layer += tensor_parallel_traffic(*sizes, t) / 2
-        sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
-        return Messages(HALF * self.m * len(self.layers) * in_layer,
-                        HALF * self.m * sent * pipeline_traffic(*sizes, t),
-                        HALF * data_parallel_traffic(self.psi, p.data_parallel_size, p.zero_stage, self.m))
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """Of a pipeline whose ranks take 1 for the forward of all their layers, and 2 for the backward."""
-        each = 1 / (self.parallel.virtual_pipeline_size or 1)
-        return simulate(schedule_of(self.parallel, self.m), Times(each, each, each))
 
 
 def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, sequence_parallel: bool = False) -> Plan:

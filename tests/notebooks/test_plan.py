@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
 from mpi_impl.demos.memory import COLORS
-from mpi_impl.notebook.plan import MODELS, Plan, draw_plan, plan, published
+from mpi_impl.notebook.plan import MODELS, draw_plan, plan, published
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.timelines.gantt import COLORS as KIND_COLORS
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import parameters
 from reference.errors import UserError
+from reference.plans import Plan
 from reference.traffic import Work, traffic
 
 S, V = 2048, 51_200

@@ -2,7 +2,7 @@
 import pytest
 
 from mpi_impl.notebook.plan import MODELS
-from mpi_impl.notebook.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING
+from reference.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING
 from reference.cost import parameters
 from tests.reference.test_cost import PTD_P as TESTED
 

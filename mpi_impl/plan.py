@@ -1,0 +1,119 @@
+"""How to share a model out over a cluster, before a single GPU-hour is spent:
+
+    python -m mpi_impl.plan --num-gpus 512 --preset gpt2-8.3b --global-batch-size 512 --hardware dgx-2h
+
+All ways are looked at, those that do not fit into memory are dropped, and the others ranked by how long a step takes.
+Formulas alone: one process, no ranks. How near they come to what was measured: mpi_impl/experiments/scaling_study.py
+for the papers' clusters, benchmarks/predict.py for the machine at hand.
+"""
+import argparse
+from collections.abc import Sequence
+
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_writable, writing
+from mpi_impl.planning import profiles
+from mpi_impl.planning.candidates import Job, Timed, check
+from mpi_impl.planning.launch_line import launch_line
+from mpi_impl.planning.reasons import reasons
+from mpi_impl.reports.tables import aligned
+from mpi_impl.training.presets import PRESETS
+from reference.config import ARCHITECTURES, ModelConfig, option, require_positive
+from reference.cost import parameters, utilization
+from reference.errors import UserError
+from reference.step_time import flops_of_step, flops_per_second
+
+SIZES = {"num_layers": "L", "hidden_size": "H", "num_attention_heads": "A", "seq_length": "S"}
+VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    job = Job(model_of(args), args.num_gpus, args.global_batch_size, profiles.load(args.hardware))
+    check(job)
+    best = job.best[:args.best]
+    print(f"{summary(job)}\n\n{table(job, best)}\n")
+    print("\n".join(reasons(job)))
+    print(f"\n{launch_line(best[0].plan, args.preset, hosts=job.n > job.hardware.server)}")
+    if args.plot:
+        draw(args.plot, job, best)
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    p = ArgumentParser(prog="mpi_impl.plan", description="Find the fastest way to share a model out over GPUs.")
+    p.add_argument("--num-gpus", type=int, required=True, metavar="N", help="or other devices, one for each rank")
+    p.add_argument("--global-batch-size", type=int, required=True, metavar="B", help="samples of a step")
+    p.add_argument("--hardware", default="dgx-a100", metavar="NAME",
+                   help=f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it "
+                        "(default: dgx-a100)")
+    p.add_argument("--preset", choices=[name for models in PRESETS.values() for name in models],
+                   help="a model of the first paper; or give the sizes:")
+    for name, metavar in SIZES.items():
+        p.add_argument(option(name), type=int, metavar=metavar)
+    p.add_argument("--vocab-size", type=int, metavar="V", help="default: 51200, and 30592 for a BERT")
+    p.add_argument("--best", type=int, default=6, metavar="N", help="how many plans to show (default: 6)")
+    p.add_argument("--plot", metavar="FILE", help="draw their memory and their time")
+    args = p.parse_args(argv)
+    require_positive("best", args.best)
+    if args.plot:
+        if not args.plot.endswith(PICTURES):
+            raise UserError(f"--plot is {args.plot!r}, but must be a file that ends in {', '.join(PICTURES)}.")
+        check_writable(args.plot, None)
+    return args
+
+
+def model_of(args: argparse.Namespace) -> ModelConfig:
+    """Of the preset, whose sizes may be given anew; or of the sizes, of which none may be missing then."""
+    preset: dict = {}
+    architecture = "gpt"
+    for architecture_of, models in PRESETS.items():
+        if args.preset in models:
+            architecture, preset = architecture_of, models[args.preset]
+    given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
+    missing = [name for name in SIZES if name not in preset and name not in given]
+    if missing:
+        raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
+    sizes = {name: preset.get(name) for name in SIZES} | given
+    s = sizes.pop("seq_length")
+    heads = ARCHITECTURES[architecture][0]
+    return ModelConfig(**sizes, vocab_size=args.vocab_size or VOCABULARY[architecture], max_position_embeddings=s,
+                       architecture=architecture, heads=heads)
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def summary(job: Job) -> str:
+    return (f"{parameters(job.model) / 1e9:,.2f} billion parameters on {job.n:,} of {job.hardware.name}, {job.B:,} "
+            f"samples of {job.model.max_position_embeddings:,} tokens a step\n"
+            f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the {job.memory / 1e9:,.0f} GB that a model "
+            f"gets of a device; the fastest of each t x p x d:")
+
+
+def table(job: Job, best: Sequence[Timed]) -> str:
+    rows = [["t", "p", "d", "v", "b", "m", "ZeRO", "sequence", "recompute", "GB", "s/step", "idle", "TFLOP/s", "MFU"]]
+    for one in best:
+        p = one.plan.parallel
+        rows.append([*map(str, one.shape), str(p.virtual_pipeline_size or 1), str(one.plan.b), str(one.plan.m),
+                     str(p.zero_stage), "cut" if p.sequence_parallel else "whole", p.recompute.granularity,
+                     f"{sum(one.plan.memory) / 1e9:.1f}", f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
+                     f"{flops_per_second(one.plan, one.seconds) / 1e12:.3g}",
+                     f"{utilization(flops_of_step(one.plan), one.seconds, job.n, job.hardware.peak):.1%}"])
+    return aligned(rows, left=())
+
+
+def draw(path: str, job: Job, best: Sequence[Timed]) -> None:
+    from mpi_impl.planning.picture import draw_plans     # matplotlib takes a second to import
+
+    title = (f"{parameters(job.model) / 1e9:,.1f} billion parameters on {job.n:,} of {job.hardware.name}, "
+             f"{job.B:,} samples a step")
+    with writing(path):
+        draw_plans(job, best, title).savefig(path, dpi=130)
+    print(f"\nthe plans are drawn in {path}")
+
+
+if __name__ == "__main__":
+    run_alone(main)

@@ -1,0 +1,56 @@
+"""The best plans beside one another: what fills a device's memory, and what a step's time goes to."""
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from mpi_impl.demos.memory import COLORS as MEMORY
+from mpi_impl.notebook.pictures.charts import finish
+from mpi_impl.planning.candidates import Job, Timed
+
+TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "idle": "#D8D8D8", "replicas": "#AA4499",
+        "optimizer": "#F0C842"}
+LABELS = {"products": "matrix products", "kernels": "other kernels", "messages": "tensor parallel messages",
+          "idle": "idle", "replicas": "replicas' messages", "optimizer": "optimizer"}
+
+
+def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
+    """A row for each plan, the fastest on top."""
+    figure = Figure((11, 0.62 * len(best) + 1.9), layout="constrained")
+    memory, time = figure.subplots(1, 2, sharey=True)
+    for y, one in enumerate(best):
+        stack(memory, y, [(part / 1e9, MEMORY[name]) for name, part in one.plan.memory._asdict().items()], "{:,.0f} GB")
+        stack(time, y, [(part, TIME[name]) for name, part in one.time._asdict().items()], "{:,.3g} s")
+    memory.axvline(job.memory / 1e9, color="#505050", linestyle="--", linewidth=1)
+    memory.set(yticks=range(len(best)), yticklabels=[label(one) for one in best], ylim=(len(best) - 0.5, -0.5),
+               xlim=(0, 1.12 * job.memory / 1e9))
+    time.set(xlim=(0, 1.12 * max(one.seconds for one in best)))
+    finish(memory, "GB on the fullest device; dashed: what a model gets", "memory", "x")
+    finish(time, "seconds of a step, on the busiest device", "time", "x")
+    for axes, names in ((memory, {name: MEMORY[name] for name in best[0].plan.memory._fields}),
+                        (time, {LABELS[name]: color for name, color in TIME.items()})):
+        axes.legend(handles=[Patch(color=color, label=name) for name, color in names.items()], loc="upper left",
+                    bbox_to_anchor=(0, -0.32 if len(best) < 4 else -0.2), ncols=3, frameon=False, fontsize=8,
+                    handlelength=1.2, columnspacing=1.2)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def stack(axes, y: int, parts: Sequence[tuple[float, str]], told: str) -> None:
+    """A bar of parts, with their sum beside it."""
+    left = 0.0
+    for size, color in parts:
+        axes.barh(y, size, 0.66, left, color=color)
+        left += size
+    axes.annotate(told.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+
+
+def label(one: Timed) -> str:
+    """Two lines."""
+    p = one.plan.parallel
+    t, stages, d = one.shape
+    v = f", v {p.virtual_pipeline_size}" if p.virtual_pipeline_size else ""
+    saved = [f"ZeRO-{p.zero_stage}"] if p.zero_stage else []
+    saved += ["seq. parallel"] if p.sequence_parallel else []
+    saved += [f"{p.recompute.granularity} recompute"] if p.recompute.granularity != "none" else []
+    return f"t {t}, p {stages}, d {d}, b {one.plan.b}{v}\n{', '.join(saved) or 'nothing saved'}"

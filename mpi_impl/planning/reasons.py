@@ -1,0 +1,128 @@
+"""Why the best plan is the best: the three rules of Narayanan et al. 2021 (2104.04473, section 3), held against it.
+
+1.  Tensor parallelism up to the size of a server, then pipelines across servers (section 3.2).
+2.  As much model parallelism t x p as the memory asks for, and data parallelism for the rest (section 3.3).
+3.  The microbatch size that makes a step fastest, which depends on the model and the pipeline (section 3.4).
+
+A rule that holds is said to hold, with what its neighbours would cost; one that is beaten, by how much, and why.
+"""
+from collections.abc import Callable
+
+from mpi_impl.planning.candidates import Job, Timed, described, shape_of
+from reference.step_time import StepTime
+
+# What a part of a step's time is, for a sentence.
+NAMES = {"products": "matrix products", "kernels": "what is no matrix product",
+         "messages": "messages of tensor parallelism", "idle": "the pipeline's idle time",
+         "replicas": "messages of the replicas, and waiting for the slowest", "optimizer": "the optimizer"}
+
+
+def reasons(job: Job) -> list[str]:
+    """Sentences."""
+    return [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
+
+
+# ---- 1 --------------------------------------------------------------------------------------------------------------
+
+
+def tensor_rule(job: Job) -> str:
+    best, server = job.best[0], job.hardware.server
+    t, p, _ = best.shape
+    rule = f"Rule 1, t up to the {server} devices of a server, and only then p:"
+    wider = compared("With a t beyond that", fastest(job, lambda one: one.shape[0] > server), best)
+    if t > server:
+        return joined(f"{rule} beaten.", compared("With less", fastest(job, lambda one: one.shape[0] <= server), best))
+    if p == 1:
+        larger = fastest(job, lambda one: t < one.shape[0] <= server)
+        return joined(f"{rule} no pipeline is needed, and t = {t} is enough.",
+                      compared("With a larger t", larger, best), wider)
+    if t == server:
+        narrower = fastest(job, lambda one: one.shape[0] < server and one.shape[1] > 1)
+        return joined(f"{rule} holds.", compared("With a smaller t and a pipeline", narrower, best), wider)
+    full = fastest(job, lambda one: one.shape[0] == server)
+    verdict = "beaten." if full else f"t = {server} does not come out, or does not fit."
+    return joined(f"{rule} {verdict}", compared(f"With t = {server}", full, best), wider)
+
+
+# ---- 2 --------------------------------------------------------------------------------------------------------------
+
+
+def pipeline_rule(job: Job) -> str:
+    best, server = job.best[0], job.hardware.server
+    rule, mine = "Rule 2, t x p as small as the memory allows, and d for the rest:", model_parallelism(best)
+    smaller = fastest(job, lambda one: model_parallelism(one) < mine and one.shape[0] <= server)
+    larger = fastest(job, lambda one: model_parallelism(one) > mine)
+    if smaller is None:
+        why = "nothing is smaller" if mine == 1 else f"with t x p below {mine} nothing fits"
+        return joined(f"{rule} holds, for {why}.", compared("With a larger one", larger, best))
+    return joined(f"{rule} beaten, for a smaller one fits, too.", compared("With that", smaller, best))
+
+
+def model_parallelism(one: Timed) -> int:
+    t, p, _ = one.shape
+    return t * p
+
+
+# ---- 3 --------------------------------------------------------------------------------------------------------------
+
+
+def microbatch_rule(job: Job) -> str:
+    """All b of the best plan's shape, each with whatever else suits it."""
+    best = job.best[0]
+    sizes = sorted({plan.b for plan in job.plans if shape_of(plan) == best.shape})
+    rule = "Rule 3, the b that makes a step fastest:"
+    if sizes == [1]:
+        return f"{rule} with d = {best.shape[2]} each replica has one sample a step, so b = 1."
+    found = {b: fastest(job, lambda one, b=b: one.shape == best.shape and one.plan.b == b) for b in sizes}
+    fitting = {b: one for b, one in found.items() if one}
+    told = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in fitting.items())
+    others = [one for b, one in fitting.items() if b != best.plan.b]
+    too_large = [str(b) for b in sizes if b not in fitting]
+    return joined(f"{rule} {told}.", f"b = {' and '.join(too_large)} does not fit." if too_large else "",
+                  compared("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
+
+
+# ---- what came later ------------------------------------------------------------------------------------------------
+
+
+def saving(job: Job) -> str:
+    """ZeRO, sequence parallelism and selective recompute are not in that paper: what it would reach."""
+    best = job.best[0]
+    plain = fastest(job, lambda one: one.plan.parallel.zero_stage == 0 and not one.plan.parallel.sequence_parallel
+                    and not one.plan.parallel.recompute.selective)
+    what = "ZeRO, sequence parallelism and selective recompute"
+    if plain and plain.plan == best.plan:
+        return f"{what}, which came after that paper, gain nothing here."
+    return (compared(f"Without {what}, which came after that paper,", plain, best)
+            or f"Without {what} nothing would fit.")
+
+
+# ---- sentences ------------------------------------------------------------------------------------------------------
+
+
+def fastest(job: Job, like: Callable[[Timed], bool]) -> Timed | None:
+    """Of the plans that fit and are so, played; None where there are none."""
+    found = next(filter(like, job.fitting), None)
+    return found and job.played(found)
+
+
+def compared(where: str, other: Timed | None, best: Timed) -> str:
+    """How much longer another plan takes, and for what; nothing if there is none."""
+    if other is None:
+        return ""
+    longer = other.seconds / best.seconds - 1
+    if longer < 0.005:
+        return f"{where} the best plan ({described(other.plan)}) is as fast."
+    return f"{where} the best plan ({described(other.plan)}) takes {longer:.0%} longer{cause(other.time, best.time)}."
+
+
+def cause(other: StepTime, best: StepTime) -> str:
+    """The part of a step that makes the most of the difference."""
+    more = {name: getattr(other, name) - getattr(best, name) for name in StepTime._fields}
+    name = max(more, key=lambda one: more[one])
+    return (f", mostly for {NAMES[name]}: {getattr(other, name):.3g} s of a step, where it is "
+            f"{getattr(best, name):.3g}")
+
+
+def joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))

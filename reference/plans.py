@@ -1,0 +1,139 @@
+"""A plan: how a model is shared out over ranks, and how large a step is; and what that costs a rank in memory, traffic
+and idle time, by the papers' formulas. Nothing is run.
+
+Mixed precision as in the papers: 16 bits for parameters, gradients, activations and messages. How long a step takes
+depends on the hardware: reference/step_time.py.
+"""
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import NamedTuple
+
+from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
+from reference.cost import data_parallel_traffic, parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
+from reference.errors import UserError
+from reference.memory import activations_outside_layers, layer_activations, model_states, most_in_flight
+from reference.schedules import make
+from reference.simulate import Timeline, Times, simulate
+from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+
+HALF = 2                    # bytes of what is sent
+
+
+class Memory(NamedTuple):
+    """Bytes that the rank holds which holds most: one of the first stage, which embeds and has most in flight."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+
+class Messages(NamedTuple):
+    """Bytes that such a rank sends in a step, each collective taken as a ring: what its layers send, no word table."""
+
+    tensor: float
+    pipeline: float
+    data: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, how it is shared out, and how large a step is: m microbatches of b samples for each replica.
+
+    Raises UserError where they do not fit together.
+    """
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    m: int
+    b: int = 1
+
+    def __post_init__(self):
+        check_model_fits(self.model, self.parallel)
+        check_sequence_fits(self.model.max_position_embeddings, self.parallel)
+        p = self.parallel.pipeline_model_parallel_size
+        if self.m < 1 or not takes(self.parallel.pipeline_schedule, p, self.parallel.virtual_pipeline_size,
+                                   p + self.m % p):
+            schedule_of(self.parallel, self.m)      # which says why not
+        self.pipeline  # noqa: B018  which raises if there are too few layers
+
+    @cached_property
+    def pipeline(self) -> "Pipeline":
+        p = self.parallel
+        return pipeline(self.model, p.pipeline_model_parallel_size, p.pipeline_schedule, p.virtual_pipeline_size)
+
+    @property
+    def layers(self) -> list[int]:
+        """Of the first rank of a pipeline."""
+        return self.pipeline.first
+
+    @cached_property
+    def psi(self) -> int:
+        """Parameters of that rank."""
+        return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers)
+
+    @property
+    def owned(self) -> float:
+        """Of these, those that its optimizer moves."""
+        return self.psi / self.parallel.shards
+
+    @property
+    def memory(self) -> Memory:
+        """What is recomputed is there again, whole, of one layer at a time."""
+        p, s = self.parallel, self.model.max_position_embeddings
+        v = p.virtual_pipeline_size or 1
+        in_flight = most_in_flight(p.pipeline_schedule, p.pipeline_model_parallel_size, self.m, 0, v)
+        layer, whole = (sum(layer_activations(self.model, self.b, s, p.tensor_model_parallel_size, p.sequence_parallel,
+                                              recompute)) for recompute in (p.recompute.granularity, "none"))
+        outside = activations_outside_layers(self.model, self.b, s, p.tensor_model_parallel_size,     # little, and
+                                             p.pipeline_model_parallel_size)      # as with sequence parallelism
+        return Memory(*model_states(self.psi, p.data_parallel_size, p.zero_stage),
+                      activations=in_flight * len(self.layers) / v * layer + (whole - layer) + outside)
+
+    @property
+    def messages(self) -> Messages:
+        p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
+        t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
+        in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel)
+        if p.recompute.granularity == "full":                           # a second forward, half of what both ways send
+            in_layer += tensor_parallel_traffic(*sizes, t) / 2
+        sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
+        return Messages(HALF * self.m * len(self.layers) * in_layer,
+                        HALF * self.m * sent * pipeline_traffic(*sizes, t),
+                        HALF * data_parallel_traffic(self.psi, p.data_parallel_size, p.zero_stage, self.m))
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Of a pipeline whose ranks take 1 for the forward of all their layers, and 2 for the backward."""
+        each = 1 / (self.parallel.virtual_pipeline_size or 1)
+        return simulate(schedule_of(self.parallel, self.m), Times(each, each, each))
+
+
+# ---- what many plans have in common ---------------------------------------------------------------------------------
+
+
+class Pipeline(NamedTuple):
+    """Which layers are where."""
+
+    stages: list[dict[int, range]]               # of each rank, the layers of its stages
+    first: list[int]                             # layers of the first rank
+    kinds: Counter[tuple[int, bool, bool]]       # of ranks: how many layers, whether it embeds, and has the logits
+
+
+@cache
+def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> Pipeline:
+    """Raises UserError if there are too few layers, or for a schedule and v that do not go together."""
+    stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
+    held = list(map(layers_of_rank, stages))
+    return Pipeline(stages, held[0], Counter((len(layers), 0 in layers, model.num_layers - 1 in layers)
+                                             for layers in held))
+
+
+@cache
+def takes(schedule: str, p: int, v: int | None, m: int) -> bool:
+    """Whether a schedule takes m microbatches. All rules are about m's rest by p."""
+    try:
+        return bool(make(schedule, p, m, v))
+    except UserError:
+        return False
