@@ -13,8 +13,8 @@ from mpi_impl.reports.forecast import Measured, Plan, computed_flops
 from reference.cost import iteration_flops, utilization
 
 # TFLOP/s of a GPU's matrix products in 16 bits and in float32, from NVIDIA's data sheets: of dense matrices, where some
-# sheets print twice as much, for sparse ones; and float32 is not TF32, to which nothing is rounded here. A part of a GPU
-# (MIG) has another name, which is not found.
+# sheets print twice as much, for sparse ones; and float32 is not TF32, to which nothing is rounded here. A part of a
+# GPU (MIG) has another name, which is not found.
 PEAKS = {
     r"NVIDIA (H100 80GB HBM3|H200)": (989, 67),
     r"NVIDIA H100 PCIe": (756, 51),
