@@ -23,8 +23,8 @@ class Taken:
 
     @property
     def bytes(self) -> int:
-        """The most until now: what CuPy's pool has got of the GPU, which it keeps; else what the process has had at
-        once beyond what it had before. Memory that ranks share counts for each of them.
+        """The most until now: what CuPy's pool has got of the GPU, which it keeps for what comes next; else what the
+        process has had at once beyond what it had before. Memory that ranks share counts for each of them.
         """
         if self.on_device:
             import cupy

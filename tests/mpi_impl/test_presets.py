@@ -1,6 +1,8 @@
 """The paper's models, by name: their sizes, their training, and that options have the last word."""
 import pytest
 
+from mpi_impl.reports.forecast import Measured, Plan
+from mpi_impl.reports.throughput import counted, throughput_of
 from mpi_impl.training.arguments import parse
 from mpi_impl.training.presets import PRESETS
 from reference.config import ModelConfig
@@ -25,7 +27,7 @@ def test_it_has_as_many_parameters_as_its_name_says(architecture, name):
 @pytest.mark.parametrize("architecture, name", NAMES)
 def test_its_flops_are_megatrons(architecture, name, t):
     """Of the words that there are. Words of padding, which depend on t, are more for Megatron, and not for us; BERT's
-    heads are more for us.
+    heads are more for us. A run says how many they are, and how many with the presets' recompute.
     """
     settings = parse(["--preset", name], 1, architecture)
     c, B, s = settings.model(WORDS[architecture]), settings.args.global_batch_size, settings.args.seq_length
@@ -34,6 +36,10 @@ def test_its_flops_are_megatrons(architecture, name, t):
     assert iteration_flops(c, B, s) == megatrons_flops(c, B, s, c.vocab_size) + heads
     padding = 6 * B * s * h * (padded - c.vocab_size)
     assert padding > 0 and iteration_flops(c, B, s) == megatrons_flops(c, B, s, padded) + heads - padding
+    plan = Plan(c, settings.parallel, settings.precision, settings.args.micro_batch_size, s, settings.microbatches)
+    assert counted(plan, throughput_of(plan, 1, [], Measured(1e9, "float32"))).startswith(
+        f"a step is {iteration_flops(c, B, s):.3e} FLOPs of the model, and {iteration_flops(c, B, s, 'full'):.3e} with "
+        "what is computed again")
     later = megatrons_flops(c, B, s, padded, core=0.5)
     assert iteration_flops(c, B, s) == later + 6 * c.num_layers * B * s**2 * h + heads - padding
 

@@ -18,6 +18,7 @@ from tests.program import pretrain
 from tests.spy import SpyArray
 
 MB = 10**6
+NEAR = 5 * MB       # pages may be huge
 linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system forgets no peak")
 
 
@@ -25,9 +26,9 @@ linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="t
 def test_it_is_the_most_at_once_since_then(ranks):
     """What was freed before does not count, though the process has kept it; what is freed since does."""
     before, first, both, after = ranks.run(1, arrays)[0]
-    assert abs(before) < MB
-    assert first == pytest.approx(40 * MB, abs=MB) and both == pytest.approx(100 * MB, abs=MB)
-    assert after == pytest.approx(both, abs=MB)
+    assert abs(before) < NEAR
+    assert first == pytest.approx(40 * MB, abs=NEAR) and both == pytest.approx(100 * MB, abs=NEAR)
+    assert after == pytest.approx(both, abs=NEAR)
 
 
 def arrays(group):
@@ -56,7 +57,7 @@ def touched(size):
 @linux
 def test_a_system_that_has_no_proc(ranks):
     """There it is what the peak has grown by."""
-    assert ranks.run(1, on_another_system)[0] == pytest.approx(60 * MB, abs=2 * MB)
+    assert ranks.run(1, on_another_system)[0] == pytest.approx(60 * MB, abs=NEAR)
 
 
 def on_another_system(group):
