@@ -7,8 +7,6 @@ and asks the system for the most that it ever had. What came on top is compared 
 reference/memory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory that ranks share
 counts for each of them.
 """
-import resource
-
 import numpy as np
 from works import WORKS
 
@@ -16,10 +14,12 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.entry import run
 from mpi_impl.reports.forecast import Plan
+from mpi_impl.reports.taken import Taken
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
+from reference.params import HOST
 from reference.precision import Precision
 
 STEPS = 3
@@ -28,7 +28,7 @@ STEPS = 3
 def main() -> None:
     ranks, work = world(), WORKS["h512"]
     ranks.from_all(None)
-    before = resident()
+    taken = Taken(HOST)
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     parallel, precision = ParallelConfig(tensor_model_parallel_size=ranks.size), Precision("float32")
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant")
@@ -36,15 +36,8 @@ def main() -> None:
     tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
     for _ in range(STEPS):
         trainer.step([GPTBatch(tokens, targets)], work.b)
-    took = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before       # the system counts in KiB
     forecast, = Plan(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
-    report(ranks, took, forecast)
-
-
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    report(ranks, taken.bytes, forecast)
 
 
 def report(ranks: Group, took: int, forecast) -> None:

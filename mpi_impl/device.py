@@ -21,6 +21,7 @@ class Device(NamedTuple):
     told: str                           # for a person; "" of CPU cores
     carriers: Carriers = Carriers()     # of its arrays, to other ranks
     memory: "Memory | None" = None      # its own; None if it is the machine's
+    gpus: Sequence[str] = ()            # the names of all GPUs of the run, each once
 
 
 class Memory(NamedTuple):
@@ -57,7 +58,9 @@ def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
     import cupy
     cupy.cuda.Device(index).use()
     free, _ = cupy.cuda.runtime.memGetInfo()
-    return Device(cupy.empty(0), told(seats, backend), carriers_of(seats, backend), Memory(gpu, free))
+    names = {seat.gpu: seat.name for seat in seats}
+    return Device(cupy.empty(0), told(seats, backend), carriers_of(seats, backend), Memory(gpu, free),
+                  list(names.values()))
 
 
 def gpus_here() -> list[tuple[str, str]]:

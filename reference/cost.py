@@ -118,6 +118,10 @@ def iteration_flops(c: ModelConfig, B: int, s: int, recompute: str = "none") -> 
 
     The last differs from Korthikanti et al.: their text adds the same 4 B s^2 h, but their equation 8 has s/(3h), which
     adds three times as much. Their 2.7 and 1.6 % of overhead and their table of utilisations follow the equation.
+
+    Megatron-LM's `num_floating_point_operations` has the padded vocabulary for V, so that its count grows with t; here
+    V are the words that there are. Of BERT's heads it knows only the logits; and its later versions count half of
+    attention's core, for the mask, also in a BERT, which has none. Here, as in the papers, all of it counts.
     """
     require_one_of("The recompute of activations", recompute, RECOMPUTE)
     linear, attention, logits = forward_flops(c, B, s)

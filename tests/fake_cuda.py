@@ -37,7 +37,7 @@ class FakeCuda:
 
     def __init__(self, gpus: int = 1, nccl: bool = True, free: int = 10**12):
         """A machine with so many GPUs."""
-        self.gpus, self.free, self.used = gpus, free, None
+        self.gpus, self.free, self.used, self.pool = gpus, free, None, 0
         self.streams: dict[int, FakeStream] = {}
         self.current = FakeStream(self, is_current=True)
         self.cuda = SimpleNamespace(
@@ -50,6 +50,9 @@ class FakeCuda:
 
     def empty(self, shape):
         return SpyArray(np.empty(shape))
+
+    def get_default_memory_pool(self):
+        return SimpleNamespace(total_bytes=lambda: self.pool)
 
     # cupy.cuda.runtime
 

@@ -46,6 +46,10 @@ class Plan:
     microbatches: int
     elsewhere: bool = False    # whether what is offloaded is in files, or not in the memory that is forecast
 
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.microbatches * self.parallel.data_parallel_size
+
     def forecast(self) -> list[Forecast]:
         """Of the ranks of a pipeline, in order: those that share a stage hold as much."""
         account = Account(self.model, self.micro_batch_size, self.seq_length, self.precision, self.parallel)
@@ -170,17 +174,35 @@ def multiplications_per_second(world: Group, x) -> float:
     return sum(world.from_all(2 * len(x)**3 * count / seconds))
 
 
-def time_told(world: Group, plan: Plan, global_batch_size: int, near) -> str:
-    """How long the matrix products of an iteration take; called by all ranks together. `near` is like the parameters
-    that they multiply by: on CPU cores those are widened to float32 first.
+class Measured(NamedTuple):
+    """How fast matrices are multiplied."""
+
+    rate: float     # FLOP/s of all ranks together
+    form: str       # of the matrices
+
+
+def measured(world: Group, near) -> Measured:
+    """Called by all ranks together. `near` is like the parameters that they multiply by: on CPU cores those are widened
+    to float32 first.
+    """
+    size, form = (DEVICE_SIZE, near.dtype) if on_device(near) else (SIZE, np.promote_types(near.dtype, np.float32))
+    return Measured(multiplications_per_second(world, np.ones_like(near, shape=(size, size), dtype=form)), form.name)
+
+
+def computed_flops(plan: Plan) -> int:
+    """Of an iteration's matrix products, those that are done again included.
 
     In 16 bits the backward's kernel computes attention's core once more, as selective recompute does.
     """
     again = plan.parallel.recompute.granularity
     if plan.precision.half and again == "none":
         again = "selective"
-    flops = iteration_flops(plan.model, global_batch_size, plan.seq_length, again)
-    size, form = (DEVICE_SIZE, near.dtype) if on_device(near) else (SIZE, np.promote_types(near.dtype, np.float32))
-    rate = multiplications_per_second(world, np.ones_like(near, shape=(size, size), dtype=form))
-    return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / rate:.2g} s at the "
-            f"{rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in {form.name}, and more for all else")
+    return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
+
+
+def time_told(plan: Plan, found: Measured) -> str:
+    """How long the matrix products of an iteration take."""
+    flops = computed_flops(plan)
+    return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "
+            f"{found.rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in {found.form}, and more for all "
+            "else")

@@ -6,6 +6,7 @@ from contextlib import suppress
 from math import exp, frexp
 
 from mpi_impl.files import open_for_writing, reading, writing
+from mpi_impl.reports.throughput import Throughput
 from mpi_impl.training.trainer import StepResult
 
 
@@ -13,12 +14,13 @@ class Metrics:
     """Keeps the curves, on every rank; on the one that `speaks` it prints progress and writes `--metrics-file`."""
 
     def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool,
-                 heads: Sequence[str] = ("lm",), scaled: bool = False, begins: int = 0):
+                 heads: Sequence[str] = ("lm",), scaled: bool = False, begins: int = 0,
+                 throughput: Throughput | None = None):
         """`heads` are the model's. `scaled`: whether the loss is, so that its scale is worth telling. A run that
-        `begins` after some iterations goes on with the file that is there.
+        `begins` after some iterations goes on with the file that is there. With `throughput` rates of FLOPs are told.
         """
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
-        self.speaks, self.heads, self.scaled = speaks, heads, scaled
+        self.speaks, self.heads, self.scaled, self.throughput = speaks, heads, scaled, throughput
         before = rows_until(begins, path) if path and speaks else []
         self.file = open_for_writing(path) if path and speaks else None
         for row in before:
@@ -41,6 +43,7 @@ class Metrics:
         losses = {f"{head}_loss": loss for head, loss in zip(self.heads, result.losses)}
         self.write(iteration=iteration, **losses, grad_norm=None if result.skipped else result.grad_norm,
                    learning_rate=result.learning_rate, **scale, tokens_per_second=self.tokens_per_step / seconds,
+                   **(self.throughput.row(seconds) if self.throughput else {}),
                    consumed_tokens=iteration * self.tokens_per_step)
         if self.speaks and (iteration % self.log_interval == 0 or self.steps == 1 or iteration == self.train_iters):
             self.print_line(iteration, result, note)
@@ -48,10 +51,11 @@ class Metrics:
     def print_line(self, iteration: int, result: StepResult, note: str) -> None:
         each = sum(self.step_seconds) / len(self.step_seconds)
         left = self.seconds / self.steps * (self.train_iters - iteration)
+        rates = f" | {self.throughput.told(each)}" if self.throughput else ""
         self.step_seconds.clear()
         print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.told(result.losses)} | grad norm "
               f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
-              f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s | "
+              f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
 
     def scale(self, result: StepResult) -> str:

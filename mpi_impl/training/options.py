@@ -188,6 +188,9 @@ def state_options(g) -> None:
 
 def report_options(g) -> None:
     g.add_argument("--log-interval", type=int, default=10)
+    g.add_argument("--log-throughput", action="store_true",
+                   help="with each line the model's FLOP/s on a rank, and their share of the peak (MFU); and once the "
+                        "memory that a rank should take, and took")
     g.add_argument("--eval-interval", type=int, default=100)
     g.add_argument("--eval-iters", type=int, default=10, help="global batches in an evaluation; 0: none")
     g.add_argument("--verify", action="store_true",

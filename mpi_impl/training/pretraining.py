@@ -33,6 +33,8 @@ from mpi_impl.files import check_folder, check_writable, writing
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast
 from mpi_impl.reports import memory
+from mpi_impl.reports import taken
+from mpi_impl.reports import throughput
 from mpi_impl.reports import traffic
 from mpi_impl.reports.introduction import introduction
 from mpi_impl.reports.metrics import Metrics
@@ -109,6 +111,7 @@ class Pretraining(ABC):
                                   self.args.offload_folder is not None or self.device.memory is not None)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
+        self.taken = taken.Taken(self.device.like) if self.args.log_throughput else None
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
                                self.device.like, self.args.offload_folder)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
@@ -118,10 +121,13 @@ class Pretraining(ABC):
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
+        self.measured = forecast.measured(ranks, self.trainer.near)
+        self.throughput = throughput.throughput_of(
+            self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
                                self.args.log_interval, self.args.metrics_file, speaks=self.first,
                                heads=self.model.heads, scaled=settings.precision.scaled,
-                               begins=self.trainer.iteration)
+                               begins=self.trainer.iteration, throughput=self.throughput)
         self.evaluations = 0
 
     # ---- before the first step ----
@@ -219,7 +225,9 @@ class Pretraining(ABC):
         self.say(introduction(self.settings, self.model))
         self.say(self.device.told or kernels.told())
         self.say(forecast.told(self.forecast, self.hosts))
-        self.say(forecast.time_told(self.world, self.plan, self.args.global_batch_size, self.trainer.near))
+        self.say(forecast.time_told(self.plan, self.measured))
+        if self.throughput:
+            self.say(throughput.counted(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities")
@@ -260,6 +268,8 @@ class Pretraining(ABC):
                 self.recorded.write()
             self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
+            if self.taken and iteration == first:
+                self.say(taken.told(self.world, self.taken, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import ml_dtypes
@@ -117,7 +117,7 @@ def by_value(x) -> np.ndarray:
 
 
 class FakeCupy(ModuleType):
-    """As much of CuPy as our kernels ask for."""
+    """As much of CuPy as our kernels ask for, and --log-throughput."""
 
     class cuda:
         class runtime:
@@ -130,6 +130,9 @@ class FakeCupy(ModuleType):
 
     def __init__(self):
         super().__init__("cupy")
+
+    def get_default_memory_pool(self):
+        return SimpleNamespace(total_bytes=lambda: 10**6)
 
 
 class FakeLibraries(ModuleType):

@@ -36,6 +36,7 @@ def gpu_of(group, count):
     with fake_cuda(gpus=count, free=7) as cupy:
         device = device_of("cuda", group)
         assert isinstance(device.like, SpyArray) and device.memory == Memory(gpus_here()[cupy.used][0], 7)
+        assert device.gpus == ["A GPU"] * min(group.size, count), "each once, though ranks share it"
         return cupy.used, device.told, tuple(map(type, device.carriers))
 
 

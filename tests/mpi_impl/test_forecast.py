@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl.device import Memory
-from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, remedy, time_told, told
+from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, measured, remedy, time_told, told
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
@@ -173,4 +173,4 @@ def test_the_time_is_that_of_the_multiplications(ranks, near, form):
 
 def told_with_small_matrices(group, plan, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return time_told(group, plan, 8, near)
+        return time_told(plan, measured(group, near))

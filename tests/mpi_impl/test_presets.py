@@ -1,9 +1,12 @@
 """The paper's models, by name: their sizes, their training, and that options have the last word."""
 import pytest
 
+from mpi_impl.reports.forecast import Measured, Plan
+from mpi_impl.reports.throughput import counted, throughput_of
 from mpi_impl.training.arguments import parse
 from mpi_impl.training.presets import PRESETS
-from reference.cost import parameters
+from reference.config import ModelConfig
+from reference.cost import iteration_flops, parameters
 from reference.errors import UserError
 
 WORDS = {"gpt": 50_257, "bert": 30_522}
@@ -18,6 +21,35 @@ def test_it_has_as_many_parameters_as_its_name_says(architecture, name):
     size, near = float(said[:-1]) * UNITS[said[-1]], 0.05 if said[-1] == "b" else 0.005
     assert parameters(settings.model(WORDS[architecture])) == pytest.approx(size, rel=near)
     assert settings.precision.compute == "float16" and settings.parallel.recompute.granularity == "full"
+
+
+@pytest.mark.parametrize("t", [1, 8])
+@pytest.mark.parametrize("architecture, name", NAMES)
+def test_its_flops_are_megatrons(architecture, name, t):
+    """Of the words that there are. Words of padding, which depend on t, are more for Megatron, and not for us; BERT's
+    heads are more for us. A run says how many they are, and how many with the presets' recompute.
+    """
+    settings = parse(["--preset", name], 1, architecture)
+    c, B, s = settings.model(WORDS[architecture]), settings.args.global_batch_size, settings.args.seq_length
+    h, padded = c.hidden_size, c.padded_vocab_size(t)
+    heads = 3 * 2 * B * (s * h**2 + h**2 + 2 * h) if architecture == "bert" else 0   # the layer, the pooler, the order
+    assert iteration_flops(c, B, s) == megatrons_flops(c, B, s, c.vocab_size) + heads
+    padding = 6 * B * s * h * (padded - c.vocab_size)
+    assert padding > 0 and iteration_flops(c, B, s) == megatrons_flops(c, B, s, padded) + heads - padding
+    plan = Plan(c, settings.parallel, settings.precision, settings.args.micro_batch_size, s, settings.microbatches)
+    assert counted(plan, throughput_of(plan, 1, [], Measured(1e9, "float32"))).startswith(
+        f"a step is {iteration_flops(c, B, s):.3e} FLOPs of the model, and {iteration_flops(c, B, s, 'full'):.3e} with "
+        "what is computed again")
+    later = megatrons_flops(c, B, s, padded, core=0.5)
+    assert iteration_flops(c, B, s) == later + 6 * c.num_layers * B * s**2 * h + heads - padding
+
+
+def megatrons_flops(c: ModelConfig, B: int, s: int, V: int, core: float = 1) -> float:
+    """num_floating_point_operations of Megatron-LM's training.py, of dense layers:
+    12 B s L h^2 (1 + f/h + 1 + s/h + V/(2 L h)). Later versions count half of attention's core, the s/h.
+    """
+    L, h, f = c.num_layers, c.hidden_size, 4 * c.hidden_size
+    return 12 * B * s * L * h * (h + f + h + core * s) + 6 * B * s * h * V
 
 
 def test_the_papers_training():

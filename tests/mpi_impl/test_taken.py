@@ -1,0 +1,106 @@
+"""The memory that a rank has really taken."""
+import re
+from contextlib import contextmanager
+from mmap import PAGESIZE, mmap
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mpi_impl.entry import keep_freed_memory
+from mpi_impl.reports import taken
+from mpi_impl.reports.forecast import Forecast
+from mpi_impl.reports.taken import Taken, told
+from reference.params import HOST
+from tests.fake_cuda import fake_cuda
+from tests.program import pretrain
+from tests.spy import SpyArray
+
+MB = 10**6
+NEAR = 5 * MB       # pages may be huge
+linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system forgets no peak")
+
+
+@linux
+def test_it_is_the_most_at_once_since_then(ranks):
+    """What was freed before does not count, though the process has kept it; what is freed since does."""
+    before, first, both, after = ranks.run(1, arrays)[0]
+    assert abs(before) < NEAR
+    assert first == pytest.approx(40 * MB, abs=NEAR) and both == pytest.approx(100 * MB, abs=NEAR)
+    assert after == pytest.approx(both, abs=NEAR)
+
+
+def arrays(group):
+    keep_freed_memory()
+    np.ones(200 * MB, np.uint8)                # and freed again
+    counted, found = Taken(HOST), []
+    found.append(counted.bytes)
+    array = np.ones(40 * MB, np.uint8)
+    found.append(counted.bytes)
+    with touched(60 * MB):                     # which go back
+        found.append(counted.bytes)
+    found.append(counted.bytes)
+    del array
+    return found
+
+
+@contextmanager
+def touched(size):
+    """So many bytes of memory, in pages that are really there, for a while."""
+    with mmap(-1, size) as pages:
+        for first in range(0, size, PAGESIZE):
+            pages[first] = 1
+        yield
+
+
+@linux
+def test_a_system_that_has_no_proc(ranks):
+    """There it is what the peak has grown by."""
+    assert ranks.run(1, on_another_system)[0] == pytest.approx(60 * MB, abs=NEAR)
+
+
+def on_another_system(group):
+    taken.forget_freed()
+    with mock.patch.object(taken, "status", return_value=0):
+        counted = Taken(HOST)
+        with touched(60 * MB):
+            return counted.bytes
+
+
+def test_of_a_gpu_it_is_what_the_pool_has():
+    with fake_cuda() as cupy:
+        counted = Taken(SpyArray(np.empty(0)))
+        cupy.pool = 7 * MB
+        assert counted.bytes == 7 * MB and counted.what == "CuPy's pool"
+
+
+def test_the_fullest_rank_is_told_on_all(ranks):
+    """By theory the one that holds most in all; really the one that took most."""
+    said = ranks.run(3, told_with)
+    assert said == ["theoretical memory of the fullest rank: 3 MB of parameters, gradients and moments, 4 MB of "
+                    "activations, 7 MB in all; taken until now: at most 9 MB (CuPy's pool, the textbook of --verify "
+                    "included)"] * 3
+
+
+def told_with(group):
+    with fake_cuda() as cupy:
+        cupy.pool = (8 * MB, 9 * MB, 2 * MB)[group.rank]
+        return told(group, Taken(SpyArray(np.empty(0))), [Forecast(5e6, MB), Forecast(3e6, 4 * MB)], verified=True)
+
+
+@linux
+@pytest.mark.parametrize("n, more", [(1, ""), (2, "--tensor-model-parallel-size 2"), (2, "--zero-stage 3")])
+def test_a_run_takes_what_theory_says(ranks, tmp_path, capfd, n, more):
+    """And not half as much again, if it is large enough for what else a process has to be little."""
+    (tmp_path / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
+    ranks.run(n, pretrain, ["--data-path", str(tmp_path / "text.txt"), "--data-cache-path", str(tmp_path / "cache"),
+                            *"""--num-layers 4 --hidden-size 512 --seq-length 128 --global-batch-size 4 --vocab-size 300
+                            --micro-batch-size 2 --train-iters 3 --log-interval 1 --eval-iters 0 --split 8,2
+                            --log-throughput""".split(), *more.split()], timeout=120)
+    printed = capfd.readouterr().out
+    line, = re.findall(r"iteration +1/.*\n(theoretical memory .*)\n", printed)
+    states, activations, total, found = (float(size) for size in re.findall(r"([\d.,]+) MB", line))
+    assert total == pytest.approx(states + activations, rel=0.01)
+    assert f"{states:g} MB of parameters, gradients and moments, and at most {activations:g} MB of act" in printed
+    assert total < found < 1.5 * total
