@@ -67,20 +67,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def model_of(args: argparse.Namespace) -> ModelConfig:
     """Of the preset, whose sizes may be given anew; or of the sizes, of which none may be missing then."""
-    preset: dict = {}
-    architecture = "gpt"
-    for architecture_of, models in PRESETS.items():
-        if args.preset in models:
-            architecture, preset = architecture_of, models[args.preset]
-    given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
-    missing = [name for name in SIZES if name not in preset and name not in given]
-    if missing:
+    architecture = next((one for one, models in PRESETS.items() if args.preset in models), "gpt")
+    preset = PRESETS[architecture].get(args.preset, {})
+    sizes: dict[str, int] = {name: preset[name] for name in SIZES if name in preset}
+    sizes |= {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
+    if missing := [name for name in SIZES if name not in sizes]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
-    sizes = {name: preset.get(name) for name in SIZES} | given
-    s = sizes.pop("seq_length")
-    heads = ARCHITECTURES[architecture][0]
-    return ModelConfig(**sizes, vocab_size=args.vocab_size or VOCABULARY[architecture], max_position_embeddings=s,
-                       architecture=architecture, heads=heads)
+    return ModelConfig(sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"],
+                       args.vocab_size or VOCABULARY[architecture], sizes["seq_length"], architecture=architecture,
+                       heads=ARCHITECTURES[architecture][0])
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------

@@ -73,9 +73,11 @@ def microbatch_rule(job: Job) -> str:
     rule = "Rule 3, the b that makes a step fastest:"
     if sizes == [1]:
         return f"{rule} with d = {best.shape[2]} each replica has one sample a step, so b = 1."
-    found = {b: fastest(job, lambda one, b=b: one.shape == best.shape and one.plan.b == b) for b in sizes}
-    fitting = {b: one for b, one in found.items() if one}
-    told = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in fitting.items())
+    fitting: dict[int, Timed] = {}
+    for one in job.fitting:
+        if one.shape == best.shape and one.plan.b not in fitting:
+            fitting[one.plan.b] = job.played(one)
+    told = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
     others = [one for b, one in fitting.items() if b != best.plan.b]
     too_large = [str(b) for b in sizes if b not in fitting]
     return joined(f"{rule} {told}.", f"b = {' and '.join(too_large)} does not fit." if too_large else "",
