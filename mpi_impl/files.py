@@ -6,6 +6,8 @@ from typing import TextIO
 
 from reference.errors import UserError
 
+PICTURES = (".png", ".pdf", ".svg")      # what a file's name may end in
+
 
 def open_for_writing(path: str) -> TextIO:
     """An emptied file. Raises UserError if it cannot be written."""
@@ -40,6 +42,13 @@ def check_writable(path: str, read: str | None, option: str = "--data-path") -> 
         raise UserError(f"{path} is a file of {option} {read}: give what is written another name.")
     with writing(path):
         open(path, "a").close()
+
+
+def check_picture(path: str, option: str = "--plot") -> None:
+    """Raises UserError if it is no name of a picture, or cannot be written."""
+    if not path.endswith(PICTURES):
+        raise UserError(f"{option} is {path!r}, but must be a file that ends in {', '.join(PICTURES)}.")
+    check_writable(path, None)
 
 
 def check_folder(path: str) -> None:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_writable, writing
+from mpi_impl.files import check_picture, writing
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import Job, Timed, check
 from mpi_impl.planning.launch_line import launch_line
@@ -24,7 +24,6 @@ from reference.step_time import flops_of_step, flops_per_second
 
 SIZES = {"num_layers": "L", "hidden_size": "H", "num_attention_heads": "A", "seq_length": "S"}
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
-PICTURES = (".png", ".pdf", ".svg")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -59,9 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = p.parse_args(argv)
     require_positive("best", args.best)
     if args.plot:
-        if not args.plot.endswith(PICTURES):
-            raise UserError(f"--plot is {args.plot!r}, but must be a file that ends in {', '.join(PICTURES)}.")
-        check_writable(args.plot, None)
+        check_picture(args.plot)
     return args
 
 

@@ -48,13 +48,49 @@ class Scaled(NamedTuple):
     L: int
     t: int
     efficiency: float    # beside one GPU with the smallest model; only that of the largest stands in the text
+    replicated: float    # the same on 64 times as many GPUs, B = 512; of these, too
 
     @property
     def model(self) -> ModelConfig:
         return ModelConfig(self.L, self.h, self.a, 51_200, 1024)
 
 
-MEGATRON = (Scaled("1.2", 1536, 16, 40, 1, 1.00), Scaled("2.5", 1920, 20, 54, 2, 0.95),
-            Scaled("4.2", 2304, 24, 64, 4, 0.82), Scaled("8.3", 3072, 32, 72, 8, 0.77))
+MEGATRON = (Scaled("1.2", 1536, 16, 40, 1, 1.00, 0.96), Scaled("2.5", 1920, 20, 54, 2, 0.95, 0.83),
+            Scaled("4.2", 2304, 24, 64, 4, 0.82, 0.79), Scaled("8.3", 3072, 32, 72, 8, 0.77, 0.74))
 
 STRONG_SCALING = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}    # of the smallest of these: t, and how many times faster
+
+HEADS = {16: 0.82, 24: 0.80, 32: 0.77}      # of the largest: a, and its efficiency on 8 GPUs (appendix D)
+
+# Rajbhandari et al. 2020, table 1: GB of model states a device, 7.5 billion parameters, by stage and by replicas.
+ZERO = {1: {1: 120, 4: 52.5, 16: 35.6, 64: 31.4, 256: 30.4, 1024: 30.1},
+        2: {1: 120, 4: 41.3, 16: 21.6, 64: 16.6, 256: 15.4, 1024: 15.1},
+        3: {1: 120, 4: 30, 16: 7.5, 64: 1.88, 256: 0.47, 1024: 0.12}}
+
+
+class Recomputed(NamedTuple):
+    """Of Korthikanti et al. 2022, tables 3 and 5: s = 2048, V = 51,200, t = 8, one replica. Seconds of an iteration."""
+
+    billions: str
+    a: int
+    h: int
+    L: int
+    p: int
+    v: int | None
+    B: int
+    b: int
+    full: float        # with full recompute
+    selective: float   # with selective recompute and sequence parallelism
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(self.L, self.h, self.a, 51_200, 2048)
+
+
+KORTHIKANTI = (Recomputed("22", 64, 6144, 48, 1, None, 4, 4, 1.42, 1.10),
+               Recomputed("175", 96, 12_288, 96, 8, 3, 64, 1, 18.13, 13.75),
+               Recomputed("530", 128, 20_480, 105, 35, 3, 280, 1, 49.05, 37.83),
+               Recomputed("1000", 160, 25_600, 128, 64, None, 512, 1, 94.42, 71.49))
+
+# Of a layer of the first: how much longer forward and backward take than without recompute (table 4).
+OVERHEAD = {("full", False): 0.39, ("selective", False): 0.07, ("selective", True): 0.04}   # sequence parallel?

@@ -16,12 +16,11 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_writable, writing
+from mpi_impl.files import check_picture, writing
 from mpi_impl.reports.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
 from reference.config import ModelConfig, ParallelConfig, require_positive
-from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
@@ -31,7 +30,6 @@ HIDDEN, HEADS = 32, 2
 WARMUP = 0.1                                    # of the iterations
 CHANCE = float(np.log(NUMBERS))                 # the loss of who knows nothing of the other numbers
 LAST = 0.1                                      # the share of iterations whose mean is the final loss
-PICTURES = (".png", ".pdf", ".svg")
 ORDERS = {"rearranged": False, "original": True}
 
 
@@ -51,9 +49,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
     for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers))):
         require_positive(name, value)
-    if not args.plot.endswith(PICTURES):
-        raise UserError(f"--plot is {args.plot!r}, but must be a file that ends in {', '.join(PICTURES)}.")
-    ranks.from_first(lambda: check_writable(args.plot, None))
+    ranks.from_first(lambda: check_picture(args.plot))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
             for order in ORDERS]
     losses = trained(ranks, runs, args.train_iters, args.lr)
