@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
 from reference.cost import data_parallel_traffic, parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
-from reference.errors import UserError
 from reference.memory import (activations_outside_layers, head_activations, layer_activations, model_states,
                               most_in_flight)
-from reference.schedules import make
+from reference.schedules import check_microbatches
 from reference.simulate import Timeline, Times, simulate
 from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
 
@@ -55,11 +54,8 @@ class Plan:
     def __post_init__(self):
         check_model_fits(self.model, self.parallel)
         check_sequence_fits(self.model.max_position_embeddings, self.parallel)
-        p = self.parallel.pipeline_model_parallel_size
-        if self.m < 1 or not takes(self.parallel.pipeline_schedule, p, self.parallel.virtual_pipeline_size,
-                                   p + self.m % p):
-            schedule_of(self.parallel, self.m)      # which says why not
-        self.pipeline  # noqa: B018  which raises if there are too few layers
+        self.pipeline  # noqa: B018  which raises if there are too few layers, or if v does not suit the schedule
+        check_microbatches(self.parallel.pipeline_schedule, self.parallel.pipeline_model_parallel_size, self.m)
 
     @cached_property
     def pipeline(self) -> "Pipeline":
@@ -137,12 +133,3 @@ def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> Pipeli
     held = list(map(layers_of_rank, stages))
     kinds = Counter((len(layers), 0 in layers, model.num_layers - 1 in layers) for layers in held)
     return Pipeline(stages, held[0], held[-1], kinds)
-
-
-@cache
-def takes(schedule: str, p: int, v: int | None, m: int) -> bool:
-    """Whether a schedule takes m microbatches. All rules are about m's rest by p."""
-    try:
-        return bool(make(schedule, p, m, v))
-    except UserError:
-        return False
