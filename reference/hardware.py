@@ -5,7 +5,7 @@ a plan reference/step_time.py says how long a step takes.
 """
 from bisect import bisect
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import log
 from typing import NamedTuple
@@ -67,6 +67,8 @@ class Hardware:
         for name in ("peak", "memory", "bandwidth", "element_bytes", "server"):
             if not getattr(self, name) > 0:
                 raise UserError(f"The hardware's {name} is {getattr(self, name)}, but must be above 0.")
+        if self.server % 1:
+            raise UserError(f"The hardware's server has {self.server} devices, but must have a whole number of them.")
         if not self.memory > self.reserved >= 0:
             raise UserError(f"The hardware's reserved is {self.reserved:g} bytes, but must be at least 0, and less "
                             f"than its memory, {self.memory:g}.")
@@ -74,6 +76,15 @@ class Hardware:
         if not sizes or sizes != sorted(set(sizes)) or sizes[0] <= 0 or any(share <= 0 for _, share in self.efficiency):
             raise UserError("The hardware's efficiency is a list of [size, share of the peak], from small sizes to "
                             f"large ones, and all above 0, but it is {self.efficiency}.")
+        check_pair("attention", self.attention)
+        if 0 in self.attention:
+            raise UserError(f"The hardware's attention is {self.attention}, but must be above 0.")
+        check_pair("overhead", self.overhead)
+        for field in fields(Passes):
+            check_pair(field.name, getattr(self.passes, field.name))
+        if not (0 <= self.hidden <= 1 and self.jitter >= 0 and self.optimizer >= 0):
+            raise UserError(f"The hardware's hidden is {self.hidden}, its jitter {self.jitter} and its optimizer "
+                            f"{self.optimizer}, but none may be below 0, nor hidden above 1.")
         for link in (self.inside, self.between):
             if not (link.bandwidth > 0 and link.latency >= 0):
                 raise UserError(f"The hardware has a link with {link}, but a bandwidth must be above 0, and a latency "
@@ -95,6 +106,12 @@ class Hardware:
     def stream(self, elements: float, passes: float) -> float:
         """Seconds in which so many elements go so often through memory."""
         return elements * passes * self.element_bytes / self.bandwidth
+
+
+def check_pair(name: str, pair: tuple[float, float]) -> None:
+    if not (isinstance(pair, tuple) and len(pair) == 2 and min(pair) >= 0):
+        raise UserError(f"The hardware's {name} is {pair}, but must be two numbers, [forward, backward], neither below "
+                        "0.")
 
 
 def size_of_product(n: int, k: int, m: int) -> float:
