@@ -1,0 +1,83 @@
+"""Profiles of hardware as files: what is written is read again, and what makes no sense gets a sentence."""
+import tomllib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl.planning.profiles import HERE, hardware_of, known, load, save
+from reference.errors import UserError
+from reference.hardware import Link
+from tests.plan_cases import REAL
+
+NUMBERS = st.floats(1e-9, 1e18).map(lambda x: float(f"{x:.6g}"))
+
+
+@pytest.mark.parametrize("name", known())
+def test_those_that_come_along_say_where_they_are_from(name):
+    """And lie within what there is: shares of a peak are below 1, nothing is faster than its maker says."""
+    found = load(name)
+    assert found.name == name and len(found.about) > 20
+    assert all(0 < share < 1 for _, share in found.efficiency) and all(0 < share < 1 for share in found.attention)
+    shares = [share for _, share in found.efficiency]
+    assert shares == sorted(shares) and found.between.bandwidth / found.server <= found.inside.bandwidth
+
+
+@given(numbers=st.lists(NUMBERS, min_size=6, max_size=6), about=st.text(st.characters(exclude_categories=["Cs", "Cc"])),
+       server=st.integers(1, 100))
+def test_what_is_written_is_read_again(tmp_path_factory, numbers, about, server):
+    """To six digits, which is more than anybody measures."""
+    peak, bandwidth, optimizer, late, outside, inside = numbers
+    path = tmp_path_factory.getbasetemp() / "mine.toml"
+    hardware = replace(REAL, name="mine", about=about, peak=peak, bandwidth=bandwidth, optimizer=optimizer,
+                       server=server, between=Link(late, peak), passes=replace(REAL.passes, outside=(outside, inside)))
+    save(hardware, str(path))
+    assert load(str(path)) == hardware
+
+
+def test_a_text_of_several_lines_and_quotes_is_read_again(tmp_path):
+    hardware = replace(REAL, name="mine", about='a "quoted" \\ text\nof two lines,\twith a tab')
+    save(hardware, str(tmp_path / "mine.toml"))
+    assert load(str(tmp_path / "mine.toml")) == hardware
+
+
+def read(name="dgx-a100") -> dict:
+    return tomllib.loads((HERE / f"{name}.toml").read_text())
+
+
+@pytest.mark.parametrize("change, says", [
+    (lambda f: f.pop("peak"), "lacks peak"), (lambda f: f.update(speed=3), "has speed, which means nothing there"),
+    (lambda f: f.update(peak="fast"), "peak is 'fast', but must be a number"),
+    (lambda f: f.update(peak=True), "peak is True"), (lambda f: f.update(memory=float("inf")), "memory is inf"),
+    (lambda f: f.update(about=5), "about is 5, but must be a text"), (lambda f: f.update(memory=-1), "above 0"),
+    (lambda f: f.update(efficiency=[]), "efficiency is .* but must be"),
+    (lambda f: f.update(efficiency=[0.5]), "makes no sense"), (lambda f: f.update(efficiency=0.5), "makes no sense"),
+    (lambda f: f.update(attention=0.4), "must be two numbers"), (lambda f: f.update(inside=3), r"\[inside\] must have"),
+    (lambda f: f["inside"].pop("latency") and f["inside"].update(delay=1), "has delay"),
+    (lambda f: f["between"].update(bandwidth="10"), "bandwidth is '10'"),
+    (lambda f: f["passes"].pop("scores"), r"\[passes\] lacks scores"),
+    (lambda f: f["passes"].update(scores=[1]), "must be two numbers")])
+def test_what_makes_no_sense_is_told_in_a_sentence(change, says):
+    """With the name of the profile."""
+    found = read()
+    change(found)
+    with pytest.raises(UserError, match=says) as told:
+        hardware_of("mine", found)
+    assert str(told.value).startswith("--hardware mine") and str(told.value).endswith((".", "is an example."))
+
+
+def test_a_file_that_is_none(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("peak = = 3")
+    with pytest.raises(UserError, match="no file in TOML"):
+        load(str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="no file in TOML"):
+        load(str(path))
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        load(str(tmp_path))
+    with pytest.raises(UserError, match="must be dgx-2h, dgx-a100, dgx-h100, or a profile's file"):
+        load("dgx-z9")
+    with pytest.raises(UserError, match="cannot be written"):
+        save(REAL, str(tmp_path / "no" / "such.toml"))

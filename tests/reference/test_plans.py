@@ -1,0 +1,106 @@
+"""What a plan refuses, and which rank is the fullest. Memory, traffic and idle time of published models, beside the
+papers' formulas written out: tests/notebooks/test_plan.py.
+"""
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.config import ParallelConfig, Recompute
+from reference.cost import parameters_of_stage
+from reference.errors import UserError
+from reference.memory import layer_activations, model_states
+from reference.plans import Plan
+from reference.schedules import SCHEDULES, check_microbatches, make
+from reference.simulate import activations_in_flight
+from reference.stages import layers_of_rank, layouts_of_ranks, schedule_of, stages_of_ranks
+from tests.plan_cases import model_of, plans
+
+
+def held(plan, rank: int) -> float:
+    """Bytes of a rank of the pipeline, whose schedule is walked through."""
+    c, p, s = plan.model, plan.parallel, plan.model.max_position_embeddings
+    t, last = p.tensor_model_parallel_size, p.pipeline_model_parallel_size - 1
+    layers = layers_of_rank(stages_of_ranks(c, p)[rank])
+    psi = parameters_of_stage(c, t, layers)
+    kept, whole = (sum(layer_activations(c, plan.b, s, t, p.sequence_parallel, one))
+                   for one in (p.recompute.granularity, "none"))
+    stages = activations_in_flight(schedule_of(p, plan.m))[rank]
+    found = sum(model_states(psi, p.data_parallel_size, p.zero_stage))
+    found += stages * len(layers) / (p.virtual_pipeline_size or 1) * kept + whole - kept
+    if rank == 0:
+        found += (last + 1) * plan.b * s * c.hidden_size / t          # dropout's masks after the embedding
+    if rank == last:
+        found += plan.b * s * (2 + 2) * c.hidden_size / t + 4 * plan.b * s * c.vocab_size / t
+    return found
+
+
+@given(plans(), st.sampled_from((96, 12_000)))
+def test_memory_is_that_of_the_fullest_rank(plan, V):
+    """With a large vocabulary, or full recompute, that may be the last, which has the logits."""
+    plan = replace(plan, model=replace(plan.model, vocab_size=V))
+    last = plan.parallel.pipeline_model_parallel_size - 1
+    ends = [held(plan, rank) for rank in (0, last)]
+    assert sum(plan.memory) == pytest.approx(max(ends))
+    assert max(ends) >= max(held(plan, rank) for rank in range(last + 1)) * (1 - 1e-12)
+
+
+def test_of_a_large_vocabulary_the_last_rank_is_the_fullest():
+    plan = Plan(model_of(4, V=12_000), ParallelConfig(1, 2, recompute=Recompute("full")), 4, 2)
+    first, last = (plan.memory_of(rank) for rank in (0, 1))
+    assert plan.memory == last and last.activations > first.activations
+
+
+@given(plans(), st.integers(2, 3))
+def test_a_larger_microbatch_holds_and_sends_as_much_more(plan, times):
+    larger = replace(plan, b=times * plan.b)
+    assert larger.memory.activations == pytest.approx(times * plan.memory.activations)
+    assert larger.messages[:2] == pytest.approx(tuple(times * size for size in plan.messages[:2]))
+    assert (larger.memory[:3], larger.messages.data) == (plan.memory[:3], plan.messages.data)
+
+
+@given(plans())
+def test_parameters_are_those_that_the_machine_lays_out(plan):
+    """Of the first rank; and of these, what its optimizer moves."""
+    layout, *_ = layouts_of_ranks(plan.model, replace(plan.parallel, zero_stage=0))
+    assert plan.psi == layout.size
+    assert plan.owned * (plan.parallel.data_parallel_size if plan.parallel.zero_stage else 1) == plan.psi
+
+
+@given(plans())
+def test_kinds_of_ranks_are_those_of_the_pipeline(plan):
+    stages = stages_of_ranks(plan.model, plan.parallel)
+    layers = list(map(layers_of_rank, stages))
+    assert plan.pipeline.kinds.total() == len(stages) and plan.layers == layers[0]
+    for (n, first, last), ranks in plan.pipeline.kinds.items():
+        assert ranks == sum((len(one), 0 in one, plan.model.num_layers - 1 in one) == (n, first, last)
+                            for one in layers)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(p=st.integers(1, 6), m=st.integers(-1, 20))
+def test_a_schedule_takes_what_it_is_made_of(name, p, m):
+    """Asked without making it."""
+    def refused(act, *args) -> str:
+        try:
+            act(*args)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    v = 2 if name == "interleaved" else None
+    assert refused(check_microbatches, name, p, m) == refused(make, name, p, m, v)
+
+
+@pytest.mark.parametrize("wrong, says", [
+    (lambda: Plan(model_of(4), ParallelConfig(1, 2), 0), "microbatches m is 0"),
+    (lambda: Plan(model_of(4), ParallelConfig(1, 5), 5), "every stage needs a layer"),
+    (lambda: Plan(model_of(4), ParallelConfig(1, 2, 1, "interleaved", 2), 3), "no multiple of 2"),
+    (lambda: Plan(model_of(4), ParallelConfig(1, 2, 1, "interleaved"), 2), "needs -v"),
+    (lambda: Plan(model_of(4), ParallelConfig(1, 2, 1, "1f1b", 2), 2), "-v is 2"),
+    (lambda: Plan(model_of(4), ParallelConfig(3), 2), "must divide --num-attention-heads"),
+    (lambda: Plan(model_of(4, s=15), ParallelConfig(2, sequence_parallel=True), 2), "must divide --seq-length")])
+def test_what_does_not_go_together_is_told_in_a_sentence(wrong, says):
+    with pytest.raises(UserError, match=says):
+        wrong()

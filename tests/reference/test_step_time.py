@@ -1,0 +1,262 @@
+"""A step's time, part by part: with all else for nothing, each is its formula of reference/cost.py over what the hardware
+does in a second; and a schedule that is played in parts takes what it takes when all of it is played.
+"""
+from dataclasses import fields, replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from reference import step_time as module
+from reference.config import RECOMPUTE, ParallelConfig, Recompute
+from reference.cost import (data_parallel_traffic, forward_flops, iteration_flops, pipeline_traffic, ring_all_gather,
+                            tensor_parallel_traffic)
+from reference.hardware import Link
+from reference.plans import Plan
+from reference.simulate import Times, simulate
+from reference.stages import schedule_of
+from reference.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second, layer,
+                                 played_makespan, rank_works, replica_messages, sending, sizes_of, slowest_of,
+                                 stage_works, step_time)
+from tests.plan_cases import FREE, IDEAL, REAL, model_of, plans
+
+LINK = Link(latency=0.0, bandwidth=1e6)
+
+
+def with_recompute(plan, recompute: str):
+    return replace(plan, parallel=replace(plan.parallel, recompute=Recompute(recompute)))
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+@given(plans())
+def test_products_are_all_flops_of_a_step(plan):
+    """On all ranks together, recompute included: nothing is counted twice, and nothing forgotten."""
+    p = plan.parallel
+    seconds = sum(ranks * parts.products for parts, ranks in rank_works(plan, IDEAL).items())
+    flops = seconds * IDEAL.peak * plan.m * p.data_parallel_size * p.tensor_model_parallel_size
+    B, s = plan.m * plan.b * p.data_parallel_size, plan.model.max_position_embeddings
+    assert flops == pytest.approx(iteration_flops(plan.model, B, s, p.recompute.granularity))
+    assert flops_of_step(plan, p.recompute.granularity) == pytest.approx(flops)
+    assert flops_per_second(plan, 2.0) == iteration_flops(plan.model, B, s) / 2 / p.world_size
+
+
+@given(plans())
+def test_forward_input_gradient_and_weight_gradient_have_their_flops(plan):
+    """A product without parameters, attention's core, has no gradient of weights, but two of its inputs."""
+    works, c, t = stage_works(plan, IDEAL), plan.model, plan.parallel.tensor_model_parallel_size
+    linear, core, logits = forward_flops(c, plan.b, c.max_position_embeddings)
+    again = {"none": 0, "selective": core, "full": linear + core}[plan.parallel.recompute.granularity]
+    forward, i, w = (t * IDEAL.peak * sum(getattr(work, part).products for work in works) for part in NOTHING._fields)
+    assert (forward, i, w) == pytest.approx((linear + core + logits, linear + 2 * core + logits + again,
+                                             linear + logits))
+
+
+@given(plans())
+def test_the_works_of_stages_are_the_works_of_ranks(plan):
+    """What one microbatch takes, whether counted by stages or by ranks."""
+    by_stage = sum(work.total.total for work in stage_works(plan, REAL))
+    assert by_stage == pytest.approx(sum(n * parts.total for parts, n in rank_works(plan, REAL).items()))
+    assert rank_works(plan, REAL).total() == plan.parallel.pipeline_model_parallel_size
+
+
+@given(plans(), st.sampled_from(RECOMPUTE))
+def test_what_is_computed_again_is_a_part_of_the_forward(plan, recompute):
+    """Attention's core, or all of the layer with its messages; the forward and the weights' gradients stay."""
+    none, again = (layer(sizes_of(with_recompute(plan, one)), REAL) for one in ("none", recompute))
+    assert (none.forward, none.weight_gradient) == (again.forward, again.weight_gradient)
+    more = again.input_gradient.total - none.input_gradient.total
+    b, s, h, a, t = sizes_of(plan)[:5]
+    core = (4 * b * s**2 * h / t / (REAL.peak * REAL.attention[0])
+            + b * a * s**2 / t * REAL.passes.scores[0] * REAL.element_bytes / REAL.bandwidth)
+    assert more == pytest.approx({"none": 0, "selective": core, "full": none.forward.total}[recompute], abs=1e-18)
+
+
+@given(plans())
+def test_kernels_are_passes_through_memory(plan):
+    """With a pass that counts 1, forward and backward, seconds are elements: what stands outside is cut by sequence
+    parallelism alone.
+    """
+    once = replace(IDEAL, bandwidth=float(IDEAL.element_bytes), overhead=(0.0, 0.0))
+    b, s, h, a, t = sizes_of(plan)[:5]
+    outside = b * s * h / (t if plan.parallel.sequence_parallel else 1)
+    plain = sizes_of(with_recompute(plan, "none"))
+    for name, elements in (("outside", outside), ("inside", b * s * h / t), ("scores", b * a * s**2 / t)):
+        work = layer(plain, replace(once, passes=replace(IDEAL.passes, **{name: (1.0, 10.0)})))
+        assert work.forward.kernels == pytest.approx(elements)
+        assert work.total.kernels == pytest.approx(11 * elements)
+    for name, elements in (("embedding", b * s * h), ("logits", b * s * plan.model.padded_vocab_size(t) / t)):
+        works = stage_works(plan, replace(once, passes=replace(IDEAL.passes, **{name: (1.0, 10.0)})))
+        found = [work.total.kernels for work in works]
+        assert found[0 if name == "embedding" else -1] == pytest.approx(11 * elements)
+        assert sum(found) == pytest.approx(11 * elements)
+    assert layer(plain, replace(IDEAL, overhead=(2.0, 3.0))).total.kernels == 5
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+@given(plans())
+def test_messages_of_a_layer_are_those_of_the_papers(plan):
+    p, c = plan.parallel, plan.model
+    sizes = plan.b, c.max_position_embeddings, c.hidden_size, p.tensor_model_parallel_size
+    sent = tensor_parallel_traffic(*sizes, p.sequence_parallel and not p.keep_gathered_inputs)
+    if p.recompute.granularity == "full":
+        sent += tensor_parallel_traffic(*sizes) / 2
+    took = layer(sizes_of(plan), replace(IDEAL, inside=LINK, between=LINK, server=10**6)).total.messages
+    assert took == pytest.approx(sent * IDEAL.element_bytes / LINK.bandwidth)
+
+
+@given(plans())
+def test_every_turn_of_a_ring_takes_the_latency(plan):
+    """Four all-reduces a layer, or as many halves, 2 (t - 1) turns each: and one for the embedding, one for the logits.
+    """
+    p, late = plan.parallel, replace(IDEAL, inside=Link(1.0, 1e40), between=Link(1.0, 1e40))
+    t, turns = p.tensor_model_parallel_size, 8 + 4 * (p.recompute.granularity == "full")
+    turns += 2 * (p.sequence_parallel and not p.keep_gathered_inputs)
+    messages = sum(work.total.messages for work in stage_works(plan, late))
+    assert messages == pytest.approx((t - 1) * (turns * plan.model.num_layers + 4))
+
+
+@given(plans())
+def test_a_stage_sends_its_result_in_parts_which_are_gathered(plan):
+    p, c = plan.parallel, plan.model
+    t, cut = p.tensor_model_parallel_size, p.scatter_gather_tensors_in_pipeline or p.sequence_parallel
+    x = plan.b * c.max_position_embeddings * c.hidden_size
+    sent = pipeline_traffic(plan.b, c.max_position_embeddings, c.hidden_size, t if cut else 1)
+    gathered = ring_all_gather(x, t) if cut and not p.sequence_parallel else 0
+    expected = (sent + gathered) * 2 / LINK.bandwidth if p.pipeline_model_parallel_size > 1 else 0
+    assert sending(plan, replace(IDEAL, inside=LINK, between=LINK, server=10**6)) == pytest.approx(expected)
+
+
+@given(plans(), st.floats(0, 1))
+def test_messages_of_replicas_are_those_of_zero_less_what_is_hidden(plan, hidden):
+    """And the two copies of a tied table, which nothing hides."""
+    p, c = plan.parallel, plan.model
+    hardware = replace(IDEAL, inside=LINK, between=LINK, server=10**6, hidden=hidden)
+    sent = (1 - hidden) * data_parallel_traffic(plan.psi, p.data_parallel_size, p.zero_stage, plan.m)
+    if p.pipeline_model_parallel_size > 1:
+        sent += c.vocab_size // p.tensor_model_parallel_size * c.hidden_size
+    assert replica_messages(plan, hardware) == pytest.approx(sent * 2 / LINK.bandwidth)
+
+
+@given(plans(), st.sampled_from((2, 4, 8, 10**6)))
+def test_only_what_leaves_a_server_goes_between_servers(plan, server):
+    """A world in one server never does; otherwise a pipeline does, and with it the two copies of the table."""
+    p = plan.parallel
+    hardware = replace(IDEAL, server=server, between=Link(1.0, 1e40))
+    assume(p.pipeline_model_parallel_size > 1 and p.world_size != server)
+    late = 0 if p.world_size < server else 1
+    whole = not p.scatter_gather_tensors_in_pipeline or p.sequence_parallel or p.tensor_model_parallel_size == 1
+    if whole:
+        assert sending(plan, hardware) == pytest.approx(late)
+    if p.data_parallel_size == 1:
+        assert replica_messages(plan, hardware) == pytest.approx(2 * late)
+
+
+# ---- the pipeline ---------------------------------------------------------------------------------------------------
+
+
+def all_played(plan, hardware) -> float:
+    """Every microbatch."""
+    works = stage_works(plan, hardware)
+    times = Times(*([getattr(work, part).total for work in works] for part in NOTHING._fields), sending(plan, hardware))
+    return simulate(schedule_of(plan.parallel, plan.m), times).makespan
+
+
+@given(plans(even=True, most_m=6), st.floats(0, 0.02))
+def test_of_equal_stages_the_closed_form_and_what_is_played_are_exact(plan, share):
+    """No embedding, no logits, and messages that are short beside a stage's work."""
+    with patch.object(module, "embedding", lambda *_: NOTHING), patch.object(module, "head", lambda *_: NOTHING):
+        forward = stage_works(plan, IDEAL)[0].forward.total
+        hardware = replace(IDEAL, inside=Link(share * forward, 1e40), between=Link(share * forward, 1e40))
+        with patch.object(module, "region_messages", lambda *_, **__: 0.0):
+            layer.cache_clear()
+            expected = all_played(plan, hardware)
+            assert played_makespan(plan, hardware) == pytest.approx(expected, rel=1e-9)
+            assert closed_form_makespan(plan, hardware) == pytest.approx(expected, rel=1e-9)
+    layer.cache_clear()
+
+
+@given(plans(most_m=9))
+def test_what_is_played_of_unequal_stages_stands_for_all(plan):
+    assert played_makespan(plan, REAL) == pytest.approx(all_played(plan, REAL), rel=0.01)
+
+
+@given(plans())
+def test_the_closed_form_is_near_what_is_played_and_never_below_it_without_interleaving(plan):
+    closed, played = closed_form_makespan(plan, REAL), all_played(plan, REAL)
+    assert played == pytest.approx(closed, rel=0.35)
+    if not plan.parallel.virtual_pipeline_size:
+        assert played <= closed * (1 + 1e-9)
+
+
+# ---- a step ---------------------------------------------------------------------------------------------------------
+
+
+@given(plans(), st.booleans())
+def test_a_step_is_the_sum_of_its_parts(plan, closed):
+    """The pipeline, then what replicas send, then the optimizer; all of it longer for the slowest replica."""
+    found, p = step_time(plan, REAL, closed), plan.parallel
+    calm = step_time(plan, replace(REAL, jitter=0.0), closed)
+    makespan = (closed_form_makespan if closed else played_makespan)(plan, REAL)
+    optimizer = plan.psi / (p.data_parallel_size if p.zero_stage else 1) * REAL.optimizer / REAL.bandwidth
+    assert calm.optimizer == pytest.approx(optimizer)
+    assert calm.total == pytest.approx(makespan + replica_messages(plan, REAL) + optimizer)
+    assert found.total == pytest.approx(calm.total * (1 + REAL.jitter * slowest_of(p.data_parallel_size)))
+    assert found.total == pytest.approx(sum(found)) and found._replace(replicas=0) == calm._replace(replicas=0)
+    assert min(found) >= 0
+    busiest = max(rank_works(plan, REAL), key=sum)
+    assert Parts(*found[:3]) == pytest.approx(Parts(*(plan.m * part for part in busiest)))
+    if p.pipeline_model_parallel_size == 1:
+        assert found.idle == pytest.approx(0, abs=1e-12 * found.total)
+
+
+FASTER = ["peak", "bandwidth", "inside", "between"]
+
+
+@given(plans(most_m=3), st.sampled_from(FASTER), st.floats(1, 10), st.booleans())
+def test_a_step_never_takes_longer_on_faster_hardware(plan, name, times, closed):
+    """Nor does it on links of less latency."""
+    value = getattr(REAL, name)
+    better = (Link(value.latency / times, value.bandwidth * times) if isinstance(value, Link) else value * times)
+    before, after = (step_time(plan, one, closed).total for one in (REAL, replace(REAL, **{name: better})))
+    assert after <= before * (1 + 1e-9)
+    if name in ("peak", "bandwidth") and times > 1.01:
+        assert after < before
+
+
+@pytest.mark.parametrize("worse", ["optimizer", "jitter", "overhead"])
+@given(plan=plans(most_m=2))
+def test_a_step_takes_longer_with_more_to_do(plan, worse):
+    value = getattr(REAL, worse)
+    more = tuple(2 * one for one in value) if isinstance(value, tuple) else 2 * value
+    before, after = (step_time(plan, one).total for one in (REAL, replace(REAL, **{worse: more})))
+    assert after > before or (worse == "jitter" and plan.parallel.data_parallel_size == 1 and after == before)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 64, 512])
+def test_the_slowest_of_n_is_as_late_as_in_a_trial(n):
+    """The mean of the largest of n normal numbers, over many draws."""
+    trials = np.random.default_rng(n).normal(size=(4000, n)).max(axis=1)
+    assert slowest_of(n) == pytest.approx(trials.mean(), abs=4 * trials.std() / 4000**0.5 + 0.01)
+
+
+def test_one_replica_waits_for_nobody():
+    assert slowest_of(1) == 0
+
+
+def test_no_part_of_the_hardware_is_left_out():
+    """Every number of a profile, but those of memory and its names, changes the time of some step."""
+    plan = Plan(model_of(6), ParallelConfig(2, 3, 2), 4)
+    base = step_time(plan, REAL)
+    changes = {"efficiency": ((8.0, 0.2),), "attention": (0.5, 0.6), "overhead": (1e-6, 1e-6), "inside": FREE,
+               "between": FREE, "server": 16, "passes": replace(REAL.passes, scores=(9.0, 9.0))}
+    for field in fields(REAL):
+        if field.name not in ("name", "about", "memory", "reserved"):
+            value = changes.get(field.name, 2 * getattr(REAL, field.name) if field.name not in changes else None)
+            assert step_time(plan, replace(REAL, **{field.name: value})) != base, field.name
+    assert isinstance(base, StepTime)
