@@ -1,14 +1,73 @@
 """The line to copy, read by the program that it starts, is the plan."""
 import shlex
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl import plan as program
-from mpi_impl.launch import parser as launcher_parser
+from mpi_impl.plan import model_of as model_of_options, parse as parse_plan
+from mpi_impl.planning.candidates import Job
 from mpi_impl.planning.launch_line import launch_line
-from mpi_impl.training.arguments import parse
+from mpi_impl.planning.profiles import load
+from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.presets import PRESETS
-from reference.plans import Plan
 from tests.plan_cases import model_of, plans
+
+
+def understood(plan, preset: str | None) -> Settings:
+    """What the program makes of the line. The launcher gets the number of ranks."""
+    words = shlex.split(launch_line(plan, preset, hosts=False).replace("\\\n", " "))
+    start, (module, *options) = words[:5], words[6:]
+    assert start == ["python", "-m", "mpi_impl.launch", "-n", str(plan.parallel.world_size)] and words[5] == "-m"
+    assert module == f"mpi_impl.pretrain_{plan.model.architecture}"
+    return parse(options, plan.parallel.world_size, plan.model.architecture)
+
+
+def is_the_plan(found: Settings, plan) -> None:
+    assert (found.parallel, found.microbatches, found.args.micro_batch_size) == (plan.parallel, plan.m, plan.b)
+    assert found.args.global_batch_size == plan.m * plan.b * plan.parallel.data_parallel_size
+    padding = plan.model.make_vocab_size_divisible_by
+    assert replace(found.model(plan.model.vocab_size), make_vocab_size_divisible_by=padding) == plan.model
+    assert found.args.seq_length == plan.model.max_position_embeddings and found.args.device == "cuda"
+    assert found.precision.half
+
+
+def as_the_planner_makes_them(plan):
+    """It leaves two choices to their defaults, and cuts interleaved stages evenly."""
+    p = plan.parallel
+    return replace(plan, parallel=replace(p, keep_gathered_inputs=False, scatter_gather_tensors_in_pipeline=True))
+
+
+@given(plans(even=True))
+def test_of_sizes_by_hand(plan):
+    plan = as_the_planner_makes_them(plan)
+    is_the_plan(understood(plan, None), plan)
+
+
+@given(preset=st.sampled_from([name for models in PRESETS.values() for name in models]), data=st.data(),
+       n=st.sampled_from((1, 2, 4, 8)), changed=st.sampled_from([{}, {"num-layers": 8}, {"seq-length": 4096}]))
+def test_of_a_preset_whose_sizes_may_be_given_anew(preset, data, n, changed):
+    """Any plan of the planner's own."""
+    words = ["--num-gpus", str(n), "--global-batch-size", "8", "--preset", preset]
+    words += [word for name, value in changed.items() for word in (f"--{name}", str(value))]
+    plans = plans_of(" ".join(words), n)
+    plan = data.draw(st.sampled_from(plans))
+    assert {"num-layers": plan.model.num_layers, "seq-length": plan.model.max_position_embeddings}.items() >= (
+        changed.items())
+    is_the_plan(understood(plan, preset), plan)
+
+
+KNOWN: dict = {}
+
+
+def plans_of(words: str, n: int) -> list:
+    if words not in KNOWN:
+        KNOWN[words] = Job(model_of_options(parse_plan(words.split())), n, 8, load("dgx-a100")).plans
+    return KNOWN[words]
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_servers_are_named_in_a_file_if_there_are_several(hosts):
+    plan = Job(model_of(2), 2, 2, load("dgx-a100")).plans[0]
+    assert ("--hostfile hosts" in launch_line(plan, None, hosts)) == hosts
