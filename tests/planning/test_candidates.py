@@ -111,7 +111,7 @@ def test_the_memory_of_a_plan_is_that_of_the_formulas():
 
 @given(jobs())
 def test_the_best_are_the_fastest_of_each_shape_in_order(job):
-    """Beside playing every plan that fits: the first may be no more than 1 % behind, and each of the others."""
+    """Beside playing every plan that fits: the first may be 1 % behind, of other shapes 25 %."""
     played = {one.plan: step_time(one.plan, job.hardware).total for one in job.fitting}
     seconds = [one.seconds for one in job.best]
     assert seconds == sorted(seconds)
@@ -123,7 +123,7 @@ def test_the_best_are_the_fastest_of_each_shape_in_order(job):
         t, p, d = one.shape
         assert t * p * d == job.n
         rivals = [time for plan, time in played.items() if candidates.shape_of(plan) == one.shape]
-        assert one.seconds <= 1.05 * min(rivals)
+        assert one.seconds <= 1.25 * min(rivals)
 
 
 # ---- where there is none --------------------------------------------------------------------------------------------

@@ -55,9 +55,9 @@ def test_of_a_large_vocabulary_the_last_rank_is_the_fullest():
 @given(plans(), st.integers(2, 3))
 def test_a_larger_microbatch_holds_and_sends_as_much_more(plan, times):
     larger = replace(plan, b=times * plan.b)
-    assert larger.memory.activations == pytest.approx(times * plan.memory.activations)
+    assert larger.memory_of(0).activations == pytest.approx(times * plan.memory_of(0).activations)
     assert larger.messages[:2] == pytest.approx(tuple(times * size for size in plan.messages[:2]))
-    assert (larger.memory[:3], larger.messages.data) == (plan.memory[:3], plan.messages.data)
+    assert (larger.memory_of(0)[:3], larger.messages.data) == (plan.memory_of(0)[:3], plan.messages.data)
 
 
 @given(plans())
