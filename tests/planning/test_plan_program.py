@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from mpi_impl.demos.memory import COLORS
-from mpi_impl.plan import main, model_of, parse
+from mpi_impl.plan import main, model_of, parse, table
 from mpi_impl.planning.candidates import Job
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.picture import LABELS, TIME, draw_plans, label
@@ -40,9 +40,16 @@ def test_it_prints_the_ranking_its_reasons_and_the_line_to_copy(job, capsys):
     assert f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the 76 GB" in summary
     assert told.split("\n") == reasons(job) and line == launch_line(job.best[0].plan, None, hosts=False)
 
-    head, *rows = ([*row.split()] for row in ranking.split("\n"))
-    assert len(rows) == 6
-    for one, row in zip(job.best, rows):
+    assert ranking == table(job, job.best[:6])
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_the_table_has_the_numbers_of_its_plans(job, recompute):
+    """FLOPs are the model's: what is computed again is none of its work."""
+    shown = [one for one in job.fitting if one.plan.parallel.recompute.granularity == recompute][::40]
+    head, *rows = (row.split() for row in table(job, shown).split("\n"))
+    assert len(rows) == len(shown) > 5
+    for one, row in zip(shown, rows):
         found, p = dict(zip(head, row)), one.plan.parallel
         assert tuple(int(found[name]) for name in "tpd") == one.shape
         assert (int(found["b"]), int(found["m"]), int(found["ZeRO"])) == (one.plan.b, one.plan.m, p.zero_stage)

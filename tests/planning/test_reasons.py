@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 
 from mpi_impl.planning.candidates import Job, Timed, check
-from mpi_impl.planning.reasons import AS_FAST, NAMES, reasons
+from mpi_impl.planning.reasons import AS_FAST, NAMES, is_plain, reasons
+from reference.config import ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.hardware import Link
 from reference.step_time import StepTime, step_time
@@ -133,6 +134,15 @@ def test_what_makes_the_difference_is_the_part_that_does(case):
                   if float(there) == pytest.approx(getattr(one.time, field), rel=0.006, abs=1e-12)]
         assert any(max(StepTime._fields, key=lambda part: getattr(one, part) - getattr(best, part)) == field
                    for one in others)
+
+
+def test_what_that_paper_does_without():
+    """Full recompute it has."""
+    plain = job(*CASES[0]).best[0]
+    for choice, has in (({"zero_stage": 1}, False), ({"sequence_parallel": True}, False), ({}, True),
+                        ({"recompute": Recompute("selective")}, False), ({"recompute": Recompute("full")}, True)):
+        plan = replace(plain.plan, parallel=ParallelConfig(2, 2, 2, **choice))
+        assert is_plain(plain._replace(plan=plan)) == has
 
 
 def test_all_verdicts_are_met_in_these_cases():

@@ -17,9 +17,9 @@ from reference.hardware import Link
 from reference.plans import Plan
 from reference.simulate import Times, simulate
 from reference.stages import schedule_of
-from reference.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second, layer,
-                                 played_makespan, rank_works, replica_messages, sending, sizes_of, slowest_of,
-                                 stage_works, step_time)
+from reference.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second,
+                                 groups_of, layer, played_makespan, rank_works, replica_messages, sending, sizes_of,
+                                 slowest_of, stage_works, step_time)
 from tests.plan_cases import FREE, IDEAL, REAL, model_of, plans
 
 LINK = Link(latency=0.0, bandwidth=1e6)
@@ -155,6 +155,17 @@ def test_only_what_leaves_a_server_goes_between_servers(plan, server):
         assert sending(plan, hardware) == pytest.approx(late)
     if p.data_parallel_size == 1:
         assert replica_messages(plan, hardware) == pytest.approx(2 * late)
+
+
+@given(plans())
+def test_groups_are_the_lines_of_the_world(plan):
+    """Ranks count through t first, then d, then p."""
+    p = plan.parallel
+    sizes = p.pipeline_model_parallel_size, p.data_parallel_size, p.tensor_model_parallel_size
+    world = np.arange(p.world_size).reshape(sizes)
+    for group, line in zip(groups_of(plan), (world[0, 0], world[0, :, 0], world[:, 0, 0])):
+        assert list(range(0, group.ranks * group.stride, group.stride)) == line.tolist()
+        assert group.world == p.world_size
 
 
 # ---- the pipeline ---------------------------------------------------------------------------------------------------
