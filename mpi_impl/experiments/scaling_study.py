@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def study() -> list[Table]:
     v100, a100 = load("dgx-2h"), load("dgx-a100")
-    return [one_gpu(v100), weak_scaling(v100), replicated_scaling(v100), strong_scaling(v100), heads(v100), end_to_end(a100),
-            layer_overheads(a100), iterations(a100), *map(zero_memory, ZERO)]
+    return [*(table(v100) for table in (one_gpu, weak_scaling, replicated_scaling, strong_scaling, heads)),
+            *(table(a100) for table in (end_to_end, layer_overheads, iterations)), *map(zero_memory, ZERO)]
 
 
 # ---- Shoeybi et al. 2019 --------------------------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""Measure this machine for the planner: its matrix products, its other kernels, and its messages.
+
+    .venv/bin/python benchmarks/calibrate.py --output machine.toml
+    .venv/bin/python -m mpi_impl.plan --num-gpus 8 --num-layers 8 --hidden-size 256 ... --hardware machine.toml
+
+A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. What a GPT takes
+beside them is found from whole forwards and backwards of a dozen sizes: less the products and attention's core, their
+times are a sum of passes over the activations outside and inside the tensor-parallel regions, over the logits and the
+embedding, and of an overhead for each layer; the five factors are those of least squares. Messages are all-reduces of
+many sizes, and a line through their times. A minute or two.
+"""
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import machine
+import numpy as np
+from machine import Shard
+
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_writable
+from mpi_impl.planning.profiles import save
+from mpi_impl.pool import Pool
+from mpi_impl.rank_environment import cores
+from mpi_impl.reports.tables import aligned
+from reference.config import require_positive
+from reference.hardware import Hardware, Link, Passes
+
+BYTES = 4           # of float32
+LIMIT = 600.0       # seconds that a measurement may take
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    p = ArgumentParser(prog="calibrate", description="Measure this machine, and write it down as a profile of hardware.")
+    p.add_argument("--output", default="machine.toml", metavar="FILE", help="(default: machine.toml)")
+    p.add_argument("--ranks", type=int, default=max(2, cores()), metavar="N",
+                   help="that measure at the same time (default: the number of cores, at least 2)")
+    args = p.parse_args(argv)
+    require_positive("ranks", args.ranks)
+    check_writable(args.output, None)
+    found = calibrate(args.ranks)
+    print(told(found))
+    save(found, args.output)
+    print(f"\nwritten to {args.output}: mpi_impl.plan and benchmarks/predict.py take it as --hardware")
+
+
+def calibrate(ranks: int) -> Hardware:
+    """The profile of one core, while `ranks` are at work."""
+    with Pool(ranks) as pool:
+        def on_ranks(what, *arguments):
+            print(f"measuring {what.__name__} ...", flush=True)
+            return pool.run(ranks, what, *arguments, timeout=LIMIT)[0]
+
+        peak, efficiency = on_ranks(machine.products)
+        attention = on_ranks(machine.attention, peak)
+        bandwidth, update = on_ranks(machine.bandwidth), on_ranks(machine.optimizer)
+        times, messages = on_ranks(machine.shards), on_ranks(machine.messages)
+    bare = Hardware(
+        name="this machine", about=f"measured by benchmarks/calibrate.py: a core of {cores()}, {ranks} at work",
+        peak=peak, memory=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks), reserved=0.0,
+        bandwidth=bandwidth, element_bytes=BYTES, efficiency=efficiency, attention=attention,
+        passes=Passes(*[(0.0, 0.0)] * 5), optimizer=update * bandwidth, overhead=(0.0, 0.0), server=1 << 20,
+        inside=link(messages, ranks), between=link(messages, ranks))
+    return with_kernels(bare, times)
+
+
+# ---- what is no product ---------------------------------------------------------------------------------------------
+
+
+def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Hardware:
+    """The passes and overheads that explain what the shards took beside their products, forward and backward."""
+    ways = [least_squares([counts(shard) for shard in times],
+                          [took[way] - products(bare, shard, way) for shard, took in times.items()],
+                          [took[way] for took in times.values()]) for way in (0, 1)]
+    outside, inside, overhead, embedding, logits = zip(*ways)
+    pass_of_element = BYTES / bare.bandwidth
+    scaled = [tuple(seconds / pass_of_element for seconds in pair) for pair in (outside, inside, embedding, logits)]
+    return replace(bare, overhead=overhead, passes=Passes(scaled[0], scaled[1], (0.0, 0.0), scaled[2], scaled[3]))
+
+
+def counts(shard: Shard) -> list[float]:
+    """Of what the time may be a sum: elements outside and inside, layers, elements of the embedding, and logits."""
+    x = shard.b * shard.s * shard.h
+    words = shard.model.padded_vocab_size(shard.t) // shard.t
+    return [shard.L * x, shard.L * x / shard.t, shard.L, x, shard.b * shard.s * words]
+
+
+def products(hardware: Hardware, shard: Shard, way: int) -> float:
+    """Seconds of a shard's matrix products and attention's cores: forward, or backward."""
+    n, h, t = shard.b * shard.s, shard.h, shard.t
+    words = shard.model.padded_vocab_size(t) // t
+    matrices = [(h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)]
+    linear = shard.L * sum(hardware.product(n, k, m) for k, m in matrices) + hardware.product(n, h, words)
+    core = shard.L * (1 + way) * 4 * shard.b * shard.s**2 * h / t / (hardware.peak * hardware.attention[way])
+    return (1 + way) * linear + core
+
+
+def least_squares(rows: list[list[float]], values: list[float], scales: list[float]) -> list[float]:
+    """Factors, none below 0, whose sums over a row are near its value; a miss counts as a share of the row's scale."""
+    a, y = np.array(rows) / np.array(scales)[:, None], np.array(values) / np.array(scales)
+    used = list(range(a.shape[1]))
+    while True:
+        found = np.linalg.lstsq(a[:, used], y, rcond=None)[0]
+        if (found >= 0).all() or len(used) == 1:
+            factors = np.zeros(a.shape[1])
+            factors[used] = np.maximum(found, 0)
+            return factors.tolist()
+        used.pop(int(found.argmin()))
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def link(messages: dict[int, float], ranks: int) -> Link:
+    """The latency and the bandwidth with which a ring would take as long."""
+    sizes = np.array(list(messages))
+    turns, sent = 2 * (ranks - 1), 2 * (ranks - 1) / ranks * sizes
+    times = list(messages.values())
+    latency, each = least_squares([[turns, one] for one in sent], times, times)
+    return Link(latency, 1 / max(each, 1e-15))
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def told(found: Hardware) -> str:
+    sizes = [["size of a product", *(f"{size:.0f}" for size, _ in found.efficiency)],
+             ["share of the peak", *(f"{share:.0%}" for _, share in found.efficiency)]]
+    kinds = [["passes over", *Passes.__dataclass_fields__, "overhead of a layer"]]
+    for way, name in enumerate(("forward", "backward")):
+        passes = [f"{getattr(found.passes, kind)[way]:.1f}" for kind in Passes.__dataclass_fields__]
+        kinds.append([name, *passes, f"{1e6 * found.overhead[way]:.0f} us"])
+    return (f"\npeak: {found.peak / 1e9:,.0f} GFLOP/s, of a product of {machine.LARGEST}^3\n{aligned(sizes)}\n"
+            f"attention's core: {found.attention[0]:.0%} of the peak forward, {found.attention[1]:.0%} backward\n"
+            f"memory: {found.bandwidth / 1e9:.1f} GB/s; Adam: {found.optimizer / found.bandwidth * 1e9:.2f} ns a "
+            f"parameter\n{aligned(kinds)}\nmessages: {1e6 * found.inside.latency:.1f} us and "
+            f"{found.inside.bandwidth / 1e9:.2f} GB/s")
+
+
+if __name__ == "__main__":
+    run_alone(main)
