@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/calibrate.py --output machine.toml
     .venv/bin/python -m mpi_impl.plan --num-gpus 8 --num-layers 8 --hidden-size 256 ... --hardware machine.toml
 
-A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. What a GPT takes
-beside them is found from whole forwards and backwards of a dozen sizes: less the products and attention's core, their
-times are a sum of passes over the activations outside and inside the tensor-parallel regions, over the logits and the
-embedding, and of an overhead for each layer; the five factors are those of least squares. Messages are all-reduces of
-many sizes, and a line through their times. A minute or two.
+A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. What a GPT
+takes beside them is found from whole forwards and backwards of a dozen sizes: less the products and attention's core,
+their times are a sum of passes over the activations outside and inside the tensor-parallel regions, over the logits and
+the embedding, and of an overhead for each layer; the five factors are those of least squares. Messages are all-reduces
+of many sizes, and a line through their times. Half a minute.
 """
 import os
 from collections.abc import Sequence
@@ -23,15 +23,17 @@ from mpi_impl.planning.profiles import save
 from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
-from reference.config import require_positive
+from reference.config import ParallelConfig, require_positive
 from reference.hardware import Hardware, Link, Passes
+from reference.plans import Plan
+from reference.step_time import work_of
 
 BYTES = 4           # of float32
 LIMIT = 600.0       # seconds that a measurement may take
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = ArgumentParser(prog="calibrate", description="Measure this machine, and write it down as a profile of hardware.")
+    p = ArgumentParser(prog="calibrate", description="Measure this machine, and write its profile.")
     p.add_argument("--output", default="machine.toml", metavar="FILE", help="(default: machine.toml)")
     p.add_argument("--ranks", type=int, default=max(2, cores()), metavar="N",
                    help="that measure at the same time (default: the number of cores, at least 2)")
@@ -87,12 +89,9 @@ def counts(shard: Shard) -> list[float]:
 
 def products(hardware: Hardware, shard: Shard, way: int) -> float:
     """Seconds of a shard's matrix products and attention's cores: forward, or backward."""
-    n, h, t = shard.b * shard.s, shard.h, shard.t
-    words = shard.model.padded_vocab_size(t) // t
-    matrices = [(h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)]
-    linear = shard.L * sum(hardware.product(n, k, m) for k, m in matrices) + hardware.product(n, h, words)
-    core = shard.L * (1 + way) * 4 * shard.b * shard.s**2 * h / t / (hardware.peak * hardware.attention[way])
-    return (1 + way) * linear + core
+    plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
+    forward, input_gradient, weight_gradient = work_of(plan, hardware, shard.L, first=True, last=True)
+    return input_gradient.products + weight_gradient.products if way else forward.products
 
 
 def least_squares(rows: list[list[float]], values: list[float], scales: list[float]) -> list[float]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from predict import measure
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture, writing
+from mpi_impl.files import check_picture
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches, require_positive
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
           "virtual one")
     if args.plot:
         from pictures import draw_scaling     # matplotlib takes a second to import
-        with writing(args.plot):
-            draw_scaling(strong, weak, cores()).savefig(args.plot)
+        from mpi_impl.reports.pictures import save
+        save(draw_scaling(strong, weak, cores()), args.plot)
 
 
 # ---- what is measured -----------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def weak_plan(kind: str, n: int) -> Plan:
 
 
 def gpt(layers: int, width: int) -> ModelConfig:
-    """Eight heads, as many as there are ranks; and few words, so that the last stage has little more than the others."""
+    """Heads for eight ranks; and few words, so that the last stage of a pipeline has little more than the others."""
     return ModelConfig(layers, width, 8, 256, 128, hidden_dropout=0.0, attention_dropout=0.0)
 
 

@@ -17,7 +17,8 @@ from steps import step_seconds
 
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture, writing
+from mpi_impl.files import check_picture
+from mpi_impl.planning.candidates import shape_of
 from mpi_impl.planning.profiles import load
 from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
@@ -59,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
         from pictures import draw_predictions     # matplotlib takes a second to import
-        with writing(args.plot):
-            draw_predictions([named(plan) for plan in plans], predicted, measured).savefig(args.plot)
+        from mpi_impl.reports.pictures import save
+        save(draw_predictions([named(plan) for plan in plans], predicted, measured), args.plot)
 
 
 def plan_of(topology: tuple[int, int, int, int, dict]) -> Plan:
@@ -97,11 +98,11 @@ def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[boo
 
 def named(plan: Plan) -> str:
     p = plan.parallel
-    more = [word for word, there in (("sequence parallel", p.sequence_parallel), (f"ZeRO-{p.zero_stage}", p.zero_stage),
-                                     ("full recompute", p.recompute.granularity == "full"),
-                                     (f"v = {p.virtual_pipeline_size}", p.virtual_pipeline_size)) if there]
-    sizes = f"t {p.tensor_model_parallel_size}, p {p.pipeline_model_parallel_size}, d {p.data_parallel_size}, b {plan.b}"
-    return ", ".join([sizes, *more])
+    more = {"sequence parallel": p.sequence_parallel, f"ZeRO-{p.zero_stage}": p.zero_stage,
+            "full recompute": p.recompute.granularity == "full",
+            f"v {p.virtual_pipeline_size}": p.virtual_pipeline_size}
+    t, stages, d = shape_of(plan)
+    return ", ".join([f"t {t}, p {stages}, d {d}, b {plan.b}", *(word for word, there in more.items() if there)])
 
 
 def table(plans: Sequence[Plan], predicted: Sequence[float], measured: Sequence[float]) -> str:

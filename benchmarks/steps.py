@@ -22,8 +22,9 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> float:
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
     trainer = Trainer(plan.model, OptimizerConfig(1e-4, 1), topology, 1, Precision("float32"))
-    tokens = np.random.default_rng(0).integers(plan.model.vocab_size, size=(2, plan.b, plan.model.max_position_embeddings))
-    batch, found = [GPTBatch(tokens[0], tokens[1])] * plan.m, []
+    shape = plan.b, plan.model.max_position_embeddings
+    tokens, targets = np.random.default_rng(0).integers(plan.model.vocab_size, size=(2, *shape))
+    batch, found = [GPTBatch(tokens, targets)] * plan.m, []
     for _ in range(WARM + steps):
         began = together(ranks, clock)
         trainer.step(batch, plan.m * plan.b * plan.parallel.data_parallel_size)
