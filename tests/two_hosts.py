@@ -1,5 +1,5 @@
-"""Two hosts in one machine, for ranks that shall not notice: each has a network, a name, processes, shared memory and an
-ssh server of its own, and a link leads from one to the other. Files are the machine's, as on a shared file system.
+"""Two hosts in one machine, for ranks that shall not notice: each has a network, a name, processes, shared memory and
+an ssh server of its own, and a link leads from one to the other. Files are the machine's, as on a shared file system.
 
 A host is a set of Linux namespaces, held by its ssh server. It ends with that server, and so does all that runs in it.
 """
