@@ -21,8 +21,8 @@ from reference.errors import UserError
 LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
 SECONDS_TO_ANSWER = 10      # that a host gets, before it counts as one that cannot be reached
 
-# For ssh: to ask for nothing, since nobody would answer; and to end, within a minute, when the host is cut off.
-SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=10 -o ServerAliveCountMax=3 "
+# For ssh: to ask for nothing, since nobody would answer; and to end, within 20 seconds, when the host is cut off.
+SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
                f"-o ConnectTimeout={SECONDS_TO_ANSWER}")
 
 # Where each launcher looks for these: MPICH, Intel MPI, Open MPI 5 and 4.
@@ -134,8 +134,8 @@ def check_answer(name: str, ssh: subprocess.Popen) -> None:
                         "here without a question: check the name, and that the host knows your key.")
     if status:
         raise UserError(f"The host {name} of --hostfile has no {sys.executable}, or no folder {os.getcwd()}, from "
-                        "which ranks are started. All hosts need the same files under the same names, as on a shared file "
-                        "system.")
+                        "which ranks are started. All hosts need the same files under the same names, as on a shared "
+                        "file system.")
 
 
 def is_here(name: str) -> bool:

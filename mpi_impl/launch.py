@@ -59,8 +59,8 @@ FILL_HOSTS = {
 
 # Variables that ranks on another host need, too: where Python finds modules and we our cache, what a process shall be
 # like, our own, and what the user has told MPI's networks, NCCL, CUDA and CuPy.
-TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|MALLOC_|SHARDLAB_|UCX_|FI_|NCCL_|CUDA_|CUPY_"
-                     r"|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
+TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|MALLOC_|SHARDLAB_|UCX_|FI_|NCCL_|CUDA_|"
+                     r"CUPY_|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
 
 # What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)

@@ -42,8 +42,9 @@ PasswordAuthentication yes
 """
 
 SSH_CONFIG = """
-Host *
+Host * !stranger
     IdentityFile {folder}/key
+Host *
     IdentitiesOnly yes
     UserKnownHostsFile {folder}/known_hosts
     LogLevel ERROR

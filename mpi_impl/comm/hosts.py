@@ -31,8 +31,8 @@ class Hosts:
         if len(self.names) > MOST:
             ranks = f"{min(counts)} to {max(counts)} ranks" if len(set(counts)) > 1 else f"{counts[0]} ranks"
             return f"on {len(self.names)} hosts of {ranks} each"
-        first, *others = (f"{count} {{}}on {name}" for name, count in zip(self.names, counts))
-        return f"on {len(self.names)} hosts: " + ", ".join([first.format("ranks "), *(one.format("") for one in others)])
+        listed = (f"{count} rank{'s' * (count > 1)} on {name}" for name, count in zip(self.names, counts))
+        return f"on {len(self.names)} hosts: {', '.join(listed)}"
 
     def warning(self, t: int) -> str:
         """A sentence if tensor-parallel groups of t neighbours are split between hosts; else ""."""
@@ -41,9 +41,9 @@ class Hosts:
             return ""
         whole = max(size for size in range(1, t) if t % size == 0 and not split_groups(hosts, size))
         smaller = f"--tensor-model-parallel-size {whole}, with which none is, or " if whole > 1 else ""
-        return (f"warning: {split} of {len(hosts) // t} tensor-parallel groups of {t} ranks split between hosts: each layer "
-                "sends 8 b s h (t-1)/t elements a microbatch, and waits for the network between hosts each time. Choose "
-                f"{smaller}a host file whose slots are multiples of {t}.")
+        return (f"warning: {split} of {len(hosts) // t} tensor-parallel groups of {t} ranks split between hosts: each "
+                "layer sends 8 b s h (t-1)/t elements a microbatch, and waits for the network between hosts each time. "
+                f"Choose {smaller}a host file whose slots are multiples of {t}.")
 
 
 def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
