@@ -84,7 +84,6 @@ class Host:
                 ["unshare", *(f"--{name}" for name in NAMESPACES), "--fork", "--kill-child", "--mount-proc",
                  "sh", "-c", FIRST_PROCESS, "sh", name, folder], stdout=log, stderr=log,
                 env=os.environ | {"PATH": search_path()})
-        self.first = 0
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children")
         wait_for(lambda: children.read_text().strip() != "", f"{name}'s first process")
         self.first = int(children.read_text())
@@ -100,13 +99,13 @@ class Host:
                        env=os.environ | {"PATH": search_path()})
 
     def processes(self) -> dict[int, str]:
-        """What runs there beside its ssh server, by pid: the command lines."""
+        """What runs there beside the ssh server, by pid: the command lines."""
         found = {}
         here = os.readlink(f"/proc/{self.first}/ns/pid")
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with suppress(OSError):     # it is gone
                 line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")      # empty once it has died
-                if pid != self.first and line and os.readlink(f"/proc/{pid}/ns/pid") == here:
+                if os.readlink(f"/proc/{pid}/ns/pid") == here and line and not line.startswith("sshd"):
                     found[pid] = line
         return found
 
@@ -158,10 +157,10 @@ class TwoHosts:
     def mend(self) -> None:
         self.hosts[1].ip("link", "set", "link0", "up")
 
-    def start(self, *command, env: dict[str, str] | None = None) -> subprocess.Popen:
-        """Start this on alpha, where `ssh` is one that knows the way."""
-        path = {"PATH": f"{self.folder}:{search_path()}"}
-        return subprocess.Popen(self.hosts[0].inside(*command), env=environment(path | (env or {})), text=True,
+    def start(self, *command, env: dict[str, str] | None = None, folder: str = ".") -> subprocess.Popen:
+        """Start this on alpha, in this folder, where `ssh` is one that knows the way."""
+        variables = environment({"PATH": f"{self.folder}:{search_path()}"} | (env or {}))
+        return subprocess.Popen(self.hosts[0].inside("env", "-C", folder, *command), env=variables, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def processes(self) -> dict[str, list[str]]:
