@@ -73,7 +73,8 @@ SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is kill
 def main() -> None:
     options = parse_options()
     program = ["-m", *options.module] if options.module else options.script
-    hosts = filled(read_hosts(options.hostfile), options.n, options.hostfile) if options.hostfile else []
+    named = options.hostfile is not None
+    hosts = filled(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
     vendor = mpi_vendor()
     environment = launch_environment(vendor, options.n, bool(hosts))
     check_reachable(hosts)

@@ -1,15 +1,18 @@
 """A host file is read in one format, filled in order, and written for whichever MPI; what is wrong is a sentence."""
+import json
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl import hostfile
+from mpi_impl.data.indexed import write_indexed
 from mpi_impl.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts, written_for)
-from mpi_impl.launch import exported, launch_environment, launcher, machinefile
+from mpi_impl.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command
 
@@ -146,3 +149,23 @@ def test_ssh_is_told_to_ask_nothing_and_open_mpi_what_to_take_along(monkeypatch)
     assert exported("MPICH", environment) == []
     names = exported("Open MPI", environment)[1::2]
     assert {"PYTHONPATH", "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE"} <= set(names) and "HOSTNAME" not in names
+
+
+@pytest.mark.skipif(mpi_vendor() != "MPICH", reason="its launcher alone starts ranks on a host that is not there")
+def test_a_machine_under_two_names_is_two_hosts(tmp_path):
+    """Where no other host is to be had: what a run says of them, and of a tensor-parallel group that they split."""
+    (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    write_indexed(tmp_path / "tokens", [np.arange(500) % 20], 21)
+    options = """--num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1
+        --train-iters 1 --eval-iters 0 --tokenizer-type NullTokenizer --vocab-size 20""".split()
+    job = command("-m", "mpi_impl.launch", "-n", 4, "--hostfile", tmp_path / "hosts", "-m", "mpi_impl.pretrain_gpt",
+                  *options, "--tensor-model-parallel-size", 4, "--data-path", tmp_path / "tokens",
+                  "--ledger", tmp_path / "ledger.json", env={"HYDRA_LAUNCHER": "fork"})
+    assert job.returncode == 0, job.stderr
+    assert "\non 2 hosts: 2 ranks on " in job.stdout
+    assert "\nwarning: 1 of 1 tensor-parallel groups of 4 ranks split between hosts" in job.stdout
+    for line in json.loads((tmp_path / "ledger.json").read_text()):
+        whole, between = line["ring_bytes"], line["ring_bytes_between_hosts"]
+        assert line["ring_bytes_inside_hosts"] + between == whole
+        if line["operation"] == "all_reduce":
+            assert between == whole / 2     # of a ring of four, two edges cross

@@ -210,7 +210,8 @@ def test_the_batch_script_trains_and_goes_on(tmp_path):
     write_script(tmp_path / "bin" / "srun", f'exec {find_mpiexec(mpi_vendor())} "$@"')
     (tmp_path / ".venv").symlink_to(sys.prefix)
     options = f"""--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1
-        --global-batch-size 2 --eval-iters 0 --tokenizer-type NullTokenizer --vocab-size 20 --data-path {tmp_path}/tokens --train-iters""".split()
+        --global-batch-size 2 --eval-iters 0 --tokenizer-type NullTokenizer --vocab-size 20
+        --data-path {tmp_path}/tokens --train-iters""".split()
     write_indexed(tmp_path / "tokens", [np.arange(500) % 20], 21)
     slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NAME": "shardlab", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}

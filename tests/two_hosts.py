@@ -163,10 +163,6 @@ class TwoHosts:
         return subprocess.Popen(self.hosts[0].inside("env", "-C", folder, *command), env=variables, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def processes(self) -> dict[str, list[str]]:
-        """What runs on each host."""
-        return {host.name: list(host.processes().values()) for host in self.hosts}
-
     def end(self) -> None:
         for host in self.hosts:
             host.end()
