@@ -129,7 +129,7 @@ def test_of_all_that_give_up_one_speaks(ranks, delays, speaker):
 
 @pytest.mark.parametrize("hosts, delays, speakers", [
     ([0, 0, 1, 1], [0, 0, 0, 0], [0, 2]), ([0, 0, 1, 1], [0.8, 0, 0.8, 0], [1, 3]),
-    ([0, 1, 0, 1], [0.8, 0, 0, 0], [1, 2]),
+    ([0, 1, 0, 1], [0.8, 0, 0, 0], [1, 2]), ([0, 0, 1, 1], [0, 0, 0.8, 0.8], [0, 2]),
 ])
 def test_on_several_hosts_one_speaks_on_each(ranks, hosts, delays, speakers):
     """For the link between them may be what has failed: nothing is sent there, and nothing is awaited from there."""
