@@ -2,7 +2,9 @@
 sentence, when the link between the hosts is cut. The hosts are real in all that matters (two_hosts.py).
 """
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -119,7 +121,7 @@ def test_ranks_are_placed_in_blocks_and_get_the_variables(two, tmp_path):
 
 def test_a_bare_mpiexec_does_it_too(two, tmp_path):
     (tmp_path / "hosts").write_text("alpha:2\nbeta:2\n")
-    program = write_program(tmp_path, "if rank == 0: print(world().hosts().told())")
+    program = write_program(tmp_path, "if rank == 0: print(world().hosts().counted())")
     job = two.start(find_mpiexec("MPICH"), "-f", tmp_path / "hosts", "-n", 4, sys.executable, program)
     assert ended(job)[:2] == (0, "on 2 hosts: 2 ranks on alpha, 2 ranks on beta\n")
 
@@ -192,6 +194,6 @@ def test_an_interrupted_launch_ends_its_ranks_on_both_hosts(two, tmp_path):
     job = launched(two, program)
     assert job.stdout and job.stdout.readline() == "ready\n"
     (launcher,) = (pid for pid, line in two.hosts[0].processes().items() if "mpi_impl.launch" in line)
-    subprocess.run(["kill", "-INT", str(launcher)], check=True)
+    os.kill(launcher, signal.SIGINT)
     assert job.wait(SOON) == 130
     wait_for(lambda: not any(host.processes() for host in two.hosts), "the end of every process", SOON)

@@ -3,8 +3,10 @@ an ssh server of its own, and a link leads from one to the other. Files are the 
 
 A host is a set of Linux namespaces, held by its ssh server. It ends with that server, and so does all that runs in it.
 """
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from mpi_impl.launch import PR_SET_PDEATHSIG
 from tests.launching import environment
 
 ADDRESSES = {"alpha": "10.77.0.1", "beta": "10.77.0.2"}     # by name
@@ -29,6 +32,14 @@ mount -t sysfs sysfs /sys
 mount --bind "$2/hosts" /etc/hosts
 ip link set lo up
 exec "$(command -v sshd)" -D -e -f "$2/sshd_config"
+"""
+
+# What that takes, to find out whether it is allowed here.
+TRIAL = """
+set -e
+mount -t tmpfs tmpfs /dev/shm
+mount -t sysfs sysfs /sys
+ip link add link0 type veth
 """
 
 SSHD_CONFIG = """
@@ -59,18 +70,23 @@ def why_not() -> str:
     """The reason why there can be no such hosts here; "" if they can be."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "two hosts in one machine are namespaces of Linux, which root alone may make"
-    for program in ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter"):
+    for program in ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "hostname"):
         if shutil.which(program, path=search_path()) is None:
             return f"{program} is not installed"
     options = [f"--{name}" for name in NAMESPACES]
-    made = subprocess.run(["unshare", *options, "--fork", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"],
-                          capture_output=True, text=True)
+    made = subprocess.run(["unshare", *options, "--fork", "--mount-proc", "sh", "-c", TRIAL], capture_output=True,
+                          text=True, env=os.environ | {"PATH": search_path()})
     return f"namespaces are refused: {made.stderr.strip()}" if made.returncode else ""
 
 
 def search_path() -> str:
     """Where ip and sshd are is not on everybody's PATH."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent is gone, even by SIGKILL. (To less, unshare is deaf.)"""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Host:
@@ -83,7 +99,7 @@ class Host:
             self.holder = subprocess.Popen(
                 ["unshare", *(f"--{name}" for name in NAMESPACES), "--fork", "--kill-child", "--mount-proc",
                  "sh", "-c", FIRST_PROCESS, "sh", name, folder], stdout=log, stderr=log,
-                env=os.environ | {"PATH": search_path()})
+                env=os.environ | {"PATH": search_path()}, preexec_fn=end_with_parent)
         children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children")
         wait_for(lambda: children.read_text().strip() != "", f"{name}'s first process")
         self.first = int(children.read_text())

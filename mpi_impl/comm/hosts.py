@@ -25,7 +25,11 @@ class Hosts:
         """The share of a collective over these ranks of the world that crosses; None where there is one host only."""
         return crossing(operation, [self.of[rank] for rank in ranks], root) if self.several else None
 
-    def told(self) -> str:
+    def told(self, t: int) -> str:
+        """For a person: where the ranks are, and a warning if that costs more than it need; "" on one host."""
+        return "\n".join(filter(None, [self.counted(), self.warning(t)])) if self.several else ""
+
+    def counted(self) -> str:
         """How many there are, and how many ranks each has."""
         counts = [list(self.of.values()).count(host) for host in range(len(self.names))]
         if len(self.names) > MOST:
@@ -52,8 +56,8 @@ def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
     It is a count of a ring's edges. A ring leads from each rank to the next and from the last to the first, and over
     all of these edges goes as much: so a share of (edges between hosts)/n crosses, of the group as a whole, and that is
     the mean over its ranks. A broadcast begins at its root and does without the one edge that leads back there.
-    (MPI may choose trees instead, and NCCL orders its rings by hosts, with 2 edges between each two neighbours. Hosts
-    that are filled one after the other give such a ring.)
+    (MPI may choose trees instead. NCCL orders its rings so that each host is entered once and left once: that is this
+    ring, where hosts are filled one after the other.)
     """
     edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]
     return sum(source != target for source, target in edges) / max(len(edges), 1)

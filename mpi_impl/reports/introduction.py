@@ -13,19 +13,12 @@ def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
+    placed = f"{hosts.told(t)}\n" if hosts.several else ""
     return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
             f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
-            f"each replica\n{places(hosts, t)}{saving(p, settings.precision.half, settings.args.offload_folder)}"
+            f"each replica\n{placed}{saving(p, settings.precision.half, settings.args.offload_folder)}"
             f"{NAMES[model.architecture]} of {parameters(model):,} parameters, {held}; vocabulary "
             f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
-
-
-def places(hosts: Hosts, t: int) -> str:
-    """Of ranks on several hosts: how many are where, and what that costs if it costs more than it need."""
-    if not hosts.several:
-        return ""
-    warning = hosts.warning(t)
-    return f"{hosts.told()}\n" + (f"{warning}\n" if warning else "")
 
 
 def pipelining(p: ParallelConfig, model: ModelConfig) -> str:

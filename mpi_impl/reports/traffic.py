@@ -40,7 +40,7 @@ def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
 
 def table(lines: list[Line]) -> str:
     """One line an entry. 'ring' is what this rank would send if each call ran as a ring; on several hosts, what of that
-    stays inside them and what crosses between them follows.
+    stays inside them and what crosses between them follows, of a collective as the mean over the group's ranks.
     """
     several = any(line.between is not None for line in lines)
     head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes",

@@ -145,4 +145,5 @@ def test_whole_groups_are_not_warned_of():
     ((8, 4) * 8, "on 16 hosts of 4 to 8 ranks each"),
 ])
 def test_hosts_are_told(counts, words):
-    assert hosts_with(*counts).told() == words
+    assert hosts_with(*counts).counted() == words
+    assert hosts_with(*counts).told(1) == words and hosts_with(8).told(8) == ""
