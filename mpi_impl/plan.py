@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.files import check_picture
 from mpi_impl.planning import profiles
-from mpi_impl.planning.candidates import Job, Timed, check
+from mpi_impl.planning.candidates import PLAYED, Job, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.reports.tables import aligned
 from mpi_impl.training.presets import PRESETS
-from reference.config import ARCHITECTURES, ModelConfig, option, require_positive
+from reference.config import ARCHITECTURES, ModelConfig, option
 from reference.cost import parameters, utilization
 from reference.errors import UserError
 from reference.step_time import flops_of_step, flops_per_second
@@ -53,10 +53,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, metavar in SIZES.items():
         p.add_argument(option(name), type=int, metavar=metavar)
     p.add_argument("--vocab-size", type=int, metavar="V", help="default: 51200, and 30592 for a BERT")
-    p.add_argument("--best", type=int, default=6, metavar="N", help="how many plans to show (default: 6)")
+    p.add_argument("--best", type=int, default=6, metavar="N",
+                   help=f"how many plans to show (default: 6; at most {PLAYED})")
     p.add_argument("--plot", metavar="FILE", help="draw their memory and their time")
     args = p.parse_args(argv)
-    require_positive("best", args.best)
+    if not 1 <= args.best <= PLAYED:
+        raise UserError(f"--best is {args.best}, but must be at least 1, and at most {PLAYED}.")
     if args.plot:
         check_picture(args.plot)
     return args
@@ -70,9 +72,9 @@ def model_of(args: argparse.Namespace) -> ModelConfig:
     sizes |= {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
     if missing := [name for name in SIZES if name not in sizes]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
-    return ModelConfig(sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"],
-                       args.vocab_size or VOCABULARY[architecture], sizes["seq_length"], architecture=architecture,
-                       heads=ARCHITECTURES[architecture][0])
+    words = VOCABULARY[architecture] if args.vocab_size is None else args.vocab_size
+    return ModelConfig(sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"], words,
+                       sizes["seq_length"], architecture=architecture, heads=ARCHITECTURES[architecture][0])
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ A profile is data: a file of mpi_impl/planning/hardware/, or what benchmarks/cal
 a plan reference/step_time.py says how long a step takes.
 """
 from bisect import bisect
-from dataclasses import dataclass
-from math import ceil, log
+from collections import Counter
+from dataclasses import dataclass, fields
+from functools import cache
+from math import log
 from typing import NamedTuple
 
 from reference.cost import RING
@@ -65,6 +67,8 @@ class Hardware:
         for name in ("peak", "memory", "bandwidth", "element_bytes", "server"):
             if not getattr(self, name) > 0:
                 raise UserError(f"The hardware's {name} is {getattr(self, name)}, but must be above 0.")
+        if self.server % 1:
+            raise UserError(f"The hardware's server has {self.server} devices, but must have a whole number of them.")
         if not self.memory > self.reserved >= 0:
             raise UserError(f"The hardware's reserved is {self.reserved:g} bytes, but must be at least 0, and less "
                             f"than its memory, {self.memory:g}.")
@@ -72,6 +76,15 @@ class Hardware:
         if not sizes or sizes != sorted(set(sizes)) or sizes[0] <= 0 or any(share <= 0 for _, share in self.efficiency):
             raise UserError("The hardware's efficiency is a list of [size, share of the peak], from small sizes to "
                             f"large ones, and all above 0, but it is {self.efficiency}.")
+        check_pair("attention", self.attention)
+        if 0 in self.attention:
+            raise UserError(f"The hardware's attention is {self.attention}, but must be above 0.")
+        check_pair("overhead", self.overhead)
+        for field in fields(Passes):
+            check_pair(field.name, getattr(self.passes, field.name))
+        if not (0 <= self.hidden <= 1 and self.jitter >= 0 and self.optimizer >= 0):
+            raise UserError(f"The hardware's hidden is {self.hidden}, its jitter {self.jitter} and its optimizer "
+                            f"{self.optimizer}, but none may be below 0, nor hidden above 1.")
         for link in (self.inside, self.between):
             if not (link.bandwidth > 0 and link.latency >= 0):
                 raise UserError(f"The hardware has a link with {link}, but a bandwidth must be above 0, and a latency "
@@ -95,6 +108,12 @@ class Hardware:
         return elements * passes * self.element_bytes / self.bandwidth
 
 
+def check_pair(name: str, pair: tuple[float, float]) -> None:
+    if not (isinstance(pair, tuple) and len(pair) == 2 and min(pair) >= 0):
+        raise UserError(f"The hardware's {name} is {pair}, but must be two numbers, [forward, backward], neither below "
+                        "0.")
+
+
 def size_of_product(n: int, k: int, m: int) -> float:
     """The side of the square product that has as many FLOPs for each element: 3 / (1/n + 1/k + 1/m).
 
@@ -107,45 +126,42 @@ def size_of_product(n: int, k: int, m: int) -> float:
 # ---- who is where ---------------------------------------------------------------------------------------------------
 
 
-class Spread(NamedTuple):
-    """Of a group of ranks: the fewest that a server has of it, and how many servers."""
+class Group(NamedTuple):
+    """Of a world of ranks, groups of so many, each rank `stride` behind the one before: who shares a layer, say."""
 
-    together: int
-    servers: int
+    ranks: int
+    stride: int
+    world: int
 
 
-def spread(ranks: int, stride: int, server: int) -> Spread:
-    """A group of so many ranks, each `stride` behind the one before, where servers have so many ranks each.
+@cache
+def leaving(group: Group, server: int) -> int:
+    """How many of these groups leave a server, at most: have members in it, and others elsewhere.
 
-    Where strides and servers do not divide one another, groups are cut in different ways, and the worst counts.
+    Where sizes do not divide one another, groups are cut in different ways: the busiest server counts.
     """
-    reach = ranks * stride
-    if reach <= server and server % reach == 0:
-        return Spread(ranks, 1)
-    together = max(1, min(ranks, server // stride))
-    return Spread(together, ceil(ranks / together))
+    found = Counter[int]()
+    for first in range(0, group.world, group.ranks * group.stride):
+        for start in range(first, first + group.stride):
+            servers = {rank // server for rank in range(start, start + group.ranks * group.stride, group.stride)}
+            found.update(servers if len(servers) > 1 else ())
+    return max(found.values(), default=0)
 
 
-def collective(hardware: Hardware, operation: str, ranks: int, stride: int, size: float) -> float:
-    """Seconds of a collective over `size` bytes, where all groups of the world do the same at once.
+def slowest_link(hardware: Hardware, group: Group) -> Link:
+    """On the way from member to member, where all groups of the world do the same at once.
 
-    Inside a server every device has links of its own. Between servers a group's ring leaves each of them once,
-    whatever its members there, and the rings of all groups that the server has members of share what it has.
+    Inside a server every device has links of its own. What leaves a server goes once for each group that leaves it,
+    whatever its members there, and these groups share what the server has.
     """
-    if ranks == 1:
+    inside, between = hardware.inside, hardware.between
+    if not (groups := leaving(group, hardware.server)):
+        return inside
+    return Link(max(inside.latency, between.latency), min(inside.bandwidth, between.bandwidth / groups))
+
+
+def collective(hardware: Hardware, operation: str, group: Group, size: float) -> float:
+    """Seconds over `size` bytes: a ring, of which every link carries as much, is as fast as its slowest."""
+    if group.ranks == 1:
         return 0.0
-    together, servers = spread(ranks, stride, hardware.server)
-    within = hardware.inside.seconds(operation, ranks, size)
-    if servers == 1:
-        return within
-    rings = max(1, hardware.server // together)
-    shared = Link(hardware.between.latency, hardware.between.bandwidth / rings)
-    return max(within, shared.seconds(operation, servers, size))
-
-
-def message(hardware: Hardware, stride: int, size: float) -> float:
-    """Seconds of `size` bytes to the rank that is `stride` further, where all of a server send at once."""
-    if stride < hardware.server:
-        return hardware.inside.seconds("send", 2, size)
-    outside = hardware.between
-    return outside.latency + size * hardware.server / outside.bandwidth
+    return slowest_link(hardware, group).seconds(operation, group.ranks, size)

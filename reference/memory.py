@@ -76,10 +76,16 @@ def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -
     """Bytes on a rank of the first stage, with sequence parallelism (Korthikanti et al. 2022, section 4.3).
 
     The dropout mask after the embedding, for p microbatches in flight; and where the first stage is also the last, what
-    the head keeps: inputs of the final layer norm and of the logits, 2 each, and the logits in float32, 4 V.
+    the head keeps.
     """
-    sbh, V = s * b * c.hidden_size, c.vocab_size
-    return p * sbh / t + (4 * sbh / t * (1 + V / c.hidden_size) if p == 1 else 0)
+    return p * s * b * c.hidden_size / t + (head_activations(c, b, s, t) if p == 1 else 0)
+
+
+def head_activations(c: ModelConfig, b: int, s: int, t: int) -> float:
+    """Bytes on a rank of the last stage: inputs of the final layer norm and of the logits, 2 b s h each, and the
+    logits in float32, 4 b s V (the same).
+    """
+    return 4 * s * b * (c.hidden_size + c.vocab_size) / t
 
 
 def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> int:

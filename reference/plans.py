@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
 from reference.cost import data_parallel_traffic, parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
-from reference.errors import UserError
-from reference.memory import activations_outside_layers, layer_activations, model_states, most_in_flight
-from reference.schedules import make
+from reference.memory import (activations_outside_layers, head_activations, layer_activations, model_states,
+                              most_in_flight)
+from reference.schedules import check_microbatches
 from reference.simulate import Timeline, Times, simulate
 from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
 
@@ -21,7 +21,9 @@ HALF = 2                    # bytes of what is sent
 
 
 class Memory(NamedTuple):
-    """Bytes that the rank holds which holds most: one of the first stage, which embeds and has most in flight."""
+    """Bytes that the rank holds which holds most: of the first stage, which embeds and has most in flight, or of the
+    last, which has the logits.
+    """
 
     parameters: float
     gradients: float
@@ -30,7 +32,7 @@ class Memory(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Bytes that such a rank sends in a step, each collective taken as a ring: what its layers send, no word table."""
+    """Bytes that a rank of the first stage sends in a step, each collective as a ring: of its layers, no word table."""
 
     tensor: float
     pipeline: float
@@ -52,11 +54,8 @@ class Plan:
     def __post_init__(self):
         check_model_fits(self.model, self.parallel)
         check_sequence_fits(self.model.max_position_embeddings, self.parallel)
-        p = self.parallel.pipeline_model_parallel_size
-        if self.m < 1 or not takes(self.parallel.pipeline_schedule, p, self.parallel.virtual_pipeline_size,
-                                   p + self.m % p):
-            schedule_of(self.parallel, self.m)      # which says why not
-        self.pipeline  # noqa: B018  which raises if there are too few layers
+        self.pipeline  # noqa: B018  which raises if there are too few layers, or if v does not suit the schedule
+        check_microbatches(self.parallel.pipeline_schedule, self.parallel.pipeline_model_parallel_size, self.m)
 
     @cached_property
     def pipeline(self) -> "Pipeline":
@@ -80,16 +79,21 @@ class Plan:
 
     @property
     def memory(self) -> Memory:
-        """What is recomputed is there again, whole, of one layer at a time."""
-        p, s = self.parallel, self.model.max_position_embeddings
-        v = p.virtual_pipeline_size or 1
-        in_flight = most_in_flight(p.pipeline_schedule, p.pipeline_model_parallel_size, self.m, 0, v)
-        layer, whole = (sum(layer_activations(self.model, self.b, s, p.tensor_model_parallel_size, p.sequence_parallel,
-                                              recompute)) for recompute in (p.recompute.granularity, "none"))
-        outside = activations_outside_layers(self.model, self.b, s, p.tensor_model_parallel_size,     # little, and
-                                             p.pipeline_model_parallel_size)      # as with sequence parallelism
-        return Memory(*model_states(self.psi, p.data_parallel_size, p.zero_stage),
-                      activations=in_flight * len(self.layers) / v * layer + (whole - layer) + outside)
+        last = self.parallel.pipeline_model_parallel_size - 1
+        return max((self.memory_of(rank) for rank in {0, last}), key=sum)
+
+    def memory_of(self, rank: int) -> Memory:
+        """Of the first or the last of a pipeline. What is recomputed is there again, whole, of one layer at a time."""
+        c, p, s = self.model, self.parallel, self.model.max_position_embeddings
+        t, v, last = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1, p.pipeline_model_parallel_size - 1
+        held = self.pipeline.last if rank else self.pipeline.first
+        in_flight = most_in_flight(p.pipeline_schedule, last + 1, self.m, rank, v)
+        layer, whole = (sum(layer_activations(c, self.b, s, t, p.sequence_parallel, recompute))
+                        for recompute in (p.recompute.granularity, "none"))
+        outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
+                   activations_outside_layers(c, self.b, s, t, last + 1))
+        return Memory(*model_states(parameters_of_stage(c, t, held), p.data_parallel_size, p.zero_stage),
+                      activations=in_flight * len(held) / v * layer + (whole - layer) + outside)
 
     @property
     def messages(self) -> Messages:
@@ -118,6 +122,7 @@ class Pipeline(NamedTuple):
 
     stages: list[dict[int, range]]               # of each rank, the layers of its stages
     first: list[int]                             # layers of the first rank
+    last: list[int]                              # and of the last
     kinds: Counter[tuple[int, bool, bool]]       # of ranks: how many layers, whether it embeds, and has the logits
 
 
@@ -126,14 +131,5 @@ def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> Pipeli
     """Raises UserError if there are too few layers, or for a schedule and v that do not go together."""
     stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
     held = list(map(layers_of_rank, stages))
-    return Pipeline(stages, held[0], Counter((len(layers), 0 in layers, model.num_layers - 1 in layers)
-                                             for layers in held))
-
-
-@cache
-def takes(schedule: str, p: int, v: int | None, m: int) -> bool:
-    """Whether a schedule takes m microbatches. All rules are about m's rest by p."""
-    try:
-        return bool(make(schedule, p, m, v))
-    except UserError:
-        return False
+    kinds = Counter((len(layers), 0 in layers, model.num_layers - 1 in layers) for layers in held)
+    return Pipeline(stages, held[0], held[-1], kinds)

@@ -16,6 +16,8 @@ from reference.config import require_positive
 from reference.errors import UserError
 from reference.simulate import Times, activations_in_flight, simulate
 
+MOST_ACTIONS = 100_000      # of a kind on a rank in one step, for a run: a schedule is a list of them all
+
 # ---- generators -----------------------------------------------------------------------------------------------------
 
 
@@ -40,9 +42,7 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
     Microbatches go through a rank's stages in groups of p, so m must be a multiple of p. Raises UserError otherwise.
     """
     require_sizes(p, m, v)
-    if m % p:
-        raise UserError(f"The interleaved schedule takes microbatches in groups of p = {p}, but m = {m} is no multiple "
-                        f"of {p}. The nearest that is: {max(1, round(m / p)) * p}.")
+    check_microbatches("interleaved", p, m)
 
     def rank(r):
         mine = [r + chunk * p for chunk in range(v)]
@@ -216,6 +216,14 @@ def put_off_weights(actions: list[Action], last: int, turns: int) -> list[Action
 
 def per_rank(p: int, actions: Callable[[int], list[Action]]) -> Schedule:
     return Schedule(tuple(tuple(actions(r)) for r in range(p)))
+
+
+def check_microbatches(name: str, p: int, m: int) -> None:
+    """Raises UserError if the schedule of that name does not take m microbatches: all others take any number."""
+    require_sizes(p, m)
+    if name == "interleaved" and m % p:
+        raise UserError(f"The interleaved schedule takes microbatches in groups of p = {p}, but m = {m} is no multiple "
+                        f"of {p}. The nearest that is: {max(1, round(m / p)) * p}.")
 
 
 def require_sizes(p: int, m: int, v: int = 1) -> None:

@@ -13,11 +13,12 @@ Letters as in reference/cost.py.
 """
 from collections import Counter
 from functools import cache
+from math import ceil
 from statistics import NormalDist
 from typing import NamedTuple
 
 from reference.cost import iteration_flops
-from reference.hardware import Hardware, collective, message
+from reference.hardware import Group, Hardware, collective, slowest_link
 from reference.plans import Plan
 from reference.simulate import Times, simulate
 from reference.stages import schedule_of
@@ -88,12 +89,28 @@ class Sizes(NamedTuple):
     sequence_parallel: bool
     keep_gathered_inputs: bool
     recompute: str
+    tensor: Group       # of the t ranks that share a layer
 
 
 def sizes_of(plan: Plan) -> Sizes:
     c, p = plan.model, plan.parallel
     return Sizes(plan.b, c.max_position_embeddings, c.hidden_size, c.num_attention_heads,
-                 p.tensor_model_parallel_size, p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity)
+                 p.tensor_model_parallel_size, p.sequence_parallel, p.keep_gathered_inputs, p.recompute.granularity,
+                 groups_of(plan).tensor)
+
+
+class Groups(NamedTuple):
+    """Ranks count through t first, then d, then p."""
+
+    tensor: Group
+    data: Group
+    pipeline: Group
+
+
+def groups_of(plan: Plan) -> Groups:
+    p, n = plan.parallel, plan.parallel.world_size
+    t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
+    return Groups(Group(t, 1, n), Group(d, t, n), Group(stages, t * d, n))
 
 
 @cache
@@ -143,9 +160,9 @@ def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
     """
     x = sizes.b * sizes.s * sizes.h * hardware.element_bytes
     if not sizes.sequence_parallel:
-        return 2 * collective(hardware, "all_reduce", sizes.t, 1, x)
-    gathered = collective(hardware, "all_gather", sizes.t, 1, x)
-    halves = 2 * (gathered + collective(hardware, "reduce_scatter", sizes.t, 1, x))
+        return 2 * collective(hardware, "all_reduce", sizes.tensor, x)
+    gathered = collective(hardware, "all_gather", sizes.tensor, x)
+    halves = 2 * (gathered + collective(hardware, "reduce_scatter", sizes.tensor, x))
     return halves + (2 * gathered if backward and not sizes.keep_gathered_inputs else 0)
 
 
@@ -157,7 +174,7 @@ def embedding(sizes: Sizes, hardware: Hardware) -> Work:
     """The tables, summed over the vocabulary's shards, and dropout."""
     x = sizes.b * sizes.s * sizes.h
     forward, backward = (hardware.stream(x, passes) for passes in hardware.passes.embedding)
-    sent = collective(hardware, "all_reduce", sizes.t, 1, x * hardware.element_bytes)
+    sent = collective(hardware, "all_reduce", sizes.tensor, x * hardware.element_bytes)
     return Work(Parts(kernels=forward, messages=sent), Parts(kernels=backward), Parts())
 
 
@@ -167,7 +184,7 @@ def head(sizes: Sizes, words: int, hardware: Hardware) -> Work:
     n, h = sizes.b * sizes.s, sizes.h
     logits = hardware.product(n, h, words)
     forward, backward = (hardware.stream(n * words, passes) for passes in hardware.passes.logits)
-    sent = collective(hardware, "all_reduce", sizes.t, 1, n * h * hardware.element_bytes)
+    sent = collective(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
     return Work(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
 
@@ -218,9 +235,9 @@ def sending(plan: Plan, hardware: Hardware) -> float:
     c, p = plan.model, plan.parallel
     if p.pipeline_model_parallel_size == 1:
         return 0.0
-    t, x = p.tensor_model_parallel_size, plan.b * c.max_position_embeddings * c.hidden_size * hardware.element_bytes
-    sent = message(hardware, t * p.data_parallel_size, x / p.sent_parts)
-    return sent + (collective(hardware, "all_gather", t, 1, x) if p.scattered_parts > 1 else 0.0)
+    groups, x = groups_of(plan), plan.b * c.max_position_embeddings * c.hidden_size * hardware.element_bytes
+    sent = slowest_link(hardware, groups.pipeline).seconds("send", 2, x / p.sent_parts)
+    return sent + (collective(hardware, "all_gather", groups.tensor, x) if p.scattered_parts > 1 else 0.0)
 
 
 def played_makespan(plan: Plan, hardware: Hardware) -> float:
@@ -239,26 +256,31 @@ def played_makespan(plan: Plan, hardware: Hardware) -> float:
 
 
 def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
-    """m microbatches of the slowest rank; every other rank adds 1/v of one, and 2 messages (Narayanan et al. 2021,
-    section 2.2). Of 1F1B and its interleaved form.
+    """m microbatches of the slowest rank; every other rank adds 1/v of one (Narayanan et al. 2021, section 2.2). Of
+    1F1B and its interleaved form.
+
+    And messages: those of the first microbatch's way to the last stage and back. 1F1B waits for 2 more with each
+    microbatch, but for one of every p, which the first rank has ahead; interleaved there is more ahead, and nothing
+    waits as long as messages are short beside a stage's work. With equal stages this is exact.
     """
-    ranks = rank_works(plan, hardware)
+    ranks, p, m = rank_works(plan, hardware), plan.parallel.pipeline_model_parallel_size, plan.m
+    v = plan.parallel.virtual_pipeline_size
     slowest, together = max(parts.total for parts in ranks), sum(n * parts.total for parts, n in ranks.items())
-    behind = (together - slowest) / (plan.parallel.virtual_pipeline_size or 1)
-    return plan.m * slowest + behind + 2 * (ranks.total() - 1) * sending(plan, hardware)
+    messages = 2 * (p * v - 1) if v else 2 * (p - 1 + m - 1 - ceil((m - 1) / p))
+    return m * slowest + (together - slowest) / (v or 1) + messages * sending(plan, hardware)
 
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
     """Of gradients and parameters between d replicas (reference/cost.py, `data_parallel_traffic`), less what is hidden
     behind the backward; and the sum of a tied table's gradients between the first stage and the last.
     """
-    p = plan.parallel
-    t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
+    p, groups = plan.parallel, groups_of(plan)
     size, halves = plan.psi * hardware.element_bytes, (2, 2, plan.m + 1, 3 * plan.m)[p.zero_stage]
-    found = (1 - hardware.hidden) * halves * collective(hardware, "all_gather", d, t, size)
-    if stages > 1 and plan.model.tied:
+    found = (1 - hardware.hidden) * halves * collective(hardware, "all_gather", groups.data, size)
+    if p.pipeline_model_parallel_size > 1 and plan.model.tied:
+        t = p.tensor_model_parallel_size
         table = plan.model.padded_vocab_size(t) // t * plan.model.hidden_size * hardware.element_bytes
-        found += collective(hardware, "all_reduce", 2, t * d * (stages - 1), table)
+        found += slowest_link(hardware, groups.pipeline).seconds("all_reduce", 2, table)
     return found
 
 

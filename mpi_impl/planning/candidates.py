@@ -5,15 +5,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
+from math import isqrt
 from typing import NamedTuple
 
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
+from reference.cost import parameters
 from reference.errors import UserError
 from reference.hardware import Hardware
+from reference.memory import model_states
 from reference.plans import Plan
+from reference.schedules import MOST_ACTIONS
 from reference.step_time import StepTime, step_time
 
 PLAYED = 10     # shapes, the fastest by the closed form, whose schedules are played action by action
+RIVALS = 4      # plans of such a shape that are played, at most, where they are
+CLOSE = 1.02    # times as long as the fastest, at most: the closed form is as exact for plans that are any good
 MOST_B = 64     # samples in a microbatch: more make products no faster
 
 
@@ -31,6 +37,10 @@ class Timed(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         """t, p and d."""
         return shape_of(self.plan)
+
+
+def seconds_of(one: Timed) -> float:
+    return one.seconds
 
 
 def shape_of(plan: Plan) -> tuple[int, int, int]:
@@ -62,23 +72,26 @@ class Job:
     @cached_property
     def plans(self) -> list[Plan]:
         """All that the sizes allow."""
-        return [plan for t, p, d in shapes(self.model, self.n, self.B) for plan in plans_of(self, t, p, d)]
+        return [plan for t, p, d in shapes(self.model, self.B) if t * p * d == self.n
+                for plan in plans_of(self, t, p, d)]
 
     @cached_property
     def fitting(self) -> list[Timed]:
         """Those that fit, by the closed form, fastest first."""
         fitting = filter(self.fits, self.plans)
         found = [Timed(plan, step_time(plan, self.hardware, closed_form=True)) for plan in fitting]
-        return sorted(found, key=lambda one: one.seconds)
+        return sorted(found, key=seconds_of)
 
     @cached_property
     def best(self) -> list[Timed]:
-        """The fastest of each (t, p, d), of so many, fastest first: their schedules have been played."""
-        found: dict[tuple[int, int, int], Timed] = {}
+        """The fastest of each (t, p, d), of at most so many, fastest first: their schedules have been played."""
+        contestants: dict[tuple[int, int, int], list[Timed]] = {}
         for one in self.fitting:
-            found.setdefault(one.shape, one)
-        played = [self.played(one) for one in list(found.values())[:PLAYED]]
-        return sorted(played, key=lambda one: one.seconds)
+            rivals = contestants.setdefault(one.shape, [])
+            if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
+                rivals.append(one)
+        found = [min(map(self.played, rivals), key=seconds_of) for rivals in list(contestants.values())[:PLAYED]]
+        return sorted(found, key=seconds_of)
 
     def played(self, one: Timed) -> Timed:
         return Timed(one.plan, played_time(one.plan, self.hardware))
@@ -92,10 +105,11 @@ def played_time(plan: Plan, hardware: Hardware) -> StepTime:
 # ---- what the sizes allow -------------------------------------------------------------------------------------------
 
 
-def shapes(model: ModelConfig, n: int, B: int) -> list[tuple[int, int, int]]:
-    """(t, p, d): t divides the heads, every stage has a layer, every replica has as many samples."""
-    return [(t, p, n // (t * p)) for t in divisors(n) if model.num_attention_heads % t == 0
-            for p in divisors(n // t) if p <= model.num_layers and B % (n // (t * p)) == 0]
+def shapes(model: ModelConfig, B: int) -> list[tuple[int, int, int]]:
+    """All (t, p, d), on any number of devices: t divides the heads, every stage has a layer, replicas have as many
+    samples.
+    """
+    return list(product(divisors(model.num_attention_heads), range(1, model.num_layers + 1), divisors(B)))
 
 
 def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
@@ -103,15 +117,18 @@ def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
     L, s = job.model.num_layers, job.model.max_position_embeddings
     for b in (b for b in divisors(job.B // d) if b <= MOST_B):
         m = job.B // (d * b)
-        interleaved = [v for v in divisors(L // p) if v > 1 and L % p == 0] if p > 1 and m % p == 0 else []
+        interleaved = [v for v in divisors(L // p) if v > 1] if p > 1 and L % p == 0 and m % p == 0 else []
         for v, zero, cut, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
                                                (False, True) if t > 1 and s % t == 0 else (False,), RECOMPUTE):
-            yield Plan(job.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
-                                                 sequence_parallel=cut, recompute=Recompute(recompute)), m, b)
+            if m * (v or 1) <= MOST_ACTIONS:
+                yield Plan(job.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
+                                                     sequence_parallel=cut, recompute=Recompute(recompute)), m, b)
 
 
 def divisors(n: int) -> list[int]:
-    return [i for i in range(1, n + 1) if n % i == 0]
+    """Ascending."""
+    small = [i for i in range(1, isqrt(n) + 1) if n % i == 0]
+    return small + [n // i for i in reversed(small) if i * i != n]
 
 
 # ---- where there is none --------------------------------------------------------------------------------------------
@@ -119,13 +136,17 @@ def divisors(n: int) -> list[int]:
 
 def check(job: Job) -> None:
     """Raises UserError if no plan is possible, or none fits; it says what would make it so."""
-    if not job.plans:
-        near = [n for n in sorted(range(1, 2 * job.n + 1), key=lambda n: (abs(n - job.n), n))
-                if shapes(job.model, n, job.B)][:3]
+    possible = {t * p * d for t, p, d in shapes(job.model, job.B)}
+    if job.n not in possible:
+        near = sorted(sorted(possible, key=lambda n: (abs(n - job.n), n))[:3])
         raise UserError(
             f"--num-gpus is {job.n}, which is t x p x d in no way: t must divide --num-attention-heads, "
             f"{job.model.num_attention_heads}, p can be at most --num-layers, {job.model.num_layers}, and d must "
-            f"divide --global-batch-size, {job.B}. The nearest numbers that are: {', '.join(map(str, sorted(near)))}.")
+            f"divide --global-batch-size, {job.B}. The nearest numbers that are: {', '.join(map(str, near))}.")
+    if not job.plans:
+        raise UserError(f"--global-batch-size is {job.B}, of which every replica would take more than {MOST_ACTIONS:,} "
+                        f"microbatches of at most {MOST_B} samples, the most that a schedule holds. Choose a smaller "
+                        "one, or one with more divisors.")
     if not job.fitting:
         leanest = min(job.plans, key=lambda plan: sum(plan.memory))
         raise UserError(
@@ -135,21 +156,22 @@ def check(job: Job) -> None:
 
 
 def remedy(job: Job) -> str:
-    """How many devices would do, if any number would."""
-    n = job.n
-    while n < 1_000_000:
-        n *= 2
-        if any(job.fits(plan) for plan in leanest_plans(Job(job.model, n, job.B, job.hardware))):
-            return f"With --num-gpus {n} one fits."
-    return "No number of them would do: choose a smaller model, or a shorter --seq-length."
+    """The next number of devices that would do, if any would: more replicas never hold more."""
+    found = shapes(job.model, job.B)
+    if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
+        return "No number of them would do: choose a smaller model, or a shorter --seq-length."
+    least = sum(model_states(parameters(job.model), 1)) / job.memory     # all together hold these at least once
+    near = sorted(((t * p * d, (t, p, d)) for t, p, d in found if t * p * d >= least),
+                  key=lambda one: (one[0] < job.n, abs(one[0] - job.n)))
+    n = next(n for n, shape in near if job.fits(leanest_plan(job, *shape)))
+    return f"With --num-gpus {n} one fits."
 
 
-def leanest_plans(job: Job) -> Iterator[Plan]:
-    """Of each shape the one that holds least: ZeRO-3, all cut, all recomputed, one sample at a time."""
-    for t, p, d in shapes(job.model, job.n, job.B):
-        cut = t > 1 and job.model.max_position_embeddings % t == 0
-        yield Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=cut,
-                                             recompute=Recompute("full")), job.B // d)
+def leanest_plan(job: Job, t: int, p: int, d: int) -> Plan:
+    """Of a shape, what holds least: ZeRO-3, all cut, all recomputed, one sample at a time."""
+    cut = t > 1 and job.model.max_position_embeddings % t == 0
+    return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=cut,
+                                          recompute=Recompute("full")), job.B // d)
 
 
 def described(plan: Plan) -> str:

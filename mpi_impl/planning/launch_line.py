@@ -2,6 +2,7 @@
 import shlex
 
 from mpi_impl.training.presets import PRESETS
+from reference.config import option
 from reference.plans import Plan
 
 
@@ -15,25 +16,29 @@ def launch_line(plan: Plan, preset: str | None, hosts: bool) -> str:
 
 
 def model_options(plan: Plan, preset: str | None) -> list[str]:
+    """Of a preset, the sizes that were given anew."""
     c = plan.model
-    if preset:
-        return ["--preset", preset, "--device", "cuda"]
-    sizes = {"num-layers": c.num_layers, "hidden-size": c.hidden_size, "num-attention-heads": c.num_attention_heads,
-             "seq-length": c.max_position_embeddings}
-    return [*words_of(sizes), "--bf16", "--device", "cuda"]
+    sizes = {"num_layers": c.num_layers, "hidden_size": c.hidden_size, "num_attention_heads": c.num_attention_heads,
+             "seq_length": c.max_position_embeddings}
+    if not preset:
+        return [*words_of(sizes), "--bf16", "--device", "cuda"]
+    known = PRESETS[c.architecture][preset]
+    sizes["max_position_embeddings"] = c.max_position_embeddings
+    return ["--preset", preset, *words_of({name: size for name, size in sizes.items() if size != known[name]}),
+            "--device", "cuda"]
 
 
 def plan_options(plan: Plan, preset: str | None) -> list[str]:
-    """Those of the plan, where they are not the program's own defaults, or the preset's."""
+    """Those that have no default, and others where they are not what the program does, or the preset says."""
     p = plan.parallel
-    sizes = {"tensor-model-parallel-size": p.tensor_model_parallel_size,
-             "pipeline-model-parallel-size": p.pipeline_model_parallel_size, "micro-batch-size": plan.b,
-             "global-batch-size": plan.m * plan.b * p.data_parallel_size}
+    sizes = {"tensor_model_parallel_size": p.tensor_model_parallel_size,
+             "pipeline_model_parallel_size": p.pipeline_model_parallel_size, "micro_batch_size": plan.b,
+             "global_batch_size": plan.m * plan.b * p.data_parallel_size}
     if p.virtual_pipeline_size:
         stages = p.pipeline_model_parallel_size * p.virtual_pipeline_size
-        sizes["num-layers-per-virtual-pipeline-stage"] = plan.model.num_layers // stages
+        sizes["num_layers_per_virtual_pipeline_stage"] = plan.model.num_layers // stages
     if p.zero_stage:
-        sizes["zero-stage"] = p.zero_stage
+        sizes["zero_stage"] = p.zero_stage
     default = PRESETS[plan.model.architecture][preset].get("recompute_granularity", "none") if preset else "none"
     found = words_of(sizes) + (["--sequence-parallel"] if p.sequence_parallel else [])
     if p.recompute.granularity != default:
@@ -42,4 +47,4 @@ def plan_options(plan: Plan, preset: str | None) -> list[str]:
 
 
 def words_of(options: dict[str, int]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [word for name, value in options.items() for word in (option(name), str(value))]

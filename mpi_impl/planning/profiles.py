@@ -1,4 +1,6 @@
 """Profiles of hardware, files of numbers in TOML: those that come along, and what benchmarks/calibrate.py writes."""
+import json
+import math
 import os
 import tomllib
 from dataclasses import MISSING, fields
@@ -61,6 +63,8 @@ def check_keys(kind: type, values: Any, what: str) -> None:
 def built(kind: type, values: dict[str, Any], what: str):
     """A `kind` of these values. Raises UserError where a number is none."""
     for name, value in values.items():
+        if name == "about" and not isinstance(value, str):
+            raise UserError(f"{what}: about is {value!r}, but must be a text.")
         if name not in ("name", "about", *PARTS) and not is_numbers(value):
             raise UserError(f"{what}: {name} is {value!r}, but must be a number, or a list of some.")
     try:
@@ -74,7 +78,7 @@ def built(kind: type, values: dict[str, Any], what: str):
 def is_numbers(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(map(is_numbers, value))
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def tupled(value: Any) -> Any:
@@ -97,7 +101,7 @@ def save(hardware: Hardware, path: str) -> None:
 
 def toml(value: Any) -> str:
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False)    # whose escapes are TOML's, too
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

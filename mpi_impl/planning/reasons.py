@@ -6,10 +6,13 @@
 
 A rule that holds is said to hold, with what its neighbours would cost; one that is beaten, by how much, and why.
 """
+import math
 from collections.abc import Callable
 
 from mpi_impl.planning.candidates import Job, Timed, described, shape_of
 from reference.step_time import StepTime
+
+AS_FAST = 0.006     # longer, as a share: less is no difference, nor would it show in percent
 
 # What a part of a step's time is, for a sentence.
 NAMES = {"products": "matrix products", "kernels": "what is no matrix product",
@@ -29,38 +32,40 @@ def tensor_rule(job: Job) -> str:
     best, server = job.best[0], job.hardware.server
     t, p, _ = best.shape
     rule = f"Rule 1, t up to the {server} devices of a server, and only then p:"
+    widest = max((one.shape[0] for one in job.fitting if one.shape[0] <= server), default=0)
     wider = compared("With a t beyond that", fastest(job, lambda one: one.shape[0] > server), best)
     if t > server:
         return joined(f"{rule} beaten.", compared("With less", fastest(job, lambda one: one.shape[0] <= server), best))
     if p == 1:
         larger = fastest(job, lambda one: t < one.shape[0] <= server)
-        return joined(f"{rule} no pipeline is needed, and t = {t} is enough.",
+        return joined(f"{rule} holds, for no pipeline is needed, and t = {t} is enough.",
                       compared("With a larger t", larger, best), wider)
-    if t == server:
-        narrower = fastest(job, lambda one: one.shape[0] < server and one.shape[1] > 1)
-        return joined(f"{rule} holds.", compared("With a smaller t and a pipeline", narrower, best), wider)
-    full = fastest(job, lambda one: one.shape[0] == server)
-    verdict = "beaten." if full else f"t = {server} does not come out, or does not fit."
-    return joined(f"{rule} {verdict}", compared(f"With t = {server}", full, best), wider)
+    if t == widest:
+        narrower = fastest(job, lambda one: one.shape[0] < t and one.shape[1] > 1)
+        verdict = "holds." if t == server else f"holds, for t = {t} is the largest up to it that comes out, and fits."
+        return joined(f"{rule} {verdict}", compared("With a smaller t and a pipeline", narrower, best), wider)
+    full = fastest(job, lambda one: one.shape[0] == widest)
+    return joined(f"{rule} beaten.", compared(f"With t = {widest}", full, best), wider)
 
 
 # ---- 2 --------------------------------------------------------------------------------------------------------------
 
 
 def pipeline_rule(job: Job) -> str:
-    best, server = job.best[0], job.hardware.server
+    best = job.best[0]
     rule, mine = "Rule 2, t x p as small as the memory allows, and d for the rest:", model_parallelism(best)
-    smaller = fastest(job, lambda one: model_parallelism(one) < mine and one.shape[0] <= server)
+    smaller = fastest(job, lambda one: model_parallelism(one) < mine)
+    if smaller:
+        return joined(f"{rule} beaten, for a smaller one fits, too.", compared("With that", smaller, best))
+    possible = any(math.prod(shape_of(plan)[:2]) < mine for plan in job.plans)
+    why = (f"with t x p below {mine} nothing fits" if possible else "nothing is smaller" if mine == 1 else
+           f"t x p below {mine} does not come out")
     larger = fastest(job, lambda one: model_parallelism(one) > mine)
-    if smaller is None:
-        why = "nothing is smaller" if mine == 1 else f"with t x p below {mine} nothing fits"
-        return joined(f"{rule} holds, for {why}.", compared("With a larger one", larger, best))
-    return joined(f"{rule} beaten, for a smaller one fits, too.", compared("With that", smaller, best))
+    return joined(f"{rule} holds, for {why}.", compared("With a larger one", larger, best))
 
 
 def model_parallelism(one: Timed) -> int:
-    t, p, _ = one.shape
-    return t * p
+    return math.prod(one.shape[:2])
 
 
 # ---- 3 --------------------------------------------------------------------------------------------------------------
@@ -76,11 +81,11 @@ def microbatch_rule(job: Job) -> str:
     fitting: dict[int, Timed] = {}
     for one in job.fitting:
         if one.shape == best.shape and one.plan.b not in fitting:
-            fitting[one.plan.b] = job.played(one)
+            fitting[one.plan.b] = best if one.plan.b == best.plan.b else job.played(one)
     told = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
     others = [one for b, one in fitting.items() if b != best.plan.b]
     too_large = [str(b) for b in sizes if b not in fitting]
-    return joined(f"{rule} {told}.", f"b = {' and '.join(too_large)} does not fit." if too_large else "",
+    return joined(f"{rule} {told}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
                   compared("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
 
 
@@ -88,15 +93,18 @@ def microbatch_rule(job: Job) -> str:
 
 
 def saving(job: Job) -> str:
-    """ZeRO, sequence parallelism and selective recompute are not in that paper: what it would reach."""
+    """That paper does without ZeRO, sequence parallelism and selective recompute: what it would reach."""
     best = job.best[0]
-    plain = fastest(job, lambda one: one.plan.parallel.zero_stage == 0 and not one.plan.parallel.sequence_parallel
-                    and not one.plan.parallel.recompute.selective)
     what = "ZeRO, sequence parallelism and selective recompute"
-    if plain and plain.plan == best.plan:
-        return f"{what}, which came after that paper, gain nothing here."
-    return (compared(f"Without {what}, which came after that paper,", plain, best)
+    if is_plain(best):
+        return f"{what}, which that paper does without, gain nothing here."
+    return (compared(f"Without {what}, which that paper does without,", fastest(job, is_plain), best)
             or f"Without {what} nothing would fit.")
+
+
+def is_plain(one: Timed) -> bool:
+    p = one.plan.parallel
+    return p.zero_stage == 0 and not p.sequence_parallel and not p.recompute.selective
 
 
 # ---- sentences ------------------------------------------------------------------------------------------------------
@@ -113,7 +121,7 @@ def compared(where: str, other: Timed | None, best: Timed) -> str:
     if other is None:
         return ""
     longer = other.seconds / best.seconds - 1
-    if longer < 0.005:
+    if longer < AS_FAST:
         return f"{where} the best plan ({described(other.plan)}) is as fast."
     return f"{where} the best plan ({described(other.plan)}) takes {longer:.0%} longer{cause(other.time, best.time)}."
 

@@ -14,9 +14,9 @@ from reference.config import (ModelConfig, ParallelConfig, Recompute, check_mode
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision
+from reference.schedules import MOST_ACTIONS
 from reference.stages import stages_of_ranks
 
-MOST_ACTIONS = 100_000      # of a kind on a rank in one step: a schedule is a list of them all
 LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 
 # Options that the next steps depend on, beside those of the optimizer.
