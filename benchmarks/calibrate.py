@@ -12,6 +12,8 @@ of many sizes, and a line through their times. Half a minute.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log2, prod
+from statistics import median
 
 import machine
 import numpy as np
@@ -24,7 +26,8 @@ from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
 from reference.config import ParallelConfig, require_positive
-from reference.hardware import Hardware, Link, Passes
+from reference.cost import parameters
+from reference.hardware import Hardware, Link, Passes, size_of_product
 from reference.plans import Plan
 from reference.step_time import work_of
 
@@ -40,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = p.parse_args(argv)
     require_positive("ranks", args.ranks)
     check_writable(args.output, None)
+    print(f"{args.ranks} ranks measure, at the same time ...", flush=True)
     found = calibrate(args.ranks)
     print(told(found))
     save(found, args.output)
@@ -49,21 +53,45 @@ def main(argv: Sequence[str] | None = None) -> None:
 def calibrate(ranks: int) -> Hardware:
     """The profile of one core, while `ranks` are at work."""
     with Pool(ranks) as pool:
-        def on_ranks(what, *arguments):
-            print(f"measuring {what.__name__} ...", flush=True)
-            return pool.run(ranks, what, *arguments, timeout=LIMIT)[0]
+        return profile([pool.run(ranks, machine.measure, timeout=LIMIT)[0]], ranks)
 
-        peak, efficiency = on_ranks(machine.products)
-        attention = on_ranks(machine.attention, peak)
-        bandwidth, update = on_ranks(machine.bandwidth), on_ranks(machine.optimizer)
-        times, messages = on_ranks(machine.shards), on_ranks(machine.messages)
+
+def profile(measured: Sequence[dict[tuple, float]], ranks: int) -> Hardware:
+    """From one measurement or several, at other times: of each thing the median."""
+    seconds = {key: median(one[key] for one in measured) for key in measured[0]}
+    largest = machine.LARGEST
+    peak = 2 * largest**3 / seconds["product", largest, largest, largest]
+    bandwidth = 2 * machine.COPIED / seconds["copy",]
+    times = {size: found for (what, *sizes), found in seconds.items() if what == "all-reduce" for size in sizes}
     bare = Hardware(
         name="this machine", about=f"measured by benchmarks/calibrate.py: a core of {cores()}, {ranks} at work",
         peak=peak, memory=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks), reserved=0.0,
-        bandwidth=bandwidth, element_bytes=BYTES, efficiency=efficiency, attention=attention,
-        passes=Passes(*[(0.0, 0.0)] * 5), optimizer=update * bandwidth, overhead=(0.0, 0.0), server=1 << 20,
-        inside=link(messages, ranks), between=link(messages, ranks))
-    return with_kernels(bare, times)
+        bandwidth=bandwidth, element_bytes=BYTES, efficiency=efficiency(seconds, peak),
+        attention=cores_of(seconds, peak), passes=Passes(*[(0.0, 0.0)] * 5),
+        optimizer=seconds["update",] / parameters(machine.UPDATED) * bandwidth, overhead=(0.0, 0.0), server=1 << 20,
+        inside=link(times, ranks), between=link(times, ranks))
+    forward = {shard: seconds["forward", shard] for shard in machine.SHARDS}
+    return with_kernels(bare, {shard: (time, seconds["forward and backward", shard] - time)
+                               for shard, time in forward.items()})
+
+
+def efficiency(seconds: dict[tuple, float], peak: float) -> tuple[tuple[float, float], ...]:
+    """Share of the peak by size: sizes within a factor of 1.4 are one, with the median of both."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for shape in machine.PRODUCTS:
+        size = size_of_product(*shape)
+        share = 2 * prod(shape) / seconds["product", *shape] / peak
+        found.setdefault(round(2 * log2(size)), []).append((size, share))
+    return tuple(tuple(map(median, zip(*pairs))) for _, pairs in sorted(found.items()))
+
+
+def cores_of(seconds: dict[tuple, float], peak: float) -> tuple[float, float]:
+    """Share of the peak that the FLOPs of attention's core reach, forward and backward: the median of a few sizes. All
+    s^2 scores count, as in the papers, although the mask leaves half of them.
+    """
+    flops = {(b, s, a, d): 4 * b * s**2 * a * d for b, s, a, d in machine.CORES}
+    return (median(flops[sizes] / seconds["core forward", *sizes] / peak for sizes in flops),
+            median(2 * flops[sizes] / seconds["core backward", *sizes] / peak for sizes in flops))
 
 
 # ---- what is no product ---------------------------------------------------------------------------------------------

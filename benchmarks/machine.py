@@ -3,10 +3,9 @@
 Times are a rank's own CPU time, so that what else the machine does counts little; of messages the wall's.
 """
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
-from math import log2
 from statistics import median
 from typing import NamedTuple
 
@@ -21,14 +20,13 @@ from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.parallel.units import Unit
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.hardware import size_of_product
 from reference.models.gpt import GPT, gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import tree_map
 from reference.precision import Precision
 
 ENOUGH = 0.03       # seconds for which one thing is repeated, at least
-TURNS = 5           # of all things that are compared, one after another and around again
+TURNS = 3           # of all things, one after another and around again
 LARGEST = 1024      # the square product whose rate is taken for the peak
 
 
@@ -54,7 +52,11 @@ SHARDS = [Shard(*sizes) for sizes in (
     (4, 128, 256, 8, 1, 1, 2048), (4, 128, 256, 8, 2, 2, 1024), (4, 128, 256, 8, 8, 3, 1024),
     (2, 128, 256, 8, 4, 1, 4096), (1, 128, 256, 8, 1, 2, 512), (8, 128, 256, 8, 8, 1, 2048),
     (2, 128, 512, 8, 1, 1, 1024), (2, 128, 512, 8, 4, 2, 1024), (4, 32, 64, 4, 1, 3, 256))]
-TOKENS, WIDTHS = (128, 512, 1024), (32, 64, 128, 256, 512, 1024)
+WIDTHS = (32, 64, 128, 256, 512, 1024)
+PRODUCTS = [*((n, k, m) for n in (128, 512, 1024) for k in WIDTHS for m in WIDTHS if k * m <= 256 * 1024),
+            (LARGEST, LARGEST, LARGEST)]
+CORES = [(4, 128, 4, 16), (4, 128, 4, 32), (2, 128, 8, 64), (4, 128, 1, 32)]      # b, s, a, d
+UPDATED, COPIED = ModelConfig(4, 256, 8, 1024, 128), 1 << 20
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -67,44 +69,44 @@ def seconds_of(work: Callable[[], object]) -> float:
             return (time.thread_time() - began) / count
 
 
-def in_turn(works: dict, group: Group) -> dict:
-    """Seconds of a call of each: the median over turns and ranks."""
+# ---- what is measured, by what it is --------------------------------------------------------------------------------
+
+
+def measure(group: Group) -> dict[tuple, float]:
+    """Seconds of a call of each work, the median over turns and ranks; and of messages.
+
+    All take turns: what else the machine does for a while, it does to all of them.
+    """
+    alone = group.part(group.rank, "one rank")
+    works = dict(works_of(alone))
     for work in works.values():
         work()
-    found: dict = {key: [] for key in works}
+    found: dict[tuple, list[float]] = {key: [] for key in works}
     for _ in range(TURNS):
         for key, work in works.items():
             found[key].append(seconds_of(work))
     together = group.from_all(found)
-    return {key: median(seconds for one in together for seconds in one[key]) for key in works}
+    alone.free()
+    return {key: median(seconds for one in together for seconds in one[key]) for key in works} | messages(group)
 
 
-# ---- matrix products ------------------------------------------------------------------------------------------------
-
-
-class Products(NamedTuple):
-    """FLOP/s of one rank, while all of them multiply."""
-
-    peak: float
-    efficiency: tuple[tuple[float, float], ...]     # size, share of the peak
-
-
-def products(group: Group) -> Products:
-    """As a step needs them: x w, dy w^T, and x^T dy added to a gradient. Sizes within a factor of 1.4 are one."""
-    shapes = [(n, k, m) for n in TOKENS for k in WIDTHS for m in WIDTHS if k * m <= 256 * 1024]
-    rates = {shape: 2 * np.prod(shape, dtype=float) / seconds
-             for shape, seconds in in_turn({shape: product(*shape) for shape in shapes}, group).items()}
-    square = in_turn({"": product(LARGEST, LARGEST, LARGEST)}, group)[""]
-    peak, by_size = 2 * LARGEST**3 / square, {}
-    for shape, rate in rates.items():
-        size = size_of_product(*shape)
-        by_size.setdefault(round(2 * log2(size)), []).append((size, rate / peak))
-    middle = [tuple(map(median, zip(*found))) for _, found in sorted(by_size.items())]
-    return Products(peak, (*middle, (float(LARGEST), 1.0)))
+def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:
+    """Each with its key: what it is, and its sizes."""
+    yield from ((("product", *shape), product(*shape)) for shape in PRODUCTS)
+    for sizes in CORES:
+        forward, backward = core(*sizes)
+        yield from ((("core forward", *sizes), forward), (("core backward", *sizes), backward))
+    for shard in SHARDS:
+        forward, both = passes(shard, TensorParallelRegion(alone))
+        yield from ((("forward", shard), forward), (("forward and backward", shard), both))
+    yield ("copy",), copy()
+    yield ("update",), update(alone)
 
 
 def product(n: int, k: int, m: int) -> Callable[[], object]:
-    """The three products of a matrix [k, m], in turn: one a call."""
+    """The three products of a matrix [k, m] that a step needs, in turn, one a call: x w, dy w^T, and x^T dy added to a
+    gradient.
+    """
     rng = np.random.default_rng(0)
     x, w, dy = (rng.normal(size=shape).astype(np.float32) for shape in ((n, k), (k, m), (n, m)))
     grad = np.zeros_like(w)
@@ -112,39 +114,11 @@ def product(n: int, k: int, m: int) -> Callable[[], object]:
     return lambda: next(kinds)()
 
 
-# ---- attention's core -----------------------------------------------------------------------------------------------
-
-
-def attention(group: Group, peak: float) -> tuple[float, float]:
-    """The share of the peak that the core's FLOPs reach, forward and backward, softmax included: the median of a few
-    sizes. All s^2 scores count, as in the papers, although the mask leaves half of them.
-    """
-    sizes = [(4, 128, 4, 16), (4, 128, 4, 32), (2, 128, 8, 64), (4, 128, 1, 32)]
-    works, flops = {}, {}
-    for b, s, a, d in sizes:
-        q, k, v, dy = np.random.default_rng(0).normal(size=(4, b, s, a, d)).astype(np.float32)
-        cache = attention_core(q, k, v, True)[1]
-        works[b, s, a, d, 0] = lambda q=q, k=k, v=v: attention_core(q, k, v, True)
-        works[b, s, a, d, 1] = lambda dy=dy, cache=cache: attention_core_backward(dy, cache)
-        flops[b, s, a, d, 0], flops[b, s, a, d, 1] = 4 * b * s**2 * a * d, 8 * b * s**2 * a * d
-    found = in_turn(works, group)
-    shares = [[flops[key] / found[key] / peak for key in works if key[-1] == way] for way in (0, 1)]
-    return median(shares[0]), median(shares[1])
-
-
-# ---- whole shards ---------------------------------------------------------------------------------------------------
-
-
-def shards(group: Group) -> dict[Shard, tuple[float, float]]:
-    """Seconds of forward and backward of each, without messages: a rank works on its shard, alone."""
-    alone = group.part(group.rank, "one rank")
-    works = {}
-    for shard in SHARDS:
-        forward, both = passes(shard, TensorParallelRegion(alone))
-        works |= {(shard, "forward"): forward, (shard, "both"): both}
-    found = in_turn(works, group)
-    alone.free()
-    return {shard: (found[shard, "forward"], found[shard, "both"] - found[shard, "forward"]) for shard in SHARDS}
+def core(b: int, s: int, a: int, d: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Attention's, softmax included: forward, and backward."""
+    q, k, v, dy = np.random.default_rng(0).normal(size=(4, b, s, a, d)).astype(np.float32)
+    cache = attention_core(q, k, v, True)[1]
+    return lambda: attention_core(q, k, v, True), lambda: attention_core_backward(dy, cache)
 
 
 def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -173,23 +147,17 @@ def units_of(tree: GPT) -> GPT:
                    final_layernorm=Unit("norm", tree.final_layernorm))
 
 
-# ---- the optimizer, and memory --------------------------------------------------------------------------------------
+def update(alone: Group) -> Callable[[], object]:
+    """Adam's, of a model with UPDATED parameters, with the norm before."""
+    trainer = Trainer(UPDATED, OptimizerConfig(1e-4, 1), connect(alone, ParallelConfig()), 1, Precision("float32"))
+    return lambda: trainer.optimizer.step(trainer.gradients.own, alone)
 
 
-def optimizer(group: Group) -> float:
-    """Seconds of a parameter's update by Adam, with the norm before."""
-    alone = group.part(group.rank, "one rank")
-    trainer = Trainer(ModelConfig(4, 256, 8, 1024, 128), OptimizerConfig(1e-4, 1), connect(alone, ParallelConfig()), 1,
-                      Precision("float32"))
-    found = in_turn({"": lambda: trainer.optimizer.step(trainer.gradients.own, alone)}, group)[""]
-    return found / trainer.layout.size
-
-
-def bandwidth(group: Group) -> float:
-    """Bytes a second that are read and written, of arrays as large as a layer's activations."""
-    x = np.ones(1 << 18, np.float32)
+def copy() -> Callable[[], object]:
+    """Of COPIED bytes, as many as a layer's activations may have: they are read, and written."""
+    x = np.ones(COPIED // 4, np.float32)
     y = np.empty_like(x)
-    return 2 * x.nbytes / in_turn({"": lambda: np.copyto(y, x)}, group)[""]
+    return lambda: np.copyto(y, x)
 
 
 # ---- messages -------------------------------------------------------------------------------------------------------
@@ -197,7 +165,7 @@ def bandwidth(group: Group) -> float:
 SIZES = [1 << i for i in range(8, 22, 2)]      # bytes
 
 
-def messages(group: Group) -> dict[int, float]:
+def messages(group: Group) -> dict[tuple, float]:
     """Seconds of an all-reduce of so many bytes over all ranks."""
     found = {}
     for size in SIZES:
@@ -207,5 +175,5 @@ def messages(group: Group) -> dict[int, float]:
             began = time.perf_counter()
             group.all_reduce(x, "calibration")
             times.append(time.perf_counter() - began)
-        found[size] = max(group.from_all(median(times)))
+        found["all-reduce", size] = max(group.from_all(median(times)))
     return found

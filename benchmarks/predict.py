@@ -4,15 +4,16 @@
 
 One GPT, one batch, on 1 to 8 ranks: every way to share it out that is on the list below. Where there is a core for each
 rank, the time is the wall's, and messages take what calibrate.py found; where ranks outnumber cores it is the virtual
-clock's (mpi_impl/comm/clock.py), on which messages take what its link says. Without --hardware the machine is measured
-first, so that prediction and measurement are of the same hour. Topologies take turns.
+clock's (mpi_impl/comm/clock.py), on which messages take what its link says. Topologies take turns, and without
+--hardware the machine is measured before each turn, so that prediction and measurement are of the same minutes.
 """
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
-from calibrate import calibrate
+import machine
+from calibrate import profile
 from steps import step_seconds
 
 from mpi_impl.comm.clock import INFINIBAND
@@ -53,10 +54,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_positive(name, getattr(args, name))
     if args.plot:
         check_picture(args.plot)
-    hardware = load(args.hardware) if args.hardware else calibrate(max(2, cores()))
-    plans = list(map(plan_of, TOPOLOGIES))
+    given = load(args.hardware) if args.hardware else None
+    plans, calibrations = list(map(plan_of, TOPOLOGIES)), []
+    ranks = max(2, cores())
+    measured = measure(plans, args.turns, args.steps, list(map(is_virtual, plans)),
+                       before=None if given else lambda pool: calibrations.append(
+                           pool.run(ranks, machine.measure, timeout=LIMIT)[0]))
+    hardware = given or profile(calibrations, ranks)
     predicted = [step_time(plan, on_clock(hardware, plan)).total for plan in plans]
-    measured = measure(plans, args.turns, args.steps, list(map(is_virtual, plans)))
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
         from pictures import draw_predictions     # matplotlib takes a second to import
@@ -78,13 +83,19 @@ def on_clock(hardware: Hardware, plan: Plan) -> Hardware:
     return replace(hardware, inside=INFINIBAND, between=INFINIBAND) if is_virtual(plan) else hardware
 
 
-def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool]) -> list[float]:
-    """Seconds of a step by each plan, by the wall's clock or the virtual one: the median over turns."""
+def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
+            before: Callable[[Pool], object] | None = None) -> list[float]:
+    """Seconds of a step by each plan, by the wall's clock or the virtual one: the median over turns.
+
+    What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
+    """
     found: list[list[float]] = [[] for _ in plans]
     most = max(plan.parallel.world_size for plan in plans)
-    with Pool(cores()) as few, Pool(most) as many:      # the ranks of the one sleep while those of the other work
+    with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
         for turn in range(turns):
             print(f"turn {turn + 1} of {turns}", end=" ", flush=True)
+            if before:
+                before(few)
             for plan, fake, times in zip(plans, virtual, found, strict=True):
                 times += (many if fake else few).run(plan.parallel.world_size, step_seconds, plan, fake, steps,
                                                      timeout=LIMIT)[:1]
