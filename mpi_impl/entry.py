@@ -51,7 +51,7 @@ def run(main: Callable[[], object]) -> None:
         watch_os_exit(f"rank {world.rank} of {world.size}")
     try:
         check_world_size(world.size, group.library())
-        world.from_all(None)  # every rank is there, with all that it shares
+        world.hosts()  # every rank is there, with all that it shares
         forget_shared_memory()
         main()
     except KeyboardInterrupt:
@@ -134,8 +134,9 @@ def give_up(waited: str) -> None:
 
     world = group.world()
     end_all_from_thread(f"error: rank {world.rank} of {world.size} has waited for {waited}, which is as long as "
-                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, or waits "
-                        "for such a rank in turn: look there, or raise the limit.", 1)
+                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, is on a "
+                        "host that cannot be reached, or waits for such a rank in turn: look there, or raise the "
+                        "limit.", 1)
 
 
 def end_together(error: BaseException, world) -> None:

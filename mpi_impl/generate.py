@@ -40,7 +40,8 @@ class Generation:
         near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
         self.replica = loaded(self.model, topology, near, read)
-        self.told = "\n".join(filter(None, [source.told(), device.told, self.about_length()]))
+        placed = ranks.hosts().told(topology.tensor.size)
+        self.told = "\n".join(filter(None, [source.told(), device.told, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
         """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what

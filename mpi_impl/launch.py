@@ -2,11 +2,13 @@
 
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] -m mpi_impl.pretrain_gpt [options of the program]
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
+    python -m mpi_impl.launch -n 8 --hostfile hosts ...      # on several hosts: hostfile.py has its lines
 
 MPICH, Open MPI, Intel MPI and Slurm start ranks by different commands with different rules, and the launcher of one
 with the library of another quietly gives n worlds of one rank. This program asks mpi4py which library it uses,
 finds the launcher that belongs to it, sets what that launcher needs, and ends all ranks when one fails, when the time
 is up, or when it is interrupted or killed itself. Its exit status is the job's; 124 when the time was up.
+docs/several_hosts.md tells how ranks get to several hosts.
 
 The program should hand its main function to `mpi_impl.entry.run`, which lets no failing rank leave the others
 waiting, prints line by line, and refuses a world of another size than -n.
@@ -18,16 +20,21 @@ import importlib.machinery
 import importlib.util
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import mpi4py
 
 from mpi_impl.entry import ASKED_SIZE, ArgumentParser, run_alone, say
-from mpi_impl.rank_environment import forget_abandoned_memory, shared_memory, thread_settings
+from mpi_impl.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
+                               written_for)
+from mpi_impl.rank_environment import THREAD_VARIABLES, forget_abandoned_memory, shared_memory, thread_settings
 from reference.errors import UserError
 
 # What each library's launcher calls itself when asked for its --version.
@@ -44,6 +51,17 @@ OPEN_MPI_SETTINGS = {
     "OMPI_MCA_osc": "^ucx",                                      # which complains, of memory shared on one machine
 }
 
+# Open MPI's ranks: as many on a host as it has slots, before the next one gets any.
+FILL_HOSTS = {
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
+    "OMPI_MCA_rmaps_base_mapping_policy": "slot",
+}
+
+# Variables that ranks on another host need, too: where Python finds modules and we our cache, what a process shall be
+# like, our own, and what the user has told MPI's networks, NCCL, CUDA and CuPy.
+TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|MALLOC_|SHARDLAB_|UCX_|FI_|NCCL_|CUDA_|"
+                     r"CUPY_|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
+
 # What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 
@@ -55,15 +73,23 @@ SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is kill
 def main() -> None:
     options = parse_options()
     program = ["-m", *options.module] if options.module else options.script
+    named = options.hostfile is not None
+    hosts = filled(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
     vendor = mpi_vendor()
-    command = [*launcher(vendor, options.n), sys.executable, *program]
-    sys.exit(supervise(command, launch_environment(vendor, options.n), options.timeout))
+    environment = launch_environment(vendor, options.n, bool(hosts))
+    check_reachable(hosts)
+    with machinefile(vendor, hosts) as where:
+        command = [*launcher(vendor, options.n, where), *(exported(vendor, environment) if hosts else [])]
+        status = supervise([*command, sys.executable, *program], environment, options.timeout)
+    sys.exit(status)
 
 
 def parse_options() -> argparse.Namespace:
     parser = ArgumentParser(prog="mpi_impl.launch", description="Start a program on n ranks, under any MPI.")
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end the job after this time (status 124)")
+    parser.add_argument("--hostfile", metavar="F", help="start them on the hosts of this file, which has lines such as "
+                        "`node1 slots=4` or `node1:4`")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")
     options = parser.parse_args()
@@ -115,12 +141,30 @@ def mpi_vendor() -> str:
     return library().rsplit(" ", 1)[0]
 
 
-def launcher(vendor: str, ranks: int) -> list[str]:
-    """The command that starts this many ranks of whatever follows it."""
+def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
+    """The command that starts this many ranks of whatever follows it, on the hosts of a file of its own, if given."""
     several_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) > 1
-    if several_nodes and shutil.which("srun"):
+    if machines is None and several_nodes and shutil.which("srun"):
         return ["srun", "-n", str(ranks)]
-    return [find_mpiexec(vendor), "-n", str(ranks)]
+    return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
+
+
+@contextlib.contextmanager
+def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
+    """The path of a file with these hosts for this MPI's launcher, while it runs; None without hosts."""
+    if not hosts:
+        yield None
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="shardlab-hosts.") as file:
+        file.write(written_for(vendor, hosts))
+        file.flush()
+        yield file.name
+
+
+def exported(vendor: str, environment: Mapping[str, str]) -> list[str]:
+    """Arguments by which ranks on other hosts get these variables. Open MPI wants to be asked; others send all."""
+    names = sorted(filter(TRAVELS.match, environment)) if vendor == "Open MPI" else []
+    return [word for name in names for word in ("-x", name)]
 
 
 def find_mpiexec(vendor: str) -> str:
@@ -146,7 +190,7 @@ def launcher_version(path: str) -> str:
     return ""
 
 
-def launch_environment(vendor: str, ranks: int) -> dict[str, str]:
+def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> dict[str, str]:
     """This process's environment variables, and what launcher and ranks need. The user's own have the last word."""
     settings = {
         "SLURM_MPI_TYPE": "pmix" if vendor == "Open MPI" else "pmi2",  # how srun's ranks find one another
@@ -154,6 +198,8 @@ def launch_environment(vendor: str, ranks: int) -> dict[str, str]:
     }
     if vendor == "Open MPI":
         settings |= OPEN_MPI_SETTINGS
+    if several_hosts:
+        settings |= dict.fromkeys(SSH_OPTIONS_VARIABLES, SSH_OPTIONS) | FILL_HOSTS
     settings |= thread_settings(os.environ)     # a program that imports NumPy first would come too late to set them
     settings["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"   # large pages for arrays: fewer misses of the address cache
     return settings | os.environ | {ASKED_SIZE: str(ranks)}

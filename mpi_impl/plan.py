@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture, writing
+from mpi_impl.files import check_picture
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import PLAYED, Job, Timed, check
 from mpi_impl.planning.launch_line import launch_line
@@ -101,11 +101,11 @@ def table(job: Job, best: Sequence[Timed]) -> str:
 
 def draw(path: str, job: Job, best: Sequence[Timed]) -> None:
     from mpi_impl.planning.picture import draw_plans     # matplotlib takes a second to import
+    from mpi_impl.reports.pictures import save
 
     title = (f"{parameters(job.model) / 1e9:,.1f} billion parameters on {job.n:,} of {job.hardware.name}, "
              f"{job.B:,} samples a step")
-    with writing(path):
-        draw_plans(job, best, title).savefig(path, dpi=130)
+    save(draw_plans(job, best, title), path)
     print(f"\nthe plans are drawn in {path}")
 
 

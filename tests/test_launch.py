@@ -6,12 +6,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mpi_impl.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, supervise
+from mpi_impl.checkpoints.on_disk import tracked
+from mpi_impl.data.indexed import write_indexed
+from mpi_impl.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, mpi_vendor, supervise
 from mpi_impl.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
-from tests.launching import SOON, command, environment, launch, launched, write_program
+from tests.launching import ROOT, SOON, command, environment, launch, launched, write_program
 
 
 def pids(folder: Path) -> list[int]:
@@ -193,3 +196,27 @@ def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
     assert launch_environment("Open MPI", 16)["SLURM_MPI_TYPE"] == "pmix"
     monkeypatch.setenv("SLURM_MPI_TYPE", "cray_shasta")
     assert launch_environment("MPICH", 16)["SLURM_MPI_TYPE"] == "cray_shasta"
+
+
+SBATCH = ROOT / "docs" / "pretrain_gpt.sbatch"
+
+
+def test_the_batch_script_trains_and_goes_on(tmp_path):
+    """With an srun that starts ranks here: what it asks of pretrain_gpt is right, and a second job goes on from there.
+    Nobody has run it under Slurm.
+    """
+    subprocess.run(["bash", "-n", SBATCH], check=True)
+    (tmp_path / "bin").mkdir()
+    write_script(tmp_path / "bin" / "srun", f'exec {find_mpiexec(mpi_vendor())} "$@"')
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    options = f"""--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --micro-batch-size 1
+        --global-batch-size 2 --eval-iters 0 --tokenizer-type NullTokenizer --vocab-size 20
+        --data-path {tmp_path}/tokens --train-iters""".split()
+    write_indexed(tmp_path / "tokens", [np.arange(500) % 20], 21)
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NAME": "shardlab", "SLURM_JOB_NUM_NODES": "2",
+             "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for iterations in ("2", "4"):
+        job = subprocess.run(["bash", SBATCH, *options, iterations], env=environment(OPEN_MPI_SETTINGS | slurm),
+                             capture_output=True, text=True, timeout=SOON)
+        assert job.returncode == 0, job.stderr
+    assert "loaded iteration 2" in job.stdout and tracked(str(tmp_path / "runs" / "shardlab")) == 4

@@ -12,7 +12,8 @@ from mpi_impl.training.options import parser
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {name: (ROOT / name).read_text()
-         for name in ("README.md", "CONTRIBUTING.md", "notebooks/README.md", "notebooks/labs/README.md")}
+         for name in ("README.md", "CONTRIBUTING.md", "docs/several_hosts.md", "notebooks/README.md",
+                      "notebooks/labs/README.md")}
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -23,6 +23,7 @@ from mpi4py import MPI
 from mpi_impl.arrays import is_half, narrowed, on_device, widened
 from mpi_impl.comm.carriers import ON_HOST, Carrier, Carriers, finish
 from mpi_impl.comm.clock import VirtualClock
+from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.nccl import Communicator, Flight
 from mpi_impl.comm.shared_memory import LINE, SharedMemory, bytes_for
@@ -40,12 +41,15 @@ SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared fo
 
 @dataclass
 class Instruments:
-    """What watches a rank's communication, and what carries its arrays on a device. All groups of a rank share them."""
+    """What watches a rank's communication, what carries its arrays on a device, and which ranks are where. All groups
+    of a rank share them.
+    """
 
     ledger: Ledger = field(default_factory=Ledger)
     trace: Trace = field(default_factory=Trace)
     watchdog: Watchdog = field(default_factory=Watchdog)
     carriers: Carriers = Carriers()
+    hosts: Hosts = field(default_factory=Hosts)
 
 
 class Group:
@@ -127,7 +131,7 @@ class Group:
 
     def broadcast(self, x, reason: str, root: int = 0):
         """Rank `root`'s x, on every rank. Overwrites x and returns it."""
-        with self._call("broadcast", x.size, x.dtype, reason):
+        with self._call("broadcast", x.size, x.dtype, reason, root):
             if self.size == 1:
                 return x
             if nccl := self._nccl(x):
@@ -198,7 +202,8 @@ class Group:
 
     def post_send(self, x, to: int, tag: int, reason: str) -> "Pending":
         """Send x to rank `to`, which posts a receive with the same tag. x must stay as it is until the wait is over."""
-        self._record("send", x.size, x.dtype, reason)
+        hosts = self.instruments.hosts
+        self._record("send", x.size, x.dtype, reason, hosts.crossing("send", [self.ranks[self.rank], self.ranks[to]]))
         with self._posting(x, reason) as clock:
             buffer = self._carrier(x).lend(x)
             request = self.comm.Isend(bits(buffer), to, 2 * tag)
@@ -245,7 +250,7 @@ class Group:
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
         assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
         whole = x if x.size > out.size else out
-        self._record(operation, whole.size, whole.dtype, reason)
+        self._record(operation, whole.size, whole.dtype, reason, self._crossing(operation))
         if self.size == 1:
             if out is not x:
                 out[...] = x
@@ -314,6 +319,20 @@ class Group:
         here.Free()
         return place
 
+    def hosts(self) -> Hosts:
+        """Which ranks are on which host. The first time it is called by all of them together."""
+        found: Any = self.comm.Get_attr(hosts_key())
+        if found is None:
+            here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            first = here.allreduce(self.rank, MPI.MIN)
+            here.Free()
+            words = self.from_all((first, MPI.Get_processor_name()))
+            numbers = {first: number for number, first in enumerate(sorted({first for first, _ in words}))}
+            found = Hosts({rank: numbers[first] for rank, (first, _) in zip(self.ranks, words)},
+                          tuple(words[first][1] for first in numbers))
+            self.comm.Set_attr(hosts_key(), found)
+        return found
+
     def part(self, color: int, name: str) -> "Group":
         """The ranks of this group that give the same color, in this group's order. Called by all of them."""
         with self.watchdog.waiting(self.name, f"the {name} groups", self.others):
@@ -347,14 +366,19 @@ class Group:
     def speaks(self, seconds: float) -> bool:
         """Whether this rank is the one to speak, of those that ask this: the first, or the lowest of several.
 
-        For threads of ranks that are stuck: nobody is waited for, but all hear of it within so many seconds.
+        For threads of ranks that are stuck: nobody is waited for, but all hear of it within so many seconds. On several
+        hosts, if they are known, one speaks on each: who is on the other side of a link that is cut hears nothing, and
+        to send there is the end of MPICH, and of the rank.
         """
+        found: Any = self.comm.Get_attr(hosts_key())
+        host_of = found.of if found else dict.fromkeys(self.ranks)
+        among = [i for i, rank in enumerate(self.ranks) if host_of[rank] == host_of[self.ranks[self.rank]]]
         if self._hears([MPI.ANY_SOURCE], seconds / 4):
             return False
-        for rank in range(self.size):
+        for rank in among:
             if rank != self.rank:
                 self.comm.Isend([None, 0, MPI.BYTE], rank, SPEAKS)
-        return not self._hears(range(self.rank), seconds)
+        return not self._hears([rank for rank in among if rank < self.rank], seconds)
 
     def _hears(self, sources: Iterable[int], seconds: float) -> bool:
         """Whether one of these ranks has said that it speaks, or says so in time."""
@@ -368,11 +392,11 @@ class Group:
     # ---- the instruments ----
 
     @contextmanager
-    def _call(self, operation, elements, dtype, reason):
+    def _call(self, operation, elements, dtype, reason, root=0):
         """A collective: begun by all, and over when the last of them has come. (By NCCL it is then on the device's
         stream, and no more: a trace shows when that was.)
         """
-        self._record(operation, elements, dtype, reason)
+        self._record(operation, elements, dtype, reason, self._crossing(operation, root))
         clock = self._virtual_clock()
         if self.size == 1:
             yield
@@ -401,8 +425,12 @@ class Group:
             yield self._virtual_clock()
         self.trace.clock.resume()
 
-    def _record(self, operation, elements, dtype, reason):
-        self.ledger.record(operation, self.name, self.size, reason, elements, dtype)
+    def _record(self, operation, elements, dtype, reason, crossing):
+        self.ledger.record(operation, self.name, self.size, reason, elements, dtype, crossing)
+
+    def _crossing(self, operation, root=0) -> float | None:
+        """The share of a collective that crosses between hosts; None on one host."""
+        return self.instruments.hosts.crossing(operation, self.ranks, root)
 
     def _virtual_clock(self) -> VirtualClock | None:
         """The clock, if ranks must tell one another what time it is; a rank alone need not."""
@@ -484,6 +512,12 @@ def reads_devices() -> bool:
 @cache
 def shared_key() -> int:
     """Under which a communicator holds its SharedMemory, and the window that it lies in."""
+    return MPI.Comm.Create_keyval()
+
+
+@cache
+def hosts_key() -> int:
+    """Under which a communicator holds its Hosts, once they are known."""
     return MPI.Comm.Create_keyval()
 
 

@@ -2,7 +2,8 @@
 
 Every collective over arrays and every send writes here. Wire bytes are the size of the whole array: before an
 all_reduce, reduce_scatter, broadcast or send, after an all_gather. Ring-equivalent bytes are what each rank would send
-if the collective ran as a ring, which is how the papers count.
+if the collective ran as a ring, which is how the papers count. Where ranks are on several hosts, a share of these
+crosses from one to another: hosts.py has the count.
 """
 from collections import defaultdict
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ class Ledger:
 
     def __init__(self):
         self.totals: dict[Entry, Total] = defaultdict(Total)
+        self.crossing: dict[Entry, float] = defaultdict(float)      # on several hosts: elements, times what crosses
         self._phase = "outside a step"
 
     @contextmanager
@@ -49,17 +51,25 @@ class Ledger:
         finally:
             self._phase = outer
 
-    def record(self, operation: str, group: str, group_size: int, reason: str, elements: int, dtype) -> None:
-        """Add one call. A group of one rank is recorded like any other: its ring-equivalent bytes are zero."""
+    def record(self, operation: str, group: str, group_size: int, reason: str, elements: int, dtype,
+               crossing: float | None = None) -> None:
+        """Add one call. A group of one rank is recorded like any other: its ring-equivalent bytes are zero.
+
+        `crossing` is the share that goes from one host to another; None where there is one host only.
+        """
         entry = Entry(operation, group, group_size, self._phase, reason, name_of(dtype))
         calls, sent = self.totals[entry]
         self.totals[entry] = Total(calls + 1, sent + elements)
+        if crossing is not None:
+            self.crossing[entry] += crossing * elements
 
     def add(self, other: "Ledger") -> None:
         """Add another rank's totals."""
         for entry, (calls, elements) in other.totals.items():
             mine = self.totals[entry]
             self.totals[entry] = Total(mine.calls + calls, mine.elements + elements)
+        for entry, crossing in other.crossing.items():
+            self.crossing[entry] += crossing
 
     def elements(self, **like) -> int:
         """Elements of all entries whose named fields equal those given, as in `elements(phase="forward")`."""
@@ -88,3 +98,9 @@ def wire_bytes(entry: Entry, total: Total) -> int:
 def ring_bytes(entry: Entry, total: Total) -> float:
     """Bytes that one rank would send if each call ran as a ring."""
     return RING[entry.operation](wire_bytes(entry, total), entry.group_size)
+
+
+def bytes_between_hosts(ledger: Ledger, entry: Entry) -> float:
+    """Of these the part that crosses, as the mean over the group's ranks."""
+    crossing = ledger.crossing.get(entry, 0.0) * np.dtype(entry.dtype).itemsize
+    return RING[entry.operation](crossing, entry.group_size)

@@ -68,7 +68,8 @@ class ZeroShot(ABC):
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
-        self.told = "\n".join([source.told(), device.told or kernels.told(), self.about()])
+        placed = ranks.hosts().told(self.topology.tensor.size)
+        self.told = "\n".join(filter(None, [source.told(), device.told or kernels.told(), self.about(), placed]))
 
     def find_model(self) -> tuple[Source, Tokenizer]:
         """On rank 0."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture, writing
+from mpi_impl.files import check_picture
 from mpi_impl.planning.candidates import divisors
 from mpi_impl.planning.profiles import load
 from mpi_impl.reports.tables import aligned
@@ -69,15 +69,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [row for table in tables for row in table.rows]
     print(f"\n{sum(row.meets for row in rows)} of {len(rows)} figures are within what is allowed")
     from mpi_impl.experiments.published_figures import draw_tables     # matplotlib takes a second to import
-    with writing(args.plot):
-        draw_tables(tables).savefig(args.plot, dpi=130)
+    from mpi_impl.reports.pictures import save
+    save(draw_tables(tables), args.plot)
     print(f"all are drawn in {args.plot}")
 
 
 def study() -> list[Table]:
     v100, a100 = load("dgx-2h"), load("dgx-a100")
-    return [one_gpu(v100), weak_scaling(v100), replicated_scaling(v100), strong_scaling(v100), heads(v100), end_to_end(a100),
-            layer_overheads(a100), iterations(a100), *map(zero_memory, ZERO)]
+    return [*(table(v100) for table in (one_gpu, weak_scaling, replicated_scaling, strong_scaling, heads)),
+            *(table(a100) for table in (end_to_end, layer_overheads, iterations)), *map(zero_memory, ZERO)]
 
 
 # ---- Shoeybi et al. 2019 --------------------------------------------------------------------------------------------

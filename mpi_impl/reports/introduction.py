@@ -1,5 +1,6 @@
 """What a run of pretraining says about itself before its first step."""
 from mpi_impl.comm.group import library
+from mpi_impl.comm.hosts import Hosts
 from mpi_impl.training.arguments import Settings
 from mpi_impl.training.options import NAMES
 from reference.config import ModelConfig, ParallelConfig
@@ -7,14 +8,15 @@ from reference.cost import parameters
 from reference.stages import layouts_of_ranks, stages_of_ranks
 
 
-def introduction(settings: Settings, model: ModelConfig) -> str:
-    """How the ranks share the work, what they save, and the model."""
+def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
+    """How the ranks share the work, where they are, what they save, and the model."""
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
+    placed = f"{hosts.told(t)}\n" if hosts.several else ""
     return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
             f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
-            f"each replica\n{saving(p, settings.precision.half, settings.args.offload_folder)}"
+            f"each replica\n{placed}{saving(p, settings.precision.half, settings.args.offload_folder)}"
             f"{NAMES[model.architecture]} of {parameters(model):,} parameters, {held}; vocabulary "
             f"{model.vocab_size:,}, padded to {model.padded_vocab_size(t):,}; {settings.precision.compute}")
 

@@ -1,9 +1,12 @@
-"""The ledger as a table, each line beside what the papers' formulas predict, and as JSON."""
+"""The ledger as a table, each line beside what the papers' formulas predict, and as JSON.
+
+On several hosts it also tells how many of the ring's bytes stay inside hosts, and how many cross between them.
+"""
 import json
 from pathlib import Path
 from typing import NamedTuple
 
-from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, ring_bytes, wire_bytes
+from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
 from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
@@ -17,6 +20,7 @@ class Line(NamedTuple):
     entry: Entry
     total: Total
     predicted: Traffic | None
+    between: float | None = None    # ring bytes that cross between hosts; None on one host
 
     @property
     def as_predicted(self) -> bool:
@@ -28,27 +32,41 @@ def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
     found = {(e.operation, e.group, e.phase, e.reason): (e, total) for e, total in ledger.totals.items()}
     lines = [Line(*found.pop(p[:4], (Entry(p.operation, p.group, 1, p.phase, p.reason, "float32"), Total())), p)
              for p in predictions if p.calls]
-    return lines + [Line(e, total, None) for e, total in found.values()]
+    lines += [Line(e, total, None) for e, total in found.values()]
+    if not ledger.crossing:
+        return lines
+    return [line._replace(between=bytes_between_hosts(ledger, line.entry)) for line in lines]
 
 
 def table(lines: list[Line]) -> str:
-    """One line an entry. 'ring' is what this rank would send if each call ran as a ring."""
+    """One line an entry. 'ring' is what this rank would send if each call ran as a ring; on several hosts, what of that
+    stays inside them and what crosses between them follows, of a collective as the mean over the group's ranks.
+    """
+    several = any(line.between is not None for line in lines)
     head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes",
-            "predicted elements", "formula")
+            *(("inside hosts", "between hosts") if several else ()), "predicted elements", "formula")
     body = [(f"{e.group} x{e.group_size}", e.phase, e.reason, e.operation, f"{total.calls:,}", f"{total.elements:,}",
              f"{wire_bytes(e, total):,}", f"{ring_bytes(e, total):,.0f}",
+             *(f"{part:,.0f}" for part in inside_and_between(line)),
              f"{p.elements:,}" if p else "", ("= " if line.as_predicted else "NOT ") + p.formula if p else "")
-            for line in lines for e, total, p in [line]]
-    return aligned([head, *body], left=(0, 1, 2, 3, 9))
+            for line in lines for e, total, p, _ in [line]]
+    return aligned([head, *body], left=(0, 1, 2, 3, len(head) - 1))
+
+
+def inside_and_between(line: Line) -> tuple[float, ...]:
+    """Of a line's ring bytes, those that stay inside hosts and those that cross between them; () on one host."""
+    return () if line.between is None else (ring_bytes(*line[:2]) - line.between, line.between)
 
 
 def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
-    """The papers' statements, each with the number that this run measured."""
+    """The papers' statements, each with the number that this run measured; and on several hosts where it all went."""
     statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
     if n := edges(c, p):
         statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
     if p.data_parallel_size > 1:
         statements.append(between_replicas(ledger, c, p, b, s, work))
+    if ledger.crossing:
+        statements.append(between_hosts(ledger))
     return "\n".join(statements)
 
 
@@ -103,6 +121,14 @@ def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, 
             f"with Psi = {psi:,}, N = {d}{why}.")
 
 
+def between_hosts(ledger: Ledger) -> str:
+    """Of all lines together."""
+    ring = sum(ring_bytes(entry, total) for entry, total in ledger.totals.items())
+    between = sum(bytes_between_hosts(ledger, entry) for entry in ledger.totals)
+    return (f"Ring bytes inside hosts: {ring - between:,.0f}; between hosts: {between:,.0f}, in rings in the order of "
+            "ranks.")
+
+
 def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
     """Table and statements for the end of a run, from the ledgers of a pipeline's ranks: all pipelines do alike."""
     lines, ranks = compare(ledger, traffic(c, p, b, s, work)), p.pipeline_model_parallel_size
@@ -115,6 +141,7 @@ def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: 
     lines = compare(ledger, traffic(c, p, b, s, work))
     rows = [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
              "ring_bytes": ring_bytes(line.entry, line.total),
+             **dict(zip(("ring_bytes_inside_hosts", "ring_bytes_between_hosts"), inside_and_between(line))),
              "predicted_calls": line.predicted.calls if line.predicted else None,
              "predicted_elements": line.predicted.elements if line.predicted else None,
              "formula": line.predicted.formula if line.predicted else None} for line in lines]

@@ -96,6 +96,7 @@ class Pretraining(ABC):
         self.first = ranks.rank == 0
         self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
         ranks.instruments.carriers = self.device.carriers
+        ranks.instruments.hosts = ranks.hosts()
         self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
@@ -222,7 +223,7 @@ class Pretraining(ABC):
     # ---- the run ----
 
     def run(self) -> None:
-        self.say(introduction(self.settings, self.model))
+        self.say(introduction(self.settings, self.model, self.world.hosts()))
         self.say(self.device.told or kernels.told())
         self.say(forecast.told(self.forecast, self.hosts))
         self.say(forecast.time_told(self.plan, self.measured))

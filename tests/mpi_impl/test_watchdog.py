@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.group import SPEAKS, Group, Instruments
+from mpi_impl.comm.group import SPEAKS, Group, Instruments, hosts_key
+from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.watchdog import Watchdog, listed
 
 SOON = 10   # seconds, on a busy machine
@@ -103,9 +104,11 @@ def test_ranks_are_listed(ranks, words):
     assert listed(ranks) == words
 
 
-def speak(group, delays):
+def speak(group, delays, hosts=None):
     """Each rank asks whether it speaks, so many seconds after the others -> its answer."""
     apart = group.part(0, "apart")
+    if hosts:
+        apart.comm.Set_attr(hosts_key(), Hosts(dict(enumerate(hosts)), tuple(map(str, sorted(set(hosts))))))
     apart.from_all(None)
     time.sleep(delays[group.rank])
     answer = apart.speaks(0.5)
@@ -122,6 +125,15 @@ def speak(group, delays):
 def test_of_all_that_give_up_one_speaks(ranks, delays, speaker):
     """The first, or the lowest of those that are first together; whoever comes later has heard of it."""
     assert [i for i, speaks in enumerate(ranks.run(4, speak, delays)) if speaks] == [speaker]
+
+
+@pytest.mark.parametrize("hosts, delays, speakers", [
+    ([0, 0, 1, 1], [0, 0, 0, 0], [0, 2]), ([0, 0, 1, 1], [0.8, 0, 0.8, 0], [1, 3]),
+    ([0, 1, 0, 1], [0.8, 0, 0, 0], [1, 2]), ([0, 0, 1, 1], [0, 0, 0.8, 0.8], [0, 2]),
+])
+def test_on_several_hosts_one_speaks_on_each(ranks, hosts, delays, speakers):
+    """For the link between them may be what has failed: nothing is sent there, and nothing is awaited from there."""
+    assert [i for i, speaks in enumerate(ranks.run(4, speak, delays, hosts)) if speaks] == speakers
 
 
 class Listener(Watchdog):

@@ -1,0 +1,168 @@
+"""Measure this machine for the planner: its matrix products, its other kernels, and its messages.
+
+    .venv/bin/python benchmarks/calibrate.py --output machine.toml
+    .venv/bin/python -m mpi_impl.plan --num-gpus 8 --num-layers 8 --hidden-size 256 ... --hardware machine.toml
+
+A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. What a GPT
+takes beside them is found from whole forwards and backwards of a dozen sizes: less the products and attention's core,
+their times are a sum of passes over the activations outside and inside the tensor-parallel regions, over the logits and
+the embedding, and of an overhead for each layer; the five factors are those of least squares. Messages are all-reduces
+of many sizes, and a line through their times. Half a minute.
+"""
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log2, prod
+from statistics import median
+
+import machine
+import numpy as np
+from machine import Shard
+
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_writable
+from mpi_impl.planning.profiles import save
+from mpi_impl.pool import Pool
+from mpi_impl.rank_environment import cores
+from mpi_impl.reports.tables import aligned
+from reference.config import ParallelConfig, require_positive
+from reference.cost import parameters
+from reference.hardware import Hardware, Link, Passes, size_of_product
+from reference.plans import Plan
+from reference.step_time import work_of
+
+BYTES = 4           # of float32
+LIMIT = 600.0       # seconds that a measurement may take
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    p = ArgumentParser(prog="calibrate", description="Measure this machine, and write its profile.")
+    p.add_argument("--output", default="machine.toml", metavar="FILE", help="(default: machine.toml)")
+    p.add_argument("--ranks", type=int, default=max(2, cores()), metavar="N",
+                   help="that measure at the same time (default: the number of cores, at least 2)")
+    args = p.parse_args(argv)
+    require_positive("ranks", args.ranks)
+    check_writable(args.output, None)
+    print(f"{args.ranks} ranks measure, at the same time ...", flush=True)
+    found = calibrate(args.ranks)
+    print(told(found))
+    save(found, args.output)
+    print(f"\nwritten to {args.output}: mpi_impl.plan and benchmarks/predict.py take it as --hardware")
+
+
+def calibrate(ranks: int) -> Hardware:
+    """The profile of one core, while `ranks` are at work."""
+    with Pool(ranks) as pool:
+        return profile([pool.run(ranks, machine.measure, timeout=LIMIT)[0]], ranks)
+
+
+def profile(measured: Sequence[dict[tuple, float]], ranks: int) -> Hardware:
+    """From one measurement or several, at other times: of each thing the median."""
+    seconds = {key: median(one[key] for one in measured) for key in measured[0]}
+    largest = machine.LARGEST
+    peak = 2 * largest**3 / seconds["product", largest, largest, largest]
+    bandwidth = 2 * machine.COPIED / seconds["copy",]
+    times = {size: found for (what, *sizes), found in seconds.items() if what == "all-reduce" for size in sizes}
+    bare = Hardware(
+        name="this machine", about=f"measured by benchmarks/calibrate.py: a core of {cores()}, {ranks} at work",
+        peak=peak, memory=float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks), reserved=0.0,
+        bandwidth=bandwidth, element_bytes=BYTES, efficiency=efficiency(seconds, peak),
+        attention=cores_of(seconds, peak), passes=Passes(*[(0.0, 0.0)] * 5),
+        optimizer=seconds["update",] / parameters(machine.UPDATED) * bandwidth, overhead=(0.0, 0.0), server=1 << 20,
+        inside=link(times, ranks), between=link(times, ranks))
+    forward = {shard: seconds["forward", shard] for shard in machine.SHARDS}
+    return with_kernels(bare, {shard: (time, seconds["forward and backward", shard] - time)
+                               for shard, time in forward.items()})
+
+
+def efficiency(seconds: dict[tuple, float], peak: float) -> tuple[tuple[float, float], ...]:
+    """Share of the peak by size: sizes within a factor of 1.4 are one, with the median of both."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for shape in machine.PRODUCTS:
+        size = size_of_product(*shape)
+        share = 2 * prod(shape) / seconds["product", *shape] / peak
+        found.setdefault(round(2 * log2(size)), []).append((size, share))
+    return tuple(tuple(map(median, zip(*pairs))) for _, pairs in sorted(found.items()))
+
+
+def cores_of(seconds: dict[tuple, float], peak: float) -> tuple[float, float]:
+    """Share of the peak that the FLOPs of attention's core reach, forward and backward: the median of a few sizes. All
+    s^2 scores count, as in the papers, although the mask leaves half of them.
+    """
+    flops = {(b, s, a, d): 4 * b * s**2 * a * d for b, s, a, d in machine.CORES}
+    return (median(flops[sizes] / seconds["core forward", *sizes] / peak for sizes in flops),
+            median(2 * flops[sizes] / seconds["core backward", *sizes] / peak for sizes in flops))
+
+
+# ---- what is no product ---------------------------------------------------------------------------------------------
+
+
+def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Hardware:
+    """The passes and overheads that explain what the shards took beside their products, forward and backward."""
+    ways = [least_squares([counts(shard) for shard in times],
+                          [took[way] - products(bare, shard, way) for shard, took in times.items()],
+                          [took[way] for took in times.values()]) for way in (0, 1)]
+    outside, inside, overhead, embedding, logits = zip(*ways)
+    pass_of_element = BYTES / bare.bandwidth
+    scaled = [tuple(seconds / pass_of_element for seconds in pair) for pair in (outside, inside, embedding, logits)]
+    return replace(bare, overhead=overhead, passes=Passes(scaled[0], scaled[1], (0.0, 0.0), scaled[2], scaled[3]))
+
+
+def counts(shard: Shard) -> list[float]:
+    """Of what the time may be a sum: elements outside and inside, layers, elements of the embedding, and logits."""
+    x = shard.b * shard.s * shard.h
+    words = shard.model.padded_vocab_size(shard.t) // shard.t
+    return [shard.L * x, shard.L * x / shard.t, shard.L, x, shard.b * shard.s * words]
+
+
+def products(hardware: Hardware, shard: Shard, way: int) -> float:
+    """Seconds of a shard's matrix products and attention's cores: forward, or backward."""
+    plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
+    forward, input_gradient, weight_gradient = work_of(plan, hardware, shard.L, first=True, last=True)
+    return input_gradient.products + weight_gradient.products if way else forward.products
+
+
+def least_squares(rows: list[list[float]], values: list[float], scales: list[float]) -> list[float]:
+    """Factors, none below 0, whose sums over a row are near its value; a miss counts as a share of the row's scale."""
+    a, y = np.array(rows) / np.array(scales)[:, None], np.array(values) / np.array(scales)
+    used = list(range(a.shape[1]))
+    while True:
+        found = np.linalg.lstsq(a[:, used], y, rcond=None)[0]
+        if (found >= 0).all() or len(used) == 1:
+            factors = np.zeros(a.shape[1])
+            factors[used] = np.maximum(found, 0)
+            return factors.tolist()
+        used.pop(int(found.argmin()))
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def link(messages: dict[int, float], ranks: int) -> Link:
+    """The latency and the bandwidth with which a ring would take as long."""
+    sizes = np.array(list(messages))
+    turns, sent = 2 * (ranks - 1), 2 * (ranks - 1) / ranks * sizes
+    times = list(messages.values())
+    latency, each = least_squares([[turns, one] for one in sent], times, times)
+    return Link(latency, 1 / max(each, 1e-15))
+
+
+# ---- what it says ---------------------------------------------------------------------------------------------------
+
+
+def told(found: Hardware) -> str:
+    sizes = [["size of a product", *(f"{size:.0f}" for size, _ in found.efficiency)],
+             ["share of the peak", *(f"{share:.0%}" for _, share in found.efficiency)]]
+    kinds = [["passes over", *Passes.__dataclass_fields__, "overhead of a layer"]]
+    for way, name in enumerate(("forward", "backward")):
+        passes = [f"{getattr(found.passes, kind)[way]:.1f}" for kind in Passes.__dataclass_fields__]
+        kinds.append([name, *passes, f"{1e6 * found.overhead[way]:.0f} us"])
+    return (f"\npeak: {found.peak / 1e9:,.0f} GFLOP/s, of a product of {machine.LARGEST}^3\n{aligned(sizes)}\n"
+            f"attention's core: {found.attention[0]:.0%} of the peak forward, {found.attention[1]:.0%} backward\n"
+            f"memory: {found.bandwidth / 1e9:.1f} GB/s; Adam: {found.optimizer / found.bandwidth * 1e9:.2f} ns a "
+            f"parameter\n{aligned(kinds)}\nmessages: {1e6 * found.inside.latency:.1f} us and "
+            f"{found.inside.bandwidth / 1e9:.2f} GB/s")
+
+
+if __name__ == "__main__":
+    run_alone(main)

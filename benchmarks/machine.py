@@ -1,0 +1,179 @@
+"""What ranks measure of a machine, all at the same time, as they share its memory and its caches when they train.
+
+Times are a rank's own CPU time, so that what else the machine does counts little; of messages the wall's.
+"""
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mappings import TensorParallelRegion
+from mpi_impl.comm.topology import connect
+from mpi_impl.kernels import accumulate, attention_core, attention_core_backward, linear
+from mpi_impl.models.gpt import gpt_backward, gpt_forward
+from mpi_impl.parallel.sinks import ImmediateSink
+from mpi_impl.parallel.units import Unit
+from mpi_impl.training.trainer import Trainer
+from reference.config import ModelConfig, ParallelConfig
+from reference.models.gpt import GPT, gpt_tensors
+from reference.optimizer import OptimizerConfig
+from reference.params import tree_map
+from reference.precision import Precision
+
+ENOUGH = 0.03       # seconds for which one thing is repeated, at least
+TURNS = 3           # of all things, one after another and around again
+LARGEST = 1024      # the square product whose rate is taken for the peak
+
+
+class Shard(NamedTuple):
+    """What one of t ranks computes: of a GPT of L layers on b samples."""
+
+    b: int
+    s: int
+    h: int
+    a: int
+    t: int
+    L: int
+    V: int
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(self.L, self.h, self.a, self.V, self.s, hidden_dropout=0.0, attention_dropout=0.0)
+
+
+# Sizes that differ in all that a time may depend on.
+SHARDS = [Shard(*sizes) for sizes in (
+    (1, 128, 128, 8, 1, 1, 512), (4, 128, 128, 8, 1, 2, 512), (4, 128, 128, 8, 4, 2, 512),
+    (4, 128, 256, 8, 1, 1, 2048), (4, 128, 256, 8, 2, 2, 1024), (4, 128, 256, 8, 8, 3, 1024),
+    (2, 128, 256, 8, 4, 1, 4096), (1, 128, 256, 8, 1, 2, 512), (8, 128, 256, 8, 8, 1, 2048),
+    (2, 128, 512, 8, 1, 1, 1024), (2, 128, 512, 8, 4, 2, 1024), (4, 32, 64, 4, 1, 3, 256))]
+WIDTHS = (32, 64, 128, 256, 512, 1024)
+PRODUCTS = [*((n, k, m) for n in (128, 512, 1024) for k in WIDTHS for m in WIDTHS if k * m <= 256 * 1024),
+            (LARGEST, LARGEST, LARGEST)]
+CORES = [(4, 128, 4, 16), (4, 128, 4, 32), (2, 128, 8, 64), (4, 128, 1, 32)]      # b, s, a, d
+UPDATED, COPIED = ModelConfig(4, 256, 8, 1024, 128), 1 << 20
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """CPU time of one call."""
+    count, began, deadline = 0, time.thread_time(), time.perf_counter() + ENOUGH
+    while True:
+        work()
+        count += 1
+        if time.perf_counter() > deadline:
+            return (time.thread_time() - began) / count
+
+
+# ---- what is measured, by what it is --------------------------------------------------------------------------------
+
+
+def measure(group: Group) -> dict[tuple, float]:
+    """Seconds of a call of each work, the median over turns and ranks; and of messages.
+
+    All take turns: what else the machine does for a while, it does to all of them.
+    """
+    alone = group.part(group.rank, "one rank")
+    works = dict(works_of(alone))
+    for work in works.values():
+        work()
+    found: dict[tuple, list[float]] = {key: [] for key in works}
+    for _ in range(TURNS):
+        for key, work in works.items():
+            found[key].append(seconds_of(work))
+    together = group.from_all(found)
+    alone.free()
+    return {key: median(seconds for one in together for seconds in one[key]) for key in works} | messages(group)
+
+
+def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:
+    """Each with its key: what it is, and its sizes."""
+    yield from ((("product", *shape), product(*shape)) for shape in PRODUCTS)
+    for sizes in CORES:
+        forward, backward = core(*sizes)
+        yield from ((("core forward", *sizes), forward), (("core backward", *sizes), backward))
+    for shard in SHARDS:
+        forward, both = passes(shard, TensorParallelRegion(alone))
+        yield from ((("forward", shard), forward), (("forward and backward", shard), both))
+    yield ("copy",), copy()
+    yield ("update",), update(alone)
+
+
+def product(n: int, k: int, m: int) -> Callable[[], object]:
+    """The three products of a matrix [k, m] that a step needs, in turn, one a call: x w, dy w^T, and x^T dy added to a
+    gradient.
+    """
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.normal(size=shape).astype(np.float32) for shape in ((n, k), (k, m), (n, m)))
+    grad = np.zeros_like(w)
+    kinds = cycle((lambda: linear(x, w), lambda: linear(dy, w.T), lambda: accumulate(grad, x, dy)))
+    return lambda: next(kinds)()
+
+
+def core(b: int, s: int, a: int, d: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Attention's, softmax included: forward, and backward."""
+    q, k, v, dy = np.random.default_rng(0).normal(size=(4, b, s, a, d)).astype(np.float32)
+    cache = attention_core(q, k, v, True)[1]
+    return lambda: attention_core(q, k, v, True), lambda: attention_core_backward(dy, cache)
+
+
+def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A forward; and a forward with its backward."""
+    c, rng = shard.model, np.random.default_rng(0)
+    tensors = gpt_tensors(c, range(c.num_layers))
+    params = tree_map(lambda tensor: 0.02 * rng.normal(size=tensor.local_shape(shard.t)).astype(np.float32), tensors)
+    grads = tree_map(np.zeros_like, params)
+    tokens = rng.integers(len(params.embedding.word), size=(shard.b, shard.s))
+    units, into, sink = units_of(params), units_of(grads), ImmediateSink()
+
+    def forward():
+        return gpt_forward(tokens, units, c, tokens, region)
+
+    def both():
+        loss, cache = forward()
+        gpt_backward(np.full_like(loss, 1 / loss.size), units, cache, c, into, sink, region)
+
+    return forward, both
+
+
+def units_of(tree: GPT) -> GPT:
+    """As a stage's loop asks for them."""
+    return replace(tree, embedding=tree_map(lambda table: Unit("table", table), tree.embedding),
+                   blocks={layer: Unit("block", block) for layer, block in tree.blocks.items()},
+                   final_layernorm=Unit("norm", tree.final_layernorm))
+
+
+def update(alone: Group) -> Callable[[], object]:
+    """Adam's, of a model with UPDATED parameters, with the norm before."""
+    trainer = Trainer(UPDATED, OptimizerConfig(1e-4, 1), connect(alone, ParallelConfig()), 1, Precision("float32"))
+    return lambda: trainer.optimizer.step(trainer.gradients.own, alone)
+
+
+def copy() -> Callable[[], object]:
+    """Of COPIED bytes, as many as a layer's activations may have: they are read, and written."""
+    x = np.ones(COPIED // 4, np.float32)
+    y = np.empty_like(x)
+    return lambda: np.copyto(y, x)
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+SIZES = [1 << i for i in range(8, 22, 2)]      # bytes
+
+
+def messages(group: Group) -> dict[tuple, float]:
+    """Seconds of an all-reduce of so many bytes over all ranks."""
+    found = {}
+    for size in SIZES:
+        x, times = np.zeros(size // 4, np.float32), []
+        for _ in range(200 if size < 1 << 16 else 40):
+            group.from_all(None)
+            began = time.perf_counter()
+            group.all_reduce(x, "calibration")
+            times.append(time.perf_counter() - began)
+        found["all-reduce", size] = max(group.from_all(median(times)))
+    return found

@@ -1,0 +1,97 @@
+"""How much faster is a step on more ranks? Weak and strong scaling of t, p and d, on this machine.
+
+    .venv/bin/python benchmarks/measured_scaling.py [--plot benchmarks/measured_scaling.svg]
+
+Strong: one GPT and one batch, shared out over 1 to 8 ranks. Weak: the work grows with the ranks, by t in a wider model,
+by p in a deeper one, by d in a larger batch; what counts are FLOP/s of a rank, beside those of one. Where each rank has
+a core of its own the time is the wall's; beyond that it is the virtual clock's, on which every rank has a device of its
+own, and messages take what a fast network needs. Each is held against one rank on the same clock.
+"""
+from collections.abc import Mapping, Sequence
+
+from predict import measure
+
+from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import check_picture
+from mpi_impl.rank_environment import cores
+from mpi_impl.reports.tables import aligned
+from reference.config import ModelConfig, ParallelConfig, number_of_microbatches, require_positive
+from reference.plans import Plan
+from reference.step_time import flops_per_second
+
+RANKS = (1, 2, 4, 8)
+WIDTHS = {1: 256, 2: 384, 4: 512, 8: 704}       # of weak scaling by t: about n times as many FLOPs
+B, LAYERS = 16, 8
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    p = ArgumentParser(prog="measured_scaling", description="Measure weak and strong scaling of t, p and d.")
+    p.add_argument("--turns", type=int, default=3, metavar="N", help="of each case (default: 3)")
+    p.add_argument("--steps", type=int, default=3, metavar="N", help="of each turn (default: 3)")
+    p.add_argument("--plot", metavar="FILE", help="draw them there")
+    args = p.parse_args(argv)
+    for name in ("turns", "steps"):
+        require_positive(name, getattr(args, name))
+    if args.plot:
+        check_picture(args.plot)
+    strong, weak = scaling(args.turns, args.steps)
+    print(f"\nstrong scaling: times as fast as one rank\n{table(strong, '{:.2f}')}\n\nweak scaling: FLOP/s of a rank, "
+          f"beside one rank's\n{table(weak, '{:.0%}')}\n\nup to {cores()} ranks by the wall's clock, beyond by the "
+          "virtual one")
+    if args.plot:
+        from pictures import draw_scaling     # matplotlib takes a second to import
+        from mpi_impl.reports.pictures import save
+        save(draw_scaling(strong, weak, cores()), args.plot)
+
+
+# ---- what is measured -----------------------------------------------------------------------------------------------
+
+
+def strong_plan(kind: str, n: int) -> Plan:
+    """The same model and batch for all."""
+    return shared_out(gpt(LAYERS, 256), kind, n, B)
+
+
+def weak_plan(kind: str, n: int) -> Plan:
+    """Work that grows with n."""
+    layers, width = (n if kind == "p" else 4), (WIDTHS[n] if kind == "t" else 256)
+    return shared_out(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
+
+
+def gpt(layers: int, width: int) -> ModelConfig:
+    """Heads for eight ranks; and few words, so that the last stage of a pipeline has little more than the others."""
+    return ModelConfig(layers, width, 8, 256, 128, hidden_dropout=0.0, attention_dropout=0.0)
+
+
+def shared_out(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
+    """Over n ranks of one kind. A pipeline has microbatches of one sample, the others of two."""
+    t, p, d = (n if kind == one else 1 for one in "tpd")
+    b = 1 if kind == "p" else 2
+    return Plan(model, ParallelConfig(t, p, d), number_of_microbatches(batch, b, d), b)
+
+
+def scaling(turns: int, steps: int) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
+    """Strong and weak, by kind and ranks: how many times as fast; and a rank's FLOP/s, as a share."""
+    keys = [(of, kind, n) for of in (strong_plan, weak_plan) for kind in "tpd" for n in RANKS]
+    clocks = [n > cores() for _, _, n in keys]
+    ones = [key for key in keys if key[2] == 1]             # by both clocks
+    plans = [of(kind, n) for of, kind, n in [*keys, *ones]]
+    seconds = measure(plans, turns, steps, [*clocks, *[True] * len(ones)])
+    rates = {(*key, virtual): flops_per_second(plan, found)
+             for key, virtual, plan, found in zip([*keys, *ones], [*clocks, *[True] * len(ones)], plans, seconds)}
+
+    def share(of, kind, n):
+        virtual = n > cores()
+        return rates[of, kind, n, virtual] / rates[of, kind, 1, virtual]
+
+    return ({kind: {n: n * share(strong_plan, kind, n) for n in RANKS} for kind in "tpd"},
+            {kind: {n: share(weak_plan, kind, n) for n in RANKS} for kind in "tpd"})
+
+
+def table(curves: Mapping[str, Mapping[int, float]], form: str) -> str:
+    return aligned([["ranks", *map(str, RANKS)],
+                    *([kind, *map(form.format, found.values())] for kind, found in curves.items())])
+
+
+if __name__ == "__main__":
+    run_alone(main)

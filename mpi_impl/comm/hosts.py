@@ -1,0 +1,68 @@
+"""Which ranks are on which host, and what of their traffic crosses from one host to another.
+
+Inside a host ranks share memory, or the fastest links; between hosts there is a network. With Megatron's order of ranks
+(topology.py), and hosts that are filled one after the other, the ranks that share a layer are on one host as long as t
+divides the number of ranks on each.
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MOST = 8        # hosts that are listed by name
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of a run. By default there is nothing to tell apart: all ranks are on one."""
+
+    of: Mapping[int, int] = field(default_factory=dict)     # of each rank of the world, in order: its host's number
+    names: tuple[str, ...] = ()                             # of the hosts
+
+    @property
+    def several(self) -> bool:
+        return len(self.names) > 1
+
+    def crossing(self, operation: str, ranks: Sequence[int], root: int = 0) -> float | None:
+        """The share of a collective over these ranks of the world that crosses; None where there is one host only."""
+        return crossing(operation, [self.of[rank] for rank in ranks], root) if self.several else None
+
+    def told(self, t: int) -> str:
+        """For a person: where the ranks are, and a warning if that costs more than it need; "" on one host."""
+        return "\n".join(filter(None, [self.counted(), self.warning(t)])) if self.several else ""
+
+    def counted(self) -> str:
+        """How many there are, and how many ranks each has."""
+        counts = [list(self.of.values()).count(host) for host in range(len(self.names))]
+        if len(self.names) > MOST:
+            ranks = f"{min(counts)} to {max(counts)} ranks" if len(set(counts)) > 1 else f"{counts[0]} ranks"
+            return f"on {len(self.names)} hosts of {ranks} each"
+        listed = (f"{count} rank{'s' * (count > 1)} on {name}" for name, count in zip(self.names, counts))
+        return f"on {len(self.names)} hosts: {', '.join(listed)}"
+
+    def warning(self, t: int) -> str:
+        """A sentence if tensor-parallel groups of t neighbours are split between hosts; else ""."""
+        hosts = list(self.of.values())
+        if not (split := split_groups(hosts, t)):
+            return ""
+        whole = max(size for size in range(1, t) if t % size == 0 and not split_groups(hosts, size))
+        smaller = f"--tensor-model-parallel-size {whole}, with which none is, or " if whole > 1 else ""
+        return (f"warning: {split} of {len(hosts) // t} tensor-parallel groups of {t} ranks split between hosts: each "
+                "layer sends 8 b s h (t-1)/t elements a microbatch, and waits for the network between hosts each time. "
+                f"Choose {smaller}a host file whose slots are multiples of {t}.")
+
+
+def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
+    """The share of what a group's ranks send that goes from one host to another; `hosts` has each rank's, in order.
+
+    It is a count of a ring's edges. A ring leads from each rank to the next and from the last to the first, and over
+    all of these edges goes as much: so a share of (edges between hosts)/n crosses, of the group as a whole, and that is
+    the mean over its ranks. A broadcast begins at its root and does without the one edge that leads back there.
+    (MPI may choose trees instead. NCCL orders its rings so that each host is entered once and left once: that is this
+    ring, where hosts are filled one after the other.)
+    """
+    edges = [(hosts[i - 1], hosts[i]) for i in range(len(hosts)) if operation != "broadcast" or i != root]
+    return sum(source != target for source, target in edges) / max(len(edges), 1)
+
+
+def split_groups(hosts: Sequence[int], t: int) -> int:
+    """How many groups of t neighbours are on more than one host."""
+    return sum(len(set(hosts[first:first + t])) > 1 for first in range(0, len(hosts), t))

@@ -1,0 +1,148 @@
+"""The hosts of a job: the file that lists them, and whether ranks can be started there.
+
+    # One host a line, with how many ranks it takes: as Open MPI writes it, or as MPICH does.
+    node1 slots=4
+    node2:4
+
+Ranks fill the hosts in this order, so that neighbours, which share a layer, are on one host.
+"""
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reference.errors import UserError
+
+LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
+SECONDS_TO_ANSWER = 10      # that a host gets, before it counts as one that cannot be reached
+
+# For ssh: to ask for nothing, since nobody would answer; and to end, within 20 seconds, when the host is cut off.
+SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
+               f"-o ConnectTimeout={SECONDS_TO_ANSWER}")
+
+# Where each launcher looks for these: MPICH, Intel MPI, Open MPI 5 and 4.
+SSH_OPTIONS_VARIABLES = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args",
+                         "OMPI_MCA_plm_rsh_args")
+
+# Which say that hosts are reached by other means than ssh, or another ssh: the user's choice, or the batch system's.
+OTHER_MEANS = ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP",
+               "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+
+
+class Host(NamedTuple):
+    """A host, and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+
+def read_hosts(path: str) -> list[Host]:
+    """The hosts of a file, in its order. Raises UserError for a file that is missing, or has a line that is wrong."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.split("#")[0].strip() for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(f"--hostfile {path} cannot be read: {reason}. Name a file with a host a line, as in "
+                        "`node1 slots=4`.") from error
+    hosts = [parse_line(line, f"--hostfile {path}, line {number}") for number, line in enumerate(lines, 1) if line]
+    if not hosts:
+        raise UserError(f"--hostfile {path} names no host. Write a host a line, as in `node1 slots=4`.")
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--hostfile {path} names the host {name} {names.count(name)} times. Give it one line, "
+                            "with all of its slots.")
+    return hosts
+
+
+def parse_line(line: str, where: str) -> Host:
+    """'node1 slots=4' or 'node1:4'."""
+    found = LINE.fullmatch(line)
+    if not found:
+        raise UserError(f"{where} is {line!r}, but a line has a host and its slots and no more, as in `node1 slots=4` "
+                        "or `node1:4`.")
+    slots = found["colon"] or found["slots"]
+    if slots is None:
+        raise UserError(f"{where} does not say how many ranks {line} takes. Write, say, `{line} slots=4`.")
+    if not re.fullmatch("[0-9]{1,6}", slots) or int(slots) < 1:
+        raise UserError(f"{where} gives {found['name']} {slots} slots, but a host takes a whole number of ranks, 1 or "
+                        "more.")
+    return Host(found["name"], int(slots))
+
+
+def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
+    """The hosts that so many ranks need, each with as many as it gets: one after the other is filled.
+
+    Raises UserError if there are more ranks than slots.
+    """
+    if ranks > (slots := sum(host.slots for host in hosts)):
+        raise UserError(f"-n is {ranks}, but the hosts of --hostfile {path} have {slots} slots in all. Start fewer "
+                        "ranks, or give the hosts more slots.")
+    found = []
+    for host in hosts:
+        if taken := min(host.slots, ranks):
+            found.append(Host(host.name, taken))
+            ranks -= taken
+    return found
+
+
+def written_for(vendor: str, hosts: Sequence[Host]) -> str:
+    """The file as the launcher of this MPI library reads it."""
+    between = " slots=" if vendor == "Open MPI" else ":"
+    return "".join(f"{name}{between}{slots}\n" for name, slots in hosts)
+
+
+def check_reachable(hosts: Sequence[Host]) -> None:
+    """Raises UserError for a host that ssh does not reach, or on which this Python, or this folder, is missing.
+
+    All are asked at once. Launchers would say it in words of their own, or wait. Hosts that are reached by other means
+    than ssh are left to these.
+    """
+    if any(name in os.environ for name in OTHER_MEANS):
+        return
+    if shutil.which("ssh") is None:
+        raise UserError("--hostfile needs ssh, which is not installed, or not on PATH. Install it (on Debian and "
+                        "Ubuntu: apt install openssh-client).")
+    test = f"cd {shlex.quote(os.getcwd())} && test -x {shlex.quote(sys.executable)}"
+    asked = {host.name: subprocess.Popen(["ssh", *SSH_OPTIONS.split(), host.name, test], stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+             for host in hosts if not is_here(host.name)}
+    try:
+        for name, ssh in asked.items():
+            check_answer(name, ssh)
+    finally:
+        for ssh in asked.values():
+            ssh.kill()
+
+
+def check_answer(name: str, ssh: subprocess.Popen) -> None:
+    """Raises UserError unless ssh has done what it was asked to do on this host."""
+    try:
+        _, words = ssh.communicate(timeout=2 * SECONDS_TO_ANSWER)
+        status = ssh.returncode
+    except subprocess.TimeoutExpired:
+        words, status = f"it has not answered within {2 * SECONDS_TO_ANSWER} seconds", 255
+    reason = (words.strip() or f"its status is {status}").splitlines()[-1].removeprefix("ssh: ").rstrip(".")
+    if status == 255:       # ssh's own
+        raise UserError(f"The host {name} of --hostfile cannot be reached: {reason}. `ssh {name} true` must work from "
+                        "here without a question: check the name, and that the host knows your key.")
+    if status:
+        raise UserError(f"The host {name} of --hostfile has no {sys.executable}, or no folder {os.getcwd()}, from "
+                        "which ranks are started. All hosts need the same files under the same names, as on a shared "
+                        "file system.")
+
+
+def is_here(name: str) -> bool:
+    """Whether this is a name of this machine: whether a socket can have its address."""
+    try:
+        with socket.socket() as one:
+            one.bind((name, 0))
+    except OSError:     # also of names that nobody knows
+        return False
+    return True

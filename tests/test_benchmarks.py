@@ -1,0 +1,142 @@
+"""What the benchmarks of the planner compute from what they measure; and that all they measure can be run."""
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from mpi_impl.comm.clock import INFINIBAND
+from mpi_impl.planning.profiles import load
+from reference.config import ModelConfig, ParallelConfig
+from reference.hardware import Link, Passes
+from reference.plans import Plan
+from reference.step_time import flops_of_step, work_of
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+calibrate, machine, measured_scaling, pictures, predict, steps = map(
+    import_module, ("calibrate", "machine", "measured_scaling", "pictures", "predict", "steps"))
+
+BARE = replace(load("dgx-a100"), passes=Passes(*[(0.0, 0.0)] * 5), overhead=(0.0, 0.0), element_bytes=4)
+
+
+# ---- calibrate: from measurements to a profile ----------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(1e-9, 1e-7), min_size=10, max_size=10))
+def test_the_factors_of_times_that_are_such_sums_are_found(factors):
+    """A profile is found whose model of time gives what the shards took, forward and backward."""
+    truth = replace(BARE, passes=Passes(*((forward * BARE.bandwidth / 4, backward * BARE.bandwidth / 4)
+                                          for forward, backward in zip(factors[:2], factors[2:4])),
+                                        (0.0, 0.0), *((forward * BARE.bandwidth / 4, backward * BARE.bandwidth / 4)
+                                                      for forward, backward in zip(factors[4:6], factors[6:8]))),
+                    overhead=(1e3 * factors[8], 1e3 * factors[9]))
+    times = {shard: seconds(truth, shard) for shard in machine.SHARDS}
+    found = calibrate.with_kernels(BARE, times)
+    for shard, took in times.items():
+        assert seconds(found, shard) == pytest.approx(took, rel=1e-6)
+    assert found.overhead == pytest.approx(truth.overhead, rel=1e-3)
+    assert [way for kind in vars(found.passes).values() for way in kind] == pytest.approx(
+        [way for kind in vars(truth.passes).values() for way in kind], rel=1e-3)
+
+
+def seconds(hardware, shard) -> tuple[float, float]:
+    """Forward and backward of a shard, alone: what the model of time says, less the messages."""
+    plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
+    work = work_of(plan, hardware, shard.L, first=True, last=True)
+    return tuple(sum(part.products + part.kernels for part in parts) for parts in (work[:1], work[1:]))
+
+
+@given(st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=4, max_size=8),
+       st.lists(st.floats(-5, 5), min_size=8, max_size=8))
+def test_no_factor_is_below_zero(rows, values):
+    found = calibrate.least_squares(rows, values[:len(rows)], [1.0] * len(rows))
+    assert len(found) == 3 and min(found) >= 0
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e11), st.integers(2, 8))
+def test_a_link_is_found_from_its_times(latency, bandwidth, ranks):
+    truth = Link(latency, bandwidth)
+    found = calibrate.link({size: truth.seconds("all_reduce", ranks, size) for size in machine.SIZES}, ranks)
+    assert (found.latency, found.bandwidth) == pytest.approx((latency, bandwidth), rel=1e-3)
+
+
+def test_the_sizes_tell_the_factors_apart():
+    """No factor's counts are, over all shards, nearly a sum of the others'."""
+    counts = np.array([calibrate.counts(shard) for shard in machine.SHARDS])
+    scaled = counts / np.linalg.norm(counts, axis=0)
+    assert np.linalg.cond(scaled) < 50
+
+
+# ---- what ranks run -------------------------------------------------------------------------------------------------
+
+
+def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
+    """As many as are asked for, of which some do not count; the slowest rank's time is everyone's."""
+    model = ModelConfig(2, 16, 2, 32, 8, hidden_dropout=0, attention_dropout=0)
+    for virtual in (False, True):
+        found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)
+        assert len(set(found)) == 1 and found[0] > 0
+
+
+# ---- predict, and measured scaling ----------------------------------------------------------------------------------
+
+
+def test_the_verdict_counts_errors_and_pairs():
+    said = predict.verdict([1.1, 2.0, 2.8, 4.0], [1.0, 2.5, 2.0, 4.0])
+    assert said == ("median error 15.0%, largest 40.0%; of 6 pairs of topologies 83% are in the right order")
+
+
+def test_every_topology_is_another_and_there_are_twelve_at_least():
+    plans = [predict.plan_of(topology) for topology in predict.TOPOLOGIES]
+    assert len({predict.named(plan) for plan in plans}) == len(plans) >= 12
+    assert all(plan.m * plan.b * plan.parallel.data_parallel_size == predict.B for plan in plans)
+    assert {kind for plan in plans for kind, size in zip("tpd", predict.shape_of(plan)) if size > 1} == set("tpd")
+
+
+def test_messages_take_what_the_clock_says_they_take(monkeypatch):
+    """Beyond the cores the clock is virtual, and has a link of its own."""
+    monkeypatch.setattr(predict, "cores", lambda: 2)
+    small, large = (predict.plan_of((n, 1, 1, 4, {})) for n in (2, 4))
+    assert predict.on_clock(BARE, small) is BARE
+    assert predict.on_clock(BARE, large) == replace(BARE, inside=INFINIBAND, between=INFINIBAND)
+
+
+@pytest.mark.parametrize("kind", "tpd")
+def test_plans_of_scaling(kind):
+    """Strong: the same work for all n. Weak: about n times as much."""
+    flops = {of: [flops_of_step(of(kind, n)) / flops_of_step(of(kind, 1)) for n in measured_scaling.RANKS]
+             for of in (measured_scaling.strong_plan, measured_scaling.weak_plan)}
+    assert flops[measured_scaling.strong_plan] == [1, 1, 1, 1]
+    assert flops[measured_scaling.weak_plan] == pytest.approx(measured_scaling.RANKS, rel=0.2)
+    for of in flops:
+        for n in measured_scaling.RANKS:
+            plan = of(kind, n)
+            assert dict(zip("tpd", predict.shape_of(plan))) == dict.fromkeys("tpd", 1) | {kind: n}
+
+
+def test_scaling_holds_each_rank_against_one_on_the_same_clock(monkeypatch):
+    """With a virtual clock on which all takes twice as long, and steps that scale perfectly, every share is 1."""
+    def measure(plans, turns, steps, virtual):
+        return [(1 + fake) * flops_of_step(plan) / plan.parallel.world_size for plan, fake in zip(plans, virtual)]
+
+    monkeypatch.setattr(measured_scaling, "measure", measure)
+    strong, weak = measured_scaling.scaling(1, 1)
+    for kind in "tpd":
+        assert list(strong[kind].values()) == pytest.approx(measured_scaling.RANKS)
+        assert list(weak[kind].values()) == pytest.approx([1] * len(measured_scaling.RANKS))
+
+
+def test_the_pictures_have_what_was_measured():
+    figure: Figure = pictures.draw_predictions(["one", "two"], [1.1, 2.2], [1.0, 2.0])
+    bars = sorted((bar.get_y(), bar.get_width()) for bar in figure.axes[0].patches)
+    assert [width for _, width in bars] == [2000, 1000]
+    curves = {kind: {1: 1.0, 2: 1.8, 4: 3.0} for kind in "tpd"}
+    left, right = pictures.draw_scaling(curves, curves, 2).axes
+    for axes in (left, right):
+        beyond = [line for line in axes.lines if line.get_marker() == "o" and line.get_xdata()[0] == 4]
+        assert [line.get_markerfacecolor() for line in beyond] == ["white"] * 3

@@ -1,0 +1,171 @@
+"""A host file is read in one format, filled in order, and written for whichever MPI; what is wrong is a sentence."""
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpi_impl import hostfile
+from mpi_impl.data.indexed import write_indexed
+from mpi_impl.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts, written_for)
+from mpi_impl.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
+from reference.errors import UserError
+from tests.launching import command
+
+HOSTS = st.lists(st.tuples(st.from_regex("[a-z][a-z0-9.-]{0,5}", fullmatch=True), st.integers(1, 9)), min_size=1,
+                 max_size=5, unique_by=lambda host: host[0]).map(lambda hosts: [Host(*host) for host in hosts])
+
+
+@given(HOSTS, st.sampled_from(["MPICH", "Open MPI", "Intel MPI"]), st.data())
+def test_a_file_of_either_kind_is_read_and_written_for_any_mpi(tmp_path_factory, hosts, vendor, data):
+    """Comments, blank lines and spaces are nothing; and what is written for a launcher reads as the same hosts."""
+    path = tmp_path_factory.getbasetemp() / "hosts"
+    spellings = ["{} slots={}", "{}:{}", "  {}\tslots = {}  # four", "# who\n\n{}:{}"]
+    path.write_text("\n".join(data.draw(st.sampled_from(spellings)).format(*host) for host in hosts) + "\n")
+    assert read_hosts(str(path)) == hosts
+    path.write_text(written_for(vendor, hosts))
+    assert read_hosts(str(path)) == hosts
+    assert ("slots=" in path.read_text()) == (vendor == "Open MPI")
+
+
+@given(HOSTS, st.data())
+def test_hosts_are_filled_one_after_the_other(hosts, data):
+    """The i-th rank is on the host of the i-th slot; a host that gets no rank is not named."""
+    slots = [host.name for host in hosts for _ in range(host.slots)]
+    ranks = data.draw(st.integers(1, len(slots)))
+    assert [host.name for host in filled(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
+
+
+@pytest.mark.parametrize("text, sentence", [
+    (None, "cannot be read: No such file or directory. Name a file"),
+    ("", "names no host. Write a host a line"),
+    ("# node1:4\n\n", "names no host."),
+    ("node1:2\nnode2\n", "line 2 does not say how many ranks node2 takes. Write, say, `node2 slots=4`."),
+    ("node1 slots=0\n", "line 1 gives node1 0 slots, but a host takes a whole number of ranks, 1 or more."),
+    ("node1:-1\n", "gives node1 -1 slots, but"),
+    ("node1:two\n", "gives node1 two slots, but"),
+    ("node1 slots=1.5\n", "gives node1 1.5 slots, but"),
+    ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4', but a line has a host and its slots and no"),
+    ("me@node1:4\n", "line 1 is 'me@node1:4', but a line"),
+    ("node1:2\nnode2:2\nnode1:2\n", "names the host node1 2 times. Give it one line, with all of its slots."),
+    ("node1:2\nnode2:1\n", "have 3 slots in all. Start fewer ranks, or give the hosts more slots."),
+])
+def test_nonsense_is_a_sentence(tmp_path, text, sentence):
+    path = tmp_path / "hosts"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        filled(read_hosts(str(path)), 4, str(path))
+    assert f"--hostfile {path}" in str(refused.value) and sentence in str(refused.value)
+
+
+def test_it_is_said_before_anything_starts(tmp_path):
+    job = command("-m", "mpi_impl.launch", "-n", 4, "--hostfile", tmp_path / "hosts", "-m", "mpi_impl.pretrain_gpt")
+    assert job.returncode == 2 and job.stderr.count("\n") == 1
+    assert job.stderr.startswith(f"error: --hostfile {tmp_path / 'hosts'} cannot be read")
+
+
+def test_a_line_is_named_where_it_is_wrong():
+    with pytest.raises(UserError, match=r"^here is 'node1 4', but a line has a host"):
+        parse_line("node1 4", "here")
+
+
+@pytest.mark.parametrize("status, words, sentence", [
+    (255, "ssh: Could not resolve hostname node2.", "The host node2 of --hostfile cannot be reached: Could not resolve "
+     "hostname node2. `ssh node2 true` must work from here without a question"),
+    (255, "", "cannot be reached: its status is 255."),
+    (1, "", f"The host node2 of --hostfile has no {sys.executable}, or no folder {os.getcwd()}, from which"),
+])
+def test_a_host_that_cannot_be_used_is_a_sentence(tmp_path, monkeypatch, status, words, sentence):
+    """Whatever ssh says; and hosts that answer are not spoken of."""
+    use_ssh(tmp_path, monkeypatch, f'case "$*" in *" node2 "*) echo "{words}" >&2; exit {status};; esac')
+    check_reachable([Host("node1", 1), Host("localhost", 1)])
+    with pytest.raises(UserError) as refused:
+        check_reachable([Host("node1", 1), Host("node2", 1)])
+    assert sentence in str(refused.value)
+
+
+def test_a_host_that_does_not_answer_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(hostfile, "SECONDS_TO_ANSWER", 0.1)
+    use_ssh(tmp_path, monkeypatch, "exec sleep 60")
+    with pytest.raises(UserError, match="node1 .* cannot be reached: it has not answered within 0.2 seconds"):
+        check_reachable([Host("node1", 1)])
+
+
+def use_ssh(folder, monkeypatch, script: str) -> None:
+    """Let this be what ssh does."""
+    (folder / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for name in OTHER_MEANS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_ssh_there_is_a_sentence_and_with_other_means_none(monkeypatch, tmp_path):
+    use_ssh(tmp_path, monkeypatch, "")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="--hostfile needs ssh, which is not installed"):
+        check_reachable([Host("node1", 1)])
+    monkeypatch.setenv("HYDRA_LAUNCHER", "slurm")
+    check_reachable([Host("node1", 1)])
+
+
+def test_this_machine_is_known_by_its_names():
+    assert is_here("localhost") and is_here("127.0.0.1")
+    assert not is_here("192.0.2.1") and not is_here("nosuch.invalid")       # addresses and names that nobody has
+
+
+def test_a_launcher_gets_a_file_of_its_own_while_it_runs():
+    with machinefile("MPICH", [Host("node1", 2), Host("node2", 1)]) as path:
+        assert path and Path(path).read_text() == "node1:2\nnode2:1\n"
+        assert launcher("MPICH", 3, path)[1:] == ["-machinefile", path, "-n", "3"]
+    assert not os.path.exists(path)
+    with machinefile("MPICH", []) as path:
+        assert path is None
+
+
+def test_a_host_file_comes_before_srun(tmp_path, monkeypatch):
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert launcher("MPICH", 4)[0] == "srun"
+    assert launcher("MPICH", 4, "hosts")[0].endswith("mpiexec")
+
+
+def test_ssh_is_told_to_ask_nothing_and_open_mpi_what_to_take_along(monkeypatch):
+    """MPICH's launcher takes all variables along. The user's own words to ssh are kept."""
+    monkeypatch.setenv("HYDRA_LAUNCHER_EXTRA_ARGS", "-p 2222")
+    monkeypatch.setenv("PYTHONPATH", "/here")
+    monkeypatch.setenv("HOSTNAME", "alpha")
+    assert "BatchMode=yes" in launch_environment("Open MPI", 4, True)["PRTE_MCA_plm_ssh_args"]
+    assert "PRTE_MCA_plm_ssh_args" not in launch_environment("Open MPI", 4)
+    environment = launch_environment("MPICH", 4, True)
+    assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
+    assert exported("MPICH", environment) == []
+    names = exported("Open MPI", environment)[1::2]
+    assert {"PYTHONPATH", "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE"} <= set(names) and "HOSTNAME" not in names
+
+
+@pytest.mark.skipif(mpi_vendor() != "MPICH", reason="its launcher alone starts ranks on a host that is not there")
+def test_a_machine_under_two_names_is_two_hosts(tmp_path):
+    """Where no other host is to be had: what a run says of them, and of a tensor-parallel group that they split."""
+    (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    write_indexed(tmp_path / "tokens", [np.arange(500) % 20], 21)
+    options = """--num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 8 --micro-batch-size 1
+        --train-iters 1 --eval-iters 0 --tokenizer-type NullTokenizer --vocab-size 20""".split()
+    job = command("-m", "mpi_impl.launch", "-n", 4, "--hostfile", tmp_path / "hosts", "-m", "mpi_impl.pretrain_gpt",
+                  *options, "--tensor-model-parallel-size", 4, "--data-path", tmp_path / "tokens",
+                  "--ledger", tmp_path / "ledger.json", env={"HYDRA_LAUNCHER": "fork"})
+    assert job.returncode == 0, job.stderr
+    assert "\non 2 hosts: 2 ranks on " in job.stdout
+    assert "\nwarning: 1 of 1 tensor-parallel groups of 4 ranks split between hosts" in job.stdout
+    for line in json.loads((tmp_path / "ledger.json").read_text()):
+        whole, between = line["ring_bytes"], line["ring_bytes_between_hosts"]
+        assert line["ring_bytes_inside_hosts"] + between == whole
+        if line["operation"] == "all_reduce":
+            assert between == whole / 2     # of a ring of four, two edges cross
