@@ -25,8 +25,9 @@ from reference.optimizer import OptimizerConfig
 from reference.params import tree_map
 from reference.precision import Precision
 
-ENOUGH = 0.03       # seconds for which one thing is repeated, at least
+ENOUGH = 0.02       # seconds for which one thing is repeated, at least
 TURNS = 3           # of all things, one after another and around again
+PROBE = 7           # of the shards below
 LARGEST = 1024      # the square product whose rate is taken for the peak
 
 
@@ -61,12 +62,11 @@ UPDATED, COPIED = ModelConfig(4, 256, 8, 1024, 128), 1 << 20
 
 def seconds_of(work: Callable[[], object]) -> float:
     """CPU time of one call."""
-    count, began, deadline = 0, time.thread_time(), time.perf_counter() + ENOUGH
-    while True:
+    count, began = 0, time.thread_time()
+    while (took := time.thread_time() - began) < ENOUGH:
         work()
         count += 1
-        if time.perf_counter() > deadline:
-            return (time.thread_time() - began) / count
+    return took / count
 
 
 # ---- what is measured, by what it is --------------------------------------------------------------------------------
@@ -75,19 +75,42 @@ def seconds_of(work: Callable[[], object]) -> float:
 def measure(group: Group) -> dict[tuple, float]:
     """Seconds of a call of each work, the median over turns and ranks; and of messages.
 
-    All take turns: what else the machine does for a while, it does to all of them.
+    A machine that others use, too, is now faster and now slower. So before each work there is a probe, always the same,
+    and what counts is how many times as long as it the work takes.
     """
     alone = group.part(group.rank, "one rank")
-    works = dict(works_of(alone))
+    works, standard = dict(works_of(alone)), probe(alone)
+    ratios: dict[tuple, list[float]] = {key: [] for key in works}
+    probes = []
     for work in works.values():
         work()
-    found: dict[tuple, list[float]] = {key: [] for key in works}
     for _ in range(TURNS):
         for key, work in works.items():
-            found[key].append(seconds_of(work))
-    together = group.from_all(found)
+            probes.append(probed(group, standard))
+            ratios[key].append(seconds_of(work) / probes[-1])
+    together = group.from_all((ratios, median(probes)))
     alone.free()
-    return {key: median(seconds for one in together for seconds in one[key]) for key in works} | messages(group)
+    usual = median(found for _, found in together)
+    return {key: usual * median(ratio for found, _ in together for ratio in found[key]) for key in works} | {
+        ("probe",): usual} | messages(group)
+
+
+def probed(group: Group, standard: Callable[[], object]) -> float:
+    """CPU time of the probe, whenever all ranks have met: ranks that share a core then take turns, as in a step, and
+    each finds the caches as another one has left them.
+    """
+    times = []
+    for _ in range(3):
+        group.from_all(None)
+        began = time.thread_time()
+        standard()
+        times.append(time.thread_time() - began)
+    return median(times)
+
+
+def probe(alone: Group) -> Callable[[], object]:
+    """Something of everything that a step does, some milliseconds long."""
+    return passes(SHARDS[PROBE], TensorParallelRegion(alone))[1]
 
 
 def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:

@@ -5,9 +5,11 @@
 Strong: one GPT and one batch, shared out over 1 to 8 ranks. Weak: the work grows with the ranks, by t in a wider model,
 by p in a deeper one, by d in a larger batch; what counts are FLOP/s of a rank, beside those of one. Where each rank has
 a core of its own the time is the wall's; beyond that it is the virtual clock's, on which every rank has a device of its
-own, and messages take what a fast network needs. Each is held against one rank on the same clock.
+own, and messages take what a fast network needs. Each is held against one rank on the same clock. The machine may be
+twice as fast a minute later, where others use it, too: so what counts is a step beside a small piece of work before it.
 """
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from predict import measure
 
@@ -76,9 +78,9 @@ def scaling(turns: int, steps: int) -> tuple[dict[str, dict[int, float]], dict[s
     clocks = [n > cores() for _, _, n in keys]
     ones = [key for key in keys if key[2] == 1]             # by both clocks
     plans = [of(kind, n) for of, kind, n in [*keys, *ones]]
-    seconds = measure(plans, turns, steps, [*clocks, *[True] * len(ones)])
-    rates = {(*key, virtual): flops_per_second(plan, found)
-             for key, virtual, plan, found in zip([*keys, *ones], [*clocks, *[True] * len(ones)], plans, seconds)}
+    virtual = [*clocks, *[True] * len(ones)]
+    rates = {(*key, fake): median(one.probe * flops_per_second(plan, one.step) for one in found)
+             for key, fake, plan, found in zip([*keys, *ones], virtual, plans, measure(plans, turns, steps, virtual))}
 
     def share(of, kind, n):
         virtual = n > cores()

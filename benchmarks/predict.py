@@ -1,11 +1,15 @@
 """Is the planner right? The step time that it predicts beside the one that ranks take, for many topologies.
 
-    .venv/bin/python benchmarks/predict.py [--hardware machine.toml]
+    .venv/bin/python benchmarks/predict.py
 
 One GPT, one batch, on 1 to 8 ranks: every way to share it out that is on the list below. Where there is a core for each
-rank, the time is the wall's, and messages take what calibrate.py found; where ranks outnumber cores it is the virtual
-clock's (mpi_impl/comm/clock.py), on which messages take what its link says. Topologies take turns, and without
---hardware the machine is measured before each turn, so that prediction and measurement are of the same minutes.
+rank, the time is the wall's, and messages take what calibrate.py finds; where ranks outnumber cores it is the virtual
+clock's (mpi_impl/comm/clock.py), on which messages take what its link says.
+
+The machine is measured before each turn of all topologies. But one that others use, too, may be twice as fast a minute
+later, and ranks that share a core slow one another down. So before each step all ranks do the same small piece of work,
+and the profile is taken as many times as fast or slow as that was: `predicted` is what the planner says of the machine
+as it was then.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,13 +18,12 @@ from statistics import median
 
 import machine
 from calibrate import profile
-from steps import step_seconds
+from steps import Measured, step_seconds
 
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.files import check_picture
 from mpi_impl.planning.candidates import shape_of
-from mpi_impl.planning.profiles import load
 from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
@@ -45,7 +48,6 @@ TOPOLOGIES: list[tuple[int, int, int, int, dict]] = [
 
 def main(argv: Sequence[str] | None = None) -> None:
     p = ArgumentParser(prog="predict", description="Set the planner's step times beside measured ones.")
-    p.add_argument("--hardware", metavar="FILE", help="what calibrate.py has written (default: measure now)")
     p.add_argument("--turns", type=int, default=3, metavar="N", help="of each topology (default: 3)")
     p.add_argument("--steps", type=int, default=5, metavar="N", help="of each turn (default: 5)")
     p.add_argument("--plot", metavar="FILE", help="draw them there")
@@ -54,14 +56,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         require_positive(name, getattr(args, name))
     if args.plot:
         check_picture(args.plot)
-    given = load(args.hardware) if args.hardware else None
-    plans, calibrations = list(map(plan_of, TOPOLOGIES)), []
-    ranks = max(2, cores())
-    measured = measure(plans, args.turns, args.steps, list(map(is_virtual, plans)),
-                       before=None if given else lambda pool: calibrations.append(
-                           pool.run(ranks, machine.measure, timeout=LIMIT)[0]))
-    hardware = given or profile(calibrations, ranks)
-    predicted = [step_time(plan, on_clock(hardware, plan)).total for plan in plans]
+    plans, calibrations, ranks = list(map(plan_of, TOPOLOGIES)), [], max(2, cores())
+
+    def calibrate(pool: Pool) -> None:
+        calibrations.extend(pool.run(ranks, machine.measure, timeout=LIMIT)[:1])
+
+    turns = measure(plans, args.turns, args.steps, list(map(is_virtual, plans)), calibrate)
+    hardware, usual = profile(calibrations, ranks), median(one["probe",] for one in calibrations)
+    measured = [median(one.step for one in found) for found in turns]
+    predicted = [median(step_time(plan, slowed(on_clock(hardware, plan), one.probe / usual)).total for one in found)
+                 for plan, found in zip(plans, turns)]
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
         from pictures import draw_predictions     # matplotlib takes a second to import
@@ -83,13 +87,19 @@ def on_clock(hardware: Hardware, plan: Plan) -> Hardware:
     return replace(hardware, inside=INFINIBAND, between=INFINIBAND) if is_virtual(plan) else hardware
 
 
+def slowed(hardware: Hardware, times: float) -> Hardware:
+    """A device on which all takes so many times as long; messages do not."""
+    return replace(hardware, peak=hardware.peak / times, bandwidth=hardware.bandwidth / times,
+                   overhead=(hardware.overhead[0] * times, hardware.overhead[1] * times))
+
+
 def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
-            before: Callable[[Pool], object] | None = None) -> list[float]:
-    """Seconds of a step by each plan, by the wall's clock or the virtual one: the median over turns.
+            before: Callable[[Pool], object] | None = None) -> list[list[Measured]]:
+    """The step of each plan, by the wall's clock or the virtual one, in each turn.
 
     What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
     """
-    found: list[list[float]] = [[] for _ in plans]
+    found: list[list[Measured]] = [[] for _ in plans]
     most = max(plan.parallel.world_size for plan in plans)
     with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
         for turn in range(turns):
@@ -101,7 +111,7 @@ def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[boo
                                                      timeout=LIMIT)[:1]
                 print(".", end="", flush=True)
             print()
-    return list(map(median, found))
+    return found
 
 
 # ---- what it says ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """The time of a training step on ranks, by the wall's clock or by the virtual one."""
 import time
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
+from machine import probe, probed
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
@@ -17,21 +19,31 @@ from reference.precision import Precision
 WARM = 2        # steps before those that count
 
 
-def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> float:
-    """Train by the plan on all of these ranks -> seconds of a step, the median, of the slowest rank; in float32."""
+class Measured(NamedTuple):
+    """Seconds: medians over steps."""
+
+    step: float     # of the slowest rank
+    probe: float    # of machine.py's probe before each step, which tells how fast the machine was then
+
+
+def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measured:
+    """Train by the plan on all of these ranks, in float32."""
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
     trainer = Trainer(plan.model, OptimizerConfig(1e-4, 1), topology, 1, Precision("float32"))
     shape = plan.b, plan.model.max_position_embeddings
     tokens, targets = np.random.default_rng(0).integers(plan.model.vocab_size, size=(2, *shape))
-    batch, found = [GPTBatch(tokens, targets)] * plan.m, []
+    batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.part(ranks.rank, "one rank")
+    standard = probe(alone)
     for _ in range(WARM + steps):
+        probes.append(median(ranks.from_all(probed(ranks, standard))))
         began = together(ranks, clock)
         trainer.step(batch, plan.m * plan.b * plan.parallel.data_parallel_size)
         ended = clock.now() if clock else time.perf_counter()
         found.append(max(ranks.from_all(ended - began)))
     disconnect(topology)
-    return median(found[WARM:])
+    alone.free()
+    return Measured(median(found[WARM:]), median(probes[WARM:]))
 
 
 

@@ -80,7 +80,7 @@ def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
     model = ModelConfig(2, 16, 2, 32, 8, hidden_dropout=0, attention_dropout=0)
     for virtual in (False, True):
         found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)
-        assert len(set(found)) == 1 and found[0] > 0
+        assert len(set(found)) == 1 and min(found[0]) > 0
 
 
 # ---- predict, and measured scaling ----------------------------------------------------------------------------------
@@ -106,6 +106,15 @@ def test_messages_take_what_the_clock_says_they_take(monkeypatch):
     assert predict.on_clock(BARE, large) == replace(BARE, inside=INFINIBAND, between=INFINIBAND)
 
 
+def test_a_slower_machine_is_slower_in_all_but_messages():
+    plan = predict.plan_of((2, 2, 1, 4, {}))
+    free = replace(BARE, inside=Link(0, np.inf), between=Link(0, np.inf), overhead=(1e-3, 2e-3),
+                   passes=load("dgx-a100").passes)
+    times = [predict.step_time(plan, hardware).total for hardware in (free, predict.slowed(free, 1.7))]
+    assert times[1] == pytest.approx(1.7 * times[0])
+    assert predict.slowed(BARE, 1.7).inside == BARE.inside
+
+
 @pytest.mark.parametrize("kind", "tpd")
 def test_plans_of_scaling(kind):
     """Strong: the same work for all n. Weak: about n times as much."""
@@ -120,9 +129,12 @@ def test_plans_of_scaling(kind):
 
 
 def test_scaling_holds_each_rank_against_one_on_the_same_clock(monkeypatch):
-    """With a virtual clock on which all takes twice as long, and steps that scale perfectly, every share is 1."""
-    def measure(plans, turns, steps, virtual):
-        return [(1 + fake) * flops_of_step(plan) / plan.parallel.world_size for plan, fake in zip(plans, virtual)]
+    """With a virtual clock on which all takes twice as long, a machine that is now and then slow, and steps that scale
+    perfectly, every share is 1.
+    """
+    def measure(plans, turns, each, virtual):
+        return [[steps.Measured(slow * (1 + fake) * flops_of_step(plan) / plan.parallel.world_size, slow)
+                 for slow in (1.0, 3.0, 0.5)] for plan, fake in zip(plans, virtual)]
 
     monkeypatch.setattr(measured_scaling, "measure", measure)
     strong, weak = measured_scaling.scaling(1, 1)
