@@ -257,7 +257,7 @@ def ledger_lines(name, t, p, d, b=1, zero=0):
 rows = [["group", "phase", "why", "operation", "calls", "numbers", "formula", "as predicted"]]
 rows += [[entry.group, entry.phase, entry.reason, entry.operation, f"{total.calls // STEPS}",
           f"{total.elements // STEPS:,}", line.formula, str((total.calls, total.elements) == line[4:6])]
-         for entry, total, line in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)]
+         for entry, total, line, _ in ledger_lines("t = p = d = 2", 2, 2, 2, b=2)]
 print(aligned(rows, left=(0, 1, 2, 3, 6, 7)))
 
 # %% [markdown]

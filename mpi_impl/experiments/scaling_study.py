@@ -194,7 +194,7 @@ def iterations(hardware: Hardware) -> Table:
     for run in KORTHIKANTI:
         for published, recompute, cut in ((run.full, "full", False), (run.selective, "selective", True)):
             found = step_time(recomputing(run, recompute, cut), hardware).total
-            rows.append(Share(f"{run.billions}B, {recompute}{' and cut' if cut else ''}", published, found, 0.10))
+            rows.append(Share(f"{run.billions}B, {recompute}{', cut' if cut else ''}", published, found, 0.10))
     return Table("Korthikanti et al. 2022, table 5: seconds of an iteration", "", rows)
 
 

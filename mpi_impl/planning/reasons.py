@@ -98,7 +98,7 @@ def saving(job: Job) -> str:
     what = "ZeRO, sequence parallelism and selective recompute"
     if is_plain(best):
         return f"{what}, which that paper does without, gain nothing here."
-    return (compared(f"Without {what}, which that paper does without,", fastest(job, is_plain), best)
+    return (compared(f"Without {what}, as in that paper,", fastest(job, is_plain), best)
             or f"Without {what} nothing would fit.")
 
 

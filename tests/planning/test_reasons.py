@@ -151,7 +151,7 @@ def test_all_verdicts_are_met_in_these_cases():
     for verdict in ("server, and only then p: beaten", "holds, for no pipeline", "is the largest up to it",
                     "only then p: holds.", "nothing is smaller", "nothing fits", "a smaller one fits, too",
                     "does not come out", "so b = 1", "does not fit", "gain nothing", "nothing would fit",
-                    "Without ZeRO, sequence parallelism and selective recompute, which that paper", "is as fast"):
+                    "Without ZeRO, sequence parallelism and selective recompute, as in that paper", "is as fast"):
         assert verdict in said, verdict
 
 
