@@ -13,6 +13,7 @@ from mpi_impl.reports import taken
 from mpi_impl.reports.forecast import Forecast
 from mpi_impl.reports.taken import Taken, told
 from reference.params import HOST
+from tests.deep import one_fast_of
 from tests.fake_cuda import fake_cuda
 from tests.program import pretrain
 from tests.spy import SpyArray
@@ -90,7 +91,8 @@ def told_with(group):
 
 
 @linux
-@pytest.mark.parametrize("n, more", [(1, ""), (2, "--tensor-model-parallel-size 2"), (2, "--zero-stage 3")])
+@pytest.mark.parametrize("n, more", one_fast_of(3, [(2, "--tensor-model-parallel-size 2"), (1, ""),
+                                                    (2, "--zero-stage 3")]))
 def test_a_run_takes_what_theory_says(ranks, tmp_path, capfd, n, more):
     """And not half as much again, if it is large enough for what else a process has to be little."""
     (tmp_path / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
