@@ -11,13 +11,12 @@ twice as fast a minute later, where others use it, too: so what counts is a step
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from predict import measure
+from steps import measure, parse
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture
+from mpi_impl.entry import run_alone
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
-from reference.config import ModelConfig, ParallelConfig, number_of_microbatches, require_positive
+from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
 from reference.plans import Plan
 from reference.step_time import flops_per_second
 
@@ -27,15 +26,7 @@ B, LAYERS = 16, 8
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = ArgumentParser(prog="measured_scaling", description="Measure weak and strong scaling of t, p and d.")
-    p.add_argument("--turns", type=int, default=3, metavar="N", help="of each case (default: 3)")
-    p.add_argument("--steps", type=int, default=3, metavar="N", help="of each turn (default: 3)")
-    p.add_argument("--plot", metavar="FILE", help="draw them there")
-    args = p.parse_args(argv)
-    for name in ("turns", "steps"):
-        require_positive(name, getattr(args, name))
-    if args.plot:
-        check_picture(args.plot)
+    args = parse("measured_scaling", "Measure weak and strong scaling of t, p and d.", argv)
     strong, weak = scaling(args.turns, args.steps)
     print(f"\nstrong scaling: times as fast as one rank\n{table(strong, '{:.2f}')}\n\nweak scaling: FLOP/s of a rank, "
           f"beside one rank's\n{table(weak, '{:.0%}')}\n\nup to {cores()} ranks by the wall's clock, beyond by the "

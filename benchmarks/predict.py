@@ -11,30 +11,29 @@ later, and ranks that share a core slow one another down. So before each step al
 and the profile is taken as many times as fast or slow as that was: `predicted` is what the planner says of the machine
 as it was then.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
 import machine
 from calibrate import profile
-from steps import Measured, step_seconds
+from steps import LIMIT, measure, parse
 
 from mpi_impl.comm.clock import INFINIBAND
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture
-from mpi_impl.planning.candidates import shape_of
+from mpi_impl.entry import run_alone
+from mpi_impl.planning.candidates import savings, shape_of
 from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
-from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches, require_positive
+from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
 from reference.hardware import Hardware
 from reference.plans import Plan
 from reference.step_time import step_time
 
 MODEL = ModelConfig(num_layers=8, hidden_size=256, num_attention_heads=8, vocab_size=2048, max_position_embeddings=128,
                     hidden_dropout=0.0, attention_dropout=0.0)
-B, LIMIT = 16, 300.0        # samples of a step; seconds that the ranks have for a turn
+B = 16      # samples of a step
 
 # t, p, d, b, and what else.
 TOPOLOGIES: list[tuple[int, int, int, int, dict]] = [
@@ -47,15 +46,7 @@ TOPOLOGIES: list[tuple[int, int, int, int, dict]] = [
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    p = ArgumentParser(prog="predict", description="Set the planner's step times beside measured ones.")
-    p.add_argument("--turns", type=int, default=3, metavar="N", help="of each topology (default: 3)")
-    p.add_argument("--steps", type=int, default=5, metavar="N", help="of each turn (default: 5)")
-    p.add_argument("--plot", metavar="FILE", help="draw them there")
-    args = p.parse_args(argv)
-    for name in ("turns", "steps"):
-        require_positive(name, getattr(args, name))
-    if args.plot:
-        check_picture(args.plot)
+    args = parse("predict", "Set the planner's step times beside measured ones.", argv)
     plans, calibrations, ranks = list(map(plan_of, TOPOLOGIES)), [], max(2, cores())
 
     def calibrate(pool: Pool) -> None:
@@ -93,37 +84,12 @@ def slowed(hardware: Hardware, times: float) -> Hardware:
                    overhead=(hardware.overhead[0] * times, hardware.overhead[1] * times))
 
 
-def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
-            before: Callable[[Pool], object] | None = None) -> list[list[Measured]]:
-    """The step of each plan, by the wall's clock or the virtual one, in each turn.
-
-    What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
-    """
-    found: list[list[Measured]] = [[] for _ in plans]
-    most = max(plan.parallel.world_size for plan in plans)
-    with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
-        for turn in range(turns):
-            print(f"turn {turn + 1} of {turns}", end=" ", flush=True)
-            if before:
-                before(few)
-            for plan, fake, times in zip(plans, virtual, found, strict=True):
-                times += (many if fake else few).run(plan.parallel.world_size, step_seconds, plan, fake, steps,
-                                                     timeout=LIMIT)[:1]
-                print(".", end="", flush=True)
-            print()
-    return found
-
-
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
 def named(plan: Plan) -> str:
-    p = plan.parallel
-    more = {"sequence parallel": p.sequence_parallel, f"ZeRO-{p.zero_stage}": p.zero_stage,
-            "full recompute": p.recompute.granularity == "full",
-            f"v {p.virtual_pipeline_size}": p.virtual_pipeline_size}
-    t, stages, d = shape_of(plan)
-    return ", ".join([f"t {t}, p {stages}, d {d}, b {plan.b}", *(word for word, there in more.items() if there)])
+    (t, p, d), v = shape_of(plan), plan.parallel.virtual_pipeline_size
+    return ", ".join([f"t {t}, p {p}, d {d}, b {plan.b}", *([f"v {v}"] if v else []), *savings(plan.parallel)])
 
 
 def table(plans: Sequence[Plan], predicted: Sequence[float], measured: Sequence[float]) -> str:

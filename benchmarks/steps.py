@@ -1,5 +1,7 @@
-"""The time of a training step on ranks, by the wall's clock or by the virtual one."""
+"""The time of training steps by many plans, each on ranks, by the wall's clock or by the virtual one."""
+import argparse
 import time
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -10,13 +12,19 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
+from mpi_impl.entry import ArgumentParser
+from mpi_impl.files import check_picture
+from mpi_impl.pool import Pool
+from mpi_impl.rank_environment import cores
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
+from reference.config import require_positive
 from reference.optimizer import OptimizerConfig
 from reference.plans import Plan
 from reference.precision import Precision
 
 WARM = 2        # steps before those that count
+LIMIT = 300.0   # seconds that ranks have for a turn
 
 
 class Measured(NamedTuple):
@@ -54,3 +62,41 @@ def together(ranks: Group, clock: VirtualClock | None) -> float:
         return time.perf_counter()
     clock.reach(max(ranks.from_all(clock.now())))
     return clock.now()
+
+
+# ---- many plans, in turn --------------------------------------------------------------------------------------------
+
+
+def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """How often they are measured, and where to draw it. Raises UserError."""
+    p = ArgumentParser(prog=prog, description=description)
+    p.add_argument("--turns", type=int, default=3, metavar="N", help="of each plan (default: 3)")
+    p.add_argument("--steps", type=int, default=4, metavar="N", help="of each turn (default: 4)")
+    p.add_argument("--plot", metavar="FILE", help="draw them there")
+    args = p.parse_args(argv)
+    for name in ("turns", "steps"):
+        require_positive(name, getattr(args, name))
+    if args.plot:
+        check_picture(args.plot)
+    return args
+
+
+def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
+            before: Callable[[Pool], object] | None = None) -> list[list[Measured]]:
+    """The step of each plan, by the wall's clock or the virtual one, in each turn.
+
+    What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
+    """
+    found: list[list[Measured]] = [[] for _ in plans]
+    most = max(plan.parallel.world_size for plan in plans)
+    with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
+        for turn in range(turns):
+            print(f"turn {turn + 1} of {turns}", end=" ", flush=True)
+            if before:
+                before(few)
+            for plan, fake, times in zip(plans, virtual, found, strict=True):
+                times += (many if fake else few).run(plan.parallel.world_size, step_seconds, plan, fake, steps,
+                                                     timeout=LIMIT)[:1]
+                print(".", end="", flush=True)
+            print()
+    return found

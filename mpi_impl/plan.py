@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parser() -> ArgumentParser:
     p = ArgumentParser(prog="mpi_impl.plan", description="Find the fastest way to share a model out over GPUs.")
     p.add_argument("--num-gpus", type=int, required=True, metavar="N", help="or other devices, one for each rank")
     p.add_argument("--global-batch-size", type=int, required=True, metavar="B", help="samples of a step")
@@ -56,7 +56,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--best", type=int, default=6, metavar="N",
                    help=f"how many plans to show (default: 6; at most {PLAYED})")
     p.add_argument("--plot", metavar="FILE", help="draw their memory and their time")
-    args = p.parse_args(argv)
+    return p
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    args = parser().parse_args(argv)
     if not 1 <= args.best <= PLAYED:
         raise UserError(f"--best is {args.best}, but must be at least 1, and at most {PLAYED}.")
     if args.plot:

@@ -228,11 +228,20 @@ def pipeline_traffic(b: int, s: int, h: int, t: int = 1, v: int = 1) -> float:
 def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1) -> float:
     """A step of m microbatches on d replicas of psi parameters: 2 psi (d - 1)/d for one, with ZeRO-3 3 psi (d - 1)/d.
 
+    Raises UserError for a stage that is not 0 to 3.
+    """
+    return data_parallel_rings(zero_stage, m) * ring_all_gather(psi, d)
+
+
+def data_parallel_rings(zero_stage: int, m: int) -> int:
+    """How often psi parameters or gradients go around in a step: an all-gather and a reduce-scatter once, an all-reduce
+    twice.
+
     Plain: an all-reduce of the gradients. ZeRO-1 and 2 cut it in two: a reduce-scatter of gradients, and after the
     optimizer's step an all-gather of parameters. ZeRO-3 gathers parameters twice, for forward and backward, as it does
     not keep them (Rajbhandari et al. 2020, section 7). ZeRO-2 scatters gradients after every microbatch, and ZeRO-3
-    gathers for each, too: (m + 1) psi and 3 m psi. Raises UserError for a stage that is not 0 to 3.
+    gathers for each, too: m + 1 and 3 m. Raises UserError for a stage that is not 0 to 3.
     """
     check_zero_stage(zero_stage)
-    return (2, 2, m + 1, 3 * m)[zero_stage] * ring_all_gather(psi, d)
+    return (2, 2, m + 1, 3 * m)[zero_stage]
 

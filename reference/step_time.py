@@ -17,12 +17,11 @@ from math import ceil
 from statistics import NormalDist
 from typing import NamedTuple
 
-from reference.cost import iteration_flops
+from reference.cost import data_parallel_rings, iteration_flops
 from reference.hardware import Group, Hardware, collective, slowest_link
 from reference.plans import Plan
 from reference.simulate import Times, simulate
 from reference.stages import schedule_of
-
 
 PLAYED = 3      # groups of p microbatches, of a longer step
 
@@ -271,12 +270,12 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
 
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
-    """Of gradients and parameters between d replicas (reference/cost.py, `data_parallel_traffic`), less what is hidden
+    """Of gradients and parameters between d replicas (reference/cost.py, `data_parallel_rings`), less what is hidden
     behind the backward; and the sum of a tied table's gradients between the first stage and the last.
     """
     p, groups = plan.parallel, groups_of(plan)
-    size, halves = plan.psi * hardware.element_bytes, (2, 2, plan.m + 1, 3 * plan.m)[p.zero_stage]
-    found = (1 - hardware.hidden) * halves * collective(hardware, "all_gather", groups.data, size)
+    size, rings = plan.psi * hardware.element_bytes, data_parallel_rings(p.zero_stage, plan.m)
+    found = (1 - hardware.hidden) * rings * collective(hardware, "all_gather", groups.data, size)
     if p.pipeline_model_parallel_size > 1 and plan.model.tied:
         t = p.tensor_model_parallel_size
         table = plan.model.padded_vocab_size(t) // t * plan.model.hidden_size * hardware.element_bytes

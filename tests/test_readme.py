@@ -7,6 +7,7 @@ import pytest
 
 import mpi_impl.evaluation.options as evaluation
 import mpi_impl.generation.options as generation
+from mpi_impl import plan
 from mpi_impl.experiments import layer_norm_order
 from mpi_impl.training.options import parser
 
@@ -35,7 +36,8 @@ def test_the_picture_is_the_one_its_script_draws(tmp_path):
 
 
 PARSERS = {"pretrain_gpt": parser, "pretrain_bert": partial(parser, "bert"), "generate": generation.parser,
-           "evaluate": evaluation.parser, "experiments.layer_norm_order": layer_norm_order.parser}
+           "evaluate": evaluation.parser, "plan": plan.parser,
+           "experiments.layer_norm_order": layer_norm_order.parser}
 
 
 @pytest.mark.parametrize("program", PARSERS)

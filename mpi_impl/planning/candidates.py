@@ -180,7 +180,11 @@ def described(plan: Plan) -> str:
     found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}, "
              f"b = {plan.b}, m = {plan.m}"]
     found += [f"v = {p.virtual_pipeline_size}"] if p.virtual_pipeline_size else []
-    found += [f"ZeRO-{p.zero_stage}"] if p.zero_stage else []
-    found += ["sequence parallel"] if p.sequence_parallel else []
-    found += [f"{p.recompute.granularity} recompute"] if p.recompute.granularity != "none" else []
-    return ", ".join(found)
+    return ", ".join(found + savings(p))
+
+
+def savings(p: ParallelConfig) -> list[str]:
+    """What saves memory."""
+    found = {f"ZeRO-{p.zero_stage}": p.zero_stage, "sequence parallel": p.sequence_parallel,
+             f"{p.recompute.granularity} recompute": p.recompute.granularity != "none"}
+    return [name for name, there in found.items() if there]

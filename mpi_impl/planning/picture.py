@@ -6,7 +6,7 @@ from matplotlib.patches import Patch
 
 from mpi_impl.demos.memory import COLORS as MEMORY
 from mpi_impl.notebook.pictures.charts import finish
-from mpi_impl.planning.candidates import Job, Timed
+from mpi_impl.planning.candidates import Job, Timed, savings
 
 TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "idle": "#D8D8D8", "replicas": "#AA4499",
         "optimizer": "#F0C842"}
@@ -50,7 +50,5 @@ def label(one: Timed) -> str:
     p = one.plan.parallel
     t, stages, d = one.shape
     v = f", v {p.virtual_pipeline_size}" if p.virtual_pipeline_size else ""
-    saved = [f"ZeRO-{p.zero_stage}"] if p.zero_stage else []
-    saved += ["seq. parallel"] if p.sequence_parallel else []
-    saved += [f"{p.recompute.granularity} recompute"] if p.recompute.granularity != "none" else []
-    return f"t {t}, p {stages}, d {d}, b {one.plan.b}{v}\n{', '.join(saved) or 'nothing saved'}"
+    saved = ", ".join(savings(p)).replace("sequence", "seq.")
+    return f"t {t}, p {stages}, d {d}, b {one.plan.b}{v}\n{saved or 'nothing saved'}"
