@@ -54,7 +54,6 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
     return Measured(median(found[WARM:]), median(probes[WARM:]))
 
 
-
 def together(ranks: Group, clock: VirtualClock | None) -> float:
     """All begin a step at one time -> what time it is."""
     if clock is None:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     best = job.best[:args.best]
     print(f"{summary(job)}\n\n{table(job, best)}\n")
     print("\n".join(reasons(job)))
-    print(f"\n{launch_line(best[0].plan, args.preset, hosts=job.n > job.hardware.server)}")
+    print(f"\n{launch_line(best[0].plan, args.preset, job.hardware)}\n\n{corpus(job.model)}")
     if args.plot:
         draw(args.plot, job, best)
 
@@ -89,6 +89,11 @@ def summary(job: Job) -> str:
             f"samples of {job.model.max_position_embeddings:,} tokens a step\n"
             f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the {job.memory / 1e9:,.0f} GB that a model "
             f"gets of a device; the fastest of each t x p x d:")
+
+
+def corpus(model: ModelConfig) -> str:
+    return (f"Add --data-path, and your corpus's tokenizer: the plan counts on {model.vocab_size:,} words. Without "
+            "them it trains on Python's own source.")
 
 
 def table(job: Job, best: Sequence[Timed]) -> str:

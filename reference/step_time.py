@@ -178,10 +178,15 @@ def embedding(sizes: Sizes, hardware: Hardware) -> Work:
 
 
 @cache
-def head(sizes: Sizes, words: int, hardware: Hardware) -> Work:
-    """Logits of V/t words, and their cross-entropy. Of its messages only f's counts: the loss has a number a token."""
+def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Work:
+    """Logits of V/t words, and their cross-entropy. Of its messages only f's counts: the loss has a number a token.
+
+    BERT has a layer before them, which stands outside the region. Of its heads for one position there is nothing.
+    """
     n, h = sizes.b * sizes.s, sizes.h
     logits = hardware.product(n, h, words)
+    if transformed:
+        logits += hardware.product(n // (sizes.t if sizes.sequence_parallel else 1), h, h)
     forward, backward = (hardware.stream(n * words, passes) for passes in hardware.passes.logits)
     sent = collective(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
     return Work(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
@@ -194,7 +199,8 @@ def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool
     if first:
         work = work.plus(embedding(sizes, hardware))
     if last:
-        work = work.plus(head(sizes, plan.model.padded_vocab_size(t) // t, hardware))
+        words, transformed = plan.model.padded_vocab_size(t) // t, plan.model.architecture == "bert"
+        work = work.plus(head(sizes, words, transformed, hardware))
     return work
 
 

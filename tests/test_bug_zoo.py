@@ -13,7 +13,7 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.schedules import gpipe
 from reference.traffic import Work
 from tests import rank_theorems, textbook_theorems, training_theorems
-from tests.deep import every_other_deep
+from tests.deep import one_fast_of
 from tests.mpi_impl import test_mixed_precision
 from tests.mpi_impl.test_layers import only_inputs_are_kept
 from tests.mpi_impl.test_pipeline import every_message_arrives
@@ -182,7 +182,7 @@ def ranks(small_pools):
     return small_pools
 
 
-@pytest.mark.parametrize("name", every_other_deep(ON_RANKS))
+@pytest.mark.parametrize("name", one_fast_of(4, ON_RANKS))
 def test_on_ranks(ranks, name):
     bug, theorem, *args = ON_RANKS[name]
     replicas = 2 if theorem is training_theorems.training_equals_one_process else 1
@@ -416,7 +416,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", every_other_deep(IN_A_PIPELINE))
+@pytest.mark.parametrize("name", one_fast_of(4, IN_A_PIPELINE))
 def test_in_a_pipeline(ranks, name):
     bug, n, theorem, *args = IN_A_PIPELINE[name]
     assert_caught(ranks, n, bug, theorem, *args)
@@ -496,7 +496,7 @@ OF_BERT: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", every_other_deep(OF_BERT))
+@pytest.mark.parametrize("name", one_fast_of(4, OF_BERT))
 def test_of_bert(ranks, name):
     bug, n, theorem, *args = OF_BERT[name]
     assert_caught(ranks, n, bug, theorem, *args)
@@ -547,7 +547,7 @@ IN_16_BITS: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", every_other_deep(IN_16_BITS))
+@pytest.mark.parametrize("name", one_fast_of(4, IN_16_BITS))
 def test_in_16_bits(ranks, name):
     bug, theorem, *args = IN_16_BITS[name]
     assert_caught(ranks, 4, bug, theorem, *args)

@@ -3,15 +3,20 @@ import shlex
 
 from mpi_impl.training.presets import PRESETS
 from reference.config import option
-from reference.plans import Plan
+from reference.hardware import Hardware
+from reference.plans import HALF, Plan
 
 
-def launch_line(plan: Plan, preset: str | None, hosts: bool) -> str:
-    """`hosts`: whether it takes several servers, whose names are in a file."""
+def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
+    """Several servers have their names in a file. Where a profile counts on 16 bits, it is that of a GPU."""
     ranks = plan.parallel.world_size
-    start = ["python", "-m", "mpi_impl.launch", "-n", str(ranks), *(["--hostfile", "hosts"] if hosts else [])]
+    hosts = ["--hostfile", "hosts"] if ranks > hardware.server else []
+    start = ["python", "-m", "mpi_impl.launch", "-n", str(ranks), *hosts]
     program = ["-m", f"mpi_impl.pretrain_{plan.model.architecture}"]
-    groups = [start, program, model_options(plan, preset), plan_options(plan, preset)]
+    gpu = hardware.element_bytes == HALF
+    precision = ["--fp16"] if gpu and not preset else []        # which presets choose themselves
+    device = ["--device", "cuda"] if gpu else []
+    groups = [start, program, model_options(plan, preset) + precision + device, plan_options(plan, preset)]
     return " \\\n    ".join(shlex.join(words) for words in groups)
 
 
@@ -21,11 +26,10 @@ def model_options(plan: Plan, preset: str | None) -> list[str]:
     sizes = {"num_layers": c.num_layers, "hidden_size": c.hidden_size, "num_attention_heads": c.num_attention_heads,
              "seq_length": c.max_position_embeddings}
     if not preset:
-        return [*words_of(sizes), "--bf16", "--device", "cuda"]
+        return words_of(sizes)
     known = PRESETS[c.architecture][preset]
     sizes["max_position_embeddings"] = c.max_position_embeddings
-    return ["--preset", preset, *words_of({name: size for name, size in sizes.items() if size != known[name]}),
-            "--device", "cuda"]
+    return ["--preset", preset, *words_of({name: size for name, size in sizes.items() if size != known[name]})]
 
 
 def plan_options(plan: Plan, preset: str | None) -> list[str]:

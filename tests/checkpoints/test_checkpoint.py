@@ -21,6 +21,7 @@ from reference.precision import LossScaling, Precision
 from reference.schedules import make
 from tests.allocated import most_bytes
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
+from tests.deep import every_other_deep
 from tests.mpi_impl.test_training import WITHOUT_V, places
 from tests.strategies import ANY_MODEL, Case, cases, trees_close
 from tests.training_theorems import Plan, connected
@@ -72,7 +73,7 @@ ROUND = [Run(t * plan.p * d, Case(t, MODEL, 1, 4, seed=1, sequence_parallel=cut)
     (1, False, 4, Plan()), (2, False, 2, Plan(2, "zb-v", bucket_size=1, zero_stage=3, cpu_offload=True))]]
 
 
-@pytest.mark.parametrize("i", range(len(ROUND)))
+@pytest.mark.parametrize("i", every_other_deep(range(len(ROUND))))
 def test_one_topology_after_the_other(ranks, i):
     """All of t, p, d, v, ZeRO's stages and the cut sequence have their turn."""
     one_loads_other(ranks, ROUND[i - 1], ROUND[i], 2)

@@ -10,6 +10,7 @@ from reference import counter_rng
 from reference.errors import UserError
 from reference.generation import Sampling, allowed, next_word
 from reference.ops import softmax
+from tests.deep import every_other_deep
 
 TIED = st.lists(st.integers(1, 6), min_size=1, max_size=12).map(lambda counts: np.array(counts) / sum(counts))
 LOGITS = st.tuples(st.integers(1, 40), st.integers(0, 2**32 - 1)).map(
@@ -77,8 +78,9 @@ def test_at_temperature_0_the_likeliest_word_comes_and_of_equals_the_first(logit
             assert next_word(logits, draw, 1e-310) == expected
 
 
-@pytest.mark.parametrize("choices", [{}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 7}, {"top_p": 0.8},
-                                     {"temperature": 1.5, "top_k": 15, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("choices", every_other_deep([
+    {}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 7}, {"top_p": 0.8},
+    {"temperature": 1.5, "top_k": 15, "top_p": 0.9}]), ids=str)
 def test_words_come_as_often_as_is_likely(choices):
     """Chi-square over 10,000 positions, within 5 standard deviations; and from one position to the next, of pairs."""
     logits, sampling = np.random.default_rng(0).normal(0, 1.5, 20), Sampling(**choices, seed=5)

@@ -54,7 +54,7 @@ def test_every_rank_tells_the_textbooks_text(ranks, placed, dtype, data):
     assert ranks.run(case.t * p, on_ranks, p, case, dtype, texts, asked) == [expected] * (case.t * p)
 
 
-@settings(max_examples=5)
+@settings(max_examples=settings().max_examples // 5)
 @given(placed())
 def test_texts_by_arrays_that_behave_like_cupys(ranks, placed):
     case, p = placed
@@ -67,7 +67,7 @@ def spies_tell(group, p, case, asked):
 
 
 @device.needs_somewhere
-@settings(max_examples=5)
+@settings(max_examples=settings().max_examples // 5)
 @given(placed(), st.sampled_from([np.float64, np.float32, ml_dtypes.bfloat16]), st.data())
 def test_logits_on_a_gpu(ranks, placed, dtype, data):
     """Or in its emulation, where there is none."""

@@ -146,7 +146,7 @@ def one_rank(ranks):
     return record(ranks, 1, case())
 
 
-@pytest.mark.parametrize("name", one_fast_of(6, FOUND))
+@pytest.mark.parametrize("name", one_fast_of(12, FOUND))
 def test_the_finder_finds_the_bug(ranks, one_rank, name):
     bug = (ON_RANKS | IN_A_PIPELINE)[name][0]
     buggy = record(ranks, *topology_of(name), bug=bug, steps=int(FOUND[name][0]))

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from mpi_impl.demos import memory
 from mpi_impl.pool import RankAssertion, RankFailure
 from mpi_impl.reports.layer_memory import variants
+from tests.deep import one_fast_of
 from tests.launching import launch
 
 SMALL = "--num-layers 2 --seq-length 12 --vocab-size 50 --micro-batch-size 1 --train-iters 1".split()
@@ -15,7 +16,7 @@ def show(group, argv):
     memory.show(group, argv)
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.deep), 3])
+@pytest.mark.parametrize("n", one_fast_of(3, (3, 1, 2)))
 def test_all_is_as_predicted(ranks, n, tmp_path, capsys):
     """On any number of ranks: two lines for each run, measured and predicted, with the same numbers; and a picture."""
     ranks.run(n, show, [*SMALL, "--output", str(tmp_path / "memory.png")])

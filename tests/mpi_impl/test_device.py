@@ -13,6 +13,7 @@ from mpi_impl.device import Device, Memory, Seat, backend_of, carriers_of, devic
 from mpi_impl.pool import RankFailure
 from reference.errors import UserError
 from reference.params import HOST
+from tests.deep import one_fast_of
 from tests.fake_cuda import fake_cuda
 from tests.program import pretrain, refusal
 from tests.spy import SpyArray
@@ -133,11 +134,11 @@ def corpus(tmp_path_factory):
     return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
 
 
-@pytest.mark.parametrize("n, way, more", [
+@pytest.mark.parametrize("n, way, more", one_fast_of(3, [
     (4, "nccl", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"),
     (2, "nccl", "--zero-stage 3 --cpu-offload"),
     (4, "mpi", "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1 --position-embedding-type rope "
-               "--zero-stage 1 --recompute-granularity full")])
+               "--zero-stage 1 --recompute-granularity full")]))
 def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
     """Trained, verified against one process, evaluated, sampled, recorded, traced, saved, and gone on with: nothing
     takes an array on a device for one on the host.

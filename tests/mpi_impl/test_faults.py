@@ -104,7 +104,7 @@ T2P2 = f"{P2} --tensor-model-parallel-size 2"
 @pytest.mark.parametrize("n, options, stopped, bare", [
     (2, P2, 1, False),
     (4, f"{P4} --pipeline-schedule zb-h1", 0, True),
-    (4, f"{T2P2} --num-layers-per-virtual-pipeline-stage 1", 1, False),
+    pytest.param(4, f"{T2P2} --num-layers-per-virtual-pipeline-stage 1", 1, False, marks=pytest.mark.deep),
     pytest.param(8, f"{T2P2} --num-layers-per-virtual-pipeline-stage 1", 5, False, marks=pytest.mark.deep),
     pytest.param(8, T2P2, 2, True, marks=pytest.mark.deep),
     pytest.param(8, f"{P4} --pipeline-schedule gpipe", 7, False, marks=pytest.mark.deep),
@@ -162,7 +162,7 @@ def saved(job, ranks, tmp_path):
 
 @pytest.mark.parametrize("n, stopped, moment, reason", [
     (4, 1, f"{CHECKPOINT}:save_shards 2", "the checkpoint's shards"),
-    (2, 1, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds"),
+    pytest.param(2, 1, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds", marks=pytest.mark.deep),
     pytest.param(4, 2, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds", marks=pytest.mark.deep),
     pytest.param(2, 0, f"{FILES}:make_aside 1", "a folder for the checkpoint", marks=pytest.mark.deep),
     pytest.param(2, 0, f"{FILES}:publish 1", "the checkpoint's manifest", marks=pytest.mark.deep),

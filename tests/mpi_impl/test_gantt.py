@@ -130,7 +130,8 @@ def test_where_numbers_are_too_small_to_read_there_are_none(drawn):
     assert not narrow.axes[0].texts and not flat.axes[0].texts
 
 
-@pytest.mark.parametrize("p, m", [(1, 1), (24, 12), (300, 2), pytest.param(48, 24, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("p, m", [
+    (1, 1), (300, 2), *(pytest.param(*size, marks=pytest.mark.deep) for size in ((24, 12), (48, 24)))])
 def test_the_picture_keeps_its_bounds(drawn, p, m):
     """However many ranks and microbatches: a picture, with names of ranks that do not run into one another."""
     figure, _ = drawn(Panel("", slices_of(played("1f1b", p, m))), seconds=False)

@@ -32,8 +32,9 @@ def corpora(tmp_path_factory):
         "--recompute-granularity full"),
     pytest.param(8, "--tensor-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --micro-batch-size 1 "
                     "--pipeline-model-parallel-size 2 --num-layers 4", marks=pytest.mark.deep),
-    (4, "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --pipeline-schedule zb-h1 --num-layers 5 "
-        "--bert-no-binary-head --position-embedding-type rope --micro-batch-size 1"),
+    pytest.param(4, "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 --pipeline-schedule zb-h1 "
+                    "--num-layers 5 --bert-no-binary-head --position-embedding-type rope --micro-batch-size 1",
+                 marks=pytest.mark.deep),
     pytest.param(4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --pipeline-schedule zb-v "
                     "--num-layers 4 --apply-residual-connection-post-layernorm", marks=pytest.mark.deep),
     (2, "--zero-stage 1 --dtype float32 --bf16"),

@@ -53,7 +53,7 @@ INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
     (4, split(1, 4, "--pipeline-schedule zb-h2 --num-layers 5 --micro-batch-size 1 --position-embedding-type rope "
                     "--rotary-percent 0.5 --untie-embeddings-and-output-weights")),
     pytest.param(4, split(2, 2, "--pipeline-schedule zb-v --num-layers 4"), marks=pytest.mark.deep),
-    (4, split(1, 2, "--pipeline-schedule gpipe --dtype float32")),
+    pytest.param(4, split(1, 2, "--pipeline-schedule gpipe --dtype float32"), marks=pytest.mark.deep),
 ])
 def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd, n, extra):
     """It agrees with one process, learns, and every number that it sent is the predicted one."""

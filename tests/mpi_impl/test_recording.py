@@ -82,10 +82,10 @@ def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     assert not missing
 
 
-@pytest.mark.parametrize("form, choices", [
+@pytest.mark.parametrize("form, choices", every_other_deep([
     ("float64", {"position_embedding_type": "rope", "untie_embeddings_and_output_weights": True}),
     ("float64", {"activation": "relu"}), ("float32", {}), ("float16", {"activation": "gelu_exact"}),
-    ("bfloat16", {"hidden_dropout": 0.0, "attention_dropout": 0.0})])
+    ("bfloat16", {"hidden_dropout": 0.0, "attention_dropout": 0.0})]))
 def test_every_model_and_format(ranks, form, choices):
     model = replace(MODEL, num_layers=2, **choices)
     found = compare(*(record(ranks, of.t, of, form=form)
@@ -97,7 +97,8 @@ OF_HEADS = {("lm", "sop"): {"lm_head", "pooler", "binary_head"}, ("choice",): {"
 
 
 @pytest.mark.parametrize("model, n, of, plan", [
-    (BERT, *PLANS["sequence"]), (CHOICE, 4, case(2), Plan(2, zero_stage=1))], ids=["words and order", "a choice"])
+    pytest.param(BERT, *PLANS["sequence"], id="words and order"),
+    pytest.param(CHOICE, 4, case(2), Plan(2, zero_stage=1), id="a choice", marks=pytest.mark.deep)])
 def test_a_bert_computes_the_same_tensors_too(ranks, model, n, of, plan):
     """Those of its heads, too. What reads the first position is told by the ranks that have it outside the regions."""
     model = replace(model, num_layers=2)
@@ -142,11 +143,11 @@ def test_the_bugs_of_a_bert_are_found(ranks, name):
     assert {holder.run for holder in first.holders} == {"B"}
 
 
-def test_another_format_is_no_other_run(ranks, one_rank):
+@pytest.mark.parametrize("form", one_fast_of(3, ("bfloat16", "float16", "float32")))
+def test_another_format_is_no_other_run(ranks, one_rank, form):
     """What it rounds is allowed for, in the weights that the model computes with, too."""
-    for form in ("float32", "bfloat16", "float16"):
-        found = compare(one_rank, record(ranks, 2, case(2), form=form))
-        assert not found.differences and found.worst.strain < 0.7
+    found = compare(one_rank, record(ranks, 2, case(2), form=form))
+    assert not found.differences and found.worst.strain < 0.7
 
 
 def test_what_is_seen_is_what_is_there(one_rank):
@@ -310,7 +311,7 @@ def test_steps_that_both_have_skipped_prove_nothing():
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps, of", [(1, case()), (3, case(2, cut=True, model=BERT))], ids=["1", "3, of a BERT"])
+@pytest.mark.parametrize("steps, of", one_fast_of(2, [(3, case(2, cut=True, model=BERT)), (1, case())]))
 def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
     """To the bit, of two steps at most; who writes says how much it is."""
     found = ranks.run(2, written, of, Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")

@@ -10,25 +10,29 @@ from mpi_impl.experiments.scaling_study import Row, Share, Table, study, told, w
 from mpi_impl.planning.profiles import load
 from reference.published import KORTHIKANTI, MEGATRON, PTD_P, STRONG_SCALING, ZERO
 
-TABLES = study()
 KNOWN = {("Shoeybi et al. 2019, figure 5: the same with 64 replicas", "2.5B, t = 2")}      # of two that are missed
 
 
-def test_all_figures_are_within_what_is_allowed_but_those_that_are_known_not_to_be():
-    assert {(table.title, row.name) for table in TABLES for row in table.rows if not row.meets} == KNOWN
-    assert all(table.why for table in TABLES if any((table.title, row.name) in KNOWN for row in table.rows))
+@pytest.fixture(scope="module")
+def tables() -> list[Table]:
+    return study()
 
 
-def test_what_is_allowed():
+def test_all_figures_are_within_what_is_allowed_but_those_that_are_known_not_to_be(tables):
+    assert {(table.title, row.name) for table in tables for row in table.rows if not row.meets} == KNOWN
+    assert all(table.why for table in tables if any((table.title, row.name) in KNOWN for row in table.rows))
+
+
+def test_what_is_allowed(tables):
     """Of the first paper 3 points for the figures in its text, 5 for those that were read off; 10 % of the second's."""
-    by_title = {table.title.split(": ", 1)[-1]: table.rows for table in TABLES}
+    by_title = {table.title.split(": ", 1)[-1]: table.rows for table in tables}
     for rows in (by_title["weak scaling, model parallel"], by_title["the same with 64 replicas"]):
         assert [row.allowed for row in rows] == [0.05, 0.05, 0.05, 0.03] and not any(isinstance(r, Share) for r in rows)
     assert all(isinstance(row, Share) and row.allowed == 0.1 for row in by_title["TFLOP/s of a GPU"])
 
 
-def test_every_figure_of_the_tables_is_there():
-    published = [row.published for table in TABLES for row in table.rows]
+def test_every_figure_of_the_tables_is_there(tables):
+    published = [row.published for table in tables for row in table.rows]
     wanted = [*(run.efficiency for run in MEGATRON), *(run.replicated for run in MEGATRON), *STRONG_SCALING.values(),
               *(run.teraflops for run in PTD_P), *(x for run in KORTHIKANTI for x in (run.full, run.selective)),
               *(x for stage in ZERO.values() for x in stage.values()), 0.39, 0.07, 0.04]
@@ -51,11 +55,11 @@ def test_a_row_is_told_with_its_distance_and_a_miss_with_its_reason():
     assert "+4.0%" in shares and "MISSED" not in shares and "Why" not in shares
 
 
-def test_the_picture_has_every_figure_where_it_belongs():
-    figure = draw_tables(TABLES)
+def test_the_picture_has_every_figure_where_it_belongs(tables):
+    figure = draw_tables(tables)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert len(shown) == len(TABLES)
-    for axes, table in zip(shown, TABLES):
+    assert len(shown) == len(tables)
+    for axes, table in zip(shown, tables):
         circles = next(line for line in axes.lines if line.get_marker() == "o")
         dots = axes.collections[0]
         assert list(circles.get_ydata()) == [row.published for row in table.rows]
@@ -64,10 +68,10 @@ def test_the_picture_has_every_figure_where_it_belongs():
         assert colors == {to_rgba(OURS if row.meets else MISSED) for row in table.rows}
 
 
-def test_the_program_says_how_many_are_within(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(scaling_study, "study", lambda: TABLES)     # which takes seconds
+def test_the_program_says_how_many_are_within(tables, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scaling_study, "study", lambda: tables)     # which takes seconds
     scaling_study.main(["--plot", str(tmp_path / "study.svg")])
-    rows = sum(len(table.rows) for table in TABLES)
+    rows = sum(len(table.rows) for table in tables)
     said = capsys.readouterr().out
     assert f"{rows - 1} of {rows} figures are within what is allowed" in said and said.count("MISSED") == 1
     assert (tmp_path / "study.svg").stat().st_size > 10_000

@@ -23,6 +23,7 @@ from reference.precision import Precision
 from reference.schedules import SCHEDULES, make
 from reference.simulate import Times, simulate
 from reference.stages import schedule_of
+from tests.deep import every_other_deep
 
 TIME = st.floats(0.1, 10)
 MICROBATCHES = 4
@@ -41,8 +42,9 @@ def test_times_are_read_off_a_timeline(data):
     assert found.communication == 0.5
 
 
-@pytest.mark.parametrize("clock", [WallClock, VirtualClock])
-@pytest.mark.parametrize("t, p, d, steps", [(2, 2, 2, 2), (1, 4, 1, KEPT + 2), (1, 1, 1, 1)])
+@pytest.mark.parametrize("clock, t, p, d, steps", every_other_deep([
+    (VirtualClock, 2, 2, 2, 2), (WallClock, 2, 2, 2, 2), (WallClock, 1, 4, 1, KEPT + 2),
+    (VirtualClock, 1, 4, 1, KEPT + 2), (WallClock, 1, 1, 1, 1), (VirtualClock, 1, 1, 1, 1)]))
 def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d, steps):
     """A process for each rank, and in it every action of the last steps, once a step; and a picture."""
     began, (measured, predicted) = ranks.run(t * p * d, traced, str(tmp_path), clock, t, p, steps)[0]

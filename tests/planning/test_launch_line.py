@@ -14,10 +14,12 @@ from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.presets import PRESETS
 from tests.plan_cases import model_of, plans
 
+A100 = load("dgx-a100")
+
 
 def understood(plan, preset: str | None) -> Settings:
     """What the program makes of the line. The launcher gets the number of ranks."""
-    words = shlex.split(launch_line(plan, preset, hosts=False).replace("\\\n", " "))
+    words = shlex.split(launch_line(plan, preset, replace(A100, server=1 << 20)).replace("\\\n", " "))
     start, (module, *options) = words[:5], words[6:]
     assert start == ["python", "-m", "mpi_impl.launch", "-n", str(plan.parallel.world_size)] and words[5] == "-m"
     assert module == f"mpi_impl.pretrain_{plan.model.architecture}"
@@ -63,11 +65,18 @@ KNOWN: dict = {}
 
 def plans_of(words: str, n: int) -> list:
     if words not in KNOWN:
-        KNOWN[words] = Job(model_of_options(parse_plan(words.split())), n, 8, load("dgx-a100")).plans
+        KNOWN[words] = Job(model_of_options(parse_plan(words.split())), n, 8, A100).plans
     return KNOWN[words]
 
 
-@pytest.mark.parametrize("hosts", [False, True])
-def test_servers_are_named_in_a_file_if_there_are_several(hosts):
-    plan = Job(model_of(2), 2, 2, load("dgx-a100")).plans[0]
-    assert ("--hostfile hosts" in launch_line(plan, None, hosts)) == hosts
+@pytest.mark.parametrize("server", [1, 2, 3])
+def test_servers_are_named_in_a_file_if_there_are_several(server):
+    plan = Job(model_of(2), 2, 2, A100).plans[0]
+    assert ("--hostfile hosts" in launch_line(plan, None, replace(A100, server=server))) == (server < 2)
+
+
+def test_where_all_is_float32_the_program_stays_on_the_processor():
+    """As in a profile that benchmarks/calibrate.py writes."""
+    plan = Job(model_of(2), 2, 2, A100).plans[0]
+    assert {"--fp16", "--device"} <= set(launch_line(plan, None, A100).split())
+    assert not {"--fp16", "--device"} & set(launch_line(plan, None, replace(A100, element_bytes=4)).split())

@@ -35,11 +35,11 @@ def job() -> Job:
 
 def test_it_prints_the_ranking_its_reasons_and_the_line_to_copy(job, capsys):
     main(SMALL.split())
-    summary, ranking, told, line = capsys.readouterr().out.strip().split("\n\n")
+    summary, ranking, told, line, last = capsys.readouterr().out.strip().split("\n\n")
     assert f"{parameters(job.model) / 1e9:.2f} billion parameters on 8 of dgx-a100, 16 samples of 256 tokens" in summary
     assert f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the 76 GB" in summary
-    assert told.split("\n") == reasons(job) and line == launch_line(job.best[0].plan, None, hosts=False)
-
+    assert told.split("\n") == reasons(job) and line == launch_line(job.best[0].plan, None, job.hardware)
+    assert "--data-path" in last and "51,200 words" in last
     assert ranking == table(job, job.best[:6])
 
 

@@ -56,6 +56,18 @@ def test_forward_input_gradient_and_weight_gradient_have_their_flops(plan):
 
 
 @given(plans())
+def test_a_bert_has_a_layer_before_its_logits(plan):
+    """On every rank, whole, unless the sequence is cut."""
+    c, p = plan.model, plan.parallel
+    bert = replace(plan, model=replace(c, architecture="bert", heads=("lm",)))
+    gpt, more = (sum(work.total.products for work in stage_works(one, IDEAL)) for one in (plan, bert))
+    copies = 1 if p.sequence_parallel else p.tensor_model_parallel_size
+    once = iteration_flops(bert.model, plan.b, c.max_position_embeddings) - iteration_flops(
+        c, plan.b, c.max_position_embeddings)
+    assert (more - gpt) * IDEAL.peak * p.tensor_model_parallel_size == pytest.approx(copies * once)
+
+
+@given(plans())
 def test_the_works_of_stages_are_the_works_of_ranks(plan):
     """What one microbatch takes, whether counted by stages or by ranks."""
     by_stage = sum(work.total.total for work in stage_works(plan, REAL))
