@@ -416,7 +416,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("name", one_fast_of(4, IN_A_PIPELINE))
+@pytest.mark.parametrize("name", one_fast_of(8, IN_A_PIPELINE))
 def test_in_a_pipeline(ranks, name):
     bug, n, theorem, *args = IN_A_PIPELINE[name]
     assert_caught(ranks, n, bug, theorem, *args)

@@ -127,7 +127,7 @@ ON_A_DEVICE = [
 KINDS = {"rope": dict(position_embedding_type="rope"), "bert": dict(architecture="bert", heads=("lm", "sop"))}
 
 
-@pytest.mark.parametrize("kind, t, p, d, schedule, chunks, untied, stage, offload, recompute", one_fast_of(4, (
+@pytest.mark.parametrize("kind, t, p, d, schedule, chunks, untied, stage, offload, recompute", one_fast_of(7, (
     (kind, *plan) for i, plan in enumerate(ON_A_DEVICE) for kind in sorted(KINDS, reverse=i % 2 == 1))))
 def test_training_on_a_device(ranks, kind, t, p, d, schedule, chunks, untied, stage, offload, recompute):
     """The main theorem with parameters, gradients, moments, batches and all messages on the device; far shards are not.

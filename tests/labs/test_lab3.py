@@ -40,7 +40,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", one_fast_of(4, MISTAKES))
+@pytest.mark.parametrize("mistake", one_fast_of(8, MISTAKES))
 def test_a_mistake_loses_its_points(mistake):
     assert_loses(LAB, mistake, *MISTAKES[mistake])
 
