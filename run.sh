@@ -127,8 +127,8 @@ check() {
     done
     "$venv/bin/python" -m ruff check || status=1
     "$venv/bin/python" -m mypy || status=1
-    # Three files at a time, long ones first, each with ranks of its own; a later -n in OPTIONS has the last word.
-    "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=1
+    # Two files at a time, long ones first, each with ranks of its own; a later -n in OPTIONS has the last word.
+    "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=1
     return $status
 }
 

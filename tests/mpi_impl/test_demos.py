@@ -101,6 +101,7 @@ def test_what_is_wrong_is_a_sentence(ranks, capsys, arguments, sentence):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.deep
 def test_the_program(tmp_path):
     """Started as the README says."""
     done = launch(2, "-m", "mpi_impl.demos.memory", *SMALL, "--output", tmp_path / "memory.png")
