@@ -225,7 +225,7 @@ def test_replicas_that_have_nothing_to_predict(ranks, kind):
     ranks.run(6, training_equals_one_process, kind(2, model, 1, 4, seed=1), 2, 2, 0.05, Plan(zero_stage=1))
 
 
-@pytest.mark.parametrize("p, schedule, v, tied, stage", one_fast_of(5, (
+@pytest.mark.parametrize("p, schedule, v, tied, stage", one_fast_of(11, (
     (*run, tied, stage) for run in RUNS for tied in (True, False) for stage in (0, 1, 2))))
 def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stage):
     """On every rank, whether the last weight gradients come in a B or in a W. In one bucket it cannot begin earlier."""

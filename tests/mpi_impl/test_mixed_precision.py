@@ -271,7 +271,7 @@ def test_verify_measures_weights_by_the_rate(compute):
 # ---- what float32 is kept for ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compute, lr", [("bfloat16", 2.0**-12), ("float16", 2.0**-15)])
+@pytest.mark.parametrize("compute, lr", every_other_deep([("bfloat16", 2.0**-12), ("float16", 2.0**-15)]))
 def test_small_updates_are_not_lost(ranks, compute, lr):
     """A step of lr on a weight near 1 is below the format's half distance: the master weights move all the same, and
     after enough steps so do the model's.

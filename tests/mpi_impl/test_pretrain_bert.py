@@ -60,6 +60,7 @@ def test_a_verified_run(ranks, corpora, tmp_path, capfd, n, extra):
     assert {line["phase"] for line in lines if line["predicted_elements"] is None} == {"verification"}
 
 
+@pytest.mark.deep
 def test_the_loss_curve_does_not_depend_on_the_ranks_nor_on_an_interruption(ranks, corpora, tmp_path):
     """Of a blend; the last runs begin with the checkpoint of the one before, on other ranks."""
     a, b, cache = corpora

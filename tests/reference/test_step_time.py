@@ -206,9 +206,9 @@ def test_of_equal_stages_the_closed_form_and_what_is_played_are_exact(plan, shar
 
 @given(plans(most_m=9))
 def test_what_is_played_of_unequal_stages_stands_for_all(plan):
-    """Almost; where interleaved stages have unequal numbers of layers, less so, but no plan of the planner's has."""
+    """Within 1 %; where interleaved stages have unequal numbers of layers, 5, but no plan of the planner's has."""
     uneven = plan.parallel.virtual_pipeline_size and plan.model.num_layers % len(stage_works(plan, REAL))
-    assert played_makespan(plan, REAL) == pytest.approx(all_played(plan, REAL), rel=0.05 if uneven else 0.002)
+    assert played_makespan(plan, REAL) == pytest.approx(all_played(plan, REAL), rel=0.05 if uneven else 0.01)
 
 
 @given(plans())
