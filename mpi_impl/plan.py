@@ -85,10 +85,15 @@ def model_of(args: argparse.Namespace) -> ModelConfig:
 
 
 def summary(job: Job) -> str:
-    return (f"{parameters(job.model) / 1e9:,.2f} billion parameters on {job.n:,} of {job.hardware.name}, {job.B:,} "
-            f"samples of {job.model.max_position_embeddings:,} tokens a step\n"
+    return (f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples of "
+            f"{job.model.max_position_embeddings:,} tokens a step\n"
             f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the {job.memory / 1e9:,.0f} GB that a model "
             f"gets of a device; the fastest of each t x p x d:")
+
+
+def size_of(model: ModelConfig) -> str:
+    n = parameters(model)
+    return f"{n / 1e9:,.2f} billion parameters" if n >= 1e8 else f"{n / 1e6:,.2f} million parameters"
 
 
 def corpus(model: ModelConfig) -> str:
@@ -102,18 +107,21 @@ def table(job: Job, best: Sequence[Timed]) -> str:
         p = one.plan.parallel
         rows.append([*map(str, one.shape), str(p.virtual_pipeline_size or 1), str(one.plan.b), str(one.plan.m),
                      str(p.zero_stage), "cut" if p.sequence_parallel else "whole", p.recompute.granularity,
-                     f"{sum(one.plan.memory) / 1e9:.1f}", f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
+                     gigabytes(sum(one.plan.memory)), f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
                      f"{flops_per_second(one.plan, one.seconds) / 1e12:.3g}",
                      f"{utilization(flops_of_step(one.plan), one.seconds, job.n, job.hardware.peak):.1%}"])
     return aligned(rows, left=())
+
+
+def gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f}" if size >= 1e9 else f"{size / 1e9:.3f}"
 
 
 def draw(path: str, job: Job, best: Sequence[Timed]) -> None:
     from mpi_impl.planning.picture import draw_plans     # matplotlib takes a second to import
     from mpi_impl.reports.pictures import save
 
-    title = (f"{parameters(job.model) / 1e9:,.1f} billion parameters on {job.n:,} of {job.hardware.name}, "
-             f"{job.B:,} samples a step")
+    title = f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples a step"
     save(draw_plans(job, best, title), path)
     print(f"\nthe plans are drawn in {path}")
 

@@ -31,7 +31,7 @@ def reasons(job: Job) -> list[str]:
 def tensor_rule(job: Job) -> str:
     best, server = job.best[0], job.hardware.server
     t, p, _ = best.shape
-    rule = f"Rule 1, t up to the {server} devices of a server, and only then p:"
+    rule = f"Rule 1, t up to the {min(server, job.n)} devices of a server, and only then p:"
     widest = max((one.shape[0] for one in job.fitting if one.shape[0] <= server), default=0)
     wider = compared("With a t beyond that", fastest(job, lambda one: one.shape[0] > server), best)
     if t > server:
