@@ -66,9 +66,16 @@ def run_alone(main: Callable[[], object]) -> None:
     """Run the `main` of a program of one process, without MPI: a UserError is its sentence and status 2 here, too."""
     try:
         main()
+        sys.stdout.flush()
     except UserError as error:
         say(f"error: {error}")
         sys.exit(2)
+    except KeyboardInterrupt:
+        say("Interrupted.")
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write at its end
+        sys.exit(1)
 
 
 def print_by_lines() -> None:

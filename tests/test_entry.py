@@ -1,4 +1,5 @@
 """Whatever ends one rank ends the job: soon, with one message, and with a non-zero status unless all agree."""
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -182,3 +183,19 @@ def test_help_is_printed_by_the_first_rank_alone(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             parser().parse_args(["--help"])
         assert ("--hidden-size" in capsys.readouterr().out) is expected is is_first_rank()
+
+
+@pytest.mark.parametrize("left, status, said", [(True, 1, ""), (False, 130, "Interrupted.\n")])
+def test_a_program_of_one_process_ends_without_a_traceback(left, status, said):
+    """Whether nobody reads on, or Ctrl-C is pressed."""
+    program = """from mpi_impl.entry import run_alone
+def main():
+    while True:
+        print('a line', flush=True)
+run_alone(main)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=pipe, stderr=pipe) as job:
+        assert job.stdout and job.stdout.readline() == b"a line\n"
+        job.stdout.close() if left else job.send_signal(signal.SIGINT)
+        assert job.communicate(timeout=SOON)[1] == said.encode() and job.returncode == status
