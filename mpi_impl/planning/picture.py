@@ -19,7 +19,7 @@ def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
     figure = Figure((11, 0.62 * len(best) + 1.9), layout="constrained")
     memory, time = figure.subplots(1, 2, sharey=True)
     for y, one in enumerate(best):
-        stack(memory, y, [(part / 1e9, MEMORY[name]) for name, part in one.plan.memory._asdict().items()], "{:,.0f} GB")
+        stack(memory, y, [(part / 1e9, MEMORY[name]) for name, part in one.plan.memory._asdict().items()], "{:,.3g} GB")
         stack(time, y, [(part, TIME[name]) for name, part in one.time._asdict().items()], "{:,.3g} s")
     memory.axvline(job.memory / 1e9, color="#505050", linestyle="--", linewidth=1)
     memory.set(yticks=range(len(best)), yticklabels=[label(one) for one in best], ylim=(len(best) - 0.5, -0.5),
@@ -42,7 +42,8 @@ def stack(axes, y: int, parts: Sequence[tuple[float, str]], told: str) -> None:
     for size, color in parts:
         axes.barh(y, size, 0.66, left, color=color)
         left += size
-    axes.annotate(told.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    axes.annotate(told.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
 
 
 def label(one: Timed) -> str:
