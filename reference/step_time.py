@@ -23,7 +23,8 @@ from reference.plans import Plan
 from reference.simulate import Times, simulate
 from reference.stages import schedule_of
 
-PLAYED = 3      # groups of p microbatches, of a longer step
+BEFORE = 2      # groups of p microbatches, of a longer step, after which the rest repeats itself
+SPAN = 24       # microbatches, at least, over which it is seen how long it takes
 
 
 class Parts(NamedTuple):
@@ -246,18 +247,20 @@ def sending(plan: Plan, hardware: Hardware) -> float:
 
 
 def played_makespan(plan: Plan, hardware: Hardware) -> float:
-    """Of the schedule with these times. Of many microbatches so many are played that the rest repeats what was there:
-    every p more take as long as the p before.
+    """Of the schedule with these times. Of many microbatches so many are played that the rest repeats what was there.
+
+    With equal stages every p more take as long as the p before. With others the time goes up and down with another
+    period, of p - 1 microbatches for one, so that more of them are needed for the mean.
     """
     works, p = stage_works(plan, hardware), plan.parallel.pipeline_model_parallel_size
     if len(works) == 1:
         return plan.m * works[0].total.total
     forward, i, w = ([getattr(work, part).total for work in works] for part in Work._fields)
     times = Times(forward, i, w, sending(plan, hardware))
-    groups, rest = divmod(plan.m, p)
+    groups, rest, more = *divmod(plan.m, p), ceil(SPAN / p)
     shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, some) * p + rest), times).makespan
-                       for some in (PLAYED - 1, PLAYED))
-    return longer + max(0, groups - PLAYED) * (longer - shorter)
+                       for some in (BEFORE, BEFORE + more))
+    return longer + max(0, groups - BEFORE - more) * (longer - shorter) / more
 
 
 def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:

@@ -87,7 +87,8 @@ def trained(case, topology, m, precision=FLOAT32, steps=2):
 
 # ---- the process ----------------------------------------------------------------------------------------------------
 
-MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)     # Python's own objects are 0.06 to 0.09 MB
+MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)
+LARGE = Case(1, ModelConfig(4, 192, 4, 250, 16), b=1, s=16, seed=1)      # Python's own objects are 0.06 to 0.09 MB
 
 
 @pytest.mark.parametrize("stage, far", one_fast_of(3, [
@@ -95,9 +96,9 @@ MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)     # Pytho
 def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far):
     """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
     plan = Plan(zero_stage=stage, cpu_offload=bool(far))
-    for held, *allocated in ranks.run(2, allocations, MEDIUM, plan, str(tmp_path) if far == "files" else None):
+    for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if far == "files" else None):
         expected = sum(held[:3]) + (0 if far == "files" else held.far)
-        assert bool(held.far) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05, abs=150_000)
+        assert bool(held.far) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
 
 
 def allocations(group, case, plan, folder):

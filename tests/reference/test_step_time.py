@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from reference import step_time as module
@@ -204,11 +204,12 @@ def test_of_equal_stages_the_closed_form_and_what_is_played_are_exact(plan, shar
     layer.cache_clear()
 
 
-@given(plans(most_m=9))
+@given(plans(most_m=40))
+@example(Plan(model_of(7, head=4), ParallelConfig(1, 4, 2), 43))      # three microbatches are a period of four stages
 def test_what_is_played_of_unequal_stages_stands_for_all(plan):
-    """Within 1 %; where interleaved stages have unequal numbers of layers, 5, but no plan of the planner's has."""
+    """Almost; where interleaved stages have unequal numbers of layers, less so, but no plan of the planner's has."""
     uneven = plan.parallel.virtual_pipeline_size and plan.model.num_layers % len(stage_works(plan, REAL))
-    assert played_makespan(plan, REAL) == pytest.approx(all_played(plan, REAL), rel=0.05 if uneven else 0.01)
+    assert played_makespan(plan, REAL) == pytest.approx(all_played(plan, REAL), rel=0.05 if uneven else 0.002)
 
 
 @given(plans())
