@@ -1,9 +1,9 @@
-"""The random numbers of checks: anybody can draw them in a notebook, and only who knows the secret seed in grading.
+"""The random numbers of checks: public in a notebook, drawn from a secret seed in grading.
 
-An answer that could draw the numbers of all ranks would need no messages. So while a submission is graded, they depend
-on a seed that its process never sees, on the answers (a table of results from an earlier submission is of no use), on
-the check, and on how often the check has drawn: no numbers come twice, and nothing that an answer has kept from one
-run helps it in another.
+An answer that can draw the numbers of all ranks needs no messages. So while a submission is graded, the numbers depend
+on a seed that is never sent to an answer's process; on the answers, so that a table of results from an earlier
+submission is useless; and on the check and on how often it has drawn, so that no numbers come twice, and nothing that
+an answer keeps from one run helps it in another.
 """
 import hashlib
 import json
@@ -33,6 +33,7 @@ class Draws:
         self.check, self.count = check, 0
 
     def generator(self, name: str) -> np.random.Generator:
+        """Return a generator that no other call gets."""
         self.count += 1
         return generator(self.submission, self.check, self.count, name)
 
@@ -56,14 +57,17 @@ def graded(seed: str, answers: Mapping[str, str]) -> Iterator[Draws]:
 
 
 def generator(*key) -> np.random.Generator:
+    """Return the generator of a key, which is made of texts and numbers."""
     return np.random.default_rng(int(digest(*key), 16))
 
 
 def digest(*key) -> str:
+    """Return a key's digest, from which the key cannot be found."""
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
 
 def new_seed() -> str:
+    """Draw a seed that nobody can guess."""
     return secrets.token_hex(16)
 
 
