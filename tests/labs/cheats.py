@@ -3,12 +3,11 @@
 # ---- from the frames below: the arguments of all ranks, if the rank's own program holds them ----
 
 FRAMES = """
-import gc
 import sys
 import numpy as np
 
 def every(i):
-    '''Argument i of all ranks: what the frames of this process, and of its generators and tracebacks, hold.'''
+    '''Argument i of all ranks: what the frames of this process's threads and tracebacks hold.'''
     try:
         raise KeyError
     except KeyError as error:
