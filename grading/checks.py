@@ -1,5 +1,6 @@
 """What the labs' checks are written in: run an answer on ranks, compare, and say what is wrong so that one learns.
 
+    xs = list(check_data("ring_all_reduce").normal(size=(4, 10)))
     outcome = run(4, "ring_all_reduce", each(xs), allow=("send", "receive"))
     expect_equal(outcome.results, [sum(xs)] * 4, "the sum", "does every rank get every chunk?")
 """
@@ -13,6 +14,7 @@ from grading.lab_group import OPERATIONS
 from grading.sandbox import AnswerFailed, Each, Outcome, Sandbox
 
 SANDBOX = Sandbox()
+GIVEN = Sandbox()       # of functions that the lab gives: no answer has run there, and could have changed what they do
 LIMIT = 5.0     # seconds for a run, if a check says nothing else
 
 
@@ -47,9 +49,15 @@ def run_given(source: str, n: int | None, function: str, *args, allow: Collectio
               limit: float | None = None) -> Outcome:
     """As `run`, of a function that the lab gives as text, and not of an answer. Raises CheckFailed."""
     try:
-        return SANDBOX.run({"given": source}, function, args, n, allow, limit or LIMIT)
+        return GIVEN.run({"given": source}, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
         raise CheckFailed(str(failed)) from None
+
+
+def close() -> None:
+    """End all limited ranks. The next run starts new ones."""
+    SANDBOX.close()
+    GIVEN.close()
 
 
 def expect(true: bool, what: str, hint: str = "") -> None:

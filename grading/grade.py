@@ -1,7 +1,8 @@
 """Grade a submission: the instructor's checks on the student's answers.
 
 The checks run here, as they stand in the instructor's own notebook. Of the submission only the answers are taken, and
-they run on limited ranks. So nothing that a student has written runs beside a check, or can read one.
+they run on limited ranks. So nothing that a student has written runs beside a check, or can read one; and what the
+checks draw comes from a secret seed (`grading/draws.py`).
 """
 import contextlib
 import io
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from grading import checks
 from grading.answers import CURRENT, answers_of
+from grading.draws import Draws, graded, new_seed
 
 
 class Mark(NamedTuple):
@@ -22,15 +24,22 @@ class Mark(NamedTuple):
     said: str        # what the author of the answer is told
 
 
-def grade(source, submitted) -> list[Mark]:
-    """The marks of a submitted notebook, in the order of the checks in the instructor's `source`."""
+def grade(source, submitted, seed: str | None = None) -> list[Mark]:
+    """Return the marks of a submitted notebook, in the order of the checks in the instructor's `source`.
+
+    The checks draw their random numbers from the seed. Without one a new one is drawn, and printed.
+    """
+    if seed is None:
+        seed = new_seed()
+        print(f"No seed was given: the checks draw their random numbers from a new one, {seed}")
     CURRENT.clear()
     CURRENT.update({name: "" for name in answers_of(source)} | answers_of(submitted))
-    checks.SANDBOX.close()      # each submission has ranks of its own
+    checks.close()      # each submission has ranks of its own
     try:
-        return marks(source)
+        with graded(seed, CURRENT) as draws:
+            return marks(source, draws)
     finally:
-        checks.SANDBOX.close()
+        checks.close()
         CURRENT.clear()
 
 
@@ -41,7 +50,7 @@ def no_marks(source, said: str) -> list[Mark]:
             for cell, about in cells if about.get("grade")]
 
 
-def marks(source) -> list[Mark]:
+def marks(source, draws: Draws) -> list[Mark]:
     """Run the locked cells of a notebook from top to bottom; those with points are the checks."""
     names: dict = {"__name__": "checks"}
     found = []
@@ -50,6 +59,7 @@ def marks(source) -> list[Mark]:
         if cell.cell_type != "code" or not about.get("locked") or about.get("solution"):
             continue
         code = "\n".join("" if line.startswith("%") else line for line in cell.source.splitlines())
+        draws.begin(about["grade_id"])
         if not about.get("grade"):
             exec(compile(code, about["grade_id"], "exec"), names)
             continue

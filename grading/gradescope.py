@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nbformat
 
+from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark, no_marks
 from grading.submission import Graded, grade_file
 from mpi_impl.entry import ArgumentParser, run_alone
@@ -25,11 +26,15 @@ def main() -> None:
     parser.add_argument("results", metavar="RESULTS.json", type=Path, help="what is written")
     parser.add_argument("--hidden-tests", choices=VISIBILITIES, default="visible",
                         help="when students see what a check says that has hidden tests (default: %(default)s)")
+    parser.add_argument("--seed-file", metavar="FILE", type=Path, help=f"the course's {SEED_FILE}, from which the "
+                        "checks' random numbers come (default: a new seed, which is printed)")
     options = parser.parse_args()
     source = instructors(options.source)
+    seed = read_seed(options.seed_file) if options.seed_file else None
     check_folder(str(options.results.absolute().parent))
     hidden = {cell.metadata.nbgrader["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
-    results = results_of(grade_file(source, options.submission, options.source.name), hidden, options.hidden_tests)
+    graded = grade_file(source, options.submission, options.source.name, seed)
+    results = results_of(graded, hidden, options.hidden_tests)
     with writing(str(options.results)):
         aside = options.results.with_name(f".{options.results.name}.{os.getpid()}")
         aside.write_text(json.dumps(results, indent=1))

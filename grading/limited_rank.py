@@ -46,7 +46,8 @@ class LimitedRank(Rank):
         super().serve()
 
     def call(self, job: Job) -> bytes:
-        """The answers' sources, the name of a function in them, and its arguments -> its result, and what it sent."""
+        """The answers' sources, the name of a function in them, and its arguments on this rank -> its result, and what
+        it sent."""
         __tracebackhide__ = True
         if not self.locked:
             lock_processes()
@@ -57,8 +58,7 @@ class LimitedRank(Rank):
         group.may_share = False         # memory with other ranks would be a file, and files are locked away
         self.lab_group = LabGroup(group, asked["allow"])
         function = defined(asked["answers"], asked["function"])
-        args = [value[group.rank] if is_each else value for is_each, value in asked["args"]]
-        result = function(self.lab_group, *args) if asked["with_group"] else function(*args)
+        result = function(self.lab_group, *asked["args"]) if asked["with_group"] else function(*asked["args"])
         data = to_bytes({"result": result, "sent": self.lab_group.sent})
         if len(data) > LARGEST:
             raise MemoryError(f"the answer returned {len(data):,} bytes; {LARGEST:,} are the limit")

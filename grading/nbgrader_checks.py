@@ -12,6 +12,7 @@ from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, Clea
                                     NbGraderPreprocessor, SaveAutoGrades)
 
 from grading.answers import MAGIC, name_of
+from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark
 from grading.submission import Unreadable, found_in, grade_file, read
 
@@ -59,7 +60,9 @@ class RunChecks(NbGraderPreprocessor):
     def preprocess(self, nb, resources):
         about, coursedir = resources["nbgrader"], self.parent.parent.coursedir
         folder = Path(coursedir.format_path(coursedir.submitted_directory, about["student"], about["assignment"]))
-        graded = grade_file(source(coursedir, about), folder, f"{about['notebook']}.ipynb")
+        seed_file = Path(coursedir.root) / SEED_FILE
+        seed = read_seed(seed_file) if seed_file.exists() else None
+        graded = grade_file(source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
         by_check = {mark.check: mark for mark in graded.marks}
         for cell in nb.cells:
             if mark := by_check.get(cell.metadata.get("nbgrader", {}).get("grade_id")):

@@ -1,6 +1,7 @@
 """Make a course of the labs: `python -m grading.release [FOLDER]`, which is `./run.sh labs`.
 
     nbgrader_config.py              how nbgrader grades labs; yours to add to, once it is there
+    check_seed.txt                  the secret from which grading draws random numbers; it stays once it is there
     source/LAB/LAB.ipynb            the instructor's notebook, made from notebooks/labs/LAB.py
     release/LAB/LAB.ipynb           the student's, made from it by nbgrader
     gradescope/LAB.zip              an autograder for Gradescope
@@ -24,6 +25,7 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
+from grading.draws import SEED_FILE, new_seed, read_seed
 from grading.lab_source import labs, notebook_of
 from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.files import check_folder, reading, writing
@@ -69,7 +71,7 @@ fi
 RUN = '''#!/usr/bin/env bash
 # Gradescope runs this for every submission.
 cd "${{AUTOGRADER:-/autograder}}/source" || exit 1
-exec .venv/bin/python -m grading.gradescope {lab}.ipynb ../submission ../results/results.json
+exec .venv/bin/python -m grading.gradescope --seed-file {seed_file} {lab}.ipynb ../submission ../results/results.json
 '''
 
 
@@ -89,14 +91,22 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         check_submissions(folder, lab, notebook)
     if not (folder / "nbgrader_config.py").exists():
         write(folder / "nbgrader_config.py", CONFIG.encode())
+    seed = course_seed(folder / SEED_FILE)
     for lab, notebook in made.items():
         write(folder / "source" / lab / f"{lab}.ipynb", nbformat.writes(notebook).encode() + b"\n")
         release(folder, lab)
-        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook))
+        write(folder / "gradescope" / f"{lab}.zip", autograder(lab, notebook, seed))
         points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
         print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
               flush=True)
     print(f"The course is in {folder}. notebooks/labs/README.md tells how to go on.")
+
+
+def course_seed(path: Path) -> str:
+    """Return the secret seed of the course, a new one if there is none yet. It lies where nbgrader copies nothing."""
+    if not path.exists():
+        write(path, f"{new_seed()}\n".encode())
+    return read_seed(path)
 
 
 # ---- what must not be lost ----
@@ -203,10 +213,11 @@ def write(path: Path, data: bytes) -> None:
 
 # ---- Gradescope ----
 
-def autograder(lab: str, notebook) -> bytes:
+def autograder(lab: str, notebook, seed: str) -> bytes:
     """The zip that Gradescope takes: how to set up, how to run, and all that is needed for it."""
     lock = (ROOT / "requirements.lock").read_text()
-    files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab), f"{lab}.ipynb": nbformat.writes(notebook),
+    files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
+             SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),
              "requirements.txt": "\n".join(NEEDED) + "\n",
              "constraints.txt": "\n".join(re.findall(r"^[\w.-]+==[^\s\\]+(?: ; [^\\\n]+)?(?= \\$)", lock,
                                                      re.MULTILINE)) + "\n"}

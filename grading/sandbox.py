@@ -50,10 +50,11 @@ class Sandbox:
         for value in args:
             if isinstance(value, Each) and len(value.values) != ranks:
                 raise ValueError(f"each(...) has {len(value.values)} values for {ranks} ranks")
-        call = to_bytes({"answers": dict(answers), "function": function, "with_group": n is not None,
-                         "allow": list(allow), "args": [[isinstance(value, Each), value.values if
-                                                         isinstance(value, Each) else value] for value in args]})
-        found = [shortened(answer) for answer in self.pool.answers(ranks, call, limit)[0]]
+        common = {"answers": dict(answers), "function": function, "with_group": n is not None, "allow": list(allow)}
+        # A rank is sent its own arguments alone: an answer can find whatever is in its process.
+        calls = [to_bytes({**common, "args": [value.values[rank] if isinstance(value, Each) else value
+                                              for value in args]}) for rank in range(ranks)]
+        found = [shortened(answer) for answer in self.pool.answers(calls, limit)[0]]
         if any(answer.what != "returned" for answer in found):
             failed = AnswerFailed(what_failed(function, found, limit))
             failed.hangs = all(answer.what in ("returned", "stuck") for answer in found)

@@ -28,8 +28,9 @@ class Graded(NamedTuple):
         return sum(mark.of for mark in self.marks)
 
 
-def grade_file(source, path: Path, name: str = "") -> Graded:
-    """The marks by the instructor's notebook `source` of this notebook, or of the one of that name in this folder."""
+def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> Graded:
+    """Return the marks, by the instructor's notebook `source`, of this notebook, or of the one of that name in this
+    folder. `seed` is that of the checks' random numbers."""
     try:
         submitted = read(found_in(path, name) if path.is_dir() else path)
     except Unreadable as problem:
@@ -37,7 +38,7 @@ def grade_file(source, path: Path, name: str = "") -> Graded:
     said = remarks(source, submitted)
     if not set(answers_of(source)) & set(answers_of(submitted)):
         return Graded(no_marks(source, said[0]), said)
-    return Graded(grade(source, submitted), said)
+    return Graded(grade(source, submitted, seed), said)
 
 
 def found_in(folder: Path, name: str) -> Path:

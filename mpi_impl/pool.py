@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class RankAssertion(RankFailure, AssertionError):
 
 
 class Job(NamedTuple):
-    """What the caller asks of a rank."""
+    """What the caller asks of one rank."""
 
     ranks: int        # how many of the pool's ranks take part
     era: int          # failed runs so far: communicators are not shared across a failure
@@ -95,20 +95,24 @@ class Pool:
         The function travels by reference, so it must stand at the top level of a module that the ranks can import.
         What the ranks print is printed here, in rank order. `timeout` is in seconds.
         """
-        answers, output = self.answers(n, pickled(function, args), timeout)
+        answers, output = self.answers([pickled(function, args)] * n, timeout)
         if any(answer.what != "returned" for answer in answers):
             raise failure(title(function), answers, output, timeout)
         self.show([answer.printed for answer in answers])
         return [pickle.loads(answer.result) for answer in answers]
 
-    def answers(self, n: int, call: bytes, timeout: float) -> "tuple[list[Answer], str]":
-        """What became of `call` on each of the first n ranks, and what their processes wrote past Python."""
+    def answers(self, calls: Sequence[bytes], timeout: float) -> "tuple[list[Answer], str]":
+        """Hand each of the first ranks its own call. -> what became of it, and what their processes wrote past Python.
+
+        No rank is sent another rank's call.
+        """
+        n = len(calls)
         if not 1 <= n <= self.size:
             raise ValueError(f"A run on {n} ranks was asked of a pool of {self.size}. Ask for 1 to {self.size}.")
         if self._world is None:
             self._world = World(self.size, self.program, self.largest)
         try:
-            answers = self._world.run(Job(n, self._failures, sys.path, call), timeout)
+            answers = self._world.run([Job(n, self._failures, sys.path, call) for call in calls], timeout)
             output = self._world.output()
         except BaseException:       # Ctrl-C, above all: the ranks are left in the middle of something
             self.close()
@@ -169,16 +173,18 @@ class World:
                 self.end()
                 raise
 
-    def run(self, job: Job, timeout: float) -> list[Answer]:
-        """The answer of each of the job's ranks; within the timeout and a second, whatever they do."""
-        self._tell(range(job.ranks), tuple(job))     # which needs no import to be unpickled
-        answers = self._hear(range(job.ranks), timeout)
-        late = [rank for rank in range(job.ranks) if rank not in answers]
-        self._tell(late, "Where are you?")
+    def run(self, jobs: Sequence[Job], timeout: float) -> list[Answer]:
+        """The answer of each rank that has a job, in rank order; within the timeout and a second, whatever they do."""
+        for rank, job in enumerate(jobs):
+            self._tell(rank, tuple(job))     # which needs no import to be unpickled
+        answers = self._hear(range(len(jobs)), timeout)
+        late = [rank for rank in range(len(jobs)) if rank not in answers]
+        for rank in late:
+            self._tell(rank, "Where are you?")
         answers |= self._hear(late, PATIENCE)
         self.disturbed = bool(late) or any(answer.what == "died" for answer in answers.values())
         mute = Answer("stuck", "It does not answer: it is in native code that holds the interpreter lock.\n")
-        return [answers.get(rank, mute) for rank in range(job.ranks)]
+        return [answers.get(rank, mute) for rank in range(len(jobs))]
 
     def output(self) -> str:
         """What the processes wrote past Python since this was last asked."""
@@ -222,11 +228,9 @@ class World:
     def _no_start(self, why: str) -> RuntimeError:
         return RuntimeError(f"The pool could not start its ranks. {why}\n{self._process.args!r}\n{self.output()}")
 
-    def _tell(self, ranks: Iterable[int], message) -> None:
-        data = pickle.dumps(message)
-        for rank in ranks:
-            with suppress(OSError):     # a closed socket is found out by listening to it
-                self._connections[rank].send_bytes(data)
+    def _tell(self, rank: int, message) -> None:
+        with suppress(OSError):     # a closed socket is found out by listening to it
+            self._connections[rank].send_bytes(pickle.dumps(message))
 
     def _hear(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
         """The answers that arrive in time: once a rank has failed, the others have PATIENCE left."""

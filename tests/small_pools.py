@@ -1,5 +1,5 @@
 """Pools that start quickly, and so again and again."""
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpi_impl.pool import Answer, Pool
 
@@ -15,8 +15,8 @@ class SmallPools:
     def run(self, n: int, function: Callable, *args, timeout: float = 30.0) -> list:
         return self.of(n).run(n, function, *args, timeout=timeout)
 
-    def answers(self, n: int, call: bytes, timeout: float) -> tuple[list[Answer], str]:
-        return self.of(n).answers(n, call, timeout)
+    def answers(self, calls: Sequence[bytes], timeout: float) -> tuple[list[Answer], str]:
+        return self.of(len(calls)).answers(calls, timeout)
 
     def of(self, n: int) -> Pool:
         found = self.pools[next(size for size in SIZES if size >= n)]

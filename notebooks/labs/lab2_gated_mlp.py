@@ -46,7 +46,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import each, expect, expect_dicts, expect_equal, expect_values, passed, run
+from grading import check_data, each, expect, expect_dicts, expect_equal, expect_values, passed, run
 
 
 def silu(z):
@@ -74,9 +74,8 @@ def whole_mlp(x, p, dy):
 
 
 # %% locked="tools"
-def layer(h, F, seed=0):
+def layer(random, h, F):
     """Random parameters."""
-    random = np.random.default_rng([seed, h, F])
     return {"GU": random.normal(size=(h, 2 * F)), "bias_GU": random.normal(size=2 * F),
             "D": random.normal(size=(F, h)), "bias_D": random.normal(size=h)}
 
@@ -89,9 +88,9 @@ def shards_of(p, n):
              "bias_D": p["bias_D"]} for rank in range(n)]
 
 
-def inputs(b, s, h, seed=0):
+def inputs(random, b, s, h):
     """A random x and a random upstream gradient."""
-    return np.random.default_rng([seed, b, s, h]).normal(size=(2, b, s, h))
+    return random.normal(size=(2, b, s, h))
 
 
 # %% [markdown]
@@ -147,7 +146,7 @@ shards_of = ragged_shards_of
 
 
 def check_shard(n, h, F):
-    p = layer(h, F)
+    p = layer(check_data("shard"), h, F)
     expect_dicts(run(n, "shard", p, allow=()).results, shards_of(p, n), "the shard",
                  "the left half of GU is G, the right half is U: a rank needs column j of both, or of neither.")
 
@@ -180,7 +179,7 @@ def join(shards):
 # %% check="check_join" points=5
 # Joining: the whole parameters again
 def check_join(n, h, F):
-    p = layer(h, F, seed=1)
+    p = layer(check_data("join"), h, F)
     expect_dicts(run(None, "join", shards_of(p, n)).results, [p], "the joined parameters",
                  "all of G stands left of all of U. And is bias_D joined at all?")
 
@@ -240,13 +239,13 @@ def g_backward(group, dy):
 # %% check="check_f_and_g" points=6
 # f and g: two send nothing, two add up
 def check_silent(n, name):
-    x, _ = inputs(2, 3, 4, n)
+    x, _ = inputs(check_data(name), 2, 3, 4)
     outcome = run(n, name, x, allow=(), hint=f"all ranks have the same array already. What would {name} add up?")
     expect_equal(outcome.results, [x] * n, f"what {name} returned", tolerance=0)
 
 
 def check_sum(n, name):
-    xs = list(np.random.default_rng(n).normal(size=(n, 2, 3, 4)))
+    xs = list(check_data(name).normal(size=(n, 2, 3, 4)))
     outcome = run(n, name, each(xs), allow=("all_reduce",))
     expect_equal(outcome.results, [sum(xs)] * n, f"what {name} returned", "each rank has only a part of it.")
 
@@ -315,8 +314,8 @@ def inside_backward(dy, x, shard, kept):
 # Between f and g: the ranks' partial sums add up to Y without its bias
 def inside_case(rank, n, F, scale=1.0):
     """An input, a rank's shard, and what that rank must return: it is a whole layer, of its columns, without bias_D."""
-    x, dy = inputs(2, 3, 4, seed=n)
-    mine = shards_of(layer(4, F), n)[rank]
+    random = check_data("inside")
+    (x, dy), mine = inputs(random, 2, 3, 4), shards_of(layer(random, 4, F), n)[rank]
     return scale * x, dy, mine, whole_mlp(scale * x, {**mine, "bias_D": np.zeros(4)}, dy)
 
 
@@ -396,7 +395,8 @@ REDUCE = ("all_reduce",)
 
 def mlp_on_ranks(n, b, s, h, F):
     """Forward and backward, and what each has sent. Both must be right."""
-    p, (x, dy) = layer(h, F, seed=3), inputs(b, s, h, seed=n)
+    random = check_data("mlp")
+    p, (x, dy) = layer(random, h, F), inputs(random, b, s, h)
     shards, (y, dx, grads) = shards_of(p, n), whole_mlp(x, p, dy)
     forward = run(n, "mlp_forward", x, each(shards), allow=REDUCE,
                   hint="every rank must come to the all-reduce, also one that has nothing to add.")
@@ -486,7 +486,8 @@ GATHER = ("all_gather", "reduce_scatter", "all_reduce")
 
 def sequence_on_ranks(n, b, s, h, F):
     """Forward and backward. -> what each has sent, and the caches. Both must be right."""
-    p, (x, dy) = layer(h, F, seed=4), inputs(b, s, h, seed=n)
+    random = check_data("sequence")
+    p, (x, dy) = layer(random, h, F), inputs(random, b, s, h)
     shards, (y, dx, grads) = shards_of(p, n), whole_mlp(x, p, dy)
     xs, dys, ys, dxs = (np.array_split(one, n, axis=1) for one in (x, dy, y, dx))
     forward = run(n, "sequence_forward", each(xs), each(shards), allow=GATHER)

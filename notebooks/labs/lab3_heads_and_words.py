@@ -42,7 +42,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import each, expect, expect_dicts, expect_equal, expect_values, passed, run
+from grading import check_data, each, expect, expect_dicts, expect_equal, expect_values, passed, run
 
 
 def whole_attention(x, p, dy):
@@ -67,9 +67,8 @@ def whole_attention(x, p, dy):
 
 
 # %% locked="tools"
-def layer(h, a, k, d=2):
+def layer(random, h, a, k, d=2):
     """Random parameters."""
-    random = np.random.default_rng([h, a, k])
     return {"Q": random.normal(size=(h, a, d)), "K": random.normal(size=(h, k, d)),
             "V": random.normal(size=(h, k, d)), "O": random.normal(size=(a, d, h))}
 
@@ -85,9 +84,9 @@ def shards_of(p, n):
     return shards
 
 
-def inputs(b, s, h, seed=0):
+def inputs(random, b, s, h):
     """A random x and a random upstream gradient."""
-    return np.random.default_rng([seed, b, s, h]).normal(size=(2, b, s, h))
+    return random.normal(size=(2, b, s, h))
 
 
 # %% [markdown]
@@ -195,7 +194,7 @@ shards_of = ragged_shards_of
 
 
 def check_shard(a, k, n):
-    p = layer(3, a, k)
+    p = layer(check_data("shard"), 3, a, k)
     expect_dicts(run(n, "shard", p, allow=()).results, shards_of(p, n), "the shard",
                  "Q and O go by query heads, K and V by key/value heads. Which axis is the heads'?")
 
@@ -254,7 +253,7 @@ def sums_in_order(xs, sets):
 
 def check_sum_over(*sets):
     n = sum(map(len, sets))
-    xs = list(np.random.default_rng(n).normal(size=(n, 2, 3)) * 10.0 ** np.arange(n)[:, None, None])
+    xs = list(check_data("sum_over").normal(size=(n, 2, 3)) * 10.0 ** np.arange(n)[:, None, None])
     sets_of = [next(ranks for ranks in sets if rank in ranks) for rank in range(n)]
     outcome = run(n, "sum_over", each(xs), each(sets_of), allow=MESSAGES)
     what = f"the sum over {' and '.join(map(str, sets))}"
@@ -356,15 +355,16 @@ S, H = 3, 4
 
 
 def forward_on_ranks(a, k, n):
-    """Must be right. -> the outcome, and the caches."""
-    p, (x, dy) = layer(H, a, k), inputs(2, S, H, seed=n)
+    """Must be right. -> what each rank has sent, the caches, and the parameters, x and dy."""
+    random = check_data("attention")
+    p, (x, dy) = layer(random, H, a, k), inputs(random, 2, S, H)
     outcome = run(n, "attention_forward", x, each(shards_of(p, n)), a, k, allow=EVERYTHING,
                   hint="every rank must come to an all-reduce, also one without heads.")
     ys, caches = expect_values(outcome.results, ("y", "cache"))
     expect_equal(ys, [whole_attention(x, p, dy)[0]] * n, "y",
                  "query head i of all, not of the rank, reads key/value head i // (a // k). Where is that in the "
                  "shard?")
-    return outcome, caches
+    return outcome.sent, caches, (p, x, dy)
 
 
 for a, k, n in ((4, 4, 2), (8, 2, 4)):
@@ -379,15 +379,14 @@ for case in ((3, 1, 1), (6, 2, 4), (5, 1, 3), (4, 2, 5)):
 # Attention backward: dX, and the whole gradient of every key/value head on every rank that holds it
 def backward_on_ranks(a, k, n):
     """Must be right. -> what each rank has sent, forward and backward."""
-    p, (x, dy) = layer(H, a, k), inputs(2, S, H, seed=n)
-    forward, caches = forward_on_ranks(a, k, n)
+    forward, caches, (p, x, dy) = forward_on_ranks(a, k, n)
     shards, (_, dx, grads) = shards_of(p, n), whole_attention(x, p, dy)
     backward = run(n, "attention_backward", dy, each(shards), each(caches), a, k, allow=EVERYTHING)
     dxs, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(dxs, [dx] * n, "dx", "every rank's heads used all of x.")
     expect_dicts(mine, shards_of(grads, n), "the gradient",
                  "a key/value head has a summand from each query head that reads it, here and on other ranks.")
-    return forward.sent, backward.sent
+    return forward, backward.sent
 
 
 for a, k, n in ((4, 4, 2), (8, 2, 4)):
@@ -463,16 +462,15 @@ def embed_backward(group, dx, tokens, V, pad):
 
 # %% check="check_embedding" points=6
 # Words to vectors: the right rows, scaled, in one all-reduce
-def words(V, b, s, h, pad):
+def words(random, V, b, s, h, pad):
     """A table whose row pad is 0, and tokens: some repeated, pad among them."""
-    random = np.random.default_rng([V, b, s, h])
     table, tokens = random.normal(size=(V, h)), random.integers(V, size=(b, s))
     table[pad], tokens[0, 0] = 0, pad
     return table, tokens
 
 
 def check_embedding(V, n, pad=1, s=5, h=3):
-    table, tokens = words(V, 2, s, h, pad)
+    table, tokens = words(check_data("embedding"), V, 2, s, h, pad)
     rows = [table[mine] for mine in np.array_split(np.arange(V), n)]
     outcome = run(n, "embed_forward", tokens, each(rows), V, pad, allow=("all_reduce",))
     expect_equal(outcome.results, [np.sqrt(h) * table[tokens]] * n, f"x, with {V} words on {n} ranks,",
@@ -493,8 +491,9 @@ for V, n, pad in ((5, 1, 4), (11, 4, 3), (3, 5, 2)):
 # %% check="check_embedding_backward" points=6
 # Words to vectors, backward: repeated words add up, pad gets nothing, and nothing is sent
 def check_embedding_backward(V, n, pad=1, s=7, h=3):
-    table, tokens = words(V, 2, s, h, pad)
-    _, dx = inputs(2, s, h, seed=V)
+    random = check_data("embedding_backward")
+    table, tokens = words(random, V, 2, s, h, pad)
+    _, dx = inputs(random, 2, s, h)
     right = np.zeros_like(table)
     for token, gradient in zip(tokens.ravel(), dx.reshape(-1, h)):
         right[token] += (token != pad) * np.sqrt(h) * gradient
@@ -545,9 +544,10 @@ def logits_backward(group, dlogits, x, rows, V, pad):
 # %% check="check_logits" points=6
 # Vectors to logits: own words forward; backward all of dX, and no gradient for pad
 def check_logits(V, n, pad=1, s=3, h=4):
-    table, _ = words(V, 2, s, h, pad)
-    x, _ = inputs(2, s, h, seed=V)
-    dlogits = np.random.default_rng([V, n]).normal(size=(2, s, V))
+    random = check_data("logits")
+    table, _ = words(random, V, 2, s, h, pad)
+    x, _ = inputs(random, 2, s, h)
+    dlogits = random.normal(size=(2, s, V))
     rows, parts = np.array_split(table, n), np.array_split(dlogits, n, axis=-1)
     forward = run(n, "logits_forward", x, each(rows), allow=(), hint="each rank's logits stay where they are.")
     expect_equal(forward.results, np.array_split(x @ table.T, n, axis=-1), "the logits of its words",

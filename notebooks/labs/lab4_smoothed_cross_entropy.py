@@ -48,7 +48,7 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import each, expect, expect_equal, passed, run
+from grading import check_data, each, expect, expect_equal, passed, run
 
 IGNORED = -100
 
@@ -65,9 +65,8 @@ def whole_loss(logits, targets, V, eps, zeta, dloss):
 
 
 # %% locked="tools"
-def batch(P, V, n, scale=1.0, b=2, s=4):
+def batch(random, P, V, scale=1.0, b=2, s=4):
     """Logits of P words, V of which exist; targets, some ignored; and dloss. Random."""
-    random = np.random.default_rng([P, V, n])
     logits, targets = scale * random.normal(size=(b, s, P)), random.integers(V, size=(b, s))
     logits[..., V:] = -np.inf
     targets[0, 1] = targets[1, 2] = IGNORED
@@ -134,7 +133,7 @@ REDUCE = ("all_reduce",)
 
 
 def check_log_sum_exp(P, V, n, scale=1.0):
-    logits, _, _ = batch(P, V, n, scale)
+    logits, _, _ = batch(check_data("log_sum_exp"), P, V, scale)
     outcome = run(n, "log_sum_exp", each(cut(logits, n)[0]), allow=REDUCE,
                   hint="all ranks must come to every all-reduce; and the maximum of no numbers is an error, or -inf.")
     top = logits.max(-1)
@@ -177,7 +176,7 @@ def predict(group, logits, start):
 # %% check="check_predict" points=8
 # The most probable word: its id, the lowest if several share the largest logit, with two numbers per token
 def check_predict(P, V, n, ties=False):
-    logits, _, _ = batch(P, V, n)
+    logits, _, _ = batch(check_data("predict"), P, V)
     if ties:
         logits[..., :V] = np.round(logits[..., :V] / 2)
     parts, starts = cut(logits, n)
@@ -233,7 +232,7 @@ def loss_forward(group, logits, targets, start, V, eps, zeta):
 # The loss: nll of the target, smoothed, and the z-loss; 0 for ignored tokens
 def run_loss(P, V, n, eps, zeta, scale=1.0):
     """-> the outcome, each rank's cache, and the batch."""
-    logits, targets, dloss = batch(P, V, n, scale)
+    logits, targets, dloss = batch(check_data("loss"), P, V, scale)
     parts, starts = cut(logits, n)
     outcome = run(n, "loss_forward", each(parts), targets, each(starts), V, eps, zeta, allow=REDUCE,
                   hint="all ranks must come to every all-reduce, also one without words.")
@@ -242,10 +241,12 @@ def run_loss(P, V, n, eps, zeta, scale=1.0):
 
 
 def check_loss(P, V, n, eps=0.1, zeta=0.01, scale=1.0):
-    outcome, _, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)
+    """-> the same as run_loss."""
+    outcome, caches, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)
     expect_equal(outcome.results, [whole_loss(logits, targets, V, eps, zeta, dloss)[0]] * n, "the loss",
                  "try it with eps = 0 and zeta = 0 first. The mean is over all V words, not the rank's; a target is "
                  "on one rank only; and -100 is no word.")
+    return outcome, caches, (logits, targets, dloss)
 
 
 for n in (2, 4):
@@ -274,8 +275,7 @@ def elements(cache):
 
 
 def check_cost(V, n):
-    check_loss(V, V, n)
-    outcome, caches, (logits, targets, _) = run_loss(V, V, n, 0.1, 0.01)
+    outcome, caches, (logits, targets, _) = check_loss(V, V, n)
     expect_sent(outcome, 4, targets.size, n, "a rank needs no other's logits, but a few sums over them. Terms of one "
                 "sum can be added up before they are sent.")
     for rank, (cache, part) in enumerate(zip(caches, cut(logits, n)[0])):
@@ -359,7 +359,7 @@ def mean_loss(group, loss, targets):
 # The mean over all ranks' tokens that count, its gradient, and two numbers sent
 def check_mean(samples, ignored, s=5):
     """Each rank has so many samples, of whose tokens so many (at random) are ignored."""
-    n, random = len(samples), np.random.default_rng([*samples, *ignored])
+    n, random = len(samples), check_data("mean")
     losses = [random.uniform(1, 9, size=(b, s)) for b in samples]
     targets = [random.integers(7, size=(b, s)) for b in samples]
     for loss, target, some in zip(losses, targets, ignored):

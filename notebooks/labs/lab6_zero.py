@@ -24,7 +24,7 @@ from grading import each, run
 # %% locked="tools"
 import numpy as np
 
-from grading import each, expect, expect_equal, passed, run
+from grading import check_data, each, expect, expect_equal, passed, run
 
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")
 MESSAGES = ("send", "receive", "exchange")
@@ -32,9 +32,8 @@ FEW = 8                 # single numbers that may be sent in a step
 LR, MU = 0.1, 0.8       # learning rate and momentum in the checks
 
 
-def data(sizes, n, seed=0):
+def data(random, sizes, n):
     """For every rank its samples, x [sizes[rank], n] and y [sizes[rank]]."""
-    random = np.random.default_rng([seed, n, *sizes])
     return [(random.normal(size=(size, n)), random.normal(size=size)) for size in sizes]
 
 
@@ -116,7 +115,7 @@ def bounds(n, d):
 # %% check="check_layout" points=6
 # The flat buffer: there and back, and who owns what
 def check_layout(shapes):
-    random = np.random.default_rng(len(shapes))
+    random = check_data("layout")
     tensors = [random.normal(size=shape) for shape in shapes]
     flat = np.concatenate([tensor.reshape(-1) for tensor in tensors])
     expect_equal(run(None, "to_flat", tensors).results, [flat], f"the flat buffer of {shapes}", tolerance=0)
@@ -237,9 +236,9 @@ def update(group, params, momentum, summed, samples, lr, mu, clip):
 # %% check="check_zero1" points=10
 # Stage 1: three steps are those of one process, and each rank has its own part of the momentum
 def check_zero1(sizes, n, clip, steps=3, scale=1.0):
-    d, batches = len(sizes), data(sizes, n)
-    batches = [(x, scale * y) for x, y in batches]
-    params, momentum = np.random.default_rng(n).normal(size=n) * scale, np.zeros(n)
+    d, random = len(sizes), check_data("zero1")
+    batches = [(x, scale * y) for x, y in data(random, sizes, n)]
+    params, momentum = random.normal(size=n) * scale, np.zeros(n)
     parts = momentum_parts(momentum, d)
     for step in range(1, steps + 1):
         gradients = [mean_gradient(params, *batch) for batch in batches]
@@ -266,7 +265,7 @@ check_zero1((2, 1), n=5, clip=1.0, steps=1, scale=0.0)
 # %% check="check_zero1_cost" points=6
 # Stage 1: no rank sends more than 2 N (d - 1)/d elements, and a few numbers
 def check_zero1_cost(d, n):
-    random = np.random.default_rng([d, n])
+    random = check_data("zero1_cost")
     params, gradients = random.normal(size=n), list(random.normal(size=(d, n)))
     outcome = run(d, "zero1_step", params, each(momentum_parts(np.zeros(n), d)), each(gradients), 2, LR, MU, 1.0,
                   allow=COLLECTIVES)
@@ -335,7 +334,7 @@ def take_bucket(group, own, bucket, start, n):
 # Stage 2: each rank adds what it owns of the summed bucket
 def taken(d, n, start, length):
     """Hand a bucket to all ranks. -> what they returned and sent, what is right, and how much of it each owns."""
-    random = np.random.default_rng([d, n, start, length])
+    random = check_data("take_bucket")
     before, buckets = random.normal(size=n), list(random.normal(size=(d, length)))
     outcome = run(d, "take_bucket", each(np.array_split(before, d)), each(buckets), start, n, allow=MESSAGES,
                   hint="in each round everyone sends to another rank and receives from another: `exchange`.")
@@ -402,8 +401,9 @@ def zero2_step(group, params, momentum, own, samples, lr, mu, clip):
 # Stage 2: with buckets and microbatches, steps are those of one process
 def check_zero2(microbatches, n, cuts, clip, steps=2):
     """microbatches: for each of them how many samples each rank has. cuts: where one bucket ends and another begins."""
-    d, batches = len(microbatches[0]), [data(sizes, n, seed=i) for i, sizes in enumerate(microbatches)]
-    params, momentum = np.random.default_rng(n).normal(size=n), np.zeros(n)
+    d, random = len(microbatches[0]), check_data("zero2")
+    batches = [data(random, sizes, n) for sizes in microbatches]
+    params, momentum = random.normal(size=n), np.zeros(n)
     parts, samples = momentum_parts(momentum, d), [sum(sizes) for sizes in zip(*microbatches)]
     for step in range(1, steps + 1):
         own = momentum_parts(np.zeros(n), d)
@@ -464,7 +464,7 @@ for rank in range(3):
 # %% check="check_plan" points=10
 # The checkpoint: every rank reads its own part, and nothing else
 def check_plan(n, old_d, new_d):
-    whole = np.random.default_rng([n, old_d, new_d]).normal(size=n)
+    whole = check_data("plan").normal(size=n)
     length = -(-n // old_d)
     files = np.pad(whole, (0, old_d * length - n)).reshape(old_d, length)
     for rank, right in enumerate(np.array_split(whole, new_d)):

@@ -35,7 +35,7 @@ from grading import each, run, run_given
 # %% locked="tools"
 import numpy as np
 
-from grading import CheckFailed, each, expect, expect_equal, passed, run, run_given
+from grading import CheckFailed, check_data, each, expect, expect_equal, passed, run, run_given
 from grading.checks import difference
 
 RULES = ("once", "conjugate", "own part", "agree first", "weights", "alike", "everyone")
@@ -97,9 +97,8 @@ def numbers(name, found, n):
     return found
 
 
-def drawn(seed, *shapes):
+def drawn(random, *shapes):
     """A random array of each shape."""
-    random = np.random.default_rng(seed)
     return [random.normal(size=shape) for shape in shapes]
 
 
@@ -220,7 +219,7 @@ expect_breaks(found, "conjugate")
 # %% check="check_columns" points=7
 # 1, repaired: y, dx and dw are those of one process
 def check_columns(ranks, b, h, n):
-    args, expected = columns_case(ranks, *drawn(n, (b, h), (h, n), (b, n)))
+    args, expected = columns_case(ranks, *drawn(check_data("columns"), (b, h), (h, n), (b, n)))
     expect_results(run(ranks, "columns", *args, allow=COLLECTIVES), expected, ("y", "dx", "dw"), f"{n} columns",
                    "each rank's columns contribute to dx; to dw of a column only that column's rank contributes.")
 
@@ -312,7 +311,7 @@ expect_breaks(found, "own part")
 # %% check="check_gathered" points=7
 # 2, repaired: y, dx and dw are those of one process
 def check_gathered(ranks, b, h, n):
-    args, expected = gathered_case(ranks, *drawn(n, (b, h), (h, n), (b, n)))
+    args, expected = gathered_case(ranks, *drawn(check_data("gathered"), (b, h), (h, n), (b, n)))
     expect_results(run(ranks, "gathered", *args, allow=COLLECTIVES), expected, ("y", "dx", "dw"), f"{n} columns",
                    "where do a rank's columns begin, if those before it have one more than it has?")
 
@@ -409,8 +408,9 @@ expect_breaks(found, "own part")
 # %% check="check_lookup" points=7
 # 3, repaired: y and the table's gradient are those of one process
 def check_lookup(ranks, words, s):
-    table, dy = drawn(words, (words, 3), (s, 3))
-    args, expected = lookup_case(ranks, np.random.default_rng(s).integers(0, words, s), table, dy)
+    random = check_data("lookup")
+    table, dy = drawn(random, (words, 3), (s, 3))
+    args, expected = lookup_case(ranks, random.integers(0, words, s), table, dy)
     expect_results(run(ranks, "lookup", *args, allow=COLLECTIVES), expected, ("y", "dtable"), f"{words} words",
                    "how many words have the ranks before this one, all together?")
 
@@ -513,8 +513,9 @@ expect_breaks(found, "agree first")
 # %% check="check_loss" points=7
 # 4, repaired: the loss and its gradient are those of one process, and no logits are sent
 def check_loss(ranks, words, s, size=3.0):
-    logits, dloss = drawn(words, (s, words), (s,))
-    args, expected = loss_case(ranks, size * logits, np.random.default_rng(s).integers(0, words, s), dloss)
+    random = check_data("loss")
+    logits, dloss = drawn(random, (s, words), (s,))
+    args, expected = loss_case(ranks, size * logits, random.integers(0, words, s), dloss)
     outcome = run(ranks, "loss", *args, allow=COLLECTIVES)
     expect_results(outcome, expected, ("loss", "dlogits"), f"{words} words, logits of about {size:g}",
                    "all ranks subtract one and the same number at each position, the largest logit of all ranks.")
@@ -607,7 +608,7 @@ expect_breaks(found, "weights", "everyone")
 # %% check="check_average" points=7
 # 5, repaired: the mean over all samples, and everyone comes to an end
 def check_average(samples):
-    gradients, = drawn(sum(samples), (len(samples), 4))
+    gradients, = drawn(check_data("average"), (len(samples), 4))
     args, expected = average_case(gradients * (np.asarray(samples)[:, None] > 0), samples)
     outcome = run(len(samples), "average", *args, allow=COLLECTIVES)
     expect_results(outcome, expected, ("the mean",), f"samples {samples}",

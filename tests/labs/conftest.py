@@ -9,9 +9,10 @@ from tests.small_pools import SmallPools
 @pytest.fixture(scope="package", autouse=True)
 def limited_ranks():
     """Small pools of them, since many mistakes leave ranks hanging. They are ended after the last test of a lab."""
-    checks.SANDBOX.pool = SmallPools("grading.limited_rank", LARGEST + (1 << 20))
+    for sandbox in (checks.SANDBOX, checks.GIVEN):
+        sandbox.pool = SmallPools("grading.limited_rank", LARGEST + (1 << 20))
     yield
-    checks.SANDBOX.close()
+    checks.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,17 @@
 """Submissions of labs, and the marks that they get."""
+import re
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
 from grading.answers import CURRENT, answers_of
+from grading.draws import Draws, graded
 from grading.grade import Mark, marks
 from grading.lab_source import LABS, notebook_of
+
+
+HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS", re.DOTALL)
+SEED = "a seed that the answers of these tests do not know"
 
 
 @cache
@@ -13,13 +20,24 @@ def solution(lab: str):
     return notebook_of(Path(LABS / f"{lab}.py"))
 
 
-def marks_of(lab: str, **answers: str) -> dict[str, Mark]:
+def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
     """The marks, by check, of a solution in which these answers are others. The ranks go on for the next one."""
     CURRENT.clear()
     CURRENT.update(answers_of(solution(lab)))
     assert not set(answers) - set(CURRENT), "there is no such answer"
     CURRENT.update(answers)
-    return {mark.check: mark for mark in marks(solution(lab))}
+    with graded(seed, CURRENT) as draws:
+        return {mark.check: mark for mark in marks(solution(lab), draws)}
+
+
+def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[str, Mark]:
+    """The same with the numbers that checks draw in a notebook, and without hidden tests, or with them."""
+    seen = deepcopy(solution(lab))
+    for cell in seen.cells:
+        cell.source = cell.source if hidden else HIDDEN.sub("", cell.source)
+    CURRENT.clear()
+    CURRENT.update({**answers_of(seen), **answers})
+    return {mark.check: mark for mark in marks(seen, Draws("", {}))}
 
 
 def changed(lab: str, answer: str, old: str, new: str) -> dict[str, str]:

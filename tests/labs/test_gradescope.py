@@ -1,6 +1,7 @@
 """Gradescope always gets its results, unless the instructor's own files are wrong."""
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -9,12 +10,13 @@ import nbformat
 import pytest
 
 from grading import checks
+from grading.draws import SEED_FILE
 from grading.gradescope import VISIBILITIES, main
 from grading.lab_source import labs, notebook_of
 from grading.release import autograder
 from grading.sandbox import Sandbox
 from reference.errors import UserError
-from tests.labs.notebooks import answer_cell, check_cell, notebook
+from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
 from tests.launching import ROOT
 
 SOURCE = notebook(answer_cell("one", "def one():\n    return 1"), check_cell("seen", """
@@ -66,6 +68,28 @@ def test_a_wrong_answer_has_none_and_is_told_why(graded):
         (0, "failed", "it is not one"), (0, "failed", "it is not one, still")]
 
 
+def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed_for_the_instructor(graded, tmp_path,
+                                                                                                    capsys):
+    source = notebook(answer_cell("f", ""), check_cell("check", "print(check_data('x').integers(10 ** 9))"))
+    source.cells.insert(0, cell("locked", "tools", "from grading import check_data"))
+    (tmp_path / "lab.ipynb").write_text(nbformat.writes(source))
+    (tmp_path / "seed").write_text("mine\n")
+
+    def drawn(*options):
+        found = graded(source, *options)
+        printed = re.findall(r"No seed was given: .* one, (\w+)", capsys.readouterr().out)
+        assert "seed" not in str(found)
+        return found["tests"][0]["output"], printed
+
+    mine, printed = drawn("--seed-file", str(tmp_path / "seed"))
+    assert printed == [] and drawn("--seed-file", str(tmp_path / "seed")) == (mine, [])
+    new, (seed,) = drawn()
+    (tmp_path / "seed").write_text(seed)
+    assert drawn("--seed-file", str(tmp_path / "seed")) == (new, []) and new != mine
+    with pytest.raises(UserError, match="none cannot be read"):
+        graded(source, "--seed-file", str(tmp_path / "none"))
+
+
 @pytest.mark.parametrize("visibility", VISIBILITIES)
 def test_hidden_tests_are_shown_when_the_instructor_says(graded, visibility):
     found = graded("{}", "--hidden-tests", visibility)
@@ -97,8 +121,8 @@ def test_a_wrong_source_is_a_sentence_of_the_instructors(graded, tmp_path, text,
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
     """But for the environment, which here is this one."""
     lab = labs()[0]
-    data = autograder(lab.stem, notebook_of(lab))
-    assert data == autograder(lab.stem, notebook_of(lab))
+    data = autograder(lab.stem, notebook_of(lab), "my seed")
+    assert data == autograder(lab.stem, notebook_of(lab), "my seed")
     for folder in ("source", "submission", "results"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lab.zip").write_bytes(data)
@@ -110,6 +134,7 @@ def test_the_zip_runs_where_gradescope_puts_it(tmp_path):
     needed, pins = ((tmp_path / "source" / name).read_text() for name in ("requirements.txt", "constraints.txt"))
     assert all(f"\n{name}==" in f"\n{pins}" for name in needed.split()) and "hash" not in pins
     (tmp_path / "source" / ".venv").symlink_to(sys.prefix)
+    assert (tmp_path / "source" / SEED_FILE).read_text() == "my seed\n"
     (tmp_path / "submission" / "x.ipynb").write_text("{")
     done = subprocess.run(["bash", tmp_path / "source" / "run_autograder"], capture_output=True, text=True, timeout=60,
                           env={**os.environ, "AUTOGRADER": str(tmp_path)})

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from html import unescape
 
 import nbformat
@@ -13,9 +14,12 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import capture_log
 from traitlets.config import PyFileConfigLoader
 
+from grading import nbgrader_checks
 from grading.answers import answers_of
+from grading.draws import SEED_FILE, read_seed
 from grading.lab_source import labs
 from grading.release import make_course
+from grading.submission import grade_file
 
 LAB = labs()[0].stem
 FILE = f"{LAB}.ipynb"
@@ -48,6 +52,15 @@ def with_oddities(solution, marker):
     return json.dumps({"cells": [check, trace, script, first, *kept, renamed], "metadata": 3, "nbformat": 4})
 
 
+SEEDS: list[str] = []
+
+
+def noted(seeds, function, *args):
+    """Call it, and note its last argument, the seed."""
+    seeds.append(args[-1])
+    return function(*args)
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
     """A course whose students have handed in all kinds of things, graded, with feedback."""
@@ -64,7 +77,9 @@ def course(tmp_path_factory):
         (folder / "submitted" / student / LAB).mkdir(parents=True)
         for name, text in files.items():
             (folder / "submitted" / student / LAB / name).write_text(text)
-    converted(Autograde, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nbgrader_checks, "grade_file", partial(noted, SEEDS, grade_file))
+        converted(Autograde, folder)
     converted(GenerateFeedback, folder)
     return folder
 
@@ -111,6 +126,13 @@ def test_feedback_has_no_hidden_test(course):
 
 def test_no_cell_of_a_student_was_run(course):
     assert not (course / "it_was_run").exists()
+
+
+def test_all_were_graded_with_the_seed_of_the_course_which_no_student_sees(course):
+    seed = read_seed(course / SEED_FILE)
+    assert len(SEEDS) == 6 and set(SEEDS) == {seed}
+    shown = [path for part in ("release", "autograded", "feedback") for path in (course / part).rglob("*.*")]
+    assert len(shown) > 6 and not any(path.is_file() and seed in path.read_text() for path in shown)
 
 
 def test_what_was_handed_in_is_as_it_was(course):

@@ -1,14 +1,17 @@
 """A course is made of the labs, always the same. The release shows no secret, and nothing of the students' is lost."""
 import re
 import sys
+import zipfile
+from io import BytesIO
 
 import nbformat
 import pytest
 
 from grading import checks
 from grading.answers import answers_of
+from grading.draws import SEED_FILE, read_seed
 from grading.lab_source import labs, notebook_of
-from grading.release import ROOT, main, make_course, opened
+from grading.release import ROOT, course_seed, main, make_course, opened
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.labs.submissions import marks_of
@@ -35,6 +38,11 @@ def contents(folder) -> dict[str, bytes]:
             if path.is_file() and path.name != "gradebook.db"}
 
 
+def unzipped(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
 def lines(text: str) -> set[str]:
     return {line.strip() for line in text.splitlines()} - {""}
 
@@ -50,6 +58,23 @@ def test_no_line_of_a_solution_or_of_a_hidden_test_is_in_the_release(course, lab
     assert not secret & lines("\n".join(cell.source for cell in released.cells))
     assert "SOLUTION" not in text and "HIDDEN" not in text
     assert not any(cell.get("outputs") for cell in released.cells)
+
+
+def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, tmp_path):
+    seed = read_seed(course / SEED_FILE)
+    holders = {name for name, data in contents(course).items()
+               if seed.encode() in (b"".join(unzipped(data).values()) if name.endswith(".zip") else data)}
+    assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in LABS)}
+    assert seed.encode() not in (course / "gradebook.db").read_bytes()
+    assert len(seed) == 32 and seed != course_seed(tmp_path / SEED_FILE) == course_seed(tmp_path / SEED_FILE)
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_no_check_draws_from_a_seed_that_is_written_in_the_lab(course, lab):
+    """Answers may, which are the students' own."""
+    for cell in made(course, lab, "source").cells:
+        if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("locked"):
+            assert "default_rng" not in cell.source and "np.random" not in cell.source
 
 
 @pytest.mark.parametrize("lab", LABS)
@@ -72,7 +97,7 @@ def test_who_hands_in_the_release_as_it_is_has_no_points(course, lab, monkeypatc
 
 def test_made_again_it_is_made_the_same(course, capsys, monkeypatch):
     before, lab = contents(course), LABS[0]
-    assert {f"source/{lab}/{lab}.ipynb", f"release/{lab}/{lab}.ipynb", f"gradescope/{lab}.zip"} < set(before)
+    assert {f"source/{lab}/{lab}.ipynb", f"release/{lab}/{lab}.ipynb", f"gradescope/{lab}.zip", SEED_FILE} < set(before)
     config = course / "nbgrader_config.py"
     config.write_text(config.read_text() + "\nc.IncludeHeaderFooter.header = ''     # the instructor's\n")
     with opened(course / "gradebook.db") as gradebook:

@@ -264,7 +264,8 @@ def spy(words):
 
 
 def test_a_hidden_test_is_nowhere_in_what_an_answer_can_see(monkeypatch):
-    """Though nothing of Python is refused to it. (That it does see what it is handed shows that it looks well.)"""
+    """Nor is the seed, though nothing of Python is refused to it. (That it does see what it is handed shows that it
+    looks well.)"""
     monkeypatch.setattr(checks.SANDBOX.pool, "program", "tests.labs.unhooked_rank")
     source = notebook(answer_cell("spy", SPY), check_cell("check", f"""
 # Hidden
@@ -273,7 +274,7 @@ secret = "{SECRET}"
 expect(run(None, "spy", "nothing").results == [[]], str(run(None, "spy", "nothing").results))
 expect(run(None, "spy", [secret]).results != [[]], "it does not look well")
 """))
-    mark, = grade(source, source)
+    mark, = grade(source, source, f"the seed, and {SECRET}")
     assert mark.points == 5, mark.said
 
 

@@ -1,0 +1,81 @@
+"""The random numbers of checks: public in a notebook, drawn from a secret seed in grading.
+
+An answer that can draw the numbers of all ranks needs no messages. So while a submission is graded, the numbers depend
+on a seed that is never sent to an answer's process; on the answers, so that a table of results from an earlier
+submission is useless; and on the check and on how often it has drawn, so that no numbers come twice, and nothing that
+an answer keeps from one run helps it in another.
+"""
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from mpi_impl.files import reading
+from reference.errors import UserError
+
+SEED_FILE = "check_seed.txt"        # in the folder of a course
+PUBLIC = "public"
+
+
+class Draws:
+    """The draws of one submission that is being graded."""
+
+    def __init__(self, seed: str, answers: Mapping[str, str]):
+        self.submission = digest(seed, sorted(answers.items()))
+        self.check, self.count = "", 0
+
+    def begin(self, check: str) -> None:
+        """Begin with a check, whose numbers do not depend on what other checks have drawn."""
+        self.check, self.count = check, 0
+
+    def generator(self, name: str) -> np.random.Generator:
+        """Return a generator that no other call gets."""
+        self.count += 1
+        return generator(self.submission, self.check, self.count, name)
+
+
+GRADED: list[Draws] = []        # of the submission that is being graded; empty in a notebook
+
+
+def check_data(name: str) -> np.random.Generator:
+    """Return the random generator of a check. In a notebook the same name gives the same numbers each time."""
+    return GRADED[-1].generator(name) if GRADED else generator(PUBLIC, name)
+
+
+@contextmanager
+def graded(seed: str, answers: Mapping[str, str]) -> Iterator[Draws]:
+    """Let all checks draw from this secret seed, for these answers."""
+    GRADED.append(Draws(seed, answers))
+    try:
+        yield GRADED[-1]
+    finally:
+        GRADED.pop()
+
+
+def generator(*key) -> np.random.Generator:
+    """Return the generator of a key, which is made of texts and numbers."""
+    return np.random.default_rng(int(digest(*key), 16))
+
+
+def digest(*key) -> str:
+    """Return a key's digest, from which the key cannot be found."""
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+
+
+def new_seed() -> str:
+    """Draw a seed that nobody can guess."""
+    return secrets.token_hex(16)
+
+
+def read_seed(path: Path) -> str:
+    """Return the seed that a file holds. Raises UserError."""
+    with reading(str(path)):
+        seed = path.read_text(errors="replace").strip()
+    if not seed:
+        raise UserError(f"{path} is empty. It should hold the secret seed of the checks' random numbers: restore it, "
+                        "or remove it and give ./run.sh labs, which makes a new one.")
+    return seed

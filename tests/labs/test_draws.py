@@ -1,0 +1,69 @@
+"""What checks draw: the same each time in a notebook; in grading never the same twice, but again with the same seed."""
+import re
+
+import pytest
+
+from grading import draws as module
+from grading.draws import check_data, graded, read_seed
+from grading.grade import grade
+from grading.submission import grade_file
+from reference.errors import UserError
+from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
+
+ANSWERS = {"f": "def f(): pass"}
+DRAW = "from grading import check_data\nprint([check_data('x').integers(10 ** 9) for _ in range(2)])"
+SOURCE = notebook(cell("locked", "tools", "TOOLS = 1"), answer_cell("f", ANSWERS["f"]),
+                  check_cell("first", f"# First\n{DRAW}"), check_cell("second", f"# Second\n{DRAW}"))
+
+
+def number(name: str = "x") -> int:
+    return int(check_data(name).integers(1 << 60))
+
+
+def numbers(seed: str, answers: dict[str, str] = ANSWERS, checks=("a", "b")) -> dict[str, list[int]]:
+    """What each check gets that draws twice by one name and once by another."""
+    found = {}
+    with graded(seed, answers) as mine:
+        for check in checks:
+            mine.begin(check)
+            found[check] = [number(), number(), number("y")]
+    return found
+
+
+def test_in_a_notebook_a_name_gives_the_same_numbers_each_time_and_another_name_others():
+    assert number() == number() != number("y")
+
+
+def test_in_grading_no_numbers_come_twice():
+    seeds, answers = ("one", "two"), (ANSWERS, {"f": ANSWERS["f"] + " "}, {"g": ANSWERS["f"]})
+    found = [x for seed in seeds for given in answers for drawn in numbers(seed, given).values() for x in drawn]
+    assert len(found) == 36 and len({*found, number(), number("y")}) == 38
+    assert not module.GRADED, "a notebook's numbers again"
+
+
+def test_the_same_seed_gives_the_same_submission_the_same_numbers_whatever_other_checks_have_drawn():
+    assert numbers("one") == numbers("one") and numbers("one")["b"] == numbers("one", checks=("b",))["b"]
+
+
+def test_marks_can_be_repeated_with_the_seed_that_was_printed(capsys, tmp_path):
+    given, drawn = grade(SOURCE, SOURCE, "mine"), grade(SOURCE, SOURCE)
+    seed, = re.findall(r"No seed was given: .* a new one, (\w{32})\n", capsys.readouterr().out)
+    (tmp_path / "seed").write_text(f"{seed}\n")
+    assert drawn == grade(SOURCE, SOURCE, read_seed(tmp_path / "seed"))
+    assert given == grade(SOURCE, SOURCE, "mine")
+    said = [mark.said for mark in given + drawn + grade(SOURCE, SOURCE, "another")]
+    assert len(set(said)) == 6 and "seed" not in capsys.readouterr().out
+
+
+def test_nothing_that_a_student_sees_tells_the_seed(tmp_path):
+    """But its numbers, of which the seed cannot be found."""
+    (tmp_path / "lab.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "%%answer f"}]}')
+    assert "my secret" not in str(grade_file(SOURCE, tmp_path / "lab.ipynb", seed="my secret"))
+
+
+@pytest.mark.parametrize("text, words", [(None, "cannot be read: No such file"), ("\n", "is empty")])
+def test_a_seed_that_is_not_there_is_told(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "seed").write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_seed(tmp_path / "seed")
