@@ -28,6 +28,15 @@ def test_files_that_are_named_exist(name):
     assert not missing
 
 
+PROSE = [ROOT / name for name in (*TEXTS, "benchmarks/README.md")] + sorted(ROOT.glob("notebooks/**/*.py"))
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_does_not_count_tests(path):
+    """How many there are depends on the day, and how many are skipped on the machine."""
+    assert not re.search(r"\d (passed|failed|(unit )?tests?|theorems)\b", path.read_text())
+
+
 def test_the_picture_is_the_one_its_script_draws(tmp_path):
     """docs/mlp_split.svg is not older than docs/mlp_split.py: every word of the script's labels is in it."""
     svg = (ROOT / "docs/mlp_split.svg").read_text()
