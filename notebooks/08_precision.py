@@ -414,7 +414,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # has gradients of 2 bytes, which is what walkthrough 7 counted with:
 
 # %%
-from mpi_impl.notebook.pictures.charts import MEMORY
+from mpi_impl.reports.charts import MEMORY
 from reference.precision import Precision
 
 rows = {"float32": Precision("float32").bytes_each, "16 bits, here": Precision("bfloat16").bytes_each,
