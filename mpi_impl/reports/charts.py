@@ -1,4 +1,4 @@
-"""The axes that charts have in common, and the colours of what fills memory. It draws with whatever axes it is given."""
+"""The axes that charts have in common, and the colours of what fills memory. It needs no matplotlib itself."""
 
 GRID = "#E4E4E4"
 

@@ -152,7 +152,7 @@ def test_the_picture_of_a_plan(t, p, d, v, m):
 
     assert len(time.patches) == 2 * m * v * p
     kinds = [to_hex(patch.get_facecolor()).upper() for patch in time.patches]
-    assert kinds.count(KIND_COLORS["F"]) == kinds.count(KIND_MEMORY["B"]) == m * v * p
+    assert kinds.count(KIND_COLORS["F"]) == kinds.count(KIND_COLORS["B"]) == m * v * p
     title = time.get_title(loc="left")
     assert title == ("one stage: no pipeline, no bubble" if p == 1 else
                      f"the pipeline idles {(p - 1) / (v * m):.1%} of its ideal time")
