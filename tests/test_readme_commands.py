@@ -41,7 +41,7 @@ SHORT = {
     "mpi_impl.pretrain_gpt": MODEL + "--eval-iters 1 --train-iters 1",
     "mpi_impl.pretrain_bert": MODEL + "--eval-iters 1 --train-iters 1",
     "mpi_impl.generate": "",
-    "mpi_impl.plan": "--num-gpus 64",
+    "mpi_impl.plan": "",
     "mpi_impl.data.prepare": "",
     "mpi_impl.compare": MODEL,
     "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
