@@ -131,7 +131,7 @@ print(f"off by as much as {np.abs(wrong - right).max() / np.abs(right).max():.0%
 # %%
 repaired = gelu(sum(partial))[0] @ B
 print("the same?", np.allclose(repaired, right))
-print(f"numbers to add up over the ranks: {partial[0].size} here, {partial[0].size // 2} if it were after B")
+print(f"numbers to add up over the ranks: {partial[0].size} here, {repaired.size} if it were after B")
 
 # %% [markdown]
 # ### The right way: columns first, then rows

@@ -18,10 +18,11 @@ import inspect
 import numpy as np
 from matplotlib.figure import Figure
 
-from mpi_impl.notebook.pictures.charts import draw_curves, finish
+from mpi_impl.notebook.pictures.charts import draw_curves
 from mpi_impl.notebook.pictures.maps import Map, alike, dealt, draw_maps
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.reports.charts import finish
 from reference.collectives import all_reduce
 from reference.mappings import SequenceParallelRegion, TensorParallelRegion
 

@@ -277,7 +277,7 @@ draw_stages(4)
 # `reference/memory.py` has the formulas.
 
 # %%
-from mpi_impl.notebook.pictures.charts import MEMORY
+from mpi_impl.reports.charts import MEMORY
 from reference.memory import model_states
 
 psi, N = 7_500_000_000, 64
@@ -294,8 +294,8 @@ draw_bars({f"stage {stage}": gigabytes(stage, N) for stage in range(4)}, "GB on 
 # %%
 from matplotlib.figure import Figure
 
-from mpi_impl.notebook.pictures.charts import finish
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.reports.charts import finish
 
 devices = [2**k for k in range(11)]
 figure = Figure((8.5, 3.4), layout="constrained")

@@ -100,22 +100,36 @@ for name, course in weight.items():
 # learning rate. What share of such updates is lost altogether?
 
 # %%
-weights = random.normal(size=20_000) * 0.02
-rates = np.exp2(np.arange(-22, -6))
-lost = {form.name: [np.mean(rounded(rounded(weights, form) + rate, form) == rounded(weights, form)) for rate in rates]
-        for form in (bfloat16, float16, float32)}
+weights = random.normal(size=50_000) * 0.02
+
+def share_lost(form, rate):
+    """Of updates by this much, the share that leaves a weight where it is."""
+    return np.mean(rounded(rounded(weights, form) + rate, form) == rounded(weights, form))
+
+rates = np.exp2(np.arange(-22, -6, 1 / 4) + 1 / 8)
+lost = {form.name: [share_lost(form, rate) for rate in rates] for form in (bfloat16, float16, float32)}
 draw_curves(lost, "learning rate", "share of updates that are lost", x=rates, log="x")
 
 # %% [markdown]
+# The curves have steps. From one power of 2 to the next all numbers of a format are equally far apart, and that
+# distance is a power of 2 as well. An update is lost if it is less than half of it. So a learning rate loses as much as
+# any other between the same two powers of 2. (At a power of 2 itself some updates end just half-way, and are lost if
+# the weight's last bit is 0. The points of the curves avoid these.)
+#
 # Megatron-LM's GPT was trained with a learning rate of $1.5 \times 10^{-4}$, which falls to $10^{-5}$ in the course of
 # training ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 4.2). How many updates does bfloat16 lose
-# in the beginning, and how many in the end?
+# in the beginning, and how many in the end? (`least` is the size of weights from which on its numbers are more than
+# twice the update apart.)
 
 # %%
 for rate in 1.5e-4, 1e-5:
-    print(f"learning rate {rate:.1e}: {np.interp(rate, rates, lost['bfloat16']):.0%} of the updates are lost")
+    least = 2 ** np.ceil(np.log2(2 * rate / bfloat16.epsilon))
+    print(f"learning rate {rate:.1e}: {share_lost(bfloat16, rate):.2%} of the updates are lost, "
+          f"{np.mean(abs(weights) >= least):.2%} of the weights are {least:.4g} or larger")
 
 # %% [markdown]
+# Hardly any in the beginning, and most of them in the end.
+#
 # This is the place in the machine that moves weights; `param` is a master weight, `model` gets the model's copy:
 
 # %%
@@ -414,7 +428,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
 # has gradients of 2 bytes, which is what walkthrough 7 counted with:
 
 # %%
-from mpi_impl.notebook.pictures.charts import MEMORY
+from mpi_impl.reports.charts import MEMORY
 from reference.precision import Precision
 
 rows = {"float32": Precision("float32").bytes_each, "16 bits, here": Precision("bfloat16").bytes_each,

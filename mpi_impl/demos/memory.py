@@ -4,6 +4,7 @@ Trains a small GPT for a few steps in every way that there is to hold less, coun
 rank, and puts them beside what the formulas say, as a table and as a picture.
 """
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_writable, writing
+from mpi_impl.files import check_folder, check_writable, writing
+from mpi_impl.reports.charts import GRID, MEMORY
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.reports.tables import aligned, unit_for
@@ -31,9 +33,6 @@ MICROBATCHES = 2      # of each replica, a step
 
 FAR = "far memory"
 
-# What a picture shows. Near the colours of Okabe and Ito: people who are blind to red or green can tell them apart.
-COLORS = {"parameters": "#0072B2", "gradients": "#EE7733", "optimizer": "#F0C842", "activations": "#008F6B",
-          "computed again": "#7CCBB4", "whole for a while": "#CC79A7", FAR: "#A0A0A0"}
 PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
 PALE = 0.7            # of white, under the hatches
 
@@ -78,7 +77,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv, ranks.size)
     model = model_of(options)
     replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, options.seq_length)
-    ranks.from_first(lambda: check_writable(options.output, None))
+    ranks.from_first(lambda: check_output(options.output))
     say(ranks, introduction(model, options, ranks.size))
     panels = {}
     for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,
@@ -91,6 +90,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say(ranks, layers_text(accounts, layers))
     ranks.from_first(lambda: write_picture(options, panels, model))
     conclude(ranks, [one for found in panels.values() for one in found], accounts, layers)
+
+
+def check_output(path: str) -> None:
+    """Make the picture's folder if it is not there: a fresh clone has none. Raises UserError."""
+    check_folder(os.path.dirname(path) or ".")
+    check_writable(path, None)
 
 
 def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], model: ModelConfig) -> None:
@@ -192,7 +197,7 @@ def introduction(model: ModelConfig, options: argparse.Namespace, n: int) -> str
 
 def runs_table(found: list[Found]) -> str:
     """Of each run, and each kind of rank in it, a line that was measured and one that was predicted."""
-    used = [name for name in COLORS if any(parts(most(one).held)[name] for one in found)]
+    used = [name for name in MEMORY if any(parts(most(one).held)[name] for one in found)]
     names, far = [name for name in used if name != FAR], [name for name in used if name == FAR]
     rows = [["", "", "ranks", *names, "sum", *far, ""]]
     for run_name, everyone in found:
@@ -260,7 +265,7 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
         axes.set_title(title, loc="left", fontsize=11)
         axes.set(yticks=range(len(found)), yticklabels=[one.name for one in found], ylim=(len(found) - 0.45, -0.55))
         axes.tick_params(left=False, labelsize=9)
-        axes.grid(axis="x", color="#E4E4E4", linewidth=0.8)
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["left", "top", "right"]].set_visible(False)
     all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once; without what an operation needs while "
@@ -273,7 +278,7 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
 def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
     for sizes, middle, hatched in ((parts(one.held), row - 0.19, False), (parts(one.expected), row + 0.19, True)):
         left = 0.0
-        for what, color in COLORS.items():
+        for what, color in MEMORY.items():
             style = PREDICTED | {"facecolor": pale(color), "edgecolor": color} if hatched else {"color": color}
             axes.barh(middle, sizes[what] / unit, 0.34, left, **style)
             left += sizes[what] / unit
@@ -285,7 +290,7 @@ def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
 def draw_legend(figure) -> None:
     from matplotlib.patches import Patch
 
-    entries = {what: Patch(color=color) for what, color in COLORS.items()}
+    entries = {what: Patch(color=color) for what, color in MEMORY.items()}
     entries |= {"measured": Patch(color="#606060"), "predicted": Patch(facecolor="#DFDFDF", edgecolor="#606060",
                                                                       **PREDICTED)}
     figure.legend(entries.values(), entries.keys(), loc="outside lower left", ncols=len(entries), frameon=False,

@@ -5,9 +5,8 @@ All numbers are the papers' formulas (reference/plans.py); nothing is run.
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mpi_impl.demos.memory import COLORS
-from mpi_impl.notebook.pictures.charts import finish
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.timelines.gantt import COLORS as KIND_COLORS, is_light
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import parameters
@@ -46,7 +45,7 @@ def draw_plan(plan: Plan) -> Figure:
     grid, memory, time, traffic = figure.subplots(2, 2, width_ratios=(1.15, 1)).flat
     draw_grid(grid, plan.parallel)
     held, sent = plan.memory._asdict(), plan.messages._asdict()
-    draw_bar(memory, held, COLORS, f"the fullest rank holds {sum(held.values()) / 1e9:,.1f} GB", 80.0)
+    draw_bar(memory, held, MEMORY, f"the fullest rank holds {sum(held.values()) / 1e9:,.1f} GB", 80.0)
     memory.text(80, -0.52, " an A100 has 80 ", fontsize=8, ha="right", va="bottom", color="#505050")
     draw_time(time, plan)
     draw_bar(traffic, sent, dict(zip(sent, OWNERS)), f"and sends {sum(sent.values()) / 1e9:,.1f} GB a step", None)

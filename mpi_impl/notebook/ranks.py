@@ -122,17 +122,18 @@ class RanksMagic(Magics):
 
     @property
     def count(self) -> int:
-        """The number of the cell that runs."""
-        return self.shell.execution_count if self.shell else 0
+        """The number of the cell that runs. (The shell's own count is the next one's, in some versions of IPython.)"""
+        return self.shell.displayhook.prompt_count if self.shell else 0
 
     @cell_magic("ranks")    # type: ignore[arg-type]
     def run(self, line: str, cell: str) -> None:
         """%%ranks N [--timeout SECONDS]: run this cell on N ranks, each a process of its own."""
         n, limit = parse_line(line)
         title = f"In [{self.count}]"
-        check_syntax(cell, title)
+        source = f"\n{cell}"      # an empty line for the magic's, so that lines count as the reader sees them
+        check_syntax(source, title)
         self.ranks.last = min(n, self.ranks.size)
-        self.ranks.run(n, limit, run_cell, cell, title)
+        self.ranks.run(n, limit, run_cell, source, title)
 
 
 def parse_line(line: str) -> tuple[int, float]:

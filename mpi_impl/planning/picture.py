@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mpi_impl.demos.memory import COLORS as MEMORY
-from mpi_impl.notebook.pictures.charts import finish
 from mpi_impl.planning.candidates import Job, Timed, savings
+from mpi_impl.reports.charts import MEMORY, finish
 
 TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "idle": "#D8D8D8", "replicas": "#AA4499",
         "optimizer": "#F0C842"}

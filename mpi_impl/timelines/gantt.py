@@ -27,6 +27,7 @@ NARROWEST, WIDEST, HIGHEST, TALLEST_ROW = 10, 24, 10, 0.4             # inches o
 SMALLEST, WANTED, LARGEST = 4.0, 7.0, 9.0                             # points, of the letters in cells
 DPI = 150
 DIGIT, MARGIN = 0.64, 0.35                                            # of a letter's height: its width, and around it
+ROUNDING = 1e-9                                                       # of a panel's span: equal boxes differ by less
 
 
 class Panel(NamedTuple):
@@ -154,8 +155,9 @@ def draw_cells(axes, cells: list[Cell], across: float) -> None:
 
 def draw_labels(axes, cells: list[Cell], size: float, across: float, down: float) -> None:
     """The labels that fit, in letters of so many points."""
+    slack = ROUNDING * axes.get_xlim()[1]       # letters that just fit into a cell fit into all that are as long
     for cell in cells:
-        wide, high = (cell.end - cell.start) * across, (cell.bottom - cell.top) * down
+        wide, high = (cell.end - cell.start + slack) * across, (cell.bottom - cell.top) * down
         if cell.label and wide >= size * label_widths(cell.label) and high >= size:
             axes.text((cell.start + cell.end) / 2, (cell.top + cell.bottom) / 2, cell.label, fontsize=size, ha="center",
                       va="center_baseline", color="black" if is_light(cell.color) else "white")

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from mpi_impl.demos import memory
 from mpi_impl.pool import RankAssertion, RankFailure
+from mpi_impl.reports.charts import MEMORY
 from mpi_impl.reports.layer_memory import variants
 from tests.deep import one_fast_of
 from tests.launching import launch
@@ -47,7 +48,7 @@ def test_the_picture(ranks, tmp_path, monkeypatch):
                 assert [width for _, width in mine] == pytest.approx([n / 1e3 for n in memory.parts(states).values()])
                 assert [x for x, _ in mine] == pytest.approx([sum(w for _, w in mine[:i]) for i in range(len(mine))])
     words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == [*memory.COLORS, "measured", "predicted"]
+    assert words == [*MEMORY, "measured", "predicted"]
 
 
 def foreseen(one):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.timelines.gantt import (COLORS, DPI, HIGHEST, LEFT, NARROWEST, RIGHT, WIDEST, Panel, cells_of,
-                                     draw_timelines, shade)
+                                     draw_timelines, shade, timelines_figure)
 from mpi_impl.timelines.timelines import slices_of, timeline_of
 from reference.schedules import SCHEDULES, make
 from reference.simulate import Times, simulate
@@ -122,6 +122,17 @@ def test_numbers_fit_into_their_cells(drawn, p, m):
         box = axes.transData.inverted().transform_bbox(text.get_window_extent())
         assert cell.start <= box.x0 < box.x1 <= cell.end
         assert cell.top <= min(box.y0, box.y1) < max(box.y0, box.y1) <= cell.bottom
+
+
+@pytest.mark.parametrize("name, m, unit", [("1f1b", 16, 0.1), ("zb-h1", 16, 0.01), ("zb-h1", 24, 0.3)])
+def test_cells_that_are_equally_long_all_have_their_numbers(name, m, unit):
+    """Their ends are sums in another order each, and so differ in the last bits."""
+    ranks = slices_of(played(name, 4, m, forward=unit, input_gradient=unit, weight_gradient=unit))
+    for shift in 0.0, 1e3:      # a clock that began long ago has coarser numbers
+        later = [[s._replace(start=s.start + shift, end=s.end + shift) for s in slices] for slices in ranks]
+        for seconds in True, False:
+            figure = timelines_figure([Panel("", later)], seconds)
+            assert len(figure.axes[0].texts) == sum(map(len, ranks))
 
 
 def test_where_numbers_are_too_small_to_read_there_are_none(drawn):

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from mpi_impl.demos.memory import COLORS
 from mpi_impl.demos.tiny_gpt import tiny_gpt
 from mpi_impl.notebook.pictures.buffers import STAGES, TINTS, draw_layout, draw_stages
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+from mpi_impl.reports.charts import MEMORY
 from reference.layout import Layout
 from reference.memory import model_states
 from reference.models.gpt import gpt_tensors
@@ -81,7 +81,7 @@ def test_the_filled_area_is_the_memory_of_the_formula(n):
         assert axes.get_title("left") == f"stage {stage}: {STAGES[stage]}"
         assert f"{sum(held) / whole:.0%}" in axes.get_xlabel()
         for kind, size in held._asdict().items():
-            filled = [patch for patch in axes.patches if to_hex(patch.get_facecolor()) == COLORS[kind].lower()]
+            filled = [patch for patch in axes.patches if to_hex(patch.get_facecolor()) == MEMORY[kind].lower()]
             assert len(filled) == n
             for rank, patch in enumerate(filled):
                 assert isclose(patch.get_width() * patch.get_height() * whole / 0.92, size)

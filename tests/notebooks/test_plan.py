@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from mpi_impl.demos.memory import COLORS
 from mpi_impl.notebook.plan import MODELS, draw_plan, plan, published
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.reports.charts import MEMORY
 from mpi_impl.timelines.gantt import COLORS as KIND_COLORS
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.cost import parameters
@@ -140,7 +140,7 @@ def test_the_picture_of_a_plan(t, p, d, v, m):
     for rank, box in ranks.items():     # its column is its stage, its row its replica
         assert (int(box.get_x()), int(box.get_y())) == (int(rank) // (t * d), int(rank) // t % d)
 
-    for axes, parts, colors in ((memory, shown.memory._asdict(), COLORS),
+    for axes, parts, colors in ((memory, shown.memory._asdict(), MEMORY),
                                 (messages, shown.messages._asdict(), dict(zip(shown.messages._fields, OWNERS)))):
         assert np.allclose([bar.get_width() * 1e9 for bar in axes.patches], list(parts.values()))
         assert [to_hex(bar.get_facecolor()).upper() for bar in axes.patches] == [colors[name] for name in parts]

@@ -49,11 +49,19 @@ def test_a_failing_rank_is_shown_with_its_line_and_where_the_others_wait(shell):
     assert isinstance(error, CellFailed)
     said = str(error)
     assert said.index("--- rank 1: raised") < said.index("--- ranks 0, 2: stuck")
-    assert "line 2, in <module>\n    1 / 0" in said and "ZeroDivisionError" in said
-    assert "line 3, in <module>\n    group.all_reduce" in said and "run the cells above again" in said
+    assert "line 3, in <module>\n    1 / 0" in said and "ZeroDivisionError" in said
+    assert "line 4, in <module>\n    group.all_reduce" in said and "run the cells above again" in said
     assert "run_cell" not in said and "/mpi_impl" not in said, "a frame or a path that is no business of the reader"
     assert "rank_environment" not in text
     assert "NameError" in str(run(shell, "%%ranks 3\nkept")[1])
+
+
+@pytest.mark.parametrize("cell", ["%%ranks 1\nx = 1\n1 / 0", "%%ranks 1\nx = 1\ndef f(:"])
+def test_an_error_names_its_cell_and_line_as_the_reader_sees_them(shell, cell):
+    """The cell by the number before it; lines counted from the magic's own, which is the first."""
+    with capture_output():
+        result = shell.run_cell(cell, store_history=True)
+    assert f'File "In [{result.execution_count}]", line 3' in str(result.error_in_exec)
 
 
 def test_if_all_ranks_raise_they_stay_up(shell):

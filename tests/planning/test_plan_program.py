@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from matplotlib.colors import to_hex
 
-from mpi_impl.demos.memory import COLORS
 from mpi_impl.plan import main, model_of, parse, table
 from mpi_impl.planning.candidates import Job
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.picture import LABELS, TIME, draw_plans, label
 from mpi_impl.planning.profiles import load, save
 from mpi_impl.planning.reasons import reasons
+from mpi_impl.reports.charts import MEMORY
 from mpi_impl.training.presets import PRESETS
 from reference.config import ModelConfig
 from reference.cost import iteration_flops, parameters
@@ -104,7 +104,7 @@ def test_the_picture_has_a_bar_for_each_plan_of_its_memory_and_of_its_time(job):
     memory, seconds = figure.axes
     assert figure.get_suptitle() == "title"
     assert [text.get_text() for text in memory.get_yticklabels()] == list(map(label, best))
-    for axes, colors, parts in ((memory, COLORS, [one.plan.memory._asdict() for one in best]),
+    for axes, colors, parts in ((memory, MEMORY, [one.plan.memory._asdict() for one in best]),
                                 (seconds, TIME, [one.time._asdict() for one in best])):
         unit = 1e9 if axes is memory else 1
         bars = iter(axes.patches)

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.demos.memory import COLORS
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+from mpi_impl.reports.charts import MEMORY
 from reference.layout import Bucket, Layout, unit_of
 from reference.memory import model_states
 
@@ -98,7 +98,7 @@ def draw_stages(n: int) -> Figure:
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_visible(False)
     figure.axes[0].set_ylabel("the flat buffer", fontsize=8)
-    figure.legend(handles=[*(Patch(color=COLORS[kind], label=kind) for kind in whole._fields),
+    figure.legend(handles=[*(Patch(color=MEMORY[kind], label=kind) for kind in whole._fields),
                            Patch(color=WHOLE, label="held by another rank")], loc="outside lower left", ncols=4,
                   frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.2)
     return figure
@@ -110,6 +110,6 @@ def draw_rank(axes, rank: int, held, whole) -> None:
     for kind, size in whole._asdict().items():
         part = getattr(held, kind) / size
         axes.add_patch(Rectangle((left, 0), size * width, 1, facecolor=WHOLE, edgecolor="white", linewidth=0.5))
-        axes.add_patch(Rectangle((left, rank * part if part < 1 else 0), size * width, part, facecolor=COLORS[kind],
+        axes.add_patch(Rectangle((left, rank * part if part < 1 else 0), size * width, part, facecolor=MEMORY[kind],
                                  edgecolor="white", linewidth=0.5))
         left += size * width

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mpi_impl.demos.memory import COLORS as MEMORY      # noqa: F401  the colours of what fills memory
 from mpi_impl.notebook.pictures.shards import OWNERS
-
-GRID = "#E4E4E4"
+from mpi_impl.reports.charts import finish
 
 
 def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str = "",
@@ -51,13 +49,3 @@ def draw_curves(curves: Mapping[str, Sequence[float]], xlabel: str, ylabel: str,
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=9)
     return figure
-
-
-def finish(axes, xlabel: str, title: str, grid: str) -> None:
-    """What all charts have in common."""
-    axes.set_xlabel(xlabel, fontsize=9)
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.tick_params(labelsize=9)
-    axes.grid(axis=grid, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mpi_impl.notebook.pictures.charts import GRID, finish
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.reports.charts import GRID, finish
 from mpi_impl.timelines.gantt import Panel, timelines_figure
 from mpi_impl.timelines.timelines import slices_of
 from reference.actions import Schedule

@@ -5,8 +5,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.charts import finish
 from mpi_impl.notebook.pictures.shards import color_of, owners_of
+from mpi_impl.reports.charts import finish
 
 NOTHING = "#F4F4F4"     # a rank's answer for a word that it does not hold: zeros
 

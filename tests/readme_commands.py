@@ -1,0 +1,60 @@
+"""The commands that READMEs show, taken from their text, and a copy of the project as a clone has it."""
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.launching import ROOT
+
+TEXTS = ("README.md", "docs/several_hosts.md", "notebooks/README.md")
+
+
+class Command(NamedTuple):
+    """A line that starts a program of the project."""
+
+    words: list[str]        # 'python' or 'mpiexec' first, wherever it stands
+    program: str            # 'mpi_impl.plan', ...
+    ranks: int
+    options: list[str]      # of the program
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+def commands() -> list[Command]:
+    """Return every command that stands in a block or between backticks, but for those that leave something out."""
+    found = []
+    for name in TEXTS:
+        text = (ROOT / name).read_text()
+        blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`([^`\n]+)`", re.sub(r"```\n.*?```", "", text, flags=re.DOTALL))
+        found += [line for line in (line.partition("  #")[0] for line in lines)
+                  if re.match(r"(\.venv/bin/)?(python|mpiexec|mpirun) .*-m ", line) and "..." not in line]
+    return [parsed(line) for line in dict.fromkeys(found)]
+
+
+def parsed(line: str) -> Command:
+    words = [word.removeprefix(".venv/bin/").replace("mpirun", "mpiexec") for word in shlex.split(line)]
+    last = max(i for i, word in enumerate(words) if word == "-m")
+    if not words[last + 1].startswith(("mpi_impl.", "reference.")):     # as -m is an option of the program, too
+        last = words.index("-m")
+    ranks = re.search(r" -(?:n|np) (\d+) ", " ".join(words[:last + 1]))
+    return Command(words, words[last + 1], int(ranks[1]) if ranks else 1, words[last + 2:])
+
+
+def copy_as_cloned(folder: Path) -> Path:
+    """Copy what git keeps, or would: nothing that earlier runs have left."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("This is no clone, so that nobody knows which files are the project's.")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder

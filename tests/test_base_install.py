@@ -1,0 +1,79 @@
+"""Without what notebooks, tests and labs need besides, everything else works: `pip install ".[mpich]"` is enough."""
+import subprocess
+import sys
+
+import pytest
+
+from tests.base_install import base_environment, lacking
+from tests.launching import ROOT
+
+# Modules that serve notebooks, and so need what only the extra `notebook` brings.
+OF_NOTEBOOKS = {"mpi_impl.notebook", "grading.canvas", "grading.gradescope", "grading.lab_source",
+                "grading.nbgrader_checks", "grading.release", "grading.submission"}
+
+IMPORT_ALL = """\
+import importlib, pkgutil
+import grading, mpi_impl, reference
+failed = {}
+for package in (grading, mpi_impl, reference):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
+        try:
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            failed[module.name] = error.name
+print(failed)
+"""
+RUN_EACH = """\
+import importlib, sys
+for line in sys.argv[1:]:
+    module, *argv = line.split()
+    importlib.import_module(module).main(argv)
+"""
+# Every program that draws, as small as it gets, and its pictures.
+DRAWING = {
+    "mpi_impl.plan --num-gpus 8 --preset gpt2-1.2b --global-batch-size 8 --hardware dgx-a100 --plot plan.png":
+        ["plan.png"],
+    "mpi_impl.plot_schedule --schedule 1f1b -p 2 -m 2 --output schedule.png": ["schedule.png"],
+    "mpi_impl.demos.memory --num-layers 1 --train-iters 1 --output memory.png": ["memory.png"],
+    "mpi_impl.pretrain_gpt --num-layers 1 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --train-iters 1 "
+    "--eval-iters 0 --plot loss.png --trace trace": ["loss.png", "trace/timeline.png"],
+}
+DRAWING_LONGER = {
+    "mpi_impl.experiments.scaling_study --plot study.svg": ["study.svg"],
+    "mpi_impl.experiments.layer_norm_order --layers 1 --seeds 1 --train-iters 1 --plot order.png": ["order.png"],
+}
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs Python as a base install would, in a folder of its own, and returns what it prints."""
+    env = base_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    def run(*arguments) -> str:
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True,
+                              timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    return run
+
+
+def test_what_a_base_install_lacks():
+    """What only the other extras bring; and nothing that a dependency of the base brings along."""
+    assert {"IPython", "ipywidgets", "jupyter_client", "nbformat", "nbgrader", "jupytext", "pytest"} <= lacking()
+    assert not {"numpy", "mpi4py", "matplotlib", "PIL", "tokenizers", "scipy"} & lacking()
+
+
+def test_every_module_that_is_not_for_notebooks_can_be_imported(python):
+    failed = eval(python("-c", IMPORT_ALL))
+    assert set(failed) <= OF_NOTEBOOKS, failed
+    assert "mpi_impl.notebook" in failed, "nothing was blocked"
+
+
+@pytest.mark.parametrize("drawing", [DRAWING, pytest.param(DRAWING_LONGER, marks=pytest.mark.deep)], ids=("", "longer"))
+def test_every_program_draws_its_whole_picture(python, tmp_path, drawing):
+    python("-c", RUN_EACH, *drawing)
+    for picture in sum(drawing.values(), []):
+        data = (tmp_path / picture).read_bytes()
+        whole = data.startswith(b"\x89PNG") and data.endswith(b"IEND\xaeB`\x82")
+        assert whole or picture.endswith(".svg") and data.rstrip().endswith(b"</svg>"), picture

@@ -1,0 +1,106 @@
+"""Every command that READMEs show works in a fresh clone, on a base install."""
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpi_impl.evaluation.arguments as evaluation
+import mpi_impl.generation.options as generation
+import mpi_impl.training.arguments as training
+from mpi_impl import compare, plan
+from mpi_impl.data.prepare import preparation
+from mpi_impl.demos import memory, mlp
+from mpi_impl.experiments import layer_norm_order
+from tests.base_install import base_environment
+from tests.readme_commands import Command, commands, copy_as_cloned
+
+COMMANDS = commands()
+
+# How a program reads its options, for so many ranks. What is missing here is quick enough to be run.
+PARSE = {
+    "mpi_impl.pretrain_gpt": training.parse,
+    "mpi_impl.pretrain_bert": lambda options, n: training.parse(options, n, "bert"),
+    "mpi_impl.generate": generation.parse,
+    "mpi_impl.evaluate": lambda options, n: evaluation.parse(options),
+    "mpi_impl.plan": lambda options, n: plan.parse(options),
+    "mpi_impl.data.prepare": lambda options, n: preparation.parse(options),
+    "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
+                                            (compare.ranks_and_options("A or B", run) for run in options)],
+    "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parser().parse_args(options),
+    "mpi_impl.demos.memory": memory.parse_options,
+    "mpi_impl.demos.mlp": mlp.parse_options,
+}
+QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.demos.memory")
+
+# What makes a run short. Of an option that is given twice, the last counts.
+MODEL = "--hidden-size 32 --num-attention-heads 8 --seq-length 32 "
+SHORT = {
+    "mpi_impl.pretrain_gpt": MODEL + "--eval-iters 1 --train-iters 1",
+    "mpi_impl.pretrain_bert": MODEL + "--eval-iters 1 --train-iters 1",
+    "mpi_impl.generate": "",
+    "mpi_impl.plan": "",
+    "mpi_impl.data.prepare": "",
+    "mpi_impl.compare": MODEL,
+    "mpi_impl.experiments.layer_norm_order": "--layers 1 --seeds 1 --train-iters 1",
+    "mpi_impl.experiments.scaling_study": "",
+    "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",
+    "mpi_impl.demos.mlp": "",
+    **dict.fromkeys(QUICK[:3], ""),
+}
+NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A fresh clone, and beside it what READMEs say a reader has: texts."""
+    folder = copy_as_cloned(tmp_path / "clone")
+    (folder / "texts").mkdir()
+    texts = [path.read_text() for path in sorted(folder.glob("reference/*.py"))]
+    (folder / "texts" / "a.txt").write_text("\n".join(texts[::2]))
+    (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[1::2]))
+    return folder
+
+
+def run(command: Command, clone: Path) -> str:
+    """Run it in the clone, shortened. Return "" or what went wrong."""
+    places = {name: str(Path(sys.executable).parent / name) for name in ("python", "mpiexec")}
+    words = [places.get(word, word) for word in command.words]
+    short = shlex.split(SHORT[command.program])
+    if command.program == "mpi_impl.compare":       # its options are those of two runs
+        words[-2:] = [f"{one} {MODEL}" for one in words[-2:]]
+    elif "--load" in words and "--save" in words:   # goes on with the run that an earlier command has saved
+        words += [*short, "--train-iters", "2"]
+    elif "--help" not in words:
+        words += short
+    done = subprocess.run(words, cwd=clone, env=base_environment(clone.parent), capture_output=True, text=True,
+                          timeout=120)
+    return "" if done.returncode == 0 else f"{shlex.join(words)}\n{done.stdout[-1000:]}{done.stderr[-1000:]}"
+
+
+def test_every_program_of_the_readmes_is_run_or_named_as_one_that_cannot_be():
+    programs = {command.program for command in COMMANDS}
+    assert programs == {*SHORT, *NOT_RUN}, "Say in SHORT which options make its run short."
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.program in PARSE], ids=str)
+def test_every_command_of_the_readmes_has_options_that_the_program_takes(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    PARSE[command.program](command.options, command.ranks)
+
+
+def test_quick_commands_work_in_a_fresh_clone(clone):
+    quick = [command for command in COMMANDS if command.program in QUICK]
+    assert {command.program for command in quick} == set(QUICK)
+    assert not list(filter(None, (run(command, clone) for command in quick)))
+    assert (clone / "runs" / "memory.png").read_bytes().endswith(b"IEND\xaeB`\x82")
+
+
+@pytest.mark.deep
+def test_all_commands_work_in_a_fresh_clone(clone):
+    """In the order of the READMEs, except that what loads a model comes after what saves it."""
+    in_order = sorted(COMMANDS, key=lambda command: command.program == "mpi_impl.generate")
+    failed = [run(command, clone) for command in in_order if command.program not in NOT_RUN]
+    assert not list(filter(None, failed))
