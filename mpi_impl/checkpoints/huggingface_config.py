@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
-from mpi_impl.checkpoints.formats import read_json
+from mpi_impl.formats import Object, read_json
 from mpi_impl.checkpoints.gpt2_layout import GPT2
 from mpi_impl.checkpoints.huggingface_layout import Layout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
+from mpi_impl.files import is_there
 from reference.config import ModelConfig, option
 from reference.errors import UserError
 
@@ -76,9 +77,9 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
 def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
     """That of the model in a folder, and all that its config.json says. Raises UserError."""
     path = os.path.join(folder, CONFIG)
-    if not os.path.isfile(path):
+    if not is_there(path):
         raise UserError(f"--load-hf {folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
-    found = read_json(path)
+    found = read_json(path, Object)
     if str(found.get("model_type")) not in LAYOUTS:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")

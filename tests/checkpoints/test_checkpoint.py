@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.checkpoints.on_disk import TRACKER, Manifest, Sealed, box_of, key_of, text_of
+from mpi_impl.checkpoints.manifest import Manifest, Sealed, Stored, box_of, key_of, text_of
+from mpi_impl.checkpoints.on_disk import TRACKER
 from reference import training
 from reference.boxes import shape_of, without_padding
 from reference.config import ModelConfig
@@ -177,7 +178,7 @@ def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run)
 
 
 def test_a_manifest_that_is_not_all_of_its_tensors_is_none():
-    manifest = Manifest(1, 1, [2.0**32, 0, 2], "float32", {}, {}, {"x": on_disk.Stored((2, 3), [
+    manifest = Manifest(1, 1, [2.0**32, 0, 2], "float32", {}, {}, {"x": Stored((2, 3), [
         (box_of("0:1,0:3"), 0), (box_of("1:2,0:3"), 1)])}, {"m": Sealed(3, "abc")})
     assert Manifest.from_text(manifest.text()) == manifest
     assert all(text_of(box_of(text)) == text for text in ("0:1", "2:3,4:5,0:10"))

@@ -142,7 +142,7 @@ def outcome(root: Path) -> Outcome:
         for name, (shape, boxes) in manifest.tensors.items():
             whole = states[f"{state} {name}"] = np.full(shape, np.nan)
             for box, rank in boxes:
-                whole[box] = parts[on_disk.file_of(state, rank)][on_disk.key_of(name, box)]
+                whole[box] = parts[file_of(state, rank)][key_of(name, box)]
     return Outcome(states, (manifest.iteration, manifest.updates))
 
 
