@@ -53,11 +53,11 @@ def check_readable(path: str) -> None:
 def read_bytes(path: str, largest: int = LARGEST) -> bytes:
     """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
     with opened_to_read(path) as file:
-        found = file.read(largest + 1)
-        if len(found) > largest:
-            raise UserError(f"{path} has {os.fstat(file.fileno()).st_size:,} bytes, but a file of its kind has at most "
-                            f"{largest:,}. Give another file.")
-        return found
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "
+                            "file.")
+        return file.read(size)
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
