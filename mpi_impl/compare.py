@@ -88,7 +88,7 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
         return "\n".join([*first(found), "", *table(found.differences)])
     worst = found.worst
     assert worst is not None, "recordings that are whole have tensors in common"
-    alone = f"; {found.alone:,} more are in one of them alone, since topologies and kernels differ" if found.alone else ""
+    alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
     when = listed(sorted({key.iteration for key in a.parts}))
     return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}{alone}. They differ "
             f"most in {worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; "

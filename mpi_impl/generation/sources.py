@@ -5,7 +5,7 @@ import numpy as np
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, tokenizer_in
 from mpi_impl.checkpoints.manifest import Manifest, Sealed, state_of
 from mpi_impl.comm.group import Group
@@ -146,4 +146,4 @@ class HuggingFace(NamedTuple):
         return read
 
     def told(self) -> str:
-        return f"loaded the weights in {self.folder}"
+        return f"loaded the weights in {self.folder}{notes(self.folder)}"

@@ -11,7 +11,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.clock import VirtualClock, WallClock
@@ -218,7 +218,7 @@ class Pretraining(ABC):
             self.say(throughput.counted(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
-                     f"{self.args.attention_dropout:g} of attention's probabilities")
+                     f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
         if self.loaded:
             self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence

@@ -1,5 +1,6 @@
 """A manifest is believed only if it is whole: changed and sealed again, it is refused all the same."""
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from mpi_impl.checkpoints.manifest import box_of, check_tiling, text_of
-from mpi_impl.checkpoints.on_disk import read_manifest, seal_of
+from mpi_impl.checkpoints.on_disk import TRACKER, check_file, read_manifest, seal_of
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import SMALL, load_and_train, train_and_save
 from tests.program import refusal
@@ -99,6 +100,27 @@ def test_a_manifest_that_is_nested_too_deeply_is_refused(saved, tmp_path):
     (root / "iter_0000001" / "manifest.json.sha256").write_bytes(seal_of(text))
     with pytest.raises(UserError, match="manifest.json is not a manifest of format 1.* recursion"):
         read_manifest(str(root))
+
+
+def test_what_is_not_regular_or_may_not_be_looked_up_is_not_missing(saved, tmp_path):
+    """A tracker, a manifest or a file of elements that is a pipe or a device is refused, and not waited for."""
+    root = shutil.copytree(saved, tmp_path / "copy")
+    tracker = root / TRACKER
+    tracker.unlink()
+    tracker.symlink_to(tracker)
+    with pytest.raises(UserError, match="cannot be looked up: Too many levels of symbolic links"):
+        read_manifest(str(root))
+    for name in (TRACKER, "iter_0000001/manifest.json", "iter_0000001/manifest.json.sha256"):
+        root = shutil.copytree(saved, tmp_path / name.replace("/", "-"))
+        (root / name).unlink()
+        os.mkfifo(root / name)
+        with pytest.raises(UserError, match=f"{name} cannot be read: it is a pipe or a device"):
+            read_manifest(str(root))
+    manifest = read_manifest(str(saved))
+    (root / "iter_0000001" / FIRST).unlink()
+    (root / "iter_0000001" / FIRST).symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=f"{FIRST} cannot be read: it is a pipe or a device"):
+        check_file(str(root), str(root / "iter_0000001"), FIRST, manifest.files[FIRST])
 
 
 def test_sealed_again_without_a_change_it_loads(ranks, saved, tmp_path):
