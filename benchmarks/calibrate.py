@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                    help="that measure at the same time (default: the number of cores, at least 2)")
     args = p.parse_args(argv)
     require_positive("ranks", args.ranks)
-    check_writable(args.output, None)
+    check_writable(args.output)
     print(f"{args.ranks} ranks measure, at the same time ...", flush=True)
     found = calibrate(args.ranks)
     print(told(found))

@@ -18,7 +18,8 @@ from turns import Contender
 from works import Work
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_writable
+from mpi_impl.files import check_picture
+from mpi_impl.reports.pictures import save
 from mpi_impl.rank_environment import thread_settings
 
 HERE = Path(__file__).parent
@@ -33,10 +34,10 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw them there")
     options = parser.parse_args()
     if options.plot:
-        check_writable(options.plot, None)      # now, and not after minutes
+        check_picture(options.plot)     # now, and not after minutes
     found = {name: measured(name, sizes) for name, sizes in SIZES.items()}
     if options.plot:
-        plot(found).savefig(options.plot, metadata={"Date": None})
+        save(plot(found), options.plot)
 
 
 def measured(name: str, sizes) -> list[tuple[float, float]]:

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
 from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.recording.completeness import check_whole, listed
 from mpi_impl.recording.differences import Difference, Findings, compare
 from mpi_impl.recording.recording import Recording, read
 from mpi_impl.reports.tables import aligned
@@ -39,6 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as until_compared:
         a, b = (recorded(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
+        check_whole(a, b)
         found = compare(a, b)
         print(report(found, a, b))
     sys.exit(int(bool(found.differences)))
@@ -85,13 +87,12 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
     if found.differences:
         return "\n".join([*first(found), "", *table(found.differences)])
     worst = found.worst
-    if worst is None:
-        raise UserError("A and B have no tensor in common: they are recordings of different iterations. Record both "
-                        "again, from the same beginning.")
-    alone = f" ({found.alone:,} are in one of them alone)" if found.alone else ""
-    return (f"A and B agree: {found.compared:,} tensors were compared, in {formats}{alone}. They differ most in "
-            f"{worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; {worst.allowed:.0e} "
-            "is allowed.")
+    assert worst is not None, "recordings that are whole have tensors in common"
+    alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
+    when = listed(sorted({key.iteration for key in a.parts}))
+    return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}{alone}. They differ "
+            f"most in {worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; "
+            f"{worst.allowed:.0e} is allowed.")
 
 
 def first(found: Findings) -> list[str]:

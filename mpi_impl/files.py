@@ -1,23 +1,101 @@
-"""Files of a run: whether those that it writes can be written is found out before the work. Errors are sentences."""
+"""The files of a run. Whatever can be wrong with one is found out before the work, and said in a sentence.
+
+Only regular files are read and written: a pipe can be read once, and a program that opens one may wait for ever; a
+device such as /dev/zero never ends.
+"""
 import os
-from contextlib import contextmanager
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import TextIO
 
 from reference.errors import UserError
 
-PICTURES = (".png", ".pdf", ".svg")      # what a file's name may end in
+PICTURES = (".png", ".pdf", ".svg")      # what a picture's name may end in
+DEEPEST = 200                            # folders in one another; systems allow a path of 4,096 bytes
+LARGEST = 1 << 30                        # bytes of a file that is read into memory whole, where nothing else is said
 
 
-def open_for_writing(path: str) -> TextIO:
-    """An emptied file. Raises UserError if it cannot be written."""
-    with writing(path):
-        return open(path, "w")
+# ---- read -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def writing(path: str):
-    """What goes wrong with the file inside the `with` block is a UserError that names it."""
+def reading(path: str) -> Iterator[None]:
+    """Turn what goes wrong with the file inside the `with` block into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+@contextmanager
+def opened_to_read(path: str) -> Iterator[BufferedReader]:
+    """Open a regular file. Raises UserError for anything else, and for what goes wrong while it is read."""
+    with reading(path), open(path, "rb", opener=without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UserError(f"{path} cannot be read: it is a pipe or a device, and no file. Give the name of a file.")
+        yield file
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """Open a path; of a pipe too, into which nobody writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def check_readable(path: str) -> None:
+    """Raises UserError unless this is a regular file, for libraries that open it themselves and say less."""
+    with opened_to_read(path):
+        pass
+
+
+def read_bytes(path: str, largest: int = LARGEST) -> bytes:
+    """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
+    with opened_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "
+                            "file.")
+        return file.read(size)
+
+
+def read_text(path: str, largest: int = LARGEST) -> str:
+    """Read a whole file of UTF-8. Raises UserError for other files."""
+    try:
+        return read_bytes(path, largest).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}).") from error
+
+
+def is_there(path: str) -> bool:
+    """Whether there is a file or folder of this name. Raises UserError if nobody may tell, as in a locked folder."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be looked up: {error.strerror}. Check that you may enter each folder on the "
+                        "way.") from error
+    return True
+
+
+def path_inside(folder: str, name: str, source: str) -> str:
+    """The path of a file in a folder, by the name that the file `source` gives it.
+
+    Raises UserError for a name that could lead out of the folder.
+    """
+    if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+        raise UserError(f"{source} names the file {name!r}, but a file beside it has a name without a folder.")
+    return os.path.join(folder, name)
+
+
+# ---- written --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Turn what goes wrong with the file inside the `with` block into a UserError that names it."""
     try:
         yield
     except OSError as error:
@@ -25,36 +103,79 @@ def writing(path: str):
 
 
 @contextmanager
-def reading(path: str):
-    """The same for a file that is read."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+def replacing(path: str) -> Iterator[str]:
+    """Hand out the name of a file to write, which becomes `path` when the block has ended, and disappears if it fails.
 
-
-def check_writable(path: str, read: str | None, option: str = "--data-path") -> None:
-    """Raises UserError if the file cannot be written, or is what an option reads. What is in it stays."""
-    if read and os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read):
-        raise UserError(f"{path} is what {option} reads: give what is written another name.")
-    if read and os.path.isdir(read) and os.path.exists(path) and (
-            os.path.realpath(path).startswith(os.path.join(os.path.realpath(read), ""))):
-        raise UserError(f"{path} is a file of {option} {read}: give what is written another name.")
+    So whoever finds `path` finds a whole file: the new one, or the one that was there before. Raises UserError.
+    """
+    aside = name_aside(path)
     with writing(path):
-        open(path, "a").close()
+        try:
+            yield aside
+            os.replace(aside, os.path.realpath(path))
+        finally:
+            with suppress(FileNotFoundError):
+                os.remove(aside)
+
+
+def name_aside(path: str) -> str:
+    """The name of a file that is not whole yet: in the same folder, with the same ending."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f"unfinished-{name}")
+
+
+def write_whole(path: str, text: str) -> None:
+    """Write a file so that it is there whole or not at all. Raises UserError."""
+    with replacing(path) as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+
+
+def open_for_writing(path: str) -> TextIO:
+    """An emptied file, for lines that are to be read while it grows. Raises UserError if it cannot be written."""
+    check_writable(path)
+    with writing(path):
+        return open(path, "w", encoding="utf-8")
+
+
+def check_writable(path: str) -> None:
+    """Raises UserError unless a file of this name can be written, at once or aside. What is there stays as it is."""
+    check_name(path)
+    if os.path.lexists(path) and not os.path.isfile(path):
+        what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"
+        raise UserError(f"{path} cannot be written: it is {what}. Give the name of a file.")
+    with writing(path):
+        if os.path.exists(path):
+            open(path, "ab").close()
+        aside = name_aside(path)
+        open(aside, "wb").close()
+        os.remove(aside)
 
 
 def check_picture(path: str, option: str = "--plot") -> None:
     """Raises UserError if it is no name of a picture, or cannot be written."""
     if not path.endswith(PICTURES):
         raise UserError(f"{option} is {path!r}, but must be a file that ends in {', '.join(PICTURES)}.")
-    check_writable(path, None)
+    check_writable(path)
 
 
 def check_folder(path: str) -> None:
-    """The folder is made if it is not there. Raises UserError if it cannot be, or nothing can be written in it."""
+    """Make the folder if it is not there. Raises UserError if it cannot be made, or nothing can be written in it."""
+    check_name(path)
     if os.path.exists(path) and not os.path.isdir(path):
         raise UserError(f"{path} is a file, where a folder is needed: give another name.")
     with writing(path):
         os.makedirs(path, exist_ok=True)
         TemporaryFile(dir=path).close()
+
+
+def check_name(path: str) -> None:
+    """Raises UserError for a name that some library would refuse in the end, when what is to be written is lost."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{path!r} cannot be written: its name is not UTF-8. Give another name.") from error
+    if "\0" in path:
+        raise UserError(f"{path!r} cannot be written: no name has a zero byte. Give another name.")
+    if (depth := os.path.abspath(path).count(os.sep)) > DEEPEST:
+        raise UserError(f"A path of {depth:,} folders in one another is too deep to be written: {DEEPEST} are the "
+                        f"limit. It begins with {path[:40]}.")

@@ -14,7 +14,7 @@ from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.device import device_of
 from mpi_impl.entry import give_up, run
-from mpi_impl.files import reading
+from mpi_impl.files import read_text
 from mpi_impl.generation.options import Settings, check_top_k, parse
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
@@ -100,14 +100,10 @@ def prompts_of(args) -> list[str]:
     """The prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
     if args.prompts_file is None:
         return args.prompt or [""]
-    try:
-        with reading(args.prompts_file), open(args.prompts_file, encoding="utf-8") as file:
-            prompts = [line.removesuffix("\n") for line in file]
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompts-file {args.prompts_file} is not UTF-8 text ({error.reason}).") from error
-    if not prompts:
+    text = read_text(args.prompts_file).replace("\r\n", "\n")
+    if not text:
         raise UserError(f"--prompts-file {args.prompts_file} is empty. Write a prompt into each line.")
-    return prompts
+    return text.removesuffix("\n").split("\n")
 
 
 def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_writable, writing
+from mpi_impl.outputs import check_outputs
 from mpi_impl.timelines.timelines import slices_of
 from reference.actions import Schedule, from_csv
 from reference.config import require_not_negative
@@ -21,8 +21,7 @@ from reference.validate import validate
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv)
     schedules = [*named(options), *(read_csv(path) for path in options.csv)]
-    for path in options.csv or [None]:
-        check_writable(options.output, path, "--csv")
+    check_outputs(options)
     names = [*options.schedule, *options.csv]
     timelines = [simulate(schedule, times(schedule, options)) for schedule in schedules]
     draw(options.output, [sized(name, schedule) for name, schedule in zip(names, schedules)], timelines)
@@ -108,8 +107,7 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
     from mpi_impl.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
-    with writing(path):
-        draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
+    draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
 
 
 if __name__ == "__main__":

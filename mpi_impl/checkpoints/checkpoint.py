@@ -17,7 +17,7 @@ import numpy as np
 
 from mpi_impl.arrays import moved_to, to_host
 from mpi_impl.checkpoints import on_disk
-from mpi_impl.checkpoints.on_disk import Manifest, Sealed, Stored
+from mpi_impl.checkpoints.manifest import Manifest, Sealed, Stored, file_of, key_of, state_of
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.reports.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
@@ -27,7 +27,7 @@ from reference.errors import UserError
 from reference.layout import Piece
 from reference.models.model import model_tensors
 from reference.params import leaves
-from reference.precision import ScaleState, rounded
+from reference.precision import rounded
 
 # What a ModelConfig says about training, about the first weights and about storage. The rest is the model.
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
@@ -64,7 +64,7 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
     except UserError:
         world.from_first(lambda: on_disk.discard(aside), "the end of what could not be saved")
         raise
-    return (f"saved iteration {trainer.iteration}: {bytes_of(manifest.bytes)} in "
+    return (f"saved iteration {trainer.iteration}: {bytes_of(manifest.size)} in "
             f"{time.perf_counter() - began:.1f} s, {on_disk.folder_of(root, trainer.iteration)}")
 
 
@@ -75,8 +75,8 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor)]
     if not boxes:
         return [], {}
-    shapes = {on_disk.key_of(name, box): shape_of(box) for name, box in boxes}
-    names = {on_disk.file_of(state, rank): state for state in trainer.optimizer.states}
+    shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
+    names = {file_of(state, rank): state for state in trainer.optimizer.states}
     return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
                                              (finite(trainer, piece, state) for piece in pieces))
                    for name, state in names.items()}
@@ -104,7 +104,7 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
             tensors[name].boxes.append((box, rank))
     follows = trainer.scaler.scaling.loss_scale is None
     manifest = Manifest(trainer.iteration, trainer.optimizer.iteration,
-                        list(trainer.scaler.state) if follows else None, trainer.precision.main,
+                        trainer.scaler.state if follows else None, trainer.precision.main,
                         model_of(trainer.model), settings, tensors, sealed)
     on_disk.publish(root, aside, manifest)
     return manifest
@@ -119,7 +119,7 @@ def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
     load_states(trainer, root, manifest, list(trainer.optimizer.states))
     trainer.iteration, trainer.optimizer.iteration = manifest.iteration, manifest.updates
     if manifest.loss_scale is not None and trainer.scaler.scaling.loss_scale is None:
-        trainer.scaler.state = ScaleState(*manifest.loss_scale)
+        trainer.scaler.state = manifest.loss_scale
     trainer.take_over()
 
 
@@ -170,7 +170,7 @@ def check_files(root: str, folder: str, sealed: dict[str, Sealed]) -> None:
 def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[str]) -> None:
     """On all ranks, once all files of these states are found to be as they were."""
     world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
-    files = [(name, file) for name, file in manifest.files.items() if on_disk.state_of(name) in states]
+    files = [(name, file) for name, file in manifest.files.items() if state_of(name) in states]
     world.from_each(lambda: check_files(root, folder, dict(files[world.rank::world.size])),
                     "the checkpoint's checksums")
     world.from_each(lambda: read_states(trainer, folder, manifest, states), "what the checkpoint holds")
@@ -198,7 +198,7 @@ def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
 def told(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
     """What is loaded, and how this run differs from the one that saved it, for a person."""
     folder = on_disk.folder_of(root, manifest.iteration)
-    lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.bytes)}, {folder}"]
+    lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.size)}, {folder}"]
     if manifest.dtype != dtype:
         lines.append(f"its weights and moments are {manifest.dtype}, and {dtype} from now on")
     without_effect = {"initial_loss_scale"} if manifest.loss_scale is not None else set()

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 from tempfile import TemporaryDirectory
@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from mpi_impl.arrays import moved_to
-from mpi_impl.checkpoints.formats import open_tensors, read_json
+from mpi_impl.formats import open_tensors, read_json
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
 from mpi_impl.checkpoints.huggingface_layout import Place
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.files import writing
+from mpi_impl.files import LARGEST, path_inside, writing
 from mpi_impl.training.trainer import Trainer
 from reference.config import ARCHITECTURES, ModelConfig
 from reference.errors import UserError
@@ -49,6 +49,13 @@ def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[Place]]]:
 # ---- in -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class WeightIndex:
+    """What the index of several files says."""
+
+    weight_map: dict[str, str]       # from the names of tensors to those of files
+
+
 class Weights:
     """The tensors in a folder, by their names without the prefix, in one file or in several with an index."""
 
@@ -61,6 +68,9 @@ class Weights:
             file = open_tensors(path)
             for name in file.keys():                             # noqa: SIM118 - it is no dict
                 self.found[self.short_name(name)] = path, file, name
+        if self.num_layers > len(self.found):    # before as many are declared as it says
+            raise UserError(f"{os.path.join(folder, CONFIG)} asks for {self.num_layers:,} layers, but {self.files()} "
+                            f"has {len(self.found):,} tensors in all. Give the files of one model.")
 
     def short_name(self, name: str) -> str:
         """Without the prefix, and as it is called today."""
@@ -73,10 +83,8 @@ class Weights:
         if os.path.isfile(one):
             return [one]
         if os.path.isfile(index):
-            names = read_json(index).get("weight_map")
-            if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-                raise UserError(f"{index} has no weight_map, from the names of tensors to those of files.")
-            return [os.path.join(self.folder, name) for name in sorted(set(names.values()))]
+            names = read_json(index, WeightIndex, LARGEST).weight_map
+            return [path_inside(self.folder, name, index) for name in sorted(set(names.values()))]
         for name in PICKLES:
             if os.path.isfile(os.path.join(self.folder, name)):
                 raise UserError(f"{os.path.join(self.folder, name)} is a pickle, which is never opened: it could run "

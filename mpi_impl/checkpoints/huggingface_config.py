@@ -4,16 +4,18 @@ Both have the same models, so few fields need more than another name. What is le
 `transformers` gives it. A field that asks for something that is not built here is refused, and none is passed over.
 """
 import argparse
+import difflib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
-from mpi_impl.checkpoints.formats import read_json
+from mpi_impl.formats import Object, read_json
 from mpi_impl.checkpoints.gpt2_layout import GPT2
 from mpi_impl.checkpoints.huggingface_layout import Layout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
+from mpi_impl.files import is_there
 from reference.config import ModelConfig, option
 from reference.errors import UserError
 
@@ -76,18 +78,29 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
 def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
     """That of the model in a folder, and all that its config.json says. Raises UserError."""
     path = os.path.join(folder, CONFIG)
-    if not os.path.isfile(path):
+    if not is_there(path):
         raise UserError(f"--load-hf {folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
-    found = read_json(path)
+    found = read_json(path, Object)
     if str(found.get("model_type")) not in LAYOUTS:
         raise UserError(f"{path} says that model_type is {found.get('model_type')!r}, but only {', '.join(LAYOUTS)} "
                         "can be loaded.")
     return LAYOUTS[found["model_type"]], found
 
 
+def notes(folder: str) -> str:
+    """Lines about fields of config.json that nobody reads, and that look like a slip of one that is not there."""
+    layout, found = layout_in(folder)
+    absent = [name for name in (*layout.fields, *layout.fixed) if name not in found]
+    slips = {name: close[0] for name in found if name not in layout.fields
+             if (close := difflib.get_close_matches(name, absent, n=1, cutoff=0.85))}
+    return "".join(f"\nnote: {os.path.join(folder, CONFIG)} has {name}, which means nothing; {meant} is not there, and "
+                   f"so is {layout.fields.get(meant, layout.fixed.get(meant, ('',))[0])}"
+                   for name, meant in slips.items())
+
+
 def checked(path: str, name: str, value, kind: type):
     """A whole number may stand for another; a bool is no number."""
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= 1 << 53:
         value = float(value)
     if type(value) is not kind:
         expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]

@@ -3,10 +3,10 @@ import json
 import os
 from typing import Any
 
-from mpi_impl.checkpoints.formats import read_json
+from mpi_impl.formats import Object, read_json
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, BytePairTokenizer, GPT2BPETokenizer,
                                      LibraryTokenizer, Tokenizer, WordPieceTokenizer)
-from mpi_impl.files import reading
+from mpi_impl.files import LARGEST, read_bytes
 from reference.errors import UserError
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
@@ -20,7 +20,7 @@ def tokenizer_in(folder: str) -> dict[str, str]:
                                        for name in (VOCABULARY, MERGES, WORD_PIECES, SETTINGS))
     if os.path.isfile(pairs) and os.path.isfile(merges):
         return {"tokenizer_type": GPT2BPETokenizer.name, "vocab_file": pairs, "merge_file": merges}
-    found = read_json(settings) if os.path.isfile(settings) else {}
+    found = read_json(settings, Object) if os.path.isfile(settings) else {}
     lower = found.get("do_lower_case", True)                     # what is left out is what transformers takes
     as_here = found.get("strip_accents") in (None, lower) and found.get("tokenize_chinese_chars", True)
     if not os.path.isfile(pieces) or not as_here:
@@ -37,15 +37,15 @@ def check_words(folder: str, tokenizer: Tokenizer, advice: str) -> None:
         return
     assert isinstance(tokenizer, LibraryTokenizer)
     words = tokenizer.library.get_vocab()
-    for word, i in (read_json(path) if name == VOCABULARY else read_word_pieces(path)).items():
+    for word, i in (read_json(path, dict[str, int], LARGEST) if name == VOCABULARY else read_word_pieces(path)).items():
         if words.get(word) != i:
             raise UserError(f"{path} has another number for the token {word!r} than the {tokenizer.name}. {advice}")
 
 
 def read_word_pieces(path: str) -> dict[str, int]:
     """A token in each line, which is its number."""
-    with reading(path), open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return {line.rstrip(): i for i, line in enumerate(file)}
+    text = read_bytes(path).decode("utf-8", errors="replace")
+    return {line.rstrip(): i for i, line in enumerate(text.removesuffix("\n").split("\n"))}
 
 
 def save_tokenizer(folder: str, tokenizer: Tokenizer) -> None:

@@ -16,103 +16,20 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from itertools import chain
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError
 
-from mpi_impl.checkpoints.formats import open_tensors
-from mpi_impl.files import reading, writing
+from mpi_impl.checkpoints.manifest import FORMAT, TYPES, Manifest, Sealed, key_of, file_of
+from mpi_impl.files import is_there, opened_to_read, read_bytes, writing
+from mpi_impl.formats import open_tensors, sentence
 from reference.boxes import Box, inside, overlap, shape_of
 from reference.errors import UserError
 
-FORMAT = 1
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST, SEAL = "manifest.json", "manifest.json.sha256"
-TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
-
-
-class Sealed(NamedTuple):
-    """A file as it was written."""
-
-    bytes: int
-    sha256: str
-
-
-class Stored(NamedTuple):
-    """A tensor, and where its elements are: each in one box, in the files of one rank."""
-
-    shape: tuple[int, ...]
-    boxes: list[tuple[Box, int]]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint holds. Raises ValueError if its boxes are more or less than its tensors."""
-
-    iteration: int                # steps done
-    updates: int                  # of the weights: less, where steps were skipped
-    loss_scale: list | None       # what a scale that follows the gradients depends on
-    dtype: str                    # of all states
-    model: dict[str, Any]         # the ModelConfig
-    settings: dict[str, Any]      # of the run, by the options' names
-    tensors: dict[str, Stored]
-    files: dict[str, Sealed]
-
-    def __post_init__(self):
-        for name, (shape, boxes) in self.tensors.items():
-            if sum(prod(shape_of(box)) for box, _ in boxes) != prod(shape):
-                raise ValueError(f"{name} {shape} is not {boxes}")
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files.values())
-
-    def text(self) -> str:
-        """As JSON that a person can read."""
-        content = {field.name: getattr(self, field.name) for field in fields(self)}
-        content["tensors"] = {name: {"shape": shape, "ranks_of_boxes": {text_of(box): rank for box, rank in boxes}}
-                              for name, (shape, boxes) in self.tensors.items()}
-        content["files"] = {name: file._asdict() for name, file in self.files.items()}
-        return json.dumps({"format": FORMAT} | content, indent=1) + "\n"
-
-    @classmethod
-    def from_text(cls, text: str) -> "Manifest":
-        """Raises ValueError, TypeError or KeyError for anything else."""
-        content = json.loads(text)
-        if content.pop("format") != FORMAT:
-            raise ValueError
-        content["tensors"] = {name: Stored(tuple(tensor["shape"]), [
-            (box_of(box), rank) for box, rank in tensor["ranks_of_boxes"].items()])
-            for name, tensor in content["tensors"].items()}
-        content["files"] = {name: Sealed(**file) for name, file in content["files"].items()}
-        return cls(**content)
-
-
-def text_of(box: Box) -> str:
-    """'0:3,4:8', as one would write it in brackets."""
-    return ",".join(f"{along.start}:{along.stop}" for along in box)
-
-
-def box_of(text: str) -> Box:
-    return tuple(slice(*map(int, along.split(":"))) for along in text.split(","))
-
-
-def key_of(tensor: str, box: Box) -> str:
-    """What a box is called in a file."""
-    return f"{tensor}[{text_of(box)}]"
-
-
-def file_of(state: str, rank: int) -> str:
-    return f"{state}-{rank:05}.safetensors"
-
-
-def state_of(file: str) -> str:
-    """The inverse of file_of."""
-    return file.rsplit("-", 1)[0]
-
 
 def folder_of(root: str, iteration: int) -> str:
     return os.path.join(root, f"iter_{iteration:07}")
@@ -216,9 +133,9 @@ def seal_of(manifest: bytes) -> bytes:
 def tracked(root: str) -> int | None:
     """The iteration that the tracker names; None if there is no tracker. Raises UserError."""
     path = os.path.join(root, TRACKER)
-    if not os.path.exists(path):
+    if not is_there(path):
         return None
-    content = read(path)
+    content = read_bytes(path, 1000)
     if not re.fullmatch(rb"\d{1,15}\n?", content):
         raise UserError(f"{path} holds {content[:30]!r}, but must hold the number of an iteration.{others(root)}")
     return int(content)
@@ -245,31 +162,28 @@ def read_manifest(root: str) -> Manifest:
     if not os.path.isdir(folder):
         raise UserError(f"{os.path.join(root, TRACKER)} names iteration {iteration}, but {folder} is not there."
                         f"{others(root)}")
-    text = read(path)
-    if read(os.path.join(folder, SEAL)) != seal_of(text):
+    text = read_bytes(path)
+    if read_bytes(os.path.join(folder, SEAL), 1000) != seal_of(text):
         raise UserError(f"{path} is damaged, or {SEAL} beside it: that is not its checksum.{others(root)}")
     try:
-        manifest = Manifest.from_text(text.decode())
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is not a manifest of format {FORMAT}, the only one that is known here.") from error
+        manifest = Manifest.from_text(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a manifest of format {FORMAT}, the only one that is known here: "
+                        f"{sentence(error)}.") from error
     if manifest.iteration != iteration:
         raise UserError(f"{path} is of iteration {manifest.iteration}: the folder has been given another's name.")
     return manifest
 
 
-def read(path: str) -> bytes:
-    with reading(path), open(path, "rb") as file:
-        return file.read()
-
-
 def check_file(root: str, folder: str, name: str, sealed: Sealed) -> None:
     """Raises UserError if a file is not as it was written. It is read once, a little at a time."""
     path = os.path.join(folder, name)
-    if not os.path.exists(path):
+    if not is_there(path):
         raise UserError(f"{path} is missing.{others(root)}")
-    with reading(path), open(path, "rb") as file:
-        size, sha256 = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-    if (size, sha256) != sealed:
+    with opened_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        same = size == sealed.bytes and hashlib.file_digest(file, "sha256").hexdigest() == sealed.sha256
+    if not same:
         fault = (f"it has {size:,} bytes, and {sealed.bytes:,} were written" if size != sealed.bytes else
                  f"its checksum is not the one in {MANIFEST}")
         raise UserError(f"{path} is damaged: {fault}.{others(root)}")
@@ -279,7 +193,7 @@ class StateReader:
     """Reads boxes of the tensors of one state, from all the files that have a part of them."""
 
     def __init__(self, folder: str, state: str, manifest: Manifest):
-        self.folder, self.state, self.tensors = folder, state, manifest.tensors
+        self.folder, self.state, self.tensors, self.format = folder, state, manifest.tensors, TYPES[manifest.dtype]
         self.files: dict[int, Any] = {}       # those that were needed so far, by rank; nothing of them is in memory
 
     def read(self, tensor: str, box: Box, out) -> None:
@@ -291,6 +205,10 @@ class StateReader:
                     self.files[rank] = open_tensors(path)
                 try:
                     part = self.files[rank].get_slice(key_of(tensor, stored))
+                    found, expected = (part.get_dtype(), part.get_shape()), (self.format, list(shape_of(stored)))
+                    if found != expected:
+                        raise UserError(f"{path} holds {key_of(tensor, stored)} as {found}, but {MANIFEST} says that "
+                                        f"it is {expected}.")
                     out[inside(common, box)] = part[inside(common, stored)]
                 except (OSError, SafetensorError) as error:
                     raise UserError(f"{path} cannot be read: {error}.") from error

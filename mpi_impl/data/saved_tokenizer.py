@@ -7,7 +7,7 @@ import os
 
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
                                      LibraryTokenizer, NullTokenizer, Tokenizer, TrainedTokenizer)
-from mpi_impl.files import reading, writing
+from mpi_impl.files import reading, replacing, write_whole
 from reference.errors import UserError
 
 SAVED = "tokenizer.json"
@@ -16,13 +16,11 @@ SAVED = "tokenizer.json"
 def save(tokenizer: Tokenizer, folder: str) -> None:
     """Write it to a folder that is there, whole or not at all. Raises UserError if that cannot be."""
     path = os.path.join(folder, SAVED)
-    with writing(path):
-        if isinstance(tokenizer, LibraryTokenizer):
-            tokenizer.save(f"{path}.tmp")
-        else:
-            with open(f"{path}.tmp", "w") as file:
-                json.dump({NullTokenizer.name: tokenizer.vocab_size}, file)
-        os.replace(f"{path}.tmp", path)
+    if isinstance(tokenizer, LibraryTokenizer):
+        with replacing(path) as aside:
+            tokenizer.save(aside)
+    else:
+        write_whole(path, json.dumps({NullTokenizer.name: tokenizer.vocab_size}))
 
 
 def is_saved(folder: str) -> bool:

@@ -15,10 +15,11 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_folder, check_writable, writing
+from mpi_impl.files import check_folder, check_picture
 from mpi_impl.reports.charts import GRID, MEMORY
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
+from mpi_impl.reports.pictures import save
 from mpi_impl.reports.tables import aligned, unit_for
 from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
@@ -35,6 +36,7 @@ FAR = "far memory"
 
 PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
 PALE = 0.7            # of white, under the hatches
+DPI = 150
 
 
 INTRODUCTION = """\
@@ -95,12 +97,11 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 def check_output(path: str) -> None:
     """Make the picture's folder if it is not there: a fresh clone has none. Raises UserError."""
     check_folder(os.path.dirname(path) or ".")
-    check_writable(path, None)
+    check_picture(path, "--output")
 
 
 def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], model: ModelConfig) -> None:
-    with writing(options.output):
-        draw(options.output, panels, f"a GPT of {parameters(model):,} parameters in {options.dtype}")
+    draw(options.output, panels, f"a GPT of {parameters(model):,} parameters in {options.dtype}")
     print(f"drawn in {options.output}", flush=True)
 
 
@@ -257,7 +258,7 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
 
     unit, name = unit_for(max(sum(parts(most(one).held).values()) for found in panels.values() for one in found))
     rows = [len(found) for found in panels.values()]
-    figure = Figure((10, 0.52 * sum(rows) + 2.2), dpi=150, layout=ConstrainedLayoutEngine(h_pad=0.08))
+    figure = Figure((10, 0.52 * sum(rows) + 2.2), dpi=DPI, layout=ConstrainedLayoutEngine(h_pad=0.08))
     all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=rows)
     for axes, (title, found) in zip(all_axes, panels.items(), strict=True):
         for row, one in enumerate(found):
@@ -272,7 +273,7 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
                             "it works", fontsize=9)
     figure.suptitle(f"Who holds what: {model}", x=0.01, ha="left", fontsize=12)
     draw_legend(figure)
-    figure.savefig(path, format="png")
+    save(figure, path, DPI)
 
 
 def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:

@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 from mpi_impl.data.corpus import kind
-from mpi_impl.files import reading
+from mpi_impl import files
 from reference.errors import UserError
 
 
@@ -14,11 +14,7 @@ def read_text(path: str | Path, wanted: str) -> str:
     """
     if kind("--data-path", str(path)) != "file":
         raise UserError(f"--data-path leads to {path}, and there is no such file. Give the path of {wanted}.")
-    try:
-        with reading(str(path)):
-            text = Path(path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text ({error.reason}). Give the path of {wanted}.") from error
+    text = files.read_text(str(path))
     if not text.strip():
         raise UserError(f"{path} is empty. Give the path of {wanted}.")
     return text

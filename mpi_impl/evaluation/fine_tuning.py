@@ -17,8 +17,8 @@ from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrain
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.telling import Telling
-from mpi_impl.files import check_folder
 from mpi_impl.generation.replica import trained
+from mpi_impl.outputs import check_outputs
 from mpi_impl.reports import forecast
 from mpi_impl.reports.introduction import introduction
 from mpi_impl.reports.metrics import Metrics
@@ -69,10 +69,7 @@ class FineTuning:
 
     def find_model(self) -> Pretrained:
         """On rank 0: the model is there, and what will be written can be."""
-        self.telling.check(self.args.data_path)
-        for folder in (self.args.offload_folder, self.args.save):
-            if folder:
-                check_folder(folder)
+        check_outputs(self.args)
         if self.args.save and on_disk.tracked(self.args.save) is not None:
             raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
                             "one's. Choose another folder.")

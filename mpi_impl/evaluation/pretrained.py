@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from mpi_impl.checkpoints import checkpoint, huggingface, on_disk
 from mpi_impl.checkpoints.bert_layout import OF_MODEL
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
 from mpi_impl.checkpoints.on_disk import Manifest
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer, given_tokenizer
@@ -37,7 +37,8 @@ class Pretrained(NamedTuple):
     def told(self) -> str:
         head = "tuned before" if self.tuned else "with a new head for choices"
         iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
-        return f"it begins with the weights{iteration} in {self.folder}, {head}"
+        slips = "" if self.manifest else notes(self.folder)
+        return f"it begins with the weights{iteration} in {self.folder}, {head}{slips}"
 
 
 def architecture_of(args) -> str:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from mpi_impl.files import check_writable, open_for_writing, writing
+from mpi_impl.files import open_for_writing, writing
 from mpi_impl.reports.metrics import duration
 
 PAUSE = 10.0     # seconds between two words of progress
@@ -16,11 +16,6 @@ class Telling:
     def __init__(self, path: str | None, speaks: bool):
         self.path, self.speaks = path if speaks else None, speaks
         self.file: TextIO | None = None
-
-    def check(self, read: str) -> None:
-        """Raises UserError if the file cannot be written, or is the one that is `read`. What is in it stays."""
-        if self.path:
-            check_writable(self.path, read)
 
     def say(self, text: str) -> None:
         if self.speaks:

@@ -20,6 +20,7 @@ from mpi_impl.evaluation.telling import Telling
 from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
+from mpi_impl.outputs import check_outputs
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.training.batches import Batches, reads
 from reference.config import ModelConfig
@@ -73,7 +74,7 @@ class ZeroShot(ABC):
 
     def find_model(self) -> tuple[Source, Tokenizer]:
         """On rank 0."""
-        self.telling.check(self.args.data_path)
+        check_outputs(self.args)
         check_architecture(self.args, architecture_of(self.args))
         source = find(self.args)
         return source, source.tokenizer(self.args)

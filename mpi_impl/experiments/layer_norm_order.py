@@ -16,7 +16,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_picture, writing
+from mpi_impl.files import check_picture
 from mpi_impl.reports.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
@@ -56,8 +56,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     if ranks.rank == 0:
         print(f"\n{table(losses, args.train_iters)}\n")
         from mpi_impl.experiments.curves import draw_curves     # matplotlib takes a second to import
-        with writing(args.plot):
-            draw_curves(args.plot, losses, CHANCE)
+        draw_curves(args.plot, losses, CHANCE)
         print(f"losses drawn in {args.plot}", flush=True)
     ranks.from_all(None)
 

@@ -1,13 +1,13 @@
 """Where the weights come from, and with them the model's sizes and its tokenizer: the user need not repeat them."""
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, tokenizer_in
-from mpi_impl.checkpoints.on_disk import Manifest, Sealed
+from mpi_impl.checkpoints.manifest import Manifest, Sealed, state_of
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
@@ -72,9 +72,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def model(self) -> ModelConfig:
-        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value      # JSON knows no tuples
-                                  for name, value in self.manifest.model.items()}
-        return ModelConfig(**values)
+        return self.manifest.config
 
     def checked(self) -> Self:
         if self.model.architecture != "gpt":
@@ -113,7 +111,7 @@ class Checkpoint(NamedTuple):
 
     def files(self) -> dict[str, Sealed]:
         """Those of the parameters."""
-        return {name: file for name, file in self.manifest.files.items() if on_disk.state_of(name) == "parameters"}
+        return {name: file for name, file in self.manifest.files.items() if state_of(name) == "parameters"}
 
     def told(self) -> str:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
@@ -148,4 +146,4 @@ class HuggingFace(NamedTuple):
         return read
 
     def told(self) -> str:
-        return f"loaded the weights in {self.folder}"
+        return f"loaded the weights in {self.folder}{notes(self.folder)}"

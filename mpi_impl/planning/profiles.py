@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from mpi_impl.files import reading, writing
+from mpi_impl.files import reading, write_whole
 from reference.errors import UserError
 from reference.hardware import Hardware, Link, Passes
 
@@ -95,8 +95,7 @@ def save(hardware: Hardware, path: str) -> None:
                        *(f"{one.name} = {toml(getattr(value, one.name))}" for one in fields(value))]
         elif field.name != "name":
             lines.append(f"{field.name} = {toml(value)}")
-    with writing(path), open(path, "w", encoding="utf-8") as file:
-        print("\n".join([*lines, *tables]), file=file)
+    write_whole(path, "\n".join([*lines, *tables, ""]))
 
 
 def toml(value: Any) -> str:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mpi_impl.arrays import to_host, widened
-from mpi_impl.files import check_folder, writing
+from mpi_impl.files import check_folder, write_whole, writing
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recording import ALIKE, INDEX, Part
@@ -89,8 +89,8 @@ class RecordedSteps:
                             "elsewhere.")
 
     def write_index(self, everyone: list[list]) -> None:
-        with writing(path := os.path.join(self.folder, INDEX)), open(path, "w") as file:
-            json.dump({"about": self.about, "parts": [entry for index in everyone for entry in index]}, file)
+        index = {"about": self.about, "parts": [entry for index in everyone for entry in index]}
+        write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 
 def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:

@@ -4,20 +4,37 @@ A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.js
 the parts, and with a safetensors file for each rank and iteration, which holds their values. The list is written after
 the values: a folder without one is no recording. Formats of two bytes are stored as float32.
 """
-import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
+from mpi_impl.files import LARGEST, check_readable, is_there, path_inside
+from mpi_impl.formats import read_json, sentence
 from mpi_impl.recording.names import PHASES, Key, place_of
+from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
+from reference.precision import FORMATS
 
 INDEX = "recording.json"
 ALIKE = ("model", "optimizer", "seed", "global batch size", "sequence length")     # in runs that can be compared
+
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+@dataclass
+class Index:
+    """What recording.json holds. Of a part: iteration, phase, name; rank, first, shape, summed, file, name there."""
+
+    about: dict[str, Any]
+    parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
 
 
 class Part(NamedTuple):
@@ -59,31 +76,42 @@ def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, Part, Any]]) -> 
 
 
 def read(folder: str) -> Recording:
-    """Raises UserError for a folder that holds no recording."""
+    """Read a recording. Raises UserError for a folder that holds none, or one that makes no sense."""
     path = os.path.join(folder, INDEX)
+    if not is_there(path):
+        raise UserError(f"{folder} holds no recording: {path} is not there. A recording is a folder that `pretrain_gpt "
+                        "--record` has written to its end.")
+    found = read_json(path, Index, LARGEST)
+    recording = Recording(found.about, lambda part: load(folder, part))
     try:
-        with open(path) as file:
-            found = json.load(file)
-        recording = Recording(found["about"], lambda part: load(folder, part))
-        if not set(ALIKE) < set(recording.about):
-            raise ValueError
-        for iteration, phase, name, rank, first, shape, summed, file_name, entry in found["parts"]:
-            key, part = Key(iteration, phase, name), Part(rank, tuple(first), tuple(shape), summed, file_name, entry)
-            if phase not in PHASES:
-                raise ValueError
+        check_about(found.about)
+        for iteration, phase, name, rank, first, shape, summed, file, entry in found.parts:
+            key, part = Key(iteration, phase, name), Part(rank, first, shape, summed, file, entry)
+            if phase not in PHASES or len(first) != len(shape):
+                raise ValueError(f"{key} is no part of a tensor")
             place_of(name)      # raises ValueError for a name that no tensor has
             recording.parts.setdefault(key, []).append(part)
-    except OSError as error:
-        raise UserError(f"{folder} holds no recording: {path} cannot be read ({error.strerror}). A recording is a "
-                        "folder that `pretrain_gpt --record` has written to its end.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder} holds no recording: {path} is not what `pretrain_gpt --record` writes.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not what `pretrain_gpt --record` writes: {sentence(error)}.") from error
+    if not recording.parts:
+        raise UserError(f"{path} lists no tensor: the run was ended before its first iteration. Record it again.")
     return recording
 
 
+def check_about(about: dict[str, Any]) -> None:
+    """Raises ValueError unless this is a description of a run."""
+    if missing := {*ALIKE, "format", "parallel"} - about.keys():
+        raise ValueError(f"it does not tell the {min(missing)}")
+    for name, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("parallel", ParallelConfig)):
+        msgspec.convert(about[name], kind)
+    if about["format"] not in FORMATS:
+        raise ValueError(f"there is no format {about['format']}")
+
+
 def load(folder: str, part: Part):
-    """A part's values, from disk."""
-    path = os.path.join(folder, part.file)
+    """Read a part's values from disk."""
+    path = path_inside(folder, part.file, INDEX)
+    check_readable(path)
     try:
         with safe_open(path, "numpy") as file:
             values = file.get_tensor(part.name)

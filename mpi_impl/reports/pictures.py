@@ -1,10 +1,13 @@
 """Pictures as files."""
 from matplotlib.figure import Figure
 
-from mpi_impl.files import writing
+from mpi_impl.files import replacing
 
 
-def save(figure: Figure, path: str) -> None:
-    """Its name says in what format. No date goes in, so that the same picture is the same file. Raises UserError."""
-    with writing(path):
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.endswith(".svg") else None)
+def save(figure: Figure, path: str, dpi: int = 130) -> None:
+    """Write a picture, whole or not at all, in the format that its name says. Raises UserError.
+
+    No date goes in, so that the same picture is the same file.
+    """
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=dpi, metadata={"Date": None} if path.endswith(".svg") else None)

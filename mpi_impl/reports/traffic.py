@@ -3,10 +3,10 @@
 On several hosts it also tells how many of the ring's bytes stay inside hosts, and how many cross between them.
 """
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
+from mpi_impl.files import write_whole
 from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
 from reference.cost import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
@@ -137,7 +137,7 @@ def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, wo
 
 
 def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> None:
-    """The same lines as a JSON list of objects."""
+    """Write the same lines as a JSON list of objects. Raises UserError."""
     lines = compare(ledger, traffic(c, p, b, s, work))
     rows = [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
              "ring_bytes": ring_bytes(line.entry, line.total),
@@ -145,4 +145,4 @@ def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: 
              "predicted_calls": line.predicted.calls if line.predicted else None,
              "predicted_elements": line.predicted.elements if line.predicted else None,
              "formula": line.predicted.formula if line.predicted else None} for line in lines]
-    Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+    write_whole(path, json.dumps(rows, indent=1) + "\n")

@@ -8,10 +8,11 @@ import json
 from collections.abc import Iterator, Sequence
 
 from mpi_impl.comm.trace import Slice
+from mpi_impl.files import write_whole
 
 
 def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:
-    """Each rank's slices, on one clock. Raises ValueError if two of a stream overlap, OSError if it cannot write."""
+    """Each rank's slices, on one clock. Raises ValueError if two of a stream overlap, UserError if it cannot write."""
     streams = sorted({s.stream for slices in ranks for s in slices}, key=lambda stream: (stream != "compute", stream))
     events: list[dict] = []
     for rank, slices in enumerate(ranks):
@@ -23,9 +24,8 @@ def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:
                        metadata("thread_sort_index", i, process, thread)]
             own = [s for s in slices if s.stream == stream]
             events += [{"ph": "X", "pid": process, "tid": thread, **event} for event in complete_events(own, rank)]
-    with open(path, "w") as file:
-        lines = ",\n".join(map(json.dumps, events))
-        file.write(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
+    lines = ",\n".join(map(json.dumps, events))
+    write_whole(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
 
 
 def metadata(what: str, value: str | int, process: int, thread: int | None = None) -> dict:

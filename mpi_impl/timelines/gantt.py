@@ -11,6 +11,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
+from mpi_impl.reports.pictures import save
 from mpi_impl.timelines.timelines import timeline_of
 from reference.actions import KINDS
 
@@ -49,8 +50,8 @@ class Cell(NamedTuple):
 
 
 def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> None:
-    """Draw panels above one another with one time axis, and save the picture as a PNG."""
-    timelines_figure(panels, seconds).savefig(path, format="png")
+    """Draw panels above one another with one time axis, and save the picture. Raises UserError."""
+    save(timelines_figure(panels, seconds), path, DPI)
 
 
 def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Figure:

@@ -1,7 +1,6 @@
 """A training run from its options to its reports, whatever the model: the programs pretrain_gpt and pretrain_bert are
 this, each with its own samples.
 """
-import os
 import time
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -12,7 +11,7 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, read_config
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.clock import VirtualClock, WallClock
@@ -29,7 +28,7 @@ from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.device import device_of
 from mpi_impl.entry import give_up
-from mpi_impl.files import check_folder, check_writable, writing
+from mpi_impl.outputs import check_outputs
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast
 from mpi_impl.reports import memory
@@ -38,7 +37,7 @@ from mpi_impl.reports import throughput
 from mpi_impl.reports import traffic
 from mpi_impl.reports.introduction import introduction
 from mpi_impl.reports.metrics import Metrics
-from mpi_impl.timelines.tracing import TIMELINE, TRACE, TracedSteps
+from mpi_impl.timelines.tracing import TracedSteps
 from mpi_impl.training.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
@@ -135,21 +134,10 @@ class Pretraining(ABC):
 
     def check_files(self) -> Manifest | None:
         """On rank 0: what will be written can be, and what is to be loaded is there. -> the checkpoint, if one is."""
-        self.check_outputs()
+        check_outputs(self.args)
         loaded = self.check_checkpoints()
         self.check_weights()
         return loaded
-
-    def check_outputs(self) -> None:
-        """Every file that will be written can be."""
-        for folder in (self.args.trace, self.args.offload_folder, self.args.save_hf, self.args.record):
-            if folder:
-                check_folder(folder)
-        traces = [os.path.join(self.args.trace, name) for name in (TRACE, TIMELINE)] if self.args.trace else []
-        for path in (self.args.metrics_file, self.args.ledger, self.args.plot, *traces):
-            if path:
-                for word in self.args.data_path or [None]:
-                    check_writable(path, word)
 
     def check_checkpoints(self) -> Manifest | None:
         """The checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
@@ -160,7 +148,6 @@ class Pretraining(ABC):
             checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
             checkpoint.check_iterations(a.load, manifest, a.train_iters)
         if a.save:
-            check_folder(a.save)
             check_free(a.save, manifest.iteration + 1 if manifest else 1)
         return manifest
 
@@ -231,7 +218,7 @@ class Pretraining(ABC):
             self.say(throughput.counted(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
-                     f"{self.args.attention_dropout:g} of attention's probabilities")
+                     f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
         if self.loaded:
             self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
@@ -319,15 +306,13 @@ class Pretraining(ABC):
         sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size, self.args.seq_length, work)
         print(f"\n{traffic.report(*sizes)}\n", flush=True)
         if self.args.ledger:
-            with writing(self.args.ledger):
-                traffic.write_json(self.args.ledger, *sizes)
+            traffic.write_json(self.args.ledger, *sizes)
 
     def write_trace(self, traced: TracedSteps) -> None:
         folder, parallel = self.args.trace, self.settings.parallel
         elements = self.args.micro_batch_size * self.args.seq_length * self.args.hidden_size // parallel.sent_parts
-        with writing(folder):
-            traced.write(folder, schedule_of(parallel, self.settings.microbatches),
-                         elements * self.settings.precision.form.bytes)
+        traced.write(folder, schedule_of(parallel, self.settings.microbatches),
+                     elements * self.settings.precision.form.bytes)
         self.say(f"\nthe last {len(traced.steps)} steps are in {folder}: trace.json opens in https://ui.perfetto.dev, "
                  "and timeline.png shows the very last one beside its prediction")
 
@@ -345,8 +330,7 @@ class Pretraining(ABC):
                   f"unigram model of the corpus gives {self.sources.baseline:.4f}, on all of the validation part")
         if self.args.plot:
             from mpi_impl.reports.losses import plot_losses   # matplotlib takes a second to import
-            with writing(self.args.plot):
-                plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
+            plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
             print(f"losses drawn in {self.args.plot}")
 
     def say(self, text: str) -> None:

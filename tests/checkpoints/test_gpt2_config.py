@@ -1,9 +1,10 @@
 """config.json: read as the model's options, written as transformers reads it; what is not built here is refused."""
 import json
+import os
 
 import pytest
 
-from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, read_config
+from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, notes, read_config
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.training.arguments import parse
 from tests.checkpoints.gpt2_runs import options, said_of
@@ -81,10 +82,35 @@ def test_a_model_that_is_not_built_here_is_refused(folder, golden, change, sente
 
 
 def test_a_config_of_another_kind_of_file(folder):
-    for text, sentence in (("{", "is not JSON: Expecting property name"), ("[]", "is not a JSON object, but a list."),
-                           ("\xff", "is not JSON")):
+    for text, sentence in (("{", "is not JSON: input data was truncated"), ("\xff", "is not JSON"),
+                           ("[]", "does not hold what it should: expected `object`, got `array`"),
+                           ('{"a": ' + "[" * 100_000, "is not JSON that can be read: it is nested too deeply"),
+                           (" " * (1 << 20) + "{}", "has 1,048,578 bytes, but a file of its kind has at most")):
         (folder / CONFIG).write_bytes(text.encode("latin1"))
         said_of(lambda: parse(options(folder), 1), f"{folder / CONFIG} {sentence}")
+
+
+def test_a_config_that_never_ends_or_never_begins_is_refused(folder):
+    """A device, a pipe into which nobody writes, and a name that leads in a circle: each is named, and none is read."""
+    path = folder / CONFIG
+    for make, sentence in ((lambda: path.symlink_to("/dev/zero"), "cannot be read: it is a pipe or a device"),
+                           (lambda: os.mkfifo(path), "cannot be read: it is a pipe or a device"),
+                           (lambda: path.symlink_to(path), "cannot be looked up: Too many levels of symbolic links"),
+                           (lambda: path.mkdir(), "cannot be read: Is a directory")):
+        path.unlink()
+        make()
+        said_of(lambda: parse(options(folder), 1), f"{path} {sentence}")
+
+
+def test_a_misspelt_field_gets_a_note(folder, golden):
+    """It means nothing to transformers either, so it is no error; but what it was meant for has its default."""
+    config = golden["config"] | {"atun_pdrop": 0.5, "my_own": 1}
+    del config["attn_pdrop"]
+    (folder / CONFIG).write_text(json.dumps(config))
+    assert notes(str(folder)) == (f"\nnote: {folder / CONFIG} has atun_pdrop, which means nothing; attn_pdrop is not "
+                                  "there, and so is 0.1")
+    (folder / CONFIG).write_text(json.dumps(golden["config"]))
+    assert notes(str(folder)) == ""
 
 
 def test_only_a_gpt2_is_saved_as_one(tmp_path):

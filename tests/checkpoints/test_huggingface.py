@@ -209,6 +209,11 @@ def indexed(weight_map):
     return write
 
 
+def deeper(folder: Path):
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | {"n_layer": 10**9}))
+
+
 C_FC = "transformer_at_h_at_1_at_mlp_at_c_fc_at_weight"
 
 
@@ -224,7 +229,9 @@ C_FC = "transformer_at_h_at_1_at_mlp_at_c_fc_at_weight"
     (changed(h_at_2_at_ln_1_at_bias=np.zeros(8)), "has a tensor h.2.ln_1.bias, for which the model of the folder's "
      "config.json has no place."),
     (changed(lm_head_at_weight=np.zeros((11, 8))), "has a tensor lm_head.weight, for which the model of the folder's"),
-    (indexed(["a"]), "model.safetensors.index.json has no weight_map"),
+    (indexed(["a"]), "model.safetensors.index.json does not hold what it should: expected `object`, got `array`"),
+    (indexed({"wte.weight": "../b.safetensors"}), "index.json names the file '../b.safetensors', but a file beside it"),
+    (deeper, "config.json asks for 1,000,000,000 layers, but model.safetensors has "),
     (indexed({"wte.weight": "b.safetensors"}), "{folder}/b.safetensors cannot be read: No such file or directory."),
 ])
 @pytest.mark.parametrize("kind", ["tied"])

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mpi_impl.checkpoints import on_disk
-from mpi_impl.checkpoints.on_disk import TRACKER
+from mpi_impl.checkpoints.manifest import file_of, key_of
+from mpi_impl.checkpoints.on_disk import TRACKER, folder_of, read_manifest, tracked
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launch import LAUNCHER_FAILED, OPEN_MPI_SETTINGS
@@ -59,7 +59,7 @@ def any_topology(draw: random.Random) -> Topology:
 
 def saved(root: Path) -> int:
     """The last iteration that was."""
-    return on_disk.tracked(str(root)) or 0
+    return tracked(str(root)) or 0
 
 
 class Job:
@@ -134,15 +134,15 @@ class Outcome(NamedTuple):
 
 def outcome(root: Path) -> Outcome:
     """What the last checkpoint's files hold, joined to whole tensors."""
-    manifest = on_disk.read_manifest(str(root))
-    folder = Path(on_disk.folder_of(str(root), manifest.iteration))
+    manifest = read_manifest(str(root))
+    folder = Path(folder_of(str(root), manifest.iteration))
     parts = {name: load_file(folder / name) for name in manifest.files}
     states = {}
     for state in ("parameters", "m", "v"):
         for name, (shape, boxes) in manifest.tensors.items():
             whole = states[f"{state} {name}"] = np.full(shape, np.nan)
             for box, rank in boxes:
-                whole[box] = parts[on_disk.file_of(state, rank)][on_disk.key_of(name, box)]
+                whole[box] = parts[file_of(state, rank)][key_of(name, box)]
     return Outcome(states, (manifest.iteration, manifest.updates))
 
 
@@ -189,5 +189,5 @@ def test_a_run_that_is_killed_again_and_again(undisturbed, tmp_path, seed, fixed
     assert found.states.keys() == expected.states.keys()
     for name, whole in expected.states.items():
         np.testing.assert_allclose(found.states[name], whole, 0, 0 if fixed else 1e-10, err_msg=name)
-    folders = [on_disk.folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
+    folders = [folder_of("", iteration) for iteration in range(1, ITERATIONS + 1)]
     assert sorted(os.listdir(root)) == [*folders, TRACKER, SAVED], "something is left of what was not finished"

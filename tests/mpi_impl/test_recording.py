@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpi_impl.recording.completeness import check_whole, may_lack
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import PHASES, Key
 from mpi_impl.recording.not_finite import first_not_finite
@@ -69,17 +70,9 @@ def one_rank(ranks):
 def test_all_topologies_compute_the_same_tensors(ranks, one_rank, name):
     """Every tensor that one rank sees, other topologies see too, or a part of it that makes up the whole; and agree."""
     other = record(ranks, *PLANS[name])
+    check_whole(one_rank, other)
     found = compare(one_rank, other)
     assert not found.differences and found.worst.strain < 0.01 and found.compared > 800
-    missing = {(key.phase, key.name.split(".", 2)[-1]) for key in one_rank.parts.keys() - other.parts.keys()}
-    zero, recompute = PLANS[name][2].zero_stage, PLANS[name][2].recompute
-    if zero >= 2:
-        missing = {one for one in missing if one[0] != "gradients"}       # each microbatch's are sent, and gone
-    if recompute.granularity == "full":
-        missing = {one for one in missing if one[0] != "forward"}         # not kept, and seen when computed again
-    if recompute.selective:
-        missing -= {("forward", "attention.probs"), ("forward", "attention.probs_mask")}
-    assert not missing
 
 
 @pytest.mark.parametrize("form, choices", every_other_deep([
@@ -322,10 +315,33 @@ def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
     assert ["B, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
 
 
+def changed(change):
+    """What changes the list of parts in a folder."""
+    def spoil(folder):
+        content = json.loads((folder / INDEX).read_text())
+        change(content)
+        (folder / INDEX).write_text(json.dumps(content))
+    return spoil
+
+
+def put(content, i, value):
+    """The first part's i-th entry is another."""
+    content["parts"][0][i] = value
+
+
 @pytest.mark.parametrize("spoil, told", [
-    (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json cannot be read"),
-    (lambda folder: (folder / INDEX).write_text("[]"), "is not what `pretrain_gpt --record` writes"),
-    (lambda folder: (folder / INDEX).write_text(json.dumps({"about": {}, "parts": []})), "is not what"),
+    (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json is not there"),
+    (lambda folder: (folder / INDEX).write_text("[]"), "does not hold what it should: expected `object`, got `array`"),
+    (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold what it should"),
+    (lambda folder: (folder / INDEX).write_text(json.dumps({"about": {}, "parts": []})), "does not tell the format"),
+    (changed(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
+    (changed(lambda content: content["about"].update(seed="one", format="int8")), "no format int8"),
+    (changed(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
+    (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 9, at"),
+    (changed(lambda content: put(content, 2, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
+    (changed(lambda content: put(content, 4, [10**25])), "expected `int` <= 9007199254740992"),
+    (changed(lambda content: put(content, 4, [0, 0, 0, 0, 0])), "is no part of a tensor"),
+    (changed(lambda content: put(content, 7, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").write_bytes(b"x" * 50), "rank-0.*cannot be read"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
 def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
@@ -334,6 +350,33 @@ def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
     spoil(folder)
     with pytest.raises(UserError, match=told):
         compare(read(str(folder)), read(str(folder)))
+
+
+def test_half_a_recording_is_refused(ranks):
+    """Without an iteration, a tensor, a rank's part of one, or a part that other runs have: each is named."""
+    one, other = (record(ranks, n, of, plan) for n, of, plan in ((1, case(), Plan()), PLANS["tensor"]))
+    check_whole(one, other)
+    key = Key(2, "optimizer m", "blocks.0.mlp.w_in")
+    assert len({part.first for part in other.parts[key]}) > 1
+    far = [part._replace(first=(10**9,) * len(part.first)) for part in other.parts[key]]
+    for fewer, told in (
+            ({k: v for k, v in other.parts.items() if k.iteration == 1}, "A has recorded iterations 1 and 2, but B it"),
+            ({k: v for k, v in other.parts.items() if k != key}, f"B lacks a tensor that the other run has, {key}"),
+            (other.parts | {key: other.parts[key][:1]}, f"B lacks a part of {key}"),
+            (other.parts | {key: far}, "lacks a part of")):
+        with pytest.raises(UserError, match=told):
+            check_whole(one, replace(other, parts=fewer))
+    with pytest.raises(UserError, match="A lacks a tensor"):
+        check_whole(replace(one, parts={k: v for k, v in one.parts.items() if k != key}), other)
+
+
+def test_what_a_topology_need_not_have():
+    about = {"parallel": {"zero_stage": 2, "recompute": {"granularity": "none"}}}
+    recording = in_memory(about, [])
+    assert [may_lack(recording, Key(1, phase, f"blocks.0.{site}")) for phase, site in (
+        ("gradients", "mlp.w_in"), ("forward", "attention.probs"), ("backward", "input"), ("recompute", "mlp.hidden"),
+        ("forward", "mlp.hidden"), ("backward", "attention.probs"), ("reduction", "mlp.w_in"))] == 4 * [True] + 3 * [
+        False]
 
 
 # ---- not finite -----------------------------------------------------------------------------------------------------

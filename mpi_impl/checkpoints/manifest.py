@@ -1,0 +1,172 @@
+"""The manifest of a checkpoint: what was saved, and which rank saved which box of which tensor, in which files.
+
+Nothing of a manifest is believed before it has been checked: its tensors are exactly the model's, the boxes of each
+tile it, and every file that they are in is listed with its size and checksum. So a manifest that someone has changed
+cannot leave weights as they were drawn, or point at another's files.
+"""
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from reference.boxes import Box, shape_of
+from reference.config import ModelConfig
+from reference.models.model import model_tensors
+from reference.params import leaves
+from reference.precision import ScaleState
+
+FORMAT = 1
+TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
+STATES = ("parameters", "m", "v")                # of the optimizer
+MOST_BOXES = 1 << 14                             # of a tensor, which a rank cuts into a handful
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A file as it was written."""
+
+    bytes: Count
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Stored(NamedTuple):
+    """A tensor, and where its elements are: each in one box, in the files of one rank."""
+
+    shape: tuple[int, ...]
+    boxes: list[tuple[Box, int]]
+
+
+@dataclass(frozen=True)
+class WrittenTensor:
+    """A tensor as JSON has it: the boxes as text."""
+
+    shape: Annotated[tuple[Count, ...], Meta(min_length=1)]
+    ranks_of_boxes: Annotated[dict[str, Count], Meta(max_length=MOST_BOXES)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds."""
+
+    iteration: Count                       # steps done
+    updates: Count                         # of the weights: less, where steps were skipped
+    loss_scale: ScaleState | None          # of a scale that follows the gradients
+    dtype: Annotated[str, Meta(pattern="^float(32|64)$")]      # of all states
+    model: dict[str, Any]                  # the ModelConfig, less what is no part of the model
+    settings: dict[str, Any]               # of the run, by the options' names
+    tensors: dict[str, Stored]
+    files: dict[str, Sealed]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model. Raises ValueError for a field that is missing, unknown, or of another type."""
+        if unknown := self.model.keys() - {field.name for field in fields(ModelConfig)}:
+            raise ValueError(f"a model has no {min(unknown)}")
+        return msgspec.convert(self.model, ModelConfig)
+
+    def text(self) -> str:
+        """Write it as JSON that a person can read."""
+        content = {field.name: getattr(self, field.name) for field in fields(self)}
+        content["tensors"] = {name: {"shape": shape, "ranks_of_boxes": {text_of(box): rank for box, rank in boxes}}
+                              for name, (shape, boxes) in self.tensors.items()}
+        content["files"] = {name: vars(file) for name, file in self.files.items()}
+        return json.dumps({"format": FORMAT} | content, indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: bytes) -> "Manifest":
+        """Read and check a manifest. Raises ValueError or RecursionError for anything else."""
+        written = msgspec.json.decode(text, type=WrittenManifest)
+        content = {field.name: getattr(written, field.name) for field in fields(cls)}
+        content["tensors"] = {name: Stored(tensor.shape, [(box_of(box), rank)
+                                                          for box, rank in tensor.ranks_of_boxes.items()])
+                              for name, tensor in written.tensors.items()}
+        manifest = cls(**content)
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raises ValueError unless these are the model's tensors, each in boxes that tile it, in files that are listed.
+        """
+        if self.loss_scale and not self.loss_scale.scale > 0:
+            raise ValueError(f"the loss scale is {self.loss_scale.scale}")
+        model = self.config
+        if model.num_layers > len(self.tensors):     # before as many are declared as it says
+            raise ValueError(f"a model of {model.num_layers:,} layers has more than {len(self.tensors):,} tensors")
+        expected = {name: tensor.shape for name, tensor in leaves(model_tensors(model))}
+        found = {name: tensor.shape for name, tensor in self.tensors.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise ValueError(f"the tensor {name} is {found.get(name, 'missing')}, and "
+                                 f"{expected.get(name, 'not there')} in the model that it describes")
+        for name, (shape, boxes) in self.tensors.items():
+            check_tiling(name, shape, [box for box, _ in boxes])
+        ranks = {rank for tensor in self.tensors.values() for _, rank in tensor.boxes}
+        files = {file_of(state, rank) for rank in ranks for state in STATES}
+        if files != self.files.keys():
+            raise ValueError(f"the file {min(files ^ self.files.keys())} is in its boxes or in its list of files, but "
+                             "not in both")
+
+
+@dataclass(frozen=True)
+class WrittenManifest(Manifest):
+    """A manifest as JSON has it."""
+
+    tensors: dict[str, WrittenTensor]      # type: ignore[assignment]
+    format: Literal[1]
+
+
+def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    """Raises ValueError unless every element of an array is in exactly one of the boxes."""
+    if any(len(box) != len(shape) for box in boxes):
+        raise ValueError(f"a box of {name} {shape} has another number of axes")
+    first, last = (np.array([[getattr(along, end) for along in box] for box in boxes], dtype=np.int64)
+                   .reshape(len(boxes), len(shape)) for end in ("start", "stop"))       # [boxes, axes]
+    if (first < 0).any() or (first >= last).any() or (last > shape).any():
+        raise ValueError(f"a box of {name} {shape} is empty or reaches beyond it")
+    order = np.argsort(first[:, 0], kind="stable")
+    first, last = first[order], last[order]
+    for i in range(len(boxes)):         # those that begin, along the first axis, before this one ends
+        rivals = slice(i + 1, np.searchsorted(first[:, 0], last[i, 0]))
+        if ((first[rivals] < last[i]) & (first[i] < last[rivals])).all(1).any():
+            raise ValueError(f"boxes of {name} overlap")
+    if sum(prod(shape_of(box)) for box in boxes) != prod(shape):
+        raise ValueError(f"the boxes of {name} {shape} leave elements out")
+
+
+def text_of(box: Box) -> str:
+    """'0:3,4:8', as one would write it in brackets."""
+    return ",".join(f"{along.start}:{along.stop}" for along in box)
+
+
+def box_of(text: str) -> Box:
+    """The inverse of text_of. Raises ValueError for another text."""
+    if not re.fullmatch(r"\d{1,15}:\d{1,15}(,\d{1,15}:\d{1,15})*", text, re.ASCII):
+        raise ValueError(f"{text[:40]!r} is no box")
+    return tuple(slice(*map(int, along.split(":"))) for along in text.split(","))
+
+
+def key_of(tensor: str, box: Box) -> str:
+    """What a box is called in a file."""
+    return f"{tensor}[{text_of(box)}]"
+
+
+def file_of(state: str, rank: int) -> str:
+    return f"{state}-{rank:05}.safetensors"
+
+
+def state_of(file: str) -> str:
+    """The inverse of file_of."""
+    return file.rsplit("-", 1)[0]

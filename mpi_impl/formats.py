@@ -1,0 +1,65 @@
+"""Files in formats that hold data and cannot run as a program, as a pickle can: JSON, TOML and safetensors.
+
+A type says what a file must hold, and `msgspec` compares the two: a number in the place of a text, a field that is
+missing, a list where there should be an object, an integer beyond 64 bits, or 100,000 brackets in one another are all
+one UserError, which names the file and the place in it.
+"""
+import tomllib
+from typing import Any, TypeVar
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+
+from mpi_impl.files import check_readable, read_bytes, read_text, reading
+from reference.errors import UserError
+
+Content = TypeVar("Content")
+
+Object = dict[str, Any]
+LARGEST_SETTINGS = 1 << 20     # bytes of a file that a person may have written: a model's sizes, a machine's figures
+
+
+def read_json(path: str, kind: type[Content], largest: int = LARGEST_SETTINGS) -> Content:
+    """Read a JSON file that holds a value of this type. Raises UserError for any other."""
+    return json_value(read_bytes(path, largest), kind, path)
+
+
+def json_value(text: bytes, kind: type[Content], where: str) -> Content:
+    """The value that a JSON text spells. `where` names the text. Raises UserError if it is of another type."""
+    try:
+        return msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{where} does not hold what it should: {sentence(error)}.") from error
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON: {sentence(error)}.") from error
+    except RecursionError as error:
+        raise UserError(f"{where} is not JSON that can be read: it is nested too deeply.") from error
+
+
+def read_toml(path: str, kind: type[Content]) -> Content:
+    """Read a TOML file that holds a value of this type. Raises UserError for any other."""
+    text = read_text(path, LARGEST_SETTINGS)
+    try:
+        return msgspec.convert(tomllib.loads(text), kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path} does not hold what it should: {sentence(error)}.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not a file in TOML: {sentence(error)}.") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is not TOML that can be read: it is nested too deeply.") from error
+
+
+def sentence(error: Exception) -> str:
+    """The library's words, to follow a colon."""
+    words = str(error).rstrip(".").replace(" - at ", ", at ")
+    return words[:1].lower() + words[1:]
+
+
+def open_tensors(path: str) -> Any:
+    """Open a safetensors file; only its header is read. Raises UserError if it is another file, or is cut off."""
+    check_readable(path)         # the library's own errors do not tell
+    try:
+        with reading(path):
+            return safe_open(path, "np")
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file, or is damaged: {error}.") from error

@@ -1,0 +1,91 @@
+"""What options write, compared with what they read: no output takes the place of an input or of another output."""
+import argparse
+import os
+import re
+from typing import NamedTuple
+
+from mpi_impl.files import check_folder, check_picture, check_writable
+from reference.config import option
+from reference.errors import UserError
+
+ANY = ".*"
+CHECKPOINT = r"latest_checkpointed_iteration\.txt|tokenizer\.json|iter_\d+(\.tmp)?/.*"
+
+# The options that name files, or folders with the files in them that are meant, as a regular expression over paths.
+FILES_WRITTEN = ("metrics_file", "ledger", "plot", "output")
+FOLDERS_WRITTEN = {"trace": r"trace\.json|timeline\.png", "record": r"recording\.json|[^/]*\.safetensors",
+                   "save": CHECKPOINT, "save_hf": ANY, "offload_folder": ANY}
+FILES_READ = ("tokenizer_model", "vocab_file", "merge_file", "prompts_file", "csv")
+FOLDERS_READ = {"load": CHECKPOINT, "load_hf": ANY}
+PICTURES = ("plot", "output")
+
+
+class OptionPath(NamedTuple):
+    """A file or a folder that an option names."""
+
+    name: str                    # of the option
+    path: str
+    files: str | None = None     # of a folder: which files in it are the option's
+
+    def holds(self, path: str) -> bool:
+        """Whether a file is this one, or one of this folder's."""
+        if self.files is None:
+            return same_file(self.path, path)
+        inside = os.path.relpath(os.path.realpath(path), os.path.realpath(self.path))
+        return not inside.startswith(os.pardir) and re.fullmatch(self.files, inside) is not None
+
+
+def same_file(a: str, b: str) -> bool:
+    """Whether two names lead to one file, which need not be there yet."""
+    if os.path.realpath(a) == os.path.realpath(b):
+        return True
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Make the folders that a program's options name to be written. What is in files stays as it is.
+
+    Raises UserError for an output that cannot be written, or would take the place of another option's file.
+    """
+    values = vars(args)
+    files = [OptionPath(name, values[name]) for name in FILES_WRITTEN if values.get(name)]
+    folders = [OptionPath(name, values[name], own) for name, own in FOLDERS_WRITTEN.items() if values.get(name)]
+    for file in files:
+        refuse_shared(file, [other for other in [*files, *folders] if other is not file], "writes")
+        if os.path.exists(file.path):
+            refuse_shared(file, paths_read(values), "reads")
+    if values.get("save_hf") and values.get("load_hf") and same_file(values["save_hf"], values["load_hf"]):
+        raise UserError(f"--save-hf {values['save_hf']} is the folder that --load-hf reads. Give another one.")
+    for file in files:
+        if file.name in PICTURES:
+            check_picture(file.path, option(file.name))
+        check_writable(file.path)
+    for folder in folders:
+        check_folder(folder.path)
+        for name in os.listdir(folder.path):
+            if folder.name == "trace" and folder.holds(path := os.path.join(folder.path, name)):
+                check_writable(path)
+
+
+def paths_read(values: dict) -> list[OptionPath]:
+    """The files and folders that the options name to be read."""
+    found = [OptionPath(name, values[name], own) for name, own in FOLDERS_READ.items() if values.get(name)]
+    found += [OptionPath(name, path) for name in FILES_READ for path in listed(values.get(name))]
+    for path in listed(values.get("data_path")):        # a file, a folder, or the prefix of a pair
+        found += [OptionPath("data_path", path, ANY if os.path.isdir(path) else None),
+                  OptionPath("data_path", f"{path}.bin"), OptionPath("data_path", f"{path}.idx")]
+    return found
+
+
+def listed(value: str | list[str] | None) -> list[str]:
+    """The paths of an option that may be given with one, several or none."""
+    return [value] if isinstance(value, str) else value or []
+
+
+def refuse_shared(file: OptionPath, others: list[OptionPath], does: str) -> None:
+    """Raises UserError if one of the others holds this file."""
+    for other in others:
+        if other.holds(file.path):
+            where = "" if other.files is None else f" in {other.path}"
+            raise UserError(f"{option(file.name)} {file.path} is a file that {option(other.name)} {does}{where}: give "
+                            "it another name.")

@@ -1,0 +1,59 @@
+"""Whether two recordings are whole: what one of them lacks, though its topology has it, was lost and not compared."""
+from math import prod
+
+import numpy as np
+
+from mpi_impl.recording.names import Key
+from mpi_impl.recording.recording import Part, Recording
+from reference.errors import UserError
+
+RECORD_AGAIN = "its recording is not whole, and agreement would say little. Record it again, to its end."
+
+
+def check_whole(a: Recording, b: Recording) -> None:
+    """Raises UserError for what one of two recordings of a run lacks: iterations, tensors, or parts of a tensor."""
+    iterations = [sorted({key.iteration for key in one.parts}) for one in (a, b)]
+    if iterations[0] != iterations[1]:
+        raise UserError(f"A has recorded {listed(iterations[0])}, but B {listed(iterations[1])}. Record both to the "
+                        "same iteration.")
+    for name, one, other in (("A", a, b), ("B", b, a)):
+        for key in sorted(other.parts.keys() - one.parts.keys(), key=lambda key: key.order):
+            if not may_lack(one, key):
+                raise UserError(f"{name} lacks a tensor that the other run has, {key}: {RECORD_AGAIN}")
+        for key, parts in one.parts.items():
+            if not covered(parts, whole_shape([*parts, *other.parts.get(key, [])])):
+                raise UserError(f"{name} lacks a part of {key}: {RECORD_AGAIN}")
+
+
+def may_lack(recording: Recording, key: Key) -> bool:
+    """Whether a run on this topology need not have a tensor that others have."""
+    parallel = recording.about["parallel"]
+    site = key.name.split(".", 2)[-1] if key.layer is not None else key.name
+    if key.phase == "recompute" or (key.layer is not None and site == "input"):
+        return True                                # what some compute again, and what a stage is sent
+    if key.phase == "gradients":
+        return parallel["zero_stage"] >= 2         # each microbatch's are reduced, and gone
+    if site in ("attention.probs", "attention.probs_mask"):
+        return key.phase == "forward"              # which not every kernel keeps, nor selective recompute
+    return key.phase == "forward" and parallel["recompute"]["granularity"] == "full"
+
+
+def whole_shape(parts: list[Part]) -> tuple[int, ...]:
+    """The shape of the smallest array that holds all parts."""
+    return tuple(max(along.stop for along in axis) for axis in zip(*(part.box for part in parts)))
+
+
+def covered(parts: list[Part], shape: tuple[int, ...]) -> bool:
+    """Whether every element of the whole is in a part. What cannot be is said before an array of its size is made."""
+    if prod(shape) > sum(prod(part.shape) for part in parts) or any(len(part.shape) != len(shape) for part in parts):
+        return False
+    there = np.zeros(shape, bool)
+    for part in parts:
+        there[part.box] = True
+    return bool(there.all())
+
+
+def listed(iterations: list[int]) -> str:
+    """[1, 2] -> 'iterations 1 and 2'."""
+    *others, last = map(str, iterations)
+    return f"iterations {', '.join(others)} and {last}" if others else f"iteration {last}"

@@ -1,0 +1,171 @@
+"""A manifest is believed only if it is whole: changed and sealed again, it is refused all the same."""
+import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from mpi_impl.checkpoints.manifest import box_of, check_tiling, text_of
+from mpi_impl.checkpoints.on_disk import TRACKER, check_file, read_manifest, seal_of
+from reference.errors import UserError
+from tests.checkpoints.saved_runs import SMALL, load_and_train, train_and_save
+from tests.program import refusal
+
+NAME = "blocks.0.mlp.w_in"
+FIRST = "parameters-00000.safetensors"
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, tmp_path_factory):
+    """A checkpoint of SMALL after its first step. Tests work on copies."""
+    root = tmp_path_factory.mktemp("saved")
+    ranks.run(2, train_and_save, SMALL, root)
+    return root
+
+
+def seal_again(root: Path, change) -> None:
+    """Change the manifest and give it the checksum that belongs to it now."""
+    path = root / "iter_0000001" / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    text = json.dumps(content).encode()
+    path.write_bytes(text)
+    path.with_name("manifest.json.sha256").write_bytes(seal_of(text))
+
+
+def put(keys, value, content) -> None:
+    """content[keys[0]][keys[1]]... = value; or, if the value is None, it is left out."""
+    *path, last = keys
+    for key in path:
+        content = content[key]
+    if value is None:
+        del content[last]
+    else:
+        content[last] = value
+
+
+def boxes(*texts):
+    return dict(zip(texts, range(len(texts))))
+
+
+@pytest.mark.parametrize("keys, value, words", [
+    (["tensors"], {}, "a model of 2 layers has more than 0 tensors"),
+    (["tensors", NAME], None, f"the tensor {NAME} is missing"),
+    (["tensors", "another"], {"shape": [1], "ranks_of_boxes": {"0:1": 0}}, "and not there in the model"),
+    (["tensors", NAME, "shape"], [8, 16], r"is \(8, 16\), and \(8, 32\)"),
+    (["files"], {}, "the file m-00000.safetensors is in its boxes or in its list of files, but not in both"),
+    (["files", FIRST], None, f"the file {FIRST}"),
+    (["files", "../../secret.safetensors"], {"bytes": 1, "sha256": 64 * "0"}, "the file ../../secret"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16"), "leave elements out"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:17", "0:8,16:32"), "overlap"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:16", "0:8,16:48"), "reaches beyond it"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8,0:32", "3:3,0:32"), "is empty"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("-8:0,0:32"), "is no box"),
+    (["tensors", NAME, "ranks_of_boxes"], boxes("0:8"), "another number of axes"),
+    (["tensors", NAME, "ranks_of_boxes"], {"0:8,0:32": -1}, "expected `int` >= 0"),
+    (["model", "num_layers"], 10**9, "a model of 1,000,000,000 layers has more than"),
+    (["model", "num_layers"], 10**25, "a model of 10,000,000,000,000,000,000,000,000 layers"),
+    (["model", "num_layers"], "2", "expected `int`, got `str`"),
+    (["model", "num_layers"], None, "num_layers"),
+    (["model", "num_leyers"], 2, "a model has no num_leyers"),
+    (["model", "activation"], "swish", "activation"),
+    (["loss_scale"], [0.0, 0, 2], "the loss scale is 0.0"),
+    (["iteration"], True, "expected `int`, got `bool`"),
+    (["iteration"], 1.5, "expected `int`, got `float`"),
+    (["dtype"], "int32", "dtype"),
+    (["settings"], [], "expected `object`, got `array`"),
+    (["format"], 2, "invalid enum value 2"),
+    (["files", FIRST, "sha256"], "abc", "sha256|regex"),
+    (["files", FIRST, "bytes"], "12", "expected `int`, got `str`"),
+])
+def test_a_manifest_that_was_changed_and_sealed_again_is_refused(saved, tmp_path, keys, value, words):
+    """Nothing of it is believed: not which tensors there are, nor where they are, nor that a file needs no checksum."""
+    root = shutil.copytree(saved, tmp_path / "copy")
+    seal_again(root, partial(put, keys, value))
+    with pytest.raises(UserError, match=words) as refused:
+        read_manifest(str(root))
+    assert str(refused.value).startswith(f"{root}/iter_0000001/manifest.json is not a manifest of format 1")
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_refused(saved, tmp_path):
+    root = shutil.copytree(saved, tmp_path / "copy")
+    text = b'{"settings": {"a": ' + b"[" * 100_000
+    (root / "iter_0000001" / "manifest.json").write_bytes(text)
+    (root / "iter_0000001" / "manifest.json.sha256").write_bytes(seal_of(text))
+    with pytest.raises(UserError, match="manifest.json is not a manifest of format 1.* recursion"):
+        read_manifest(str(root))
+
+
+def test_what_is_not_regular_or_may_not_be_looked_up_is_not_missing(saved, tmp_path):
+    """A tracker, a manifest or a file of elements that is a pipe or a device is refused, and not waited for."""
+    root = shutil.copytree(saved, tmp_path / "copy")
+    tracker = root / TRACKER
+    tracker.unlink()
+    tracker.symlink_to(tracker)
+    with pytest.raises(UserError, match="cannot be looked up: Too many levels of symbolic links"):
+        read_manifest(str(root))
+    for name in (TRACKER, "iter_0000001/manifest.json", "iter_0000001/manifest.json.sha256"):
+        root = shutil.copytree(saved, tmp_path / name.replace("/", "-"))
+        (root / name).unlink()
+        os.mkfifo(root / name)
+        with pytest.raises(UserError, match=f"{name} cannot be read: it is a pipe or a device"):
+            read_manifest(str(root))
+    manifest = read_manifest(str(saved))
+    (root / "iter_0000001" / FIRST).unlink()
+    (root / "iter_0000001" / FIRST).symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=f"{FIRST} cannot be read: it is a pipe or a device"):
+        check_file(str(root), str(root / "iter_0000001"), FIRST, manifest.files[FIRST])
+
+
+def test_sealed_again_without_a_change_it_loads(ranks, saved, tmp_path):
+    root = shutil.copytree(saved, tmp_path / "copy")
+    seal_again(root, lambda content: None)
+    assert ranks.run(SMALL.n, refusal, load_and_train, SMALL, root, 0)[0] == ""
+
+
+def test_elements_of_another_format_are_not_read_as_weights(ranks, saved, tmp_path):
+    """A file of int32 with the right names, shapes and checksum."""
+    import hashlib
+
+    root = shutil.copytree(saved, tmp_path / "copy")
+    path = root / "iter_0000001" / FIRST
+    save_file({name: x.astype(np.int32) for name, x in load_file(path).items()}, path)
+    content = path.read_bytes()
+    seal_again(root, partial(put, ["files", FIRST],
+                             {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}))
+    said = ranks.run(SMALL.n, refusal, load_and_train, SMALL, root, 0)[0]
+    assert f"{path} holds" in said and "I32" in said and "F64" in said
+
+
+@st.composite
+def tilings(draw):
+    """An array's shape, and boxes that tile it: it is cut in two again and again, along whichever axis."""
+    shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
+    found = [tuple(slice(0, length) for length in shape)]
+    for _ in range(draw(st.integers(0, 8))):
+        box = found.pop(draw(st.integers(0, len(found) - 1)))
+        axis = draw(st.integers(0, len(shape) - 1))
+        at = draw(st.integers(box[axis].start, box[axis].stop))
+        parts = [slice(box[axis].start, at), slice(at, box[axis].stop)]
+        found += [(*box[:axis], part, *box[axis + 1:]) for part in parts if part.start < part.stop]
+    return shape, draw(st.permutations(found))
+
+
+@given(tilings(), st.data())
+def test_boxes_tile_an_array_or_are_refused(tiling, data):
+    """A tiling is accepted; one box less, twice, or with one edge moved, it is none."""
+    shape, found = tiling
+    check_tiling("x", shape, found)
+    assert [box_of(text_of(box)) for box in found] == list(found)
+    i, axis = data.draw(st.integers(0, len(found) - 1)), data.draw(st.integers(0, len(shape) - 1))
+    box, by = found[i], data.draw(st.sampled_from([-1, 1]))
+    moved = (*box[:axis], slice(box[axis].start, box[axis].stop + by), *box[axis + 1:])
+    for wrong in (found[:i] + found[i + 1:], [*found, box], [*found[:i], moved, *found[i + 1:]]):
+        with pytest.raises(ValueError, match="x"):
+            check_tiling("x", shape, wrong)
