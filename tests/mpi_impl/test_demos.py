@@ -93,7 +93,7 @@ def show_what_is_wrong(group, argv):
     ("--seq-length 13", r"--tensor-model-parallel-size is 2, but must divide --seq-length, which is 13"),
     ("--dtype float8", r"invalid choice: 'float8'|Did you mean float"),
     ("--layers 3", r"has no option --layers"),
-    ("--output no/memory.png", r"no/memory.png cannot be written: No such file"),
+    ("--output LICENSE/memory.png", "LICENSE is a file, where a folder is needed"),
 ])
 def test_what_is_wrong_is_a_sentence(ranks, capsys, arguments, sentence):
     """And nothing is printed beside it."""
