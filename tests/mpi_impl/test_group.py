@@ -1,14 +1,17 @@
 """The collectives of real ranks are the textbook's; topology puts every rank in its place."""
 import re
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from mpi_impl.arrays import dtype_of
 from mpi_impl.comm import topology as topology_module
+from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
 from reference import collectives
@@ -96,6 +99,21 @@ def test_places_are_megatrons(t, d, p):
     c = ParallelConfig(t, p, d)
     places = [place(rank, c) for rank in range(c.world_size)]
     assert places == [Place(i, r, stage) for stage in range(p) for r in range(d) for i in range(t)]
+
+
+@pytest.mark.parametrize("t, p", [(1, 1), (2, 2), (1, 4), (2, 1)])
+def test_every_communicator_is_given_back(ranks, t, p):
+    """MPI has some thousands, and a notebook connects again and again. The world's own stays."""
+    ranks.run(4, connect_and_disconnect, t, p)
+
+
+def connect_and_disconnect(group, t, p):
+    made, init = [], Group.__init__
+    with mock.patch.object(Group, "__init__", lambda self, *args: made.append(self) or init(self, *args)):
+        with connected(group, ParallelConfig.for_world(group.size, t, p)):
+            assert len(made) == (5 if p > 1 and place(group.rank, ParallelConfig.for_world(
+                group.size, t, p)).pipeline in (0, p - 1) else 4)
+    assert all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
 
 
 def test_groups_of_eight_ranks(ranks):
