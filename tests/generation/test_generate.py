@@ -20,6 +20,7 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize
 from reference.precision import Precision
+from tests.checkpoints.reading import with_a_layer_too_few
 from tests.program import refusal
 from tests.training_theorems import connected
 
@@ -175,6 +176,12 @@ def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
         5, refusal, program, ["--load", str(root), P, "5"])[0]
     assert "--tensor-model-parallel-size is 3, but must divide --num-attention-heads" in ranks.run(
         3, refusal, program, ["--load", str(root), T, "3"])[0]
+
+
+def test_a_folder_that_lacks_tensors_is_refused(ranks, bytes_run, tmp_path):
+    """Before anything is read."""
+    folder = with_a_layer_too_few(bytes_run[3], tmp_path / "hf")
+    assert f"{folder} has no tensor h.4." in said(ranks, ["--load-hf", folder])
 
 
 def test_damaged_parameters_are_refused_and_moments_do_not_matter(ranks, capfd, ids_run):
