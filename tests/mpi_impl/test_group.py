@@ -108,11 +108,11 @@ def test_every_communicator_is_given_back(ranks, t, p):
 
 
 def connect_and_disconnect(group, t, p):
-    made, init = [], Group.__init__
-    with mock.patch.object(Group, "__init__", lambda self, *args: made.append(self) or init(self, *args)):
-        with connected(group, ParallelConfig.for_world(group.size, t, p)):
-            assert len(made) == (5 if p > 1 and place(group.rank, ParallelConfig.for_world(
-                group.size, t, p)).pipeline in (0, p - 1) else 4)
+    made, init, config = [], Group.__init__, ParallelConfig.for_world(group.size, t, p)
+    at_an_end = p > 1 and place(group.rank, config).pipeline in (0, p - 1)
+    with (mock.patch.object(Group, "__init__", lambda self, *args: made.append(self) or init(self, *args)),
+          connected(group, config)):
+        assert len(made) == 4 + at_an_end
     assert all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
 
 

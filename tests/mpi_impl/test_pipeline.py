@@ -197,7 +197,7 @@ def test_more_messages_than_mpi_has_tags_for_are_refused(schedule):
     topology = SimpleNamespace(pipeline=group, tensor=None, config=ParallelConfig())
     Pipeline(schedule, topology)
     group.largest_tag -= 1
-    with pytest.raises(UserError, match=f"{schedule.microbatches} microbatches through {schedule.stages} stages are mo"):
+    with pytest.raises(UserError, match=f"{schedule.microbatches} microbatches through {schedule.stages} stages"):
         Pipeline(schedule, topology)
 
 
