@@ -200,7 +200,7 @@ def test_of_what_is_computed_again_the_largest_group_counts():
     account = Account(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
         recompute=Recompute("full", "uniform", 3)))
     one, two, three = (account.recomputed(range(n)) for n in (1, 2, 3))
-    assert 0 < one and two == 2 * one and three == 3 * one
+    assert one > 0 and two == 2 * one and three == 3 * one
     assert [account.recomputed(range(n)) for n in (4, 5, 7)] == [three] * 3
     actions = [parse_action(text) for text in "0F0 1F0 1B0 0B0".split()]
     for stages in ({0: [0], 1: [1, 2]}, {0: [0, 1], 1: [2]}):
