@@ -66,8 +66,8 @@ def test_a_larger_microbatch_holds_and_sends_as_much_more(plan, times):
 @example(Plan(model_of(5), ParallelConfig(2, 2, sequence_parallel=True, recompute=Recompute("full")), 3, 2))
 @example(Plan(model_of(5), ParallelConfig(2, 2, sequence_parallel=True, keep_gathered_inputs=True), 3))
 def test_messages_are_those_of_the_first_rank(plan):
-    """As many between stages as its schedule lowers to. In a layer the rings of tensor parallelism go round 8 times, two
-    more times where inputs are gathered again, and four more where the forward is computed again.
+    """As many between stages as its schedule lowers to. In a layer the rings of tensor parallelism go round 8 times,
+    2 more where inputs are gathered again, and 4 more where the forward is computed again.
     """
     p, t, s = plan.parallel, plan.parallel.tensor_model_parallel_size, plan.model.max_position_embeddings
     x = plan.b * s * plan.model.hidden_size / t
