@@ -381,6 +381,33 @@ def posted_halves(group):
             post()
 
 
+def test_ledgers_add_up_entry_by_entry():
+    """Calls and elements, and of these what crosses between hosts."""
+    mine, theirs = Ledger(), Ledger()
+    for ledger, reasons in ((mine, "aab"), (theirs, "abbc")):
+        for reason in reasons:
+            ledger.record("send", "pipeline", 2, reason, 8, "float32", 0.25)
+    mine.add(theirs)
+    assert {entry.reason: tuple(total) for entry, total in mine.totals.items()} == {"a": (3, 24), "b": (3, 24),
+                                                                                    "c": (1, 8)}
+    assert {entry.reason: crossing for entry, crossing in mine.crossing.items()} == {"a": 6, "b": 6, "c": 2}
+
+
+def test_a_phase_ends_where_the_one_around_it_goes_on():
+    ledger = Ledger()
+
+    def record(reason):
+        ledger.record("send", "pipeline", 2, reason, 1, "float32")
+
+    with ledger.phase("backward"):
+        with pytest.raises(ZeroDivisionError), ledger.phase("reduction"):
+            record("inside")
+            raise ZeroDivisionError
+        record("behind it")
+    record("behind both")
+    assert [entry.phase for entry in ledger.totals] == ["reduction", "backward", "outside a step"]
+
+
 def test_ring_bytes_are_those_of_the_papers():
     """An all-reduce of N elements over n ranks sends 2 (n-1)/n N elements from each; halves of it send half."""
     ledger = Ledger()
