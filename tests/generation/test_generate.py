@@ -124,6 +124,13 @@ def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_pat
         assert len(text.split()) == len(prompt.split()) + 8
 
 
+def test_ids_may_be_named_as_the_tokenizer(ranks, capfd, ids_run):
+    """As many as the model has words, of which one ends a document."""
+    model, tokenizer, root = ids_run
+    options = ["--load", root, "--tokenizer-type", "NullTokenizer", "--prompt", "1 2", "--tokens-to-generate", 4]
+    assert told(ranks, capfd, 1, *options) == [whole_text(model, tokenizer, "1 2", 4, Sampling())]
+
+
 def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_path):
     model, tokenizer, root, _ = bytes_run
     (root / saved_tokenizer.SAVED).rename(tmp_path / "away.json")
