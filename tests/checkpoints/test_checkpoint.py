@@ -234,7 +234,7 @@ def test_what_is_said_of_other_settings():
 
 
 def test_weights_that_are_infinite_in_the_models_format_are_not_saved():
-    """70,000 is a number in float32, in which master weights and moments are, but none of float16, which ends before."""
+    """70,000 is a number in float32, in which master weights and moments are; float16 ends before it."""
     piece = Piece(Segment("w", 0, (2,), Tensor((2,))), slice(0, 2), slice(0, 2))
     states = {name: Whole(np.array([1.0, 7e4], np.float32)) for name in ("parameters", "m", "v")}
     trainer = SimpleNamespace(optimizer=SimpleNamespace(states=states), precision=Precision("float16"), iteration=3,
