@@ -99,7 +99,7 @@ class Plan:
     def messages(self) -> Messages:
         p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
         t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
-        in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel)
+        in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel and not p.keep_gathered_inputs)
         if p.recompute.granularity == "full":                           # a second forward, half of what both ways send
             in_layer += tensor_parallel_traffic(*sizes, t) / 2
         sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward

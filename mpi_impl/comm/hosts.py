@@ -33,9 +33,9 @@ class Hosts:
         """How many there are, and how many ranks each has."""
         counts = [list(self.of.values()).count(host) for host in range(len(self.names))]
         if len(self.names) > MOST:
-            ranks = f"{min(counts)} to {max(counts)} ranks" if len(set(counts)) > 1 else f"{counts[0]} ranks"
-            return f"on {len(self.names)} hosts of {ranks} each"
-        listed = (f"{count} rank{'s' * (count > 1)} on {name}" for name, count in zip(self.names, counts))
+            least = f"{min(counts)} to " if len(set(counts)) > 1 else ""
+            return f"on {len(self.names)} hosts of {least}{ranks_in_words(max(counts))} each"
+        listed = (f"{ranks_in_words(count)} on {name}" for name, count in zip(self.names, counts))
         return f"on {len(self.names)} hosts: {', '.join(listed)}"
 
     def warning(self, t: int) -> str:
@@ -48,6 +48,11 @@ class Hosts:
         return (f"warning: {split} of {len(hosts) // t} tensor-parallel groups of {t} ranks split between hosts: each "
                 "layer sends 8 b s h (t-1)/t elements a microbatch, and waits for the network between hosts each time. "
                 f"Choose {smaller}a host file whose slots are multiples of {t}.")
+
+
+def ranks_in_words(n: int) -> str:
+    """Return '1 rank' or '2 ranks'."""
+    return f"{n} rank{'s' * (n > 1)}"
 
 
 def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:

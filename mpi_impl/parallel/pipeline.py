@@ -33,7 +33,8 @@ class Pipeline:
         self.group, self.tensor, self.stages = topology.pipeline, topology.tensor, schedule.stages
         self.scattered_parts = topology.config.scattered_parts
         self.steps = lower(schedule)[self.group.rank]
-        if tag(Action(self.stages, "F", schedule.microbatches), self.stages) > self.group.largest_tag:
+        last = Action(self.stages - 1, "F", schedule.microbatches - 1)
+        if tag(last, self.stages) > self.group.largest_tag:
             raise UserError(f"{schedule.microbatches:,} microbatches through {self.stages} stages are more messages "
                             "than this MPI can tell apart. Choose a smaller --global-batch-size, or a larger "
                             "--micro-batch-size.")

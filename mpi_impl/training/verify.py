@@ -15,7 +15,7 @@ Why the textbook then takes over the ranks' weights: every step is proven from t
 Left alone the two would part, and nothing would be wrong: training at a high rate is chaotic, and has been seen to
 make a difference of 1e-7 in a gradient one of 0.3 within a hundred steps (and 1e-15 one of 1e-9).
 """
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite, sqrt
 from typing import NamedTuple
 
@@ -107,11 +107,11 @@ class Verifier:
         loss, norm, expected = self.textbook.step(batch, result.skipped)
         replicas = list(self.whole(params))
         found = Difference(loss=abs(result.loss - loss) / max(loss, 1.0),
-                           gradient=0.0 if result.skipped else max(
+                           gradient=0.0 if result.skipped else worst([
                                abs(result.grad_norm - norm) / max(norm, 1e-3),
                                *(largest(difference(grad, expected)) / max(largest(expected), 1e-3)
-                                 for grad in self.whole(grads))),
-                           weights=max(map(self.weights_apart, replicas)) / self.step_size(result))
+                                 for grad in self.whole(grads))]),
+                           weights=worst(map(self.weights_apart, replicas)) / self.step_size(result))
         tree_map(assign, self.textbook.params, replicas[0])
         return found
 
@@ -145,10 +145,15 @@ def difference(tree, expected):
 
 def largest(tree) -> float:
     """The largest element of a tree, signs aside."""
-    return max(float(abs(x).max()) for _, x in leaves(tree))
+    return worst(abs(x).max() for _, x in leaves(tree))
 
 
 def root_mean_square(tree, least: int) -> float:
     """Of the tensor where it is largest, the key bias left out; tensors count as if they had `least` elements."""
     parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x for name, x in leaves(tree)]   # [3, a, d]: q, k, v
-    return max(sqrt(float(np.vdot(x, x)) / max(x.size, least)) for x in parts)
+    return worst(sqrt(float(np.vdot(x, x)) / max(x.size, least)) for x in parts)
+
+
+def worst(values: Iterable[float]) -> float:
+    """Return the largest value, or NaN if one is NaN: Python's max() passes over a NaN that comes after a number."""
+    return float(np.max(list(values)))

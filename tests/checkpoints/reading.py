@@ -1,8 +1,20 @@
-"""How much of a checkpoint's files is read."""
+"""What tests do with a checkpoint's files: count how much of them is read, and spoil them."""
 
+import json
+import shutil
 from math import prod
+from pathlib import Path
 
 import numpy as np
+
+
+def with_a_layer_too_few(folder, to) -> Path:
+    """Copy a folder in Hugging Face's layout; the copy's config.json says that the model has a layer more."""
+    to = shutil.copytree(folder, to)
+    config = json.loads((to / "config.json").read_text())
+    (name,) = {"n_layer", "num_hidden_layers"} & config.keys()
+    (to / "config.json").write_text(json.dumps(config | {name: config[name] + 1}))
+    return to
 
 
 def assert_read_once(weights, segments, ranks: int) -> None:

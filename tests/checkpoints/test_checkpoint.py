@@ -3,6 +3,7 @@ import os
 import tempfile
 from dataclasses import replace
 from math import lcm
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from safetensors.numpy import load_file
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.manifest import Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
+from mpi_impl.parallel.buffers import Whole
 from reference import training
 from reference.boxes import without_padding
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.precision import ScaleState
-from reference.params import leaves
-from reference.precision import LossScaling, Precision
+from reference.layout import Piece, Segment
+from reference.params import Tensor, leaves
+from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules import make
 from tests.allocated import most_bytes
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
@@ -219,3 +221,16 @@ def test_what_is_said_of_other_settings():
     with pytest.raises(UserError, match="--train-iters is 10, but D/iter_0000010, .* Choose more"):
         checkpoint.check_iterations("D", manifest, 10)
     checkpoint.check_iterations("D", manifest, 11)
+
+
+def test_weights_that_are_infinite_in_the_models_format_are_not_saved():
+    """70,000 is a number in float32, in which master weights and moments are; float16 ends before it."""
+    piece = Piece(Segment("w", 0, (2,), Tensor((2,))), slice(0, 2), slice(0, 2))
+    states = {name: Whole(np.array([1.0, 7e4], np.float32)) for name in ("parameters", "m", "v")}
+    trainer = SimpleNamespace(optimizer=SimpleNamespace(states=states), precision=Precision("float16"), iteration=3,
+                              topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
+    with pytest.raises(UserError, match="Iteration 3 has made w infinite in float16, or no number, on rank 1"):
+        checkpoint.finite(trainer, piece, "parameters")
+    assert checkpoint.finite(trainer, piece, "m").tolist() == [1, 7e4]
+    trainer.precision = Precision("bfloat16")
+    assert checkpoint.finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"

@@ -1,5 +1,7 @@
 """Whatever happens to the files of a checkpoint, or while they are written: it is said, and the good one stays."""
 import errno
+import hashlib
+import json
 import os
 import re
 import resource
@@ -9,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +108,25 @@ def test_another_model_is_refused(ranks, saved, choice, sentence):
     assert said.startswith(f"{sentence} {saved}/iter_0000001: ")
     same = with_model(hidden_dropout=0.3, attention_dropout=0.3, make_vocab_size_divisible_by=1, init_method_std=1.0)
     assert load_says(ranks, same, saved) == ""
+
+
+# ---- how it is written ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", on_disk.TYPES)
+def test_elements_begin_at_a_multiple_of_8(tmp_path, dtype):
+    """However long the names are: who maps a file into memory finds its arrays aligned. And the header says where."""
+    for length in range(1, 10):
+        x, y = np.arange(6, dtype=dtype), np.arange(4, dtype=dtype)
+        path, shapes = tmp_path / f"{length}.safetensors", {"x" * length: (2, 3), "y": (4,)}
+        sealed = on_disk.write_tensors(str(path), dtype, shapes, [x[:4], x[4:], y], {"about": "a test"})
+        content = path.read_bytes()
+        assert sealed == (len(content), hashlib.sha256(content).hexdigest())
+        begin = 8 + int.from_bytes(content[:8], "little")
+        assert begin % 8 == 0 and content[begin:] == x.tobytes() + y.tobytes()
+        header = json.loads(content[8:begin])
+        assert header.pop("__metadata__") == {"about": "a test"}
+        assert [header[name]["data_offsets"] for name in shapes] == [[0, x.nbytes], [x.nbytes, x.nbytes + y.nbytes]]
 
 
 # ---- whatever happens while it is written ---------------------------------------------------------------------------

@@ -158,6 +158,14 @@ def test_a_megatron_prefix_is_used_as_it_is(make, ready_made, suffix, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+def test_folders_are_no_megatron_pair(make, corpus):
+    """Whatever they are called: beside them the corpus is a corpus."""
+    for suffix in (".bin", ".idx"):
+        os.mkdir(corpus + suffix)
+    prepared, _ = make()
+    assert "brown fox" in text_of(prepared)
+
+
 def test_a_megatron_prefix_needs_the_tokenizer_it_was_made_with(make, ready_made):
     """Ours cannot be trained on tokens."""
     sentence = r"already tokenized.*--tokenizer-model.*GPT2BPETokenizer with --vocab-file.*NullTokenizer with"

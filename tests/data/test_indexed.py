@@ -1,6 +1,7 @@
 """Megatron's .bin/.idx pair: what is written is read, and nothing less is accepted."""
 import struct
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl.data.indexed import TOKEN_TYPES, IndexedDataset, blocks, token_dtype, write_indexed
+from mpi_impl.data import indexed
+from mpi_impl.data.indexed import (HEADER, TOKEN_TYPES, IndexedDataset, blocks, fingerprint, token_dtype,
+                                   write_indexed)
 from reference.errors import UserError
 
 VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])
@@ -118,6 +121,31 @@ def test_a_foreign_or_damaged_index_is_refused(tmp_path, fault, sentence):
     """Each fault is named by its own sentence."""
     with pytest.raises(UserError, match=sentence):
         IndexedDataset(write_by_hand(tmp_path, **({"tokens": [1, 2, 3, 4]} | fault)))
+
+
+@given(ragged(), st.integers(1, 3))
+def test_an_index_is_looked_at_block_by_block(case, size):
+    """A sound one is sound in blocks of any size; and where a sequence begins elsewhere, that is found in any block."""
+    vocab_size, documents = case
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexed, "blocks", partial(blocks, size=size))
+        write_indexed(f"{folder}/x", iter(documents), vocab_size)
+        n = len(IndexedDataset(f"{folder}/x"))
+        index, content = Path(folder, "x.idx"), Path(folder, "x.idx").read_bytes()
+        for place in range(HEADER.size + 4 * n, HEADER.size + 12 * n, 8):
+            index.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
+            with pytest.raises(UserError, match="do not lie end to end"):
+                IndexedDataset(f"{folder}/x")
+
+
+def test_a_fingerprint_is_that_of_the_index_and_the_tokens(tmp_path):
+    """The same data have the same one, wherever they are; other tokens and other documents have another."""
+    one, two = np.array([1, 2, 3]), np.array([1, 2, 4])
+    contents = {"same": [one, two], "tokens": [two, one], "documents": [[one, two]], "again": [one, two]}
+    for name, documents in contents.items():
+        write_indexed(tmp_path / name, documents, 100)
+    same, tokens, documents, again = (fingerprint(tmp_path / name) for name in contents)
+    assert same == again and len({same, tokens, documents}) == 3
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])

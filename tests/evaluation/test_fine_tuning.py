@@ -23,6 +23,7 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.precision import Precision
+from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluation.runs import evaluate, metrics, params_of, save, split
 from tests.evaluation.test_race import written
 from tests.mpi_impl.test_training import places
@@ -219,6 +220,14 @@ def test_bad_input_is_one_sentence_on_all_ranks(ranks, race, options, sentence):
     said, *_ = ranks.run(2, refusal, evaluate, ["--task", "race", "--data-path", str(data), "--load", str(root),
                                                 *TUNING, *options])
     assert said.count(sentence) == 1, said
+
+
+def test_a_folder_that_lacks_tensors_is_refused(ranks, race, tmp_path):
+    data, _, _, _, folder = race
+    folder = with_a_layer_too_few(folder, tmp_path / "hf")
+    said, *_ = ranks.run(2, refusal, evaluate, ["--task", "race", "--data-path", str(data), "--load-hf", str(folder),
+                                                *TUNING])
+    assert f"{folder} has no tensor encoder.layer.3." in said
 
 
 def test_a_gpt_and_a_tokenizer_without_separators_are_refused(ranks, race, tmp_path):

@@ -19,6 +19,7 @@ from mpi_impl.evaluation.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
+from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluation.runs import evaluate, metrics, params_of, save, split
 from tests.generation.texts import replica_of
 from tests.mpi_impl.test_training import places
@@ -213,6 +214,14 @@ def test_bad_input_is_one_sentence_on_all_ranks(ranks, wikitext, task, options, 
     common = common if task == "wikitext103" else common[:-2]
     said, *_ = ranks.run(2, refusal, evaluate, [*common, *options])
     assert said.count(sentence) == 1, said
+
+
+def test_a_folder_that_lacks_tensors_is_refused(ranks, wikitext, tmp_path):
+    path, _, _, _, folder = wikitext
+    folder = with_a_layer_too_few(folder, tmp_path / "hf")
+    said, *_ = ranks.run(2, refusal, evaluate, ["--task", "wikitext103", "--data-path", str(path), "--load-hf",
+                                                str(folder), "--overlapping-eval", "8"])
+    assert f"{folder} has no tensor h.4." in said
 
 
 @pytest.mark.parametrize("task, more", [("wikitext103", ["--overlapping-eval", "8"]), ("lambada", [])])

@@ -20,6 +20,7 @@ from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize
 from reference.precision import Precision
+from tests.checkpoints.reading import with_a_layer_too_few
 from tests.program import refusal
 from tests.training_theorems import connected
 
@@ -123,6 +124,13 @@ def test_several_texts_each_with_draws_of_its_own(ranks, capfd, ids_run, tmp_pat
         assert len(text.split()) == len(prompt.split()) + 8
 
 
+def test_ids_may_be_named_as_the_tokenizer(ranks, capfd, ids_run):
+    """As many as the model has words, of which one ends a document."""
+    model, tokenizer, root = ids_run
+    options = ["--load", root, "--tokenizer-type", "NullTokenizer", "--prompt", "1 2", "--tokens-to-generate", 4]
+    assert told(ranks, capfd, 1, *options) == [whole_text(model, tokenizer, "1 2", 4, Sampling())]
+
+
 def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_path):
     model, tokenizer, root, _ = bytes_run
     (root / saved_tokenizer.SAVED).rename(tmp_path / "away.json")
@@ -175,6 +183,12 @@ def test_what_no_model_of_this_kind_can_do(ranks, tmp_path, bytes_run):
         5, refusal, program, ["--load", str(root), P, "5"])[0]
     assert "--tensor-model-parallel-size is 3, but must divide --num-attention-heads" in ranks.run(
         3, refusal, program, ["--load", str(root), T, "3"])[0]
+
+
+def test_a_folder_that_lacks_tensors_is_refused(ranks, bytes_run, tmp_path):
+    """Before anything is read."""
+    folder = with_a_layer_too_few(bytes_run[3], tmp_path / "hf")
+    assert f"{folder} has no tensor h.4." in said(ranks, ["--load-hf", folder])
 
 
 def test_damaged_parameters_are_refused_and_moments_do_not_matter(ranks, capfd, ids_run):

@@ -119,3 +119,13 @@ def test_a_folder_that_takes_no_file_is_an_error(tmp_path, folder):
     (tmp_path / "a file").write_text("")
     with pytest.raises(OSError):
         FarShard(10, np.float64, np.empty(0), str(tmp_path / folder))
+
+
+def test_what_is_stored_where_it_is_is_not_moved():
+    """So that it costs nothing: nothing is written. Values from elsewhere are."""
+    buffer, piece = Whole(np.arange(6.0)), Piece(None, slice(2, 5), slice(0, 3))
+    view = buffer.load(piece)
+    buffer.flat.flags.writeable = False
+    buffer.store(piece, view)
+    with pytest.raises(ValueError, match="read-only"):
+        buffer.store(piece, view.copy())

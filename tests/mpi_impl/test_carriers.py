@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl.arrays import dtype_of
+from mpi_impl.comm.carriers import Carrier, Direct
 from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.trace import Trace
@@ -20,7 +21,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.simulate import Times
 from tests.fake_cuda import on_gpus
 from tests.planted import Bug, assert_caught
-from tests.spy import SpyArray
+from tests.spy import SpyArray, to_host
 
 RANKS, SEEDS = st.integers(1, 5), st.integers(0, 2**32 - 1)
 WAYS = st.sampled_from(["staged", "mpi", "nccl"])
@@ -62,6 +63,18 @@ def collectives_agree(group, way, rows, length, axis, form, layout, seed):
             if result is given and layout == "columns" and length:
                 assert (given[..., -1:].get() == expected[..., -1:]).all()
     assert group.ledger.totals == on_host.ledger.totals and group.ledger.calls() == 5
+
+
+@pytest.mark.parametrize("carrier, wrap", [(Carrier(), np.array), (Direct(), SpyArray)])
+def test_what_mpi_can_read_is_lent_as_it_is(carrier, wrap):
+    """And of what does not lie together in memory, a copy that does."""
+    x = np.arange(24.0).reshape(2, 3, 4)
+    whole = wrap(x)
+    assert carrier.lend(whole) is whole and carrier.lend(whole, filled=False) is whole
+    for part in (lambda x: x[:, 1:], lambda x: x[..., ::2], lambda x: x.swapaxes(0, 1), lambda x: x.T):
+        lent = carrier.lend(part(whole))
+        assert lent.flags.c_contiguous and type(lent) is type(whole)
+        np.testing.assert_array_equal(to_host(lent), part(x))
 
 
 def same(on_device, on_host):
@@ -298,6 +311,8 @@ BUGS = {
         "copy"),
     "communicators kept": (Bug("mpi_impl.comm.group", "self.communicator.free()", "pass"), "groups"),
     "MPI ahead of the device": (Bug("mpi_impl.comm.group", "        finish()\n", "        pass\n"), "direct"),
+    "a view lent to MPI": (Bug("mpi_impl.comm.carriers", "return x if x.flags.c_contiguous else x.copy()", "return x"),
+                           "lent"),
     "pinned memory used anew": (Bug("mpi_impl.comm.carriers", "        finish()  ", "        pass  "), "staged"),
 }
 ACTS = {
@@ -305,6 +320,7 @@ ACTS = {
     "columns": (collectives_agree, "nccl", 2, 2, 1, "float32", "columns", 1),
     "posted": (posted_agree, "nccl", SEVERAL, 7, "float64", 1),
     "direct": (collectives_agree, "mpi", 1, 1, 0, "float16", "whole", 1),
+    "lent": (collectives_agree, "mpi", 2, 2, 1, "float32", "columns", 1),
     "staged": (collectives_agree, "staged", 1, 1, 0, "float32", "whole", 1),
     "groups": (several_groups,),
     "copy": (gather_a_copy,),

@@ -142,6 +142,8 @@ def test_whole_groups_are_not_warned_of():
 @pytest.mark.parametrize("counts, words", [
     ((2, 1), "on 2 hosts: 2 ranks on node0, 1 rank on node1"),
     ((8,) * 16, "on 16 hosts of 8 ranks each"),
+    ((1,) * 8, "on 8 hosts: " + ", ".join(f"1 rank on node{host}" for host in range(8))),
+    ((1,) * 9, "on 9 hosts of 1 rank each"),
     ((8, 4) * 8, "on 16 hosts of 4 to 8 ranks each"),
 ])
 def test_hosts_are_told(counts, words):

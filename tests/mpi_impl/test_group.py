@@ -1,14 +1,17 @@
 """The collectives of real ranks are the textbook's; topology puts every rank in its place."""
 import re
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from mpi_impl.arrays import dtype_of
 from mpi_impl.comm import topology as topology_module
+from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
 from reference import collectives
@@ -96,6 +99,21 @@ def test_places_are_megatrons(t, d, p):
     c = ParallelConfig(t, p, d)
     places = [place(rank, c) for rank in range(c.world_size)]
     assert places == [Place(i, r, stage) for stage in range(p) for r in range(d) for i in range(t)]
+
+
+@pytest.mark.parametrize("t, p", [(1, 1), (2, 2), (1, 4), (2, 1)])
+def test_every_communicator_is_given_back(ranks, t, p):
+    """MPI has some thousands, and a notebook connects again and again. The world's own stays."""
+    ranks.run(4, connect_and_disconnect, t, p)
+
+
+def connect_and_disconnect(group, t, p):
+    made, init, config = [], Group.__init__, ParallelConfig.for_world(group.size, t, p)
+    at_an_end = p > 1 and place(group.rank, config).pipeline in (0, p - 1)
+    with (mock.patch.object(Group, "__init__", lambda self, *args: made.append(self) or init(self, *args)),
+          connected(group, config)):
+        assert len(made) == 4 + at_an_end
+    assert all(one.comm == MPI.COMM_NULL for one in made) and group.comm != MPI.COMM_NULL
 
 
 def test_groups_of_eight_ranks(ranks):
@@ -361,6 +379,33 @@ def posted_halves(group):
     for post in (lambda: group.post_all_reduce(x, "test"), lambda: group.post_reduce_scatter(x, x[:2], "test")):
         with pytest.raises(AssertionError, match="blocking"):
             post()
+
+
+def test_ledgers_add_up_entry_by_entry():
+    """Calls and elements, and of these what crosses between hosts."""
+    mine, theirs = Ledger(), Ledger()
+    for ledger, reasons in ((mine, "aab"), (theirs, "abbc")):
+        for reason in reasons:
+            ledger.record("send", "pipeline", 2, reason, 8, "float32", 0.25)
+    mine.add(theirs)
+    assert {entry.reason: tuple(total) for entry, total in mine.totals.items()} == {"a": (3, 24), "b": (3, 24),
+                                                                                    "c": (1, 8)}
+    assert {entry.reason: crossing for entry, crossing in mine.crossing.items()} == {"a": 6, "b": 6, "c": 2}
+
+
+def test_a_phase_ends_where_the_one_around_it_goes_on():
+    ledger = Ledger()
+
+    def record(reason):
+        ledger.record("send", "pipeline", 2, reason, 1, "float32")
+
+    with ledger.phase("backward"):
+        with pytest.raises(ZeroDivisionError), ledger.phase("reduction"):
+            record("inside")
+            raise ZeroDivisionError
+        record("behind it")
+    record("behind both")
+    assert [entry.phase for entry in ledger.totals] == ["reduction", "backward", "outside a step"]
 
 
 def test_ring_bytes_are_those_of_the_papers():

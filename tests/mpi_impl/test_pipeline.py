@@ -1,5 +1,6 @@
 """The executor: whatever the schedule, every message arrives where it is needed, unchanged, and none is left over."""
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from mpi_impl.parallel.pipeline import Pipeline, tag
 from reference.actions import Action, Receive, Schedule, needs, result, user_stage
 from reference.config import ParallelConfig
+from reference.errors import UserError
 from reference.schedules import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.validate import validate
 from tests.spy import SpyArray
@@ -185,6 +187,18 @@ def test_tags_are_the_results_own(schedule):
     tags = {tag(action, schedule.stages) for action in actions}
     assert len(tags) == len(actions) and min(tags) >= 0
     assert max(tags) < 2 * schedule.stages * schedule.microbatches
+
+
+@given(generated(8))
+def test_more_messages_than_mpi_has_tags_for_are_refused(schedule):
+    """Exactly where the largest tag of a result is more than MPI's."""
+    largest = max(tag(action, schedule.stages) for actions in schedule.ranks for action in actions)
+    group = SimpleNamespace(rank=0, largest_tag=largest)
+    topology = SimpleNamespace(pipeline=group, tensor=None, config=ParallelConfig())
+    Pipeline(schedule, topology)
+    group.largest_tag -= 1
+    with pytest.raises(UserError, match=f"{schedule.microbatches} microbatches through {schedule.stages} stages"):
+        Pipeline(schedule, topology)
 
 
 def test_each_message_is_in_the_ledger_of_its_phase(ranks):

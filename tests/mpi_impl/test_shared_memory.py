@@ -16,6 +16,7 @@ from mpi_impl.arrays import dtype_of
 from mpi_impl.comm import group as group_module
 from mpi_impl.comm import shared_memory
 from mpi_impl.comm.group import Group, shared_key
+from mpi_impl.comm.shared_memory import SharedMemory
 from reference import collectives
 from tests.launching import launch, write_program
 from tests.strategies import close
@@ -114,6 +115,22 @@ def send_and_meet(group):
         assert (shared.all_reduce(np.ones(3), "test") == 3).all()
         if shared.rank == 0:
             sent.wait()
+
+
+def test_an_arrival_is_counted_between_two_fences():
+    """What a rank has written must be seen before its count is; and what others have, only once theirs are. Here the
+    other rank comes when this one has waited for it.
+    """
+    seen = []
+    memory = np.zeros(shared_memory.bytes_for(2), np.uint8)
+
+    def other_comes():
+        shared.counts[1][0] += 1
+
+    shared = SharedMemory(memory, 0, 2, lambda: seen.append([int(count[0]) for count in shared.counts]), other_comes)
+    for _ in range(3):
+        shared.meet()
+    assert seen == [[0, 0], [1, 1], [1, 1], [2, 2], [2, 2], [3, 3]]
 
 
 class TwoMachines(MPI.Intracomm):

@@ -110,6 +110,34 @@ def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     ranks.run(n, ledger_equals_formulas, case, Work(steps, steps * m, evaluations, evaluations * m), plan)
 
 
+KNOWN = {
+    "a BERT that learns words and the order of sentences, its sequence cut": (
+        2, 2, 1, ("bert", ("lm", "sop")), True, Plan(2)),
+    "the same, its sequence whole, on two replicas": (2, 1, 2, ("bert", ("lm", "sop")), False, Plan()),
+    "a BERT that chooses, its sequence cut": (2, 2, 1, ("bert", ("choice",)), True, Plan(2)),
+    "a BERT that chooses, on one rank of each pipeline": (1, 3, 1, ("bert", ("choice",)), False, Plan(3, "gpipe")),
+    "a BERT that learns words, ZeRO-3, in groups": (1, 1, 2, ("bert", ("lm",)), False, Plan(
+        zero_stage=3, recompute=Recompute("full", "uniform", 3))),
+    "a GPT in a V, ZeRO-3, some layers recomputed": (1, 2, 2, ("gpt", ("lm",)), False, Plan(
+        2, "zb-v", zero_stage=3, recompute=Recompute("full", "block", 2))),
+    "a GPT whose table is on the first rank and the last of three, ZeRO-1": (1, 3, 2, ("gpt", ("lm",)), False, Plan(
+        3, bucket_size=1 << 30, zero_stage=1)),
+    "a GPT interleaved, ZeRO-2, its sequence cut": (2, 2, 2, ("gpt", ("lm",)), True, Plan(
+        2, "interleaved", 1, bucket_size=7, zero_stage=2, recompute=Recompute("selective"))),
+    "a GPT that keeps what was gathered, without a pipeline": (2, 1, 1, ("gpt", ("lm",)), True, Plan()),
+    "a GPT whose results are sent whole": (3, 2, 1, ("gpt", ("lm",)), False, Plan(2, scatter_gather=False)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_known_runs_send_is_what_the_formulas_say(ranks, name):
+    """Each line of the formulas counts in one of these. Two samples in a microbatch, two steps, three evaluations."""
+    t, p, d, (architecture, heads), cut, plan = KNOWN[name]
+    model = ModelConfig(5, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3, architecture=architecture, heads=heads)
+    case = Case(t, model, 2, 4, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
+    ranks.run(t * p * d, ledger_equals_formulas, case, Work(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
+
+
 @pytest.mark.parametrize("t", [2, 4])
 def test_scatter_and_gather_send_a_part_of_t(ranks, t):
     """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""

@@ -204,6 +204,28 @@ def test_every_wait_is_watched(ranks):
             ("the both group", [0, 1])]
 
 
+def test_what_takes_what_time_it_takes_has_a_limit_only_with_a_reason(ranks):
+    """To prepare data may take hours, and the others wait for it: no watchdog hears of that. With a reason it does: who
+    waits for the first rank, and for all others.
+    """
+    for rank, heard in enumerate(ranks.run(3, wait_for_words)):
+        others = [r for r in (2, 1, 0) if r != rank]
+        assert heard == [("a file", others[:1]), ("all files", others)]
+
+
+def wait_for_words(group):
+    """In a group of three, in which rank 2 of the world is the first."""
+    listener = Listener()
+    turned = group.only([2, 1, 0], "turned")
+    watched = Group(turned.comm, "turned", Instruments(watchdog=listener))
+    for reason in ((), ("a file",)):
+        assert watched.from_first(lambda: group.rank, *reason) == 2
+    for reason in ((), ("all files",)):
+        assert watched.from_each(lambda: group.rank, *reason) == [2, 1, 0]
+    turned.free()
+    return listener.heard
+
+
 def everything(group):
     """Every operation of a group, once."""
     listener = Listener()

@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 from mpi_impl.models import stage
 from mpi_impl.parallel import passes
-from mpi_impl.parallel.zero import ShardedGradients, ShardedParameters
+from mpi_impl.parallel.buffers import Shard, Whole
+from mpi_impl.parallel.zero import GatheredUnit, Parameters, ShardedGradients, ShardedParameters
 from mpi_impl.training.trainer import Trainer
 from reference import training
 from reference.batches import GPTBatch
 from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, ModelConfig
 from reference.errors import UserError
+from reference.layout import Layout
 from reference.optimizer import OptimizerConfig, sum_of_squares
-from reference.params import leaves, tree_map
+from reference.params import Tensor, leaves, tree_map
 from reference.precision import Precision
 from tests.deep import every_other_deep, one_fast_of
 from tests.strategies import Case, recomputes
@@ -323,3 +325,50 @@ def test_the_norm_counts_what_is_replicated_once(ranks, stage, p, cut):
     """With clipping at work, where it matters most, whoever owns which part of what is on every rank."""
     case = replace(REPLICATED, sequence_parallel=cut)
     ranks.run(4 * p, training_equals_one_process, case, 2, 2, 0.05, Plan(p, zero_stage=stage, bucket_size=100))
+
+
+# ---- what is under way, and what is whole, at most ------------------------------------------------------------------
+
+
+class Replica:
+    """The first of two replicas, whose gathering is under way until it is waited for."""
+
+    rank = 0
+
+    def __init__(self):
+        self.under_way = self.most = 0
+
+    def post_all_gather(self, x, out, reason):
+        assert out.size == 2 * x.size
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        return self
+
+    def wait(self):
+        self.under_way -= 1
+
+
+SIZES = {"first": 12, "second": 40, "third": 20, "fourth": 8}
+
+
+def layout_of_units() -> Layout:
+    return Layout({name: Tensor((size,)) for name, size in SIZES.items()}, bucket_size=1, parts=2)
+
+
+def test_two_buckets_of_parameters_are_under_way_at_a_time():
+    """While one is sent the next is copied; and at last none is left."""
+    group, layout = Replica(), layout_of_units()
+    Parameters(layout, group, Whole(np.zeros(layout.size))).publish()
+    assert group.most == 2 and group.under_way == 0
+
+
+def test_of_units_that_are_whole_at_the_same_time_the_most_bytes_are_told():
+    """Whatever comes later is less."""
+    layout = layout_of_units()
+    parameters = ShardedParameters(layout, Replica(), Shard(np.zeros(layout.shard_size)), np.empty(0, np.float32))
+    units, found = {name: GatheredUnit(name, parameters) for name in SIZES}, []
+    for step in ("+first", "+second", "-second", "+third", "-first", "+fourth", "-third"):
+        unit = units[step[1:]]
+        unit.fetch() if step[0] == "+" else unit.free()
+        found.append(parameters.whole_bytes // 4)
+    assert found == [12, 12 + 40, *[12 + 40] * 5]

@@ -88,6 +88,11 @@ def test_boxes_are_where_the_elements_are(case, bucket_size, parts):
                 assert np.array_equal(shard[piece.in_shard], values)
 
 
+def test_boxes_that_touch_have_nothing_in_common():
+    left, right, below = (slice(0, 2), slice(0, 3)), (slice(0, 2), slice(3, 5)), (slice(2, 4), slice(0, 5))
+    assert overlap(left, right) is overlap(right, left) is overlap(left, below) is overlap(below, right) is None
+
+
 @given(SHAPES, st.data())
 def test_overlap_is_what_both_boxes_have(shape, data):
     """And it is found again in either of them."""

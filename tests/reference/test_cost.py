@@ -398,8 +398,9 @@ def test_traffic_of_data_parallelism(psi, d):
     for stage, expected in enumerate([ring_all_reduce(psi, d), reduce_scatter + gather, reduce_scatter + gather,
                                       gather + gather + reduce_scatter]):
         assert data_parallel_traffic(psi, d, stage) == pytest.approx(expected)
-    assert [round(data_parallel_traffic(psi, d, stage) * d) for stage in range(4)] == [
-        k * psi * (d - 1) for k in (2, 2, 2, 3)]
+    for m in (1, 2, 5):     # what ZeRO-2 and 3 do for every microbatch
+        assert [round(data_parallel_traffic(psi, d, stage, m) * d) for stage in range(4)] == [
+            k * psi * (d - 1) for k in (2, 2, m + 1, 3 * m)]
 
 
 @pytest.mark.parametrize("stage", [-1, 4])

@@ -11,7 +11,7 @@ from reference.actions import parse_action
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.errors import UserError
 from reference.memory import (Account, StageBytes, activations_outside_layers, array_bytes, layer_activations,
-                              model_states, most_in_flight, peak_activations, total)
+                              model_states, most_in_flight, peak_activations, rank_activations, total)
 from reference.precision import FORMATS, Precision
 from reference.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.simulate import activations_in_flight
@@ -193,6 +193,19 @@ def test_a_peak_by_hand():
              "3F0 3I0 3F1 3I1 3W0 3W1": 100, "0F0 0I0 0W0 3F0 3I0 3W0": 100}
     for actions, peak in plays.items():
         assert peak_activations(stages, [parse_action(word) for word in actions.split()]) == peak
+
+
+def test_of_what_is_computed_again_the_largest_group_counts():
+    """Of a stage's groups, and of a rank's stages: they take turns."""
+    account = Account(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
+        recompute=Recompute("full", "uniform", 3)))
+    one, two, three = (account.recomputed(range(n)) for n in (1, 2, 3))
+    assert one > 0 and two == 2 * one and three == 3 * one
+    assert [account.recomputed(range(n)) for n in (4, 5, 7)] == [three] * 3
+    actions = [parse_action(text) for text in "0F0 1F0 1B0 0B0".split()]
+    for stages in ({0: [0], 1: [1, 2]}, {0: [0, 1], 1: [2]}):
+        kept = sum(account.stage(layers).kept for layers in stages.values())
+        assert rank_activations(account, stages, actions) == (kept, two)
 
 
 def test_one_buffer_counts_once():

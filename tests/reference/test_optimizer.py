@@ -55,6 +55,12 @@ def test_the_learning_rate_rises_falls_and_stays(style, halfway):
         assert abs(learning_rate(c, 13) - (0.1 + 0.9 * 0.5 * (1 + np.cos(0.2 * np.pi)))) < 1e-12
 
 
+def test_a_constant_rate_may_rise_for_longer_than_others_fall():
+    """Nothing comes down, so that nothing must have come up by then."""
+    c = OptimizerConfig(1.0, 10, lr_decay_style="constant", lr_warmup_iters=20)
+    assert [learning_rate(c, i) for i in (1, 10, 11, 20, 21)] == [0.05, 0.5, 0.55, 1.0, 1.0]
+
+
 @pytest.mark.parametrize("change, sentence", [
     (dict(lr=-1.0), "--lr is -1.0, but must be a number that is not negative."),
     (dict(lr=float("nan")), "--lr is nan"),

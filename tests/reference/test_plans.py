@@ -4,9 +4,10 @@ papers' formulas written out: tests/notebooks/test_plan.py.
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from reference.actions import Send, lower
 from reference.config import ParallelConfig, Recompute
 from reference.cost import parameters_of_stage
 from reference.errors import UserError
@@ -58,6 +59,22 @@ def test_a_larger_microbatch_holds_and_sends_as_much_more(plan, times):
     assert larger.memory_of(0).activations == pytest.approx(times * plan.memory_of(0).activations)
     assert larger.messages[:2] == pytest.approx(tuple(times * size for size in plan.messages[:2]))
     assert (larger.memory_of(0)[:3], larger.messages.data) == (plan.memory_of(0)[:3], plan.messages.data)
+
+
+@given(plans())
+@example(Plan(model_of(8), ParallelConfig(2, 2, 1, "interleaved", 2), 4))
+@example(Plan(model_of(5), ParallelConfig(2, 2, sequence_parallel=True, recompute=Recompute("full")), 3, 2))
+@example(Plan(model_of(5), ParallelConfig(2, 2, sequence_parallel=True, keep_gathered_inputs=True), 3))
+def test_messages_are_those_of_the_first_rank(plan):
+    """As many between stages as its schedule lowers to. In a layer the rings of tensor parallelism go round 8 times,
+    2 more where inputs are gathered again, and 4 more where the forward is computed again.
+    """
+    p, t, s = plan.parallel, plan.parallel.tensor_model_parallel_size, plan.model.max_position_embeddings
+    x = plan.b * s * plan.model.hidden_size / t
+    sends = sum(isinstance(step, Send) for step in lower(schedule_of(p, plan.m))[0])
+    assert plan.messages.pipeline == pytest.approx(2 * sends * x)
+    rounds = 8 + 2 * (p.sequence_parallel and not p.keep_gathered_inputs) + 4 * (p.recompute.granularity == "full")
+    assert plan.messages.tensor == pytest.approx(2 * plan.m * len(plan.layers) * rounds * x * (t - 1))
 
 
 @given(plans())

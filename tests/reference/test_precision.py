@@ -4,7 +4,7 @@ from math import inf, nan
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference.batches import GPTBatch
@@ -64,6 +64,14 @@ def test_rounding_float64_is_nearest(numbers, name):
     assert np.isnan(found[np.isnan(x)]).all() and (abs(found[abs(x) >= 2 * form.largest]) == inf).all()
 
 
+@pytest.mark.parametrize("name", DTYPES)
+def test_what_is_just_past_a_tie_is_rounded_once(name):
+    """float64 straight to the format: by way of float32, 1 + 2^-11 + 2^-40 would become a tie, and go to even."""
+    half = FORMATS[name].epsilon / 2
+    x = np.array([1 + half - 2.0**-50, 1 + half, 1 + half + 2.0**-50, 1 + 3 * half - 2.0**-50, 1 + 3 * half])
+    assert rounded(x, FORMATS[name]).tolist() == [1, 1, 1 + 2 * half, 1 + 2 * half, 1 + 4 * half]
+
+
 def test_a_format_of_as_many_bits_rounds_nothing():
     x = np.array([0.1, -1e300, nan])
     assert rounded(x, FORMATS["float64"]) is x
@@ -102,6 +110,10 @@ def test_an_unknown_format():
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(-3, 6))
+@example([True] * 8, 5, 2, -2)                                          # down to the smallest, where it stays
+@example([False] * 2 + [True] * 2 + [False] * 3 + [True] * 3, 2, 2, 0)  # a doubled scale is patient again
+@example([False, True, False, False, True, True], 3, 3, 0)              # good steps do not restore the patience
+@example([True, False, True, False, False], 2, 1, 3)                    # nor are they counted across an overflow
 def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial):
     """Told over the whole history: a scale is doubled when a window of good steps is full, counted from the last
     overflow or doubling; it is halved at each overflow from the n-th on since it was last doubled.
@@ -128,6 +140,16 @@ def test_a_window_that_is_more_than_full_is_full(window):
     scaler.state = ScaleState(64.0, 600, 1)
     scaler.update(False)
     assert scaler.state == ScaleState(128.0, 0, 1)
+
+
+def test_a_scale_below_the_smallest_stays_where_it_is():
+    """A run may go on with a larger --min-loss-scale than before: an overflow is no reason to make the scale larger."""
+    scaler = LossScaler(LossScaling(None, 64.0, 4.0, 1, 1))
+    scaler.state = ScaleState(2.0, 0, 1)
+    scaler.update(True)
+    assert scaler.state == ScaleState(2.0, 0, 0) and scaler.scaling.lowest(2.0)
+    scaler.update(False)
+    assert scaler.scale == 4.0
 
 
 def test_a_constant_scale_stays():

@@ -100,6 +100,7 @@ def test_an_evaluation_schedule_ends_on_any_placement(placement, m):
     """Whatever stands where, it is complete and ends, and its placement is the one that was asked for."""
     schedule = evaluation_schedule(placement, m)
     validate(schedule)
+    assert schedule == evaluation_schedule([held[::-1] for held in placement], m), "the order of the list counts"
     assert schedule.placement() == placement and schedule.microbatches == m
 
 
@@ -131,6 +132,8 @@ def test_what_is_no_action_is_refused(text):
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="takes microbatches in groups of p = 4, but m = 6 is no multiple of 4"):
         interleaved(4, 6, 2)
+    with pytest.raises(UserError, match="m = 1 is no multiple of 4. The nearest that is: 4"):
+        interleaved(4, 1, 2)
     with pytest.raises(UserError, match="microbatches m is 0, but must be at least 1"):
         gpipe(2, 0)
     for generator in (zero_bubble_v, dualpipe_v, forward_only):
@@ -185,6 +188,12 @@ def replaced(schedule, r, actions):
 
 def wrong(text):
     return from_csv(text.replace(" ", ",").replace("/", "\n"))
+
+
+def test_an_evaluation_leaves_no_microbatch_out():
+    """There is no cell to be marked."""
+    with pytest.raises(ScheduleError, match="Stage 0 does nothing for microbatch 1, but should do F\\."):
+        validate(wrong("0F0 0F2"))
 
 
 @pytest.mark.parametrize("schedule, sentence", [

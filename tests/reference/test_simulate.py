@@ -100,6 +100,16 @@ def test_what_no_backward_follows_keeps_nothing():
     assert activations_in_flight(from_csv("0F0,0F1,0F2,0I1,0W1,0F3")) == [1]
 
 
+def test_the_work_is_the_busiest_ranks():
+    """Of three unequal stages, four microbatches: the second rank computes 4 (5 + 1 + 2) = 32, as nobody else; and the
+    last one has as little as 4 (1 + 1 + 1).
+    """
+    timeline = simulate(one_f_one_b(3, 4), Times([2.0, 5.0, 1.0], [2.0, 1.0, 1.0], [1.0, 2.0, 1.0]))
+    assert timeline.work == 32
+    assert timeline.bubble_fraction == (timeline.makespan - 32) / 32
+    assert timeline.bubble_rate == (timeline.cost - 32) / timeline.cost
+
+
 GENERATORS = [gpipe, one_f_one_b, zero_bubble_h1, zero_bubble_h2, zero_bubble_v, dualpipe_v]
 
 

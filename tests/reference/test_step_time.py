@@ -75,6 +75,23 @@ def test_the_works_of_stages_are_the_works_of_ranks(plan):
     assert rank_works(plan, REAL).total() == plan.parallel.pipeline_model_parallel_size
 
 
+@pytest.mark.parametrize("schedule, v, p, layers", [
+    ("1f1b", None, 3, [4, 3, 3]), ("interleaved", 2, 3, [2, 2, 2, 2, 1, 1]), ("interleaved", 3, 2, [2, 2, 2, 2, 1, 1]),
+    ("zb-v", None, 3, [2, 2, 2, 2, 1, 1]), ("dualpipe-v", None, 2, [3, 3, 2, 2]),
+])
+def test_the_works_of_stages_are_in_the_order_of_the_layers(schedule, v, p, layers):
+    """Wherever the stages are placed. Ten layers, each of which takes a second; the embedding takes 100, the logits
+    1000 of them.
+    """
+    plan = Plan(model_of(10), ParallelConfig(1, p, 1, schedule, v), 2 * p)
+    b, s, h, *_ = sizes_of(plan)
+    passes = replace(IDEAL.passes, embedding=(100 / (b * s * h), 0), logits=(1000 / (b * s * plan.model.vocab_size), 0))
+    hardware = replace(IDEAL, bandwidth=float(IDEAL.element_bytes), overhead=(1.0, 0.0), passes=passes)
+    first, *middle, last = layers
+    found = [work.forward.kernels for work in stage_works(plan, hardware)]
+    assert found == pytest.approx([first + 100, *middle, last + 1000])
+
+
 @given(plans(), st.sampled_from(RECOMPUTE))
 def test_what_is_computed_again_is_a_part_of_the_forward(plan, recompute):
     """Attention's core, or all of the layer with its messages; the forward and the weights' gradients stay."""

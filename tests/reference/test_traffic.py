@@ -109,6 +109,17 @@ def test_a_tied_table_is_summed_where_there_are_two(run):
     assert elements(traffic(*run), reason="tied embedding") == (2 * work.steps * words if two else 0)
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_a_skipped_step_publishes_no_parameters(stage):
+    """With ZeRO-1 and 2, whose replicas publish what they have moved. All else of a step had been sent by then."""
+    model, parallel = ModelConfig(2, 4, 1, 11, 4), ParallelConfig(1, 2, 2, zero_stage=stage)
+    all_move, three_move = (traffic(model, parallel, 1, 4, Work(5, 10, 0, 0, skipped)) for skipped in (0, 2))
+    published = [line for line in all_move if (line.phase, line.reason) == ("optimizer", "parameters")]
+    assert [line.calls > 0 for line in published] == [True] * (stage in (1, 2))
+    assert three_move == [line._replace(calls=line.calls * 3 // 5, elements=line.elements * 3 // 5)
+                          if line in published else line for line in all_move]
+
+
 @given(runs())
 def test_more_work_is_more_of_the_same(run):
     """Calls and elements are proportional to steps and microbatches; nothing is sent for nothing."""

@@ -12,7 +12,7 @@ class Progress:
     """How far a piece of work has come: `with Progress("encoding", total_bytes) as bar: bar.advance(bytes)`."""
 
     def __init__(self, what: str, total: int, out: TextIO | None = None):
-        self.what, self.total, self.done = what, max(total, 1), 0
+        self.what, self.total, self.done = what, total, 0
         self.out = sys.stdout if out is None else out
         self.on_terminal = self.out.isatty()
         self.began = time.monotonic()
@@ -36,7 +36,7 @@ class Progress:
 
     def _show(self) -> None:
         self.shown = time.monotonic()
-        share = min(1.0, self.done / self.total)
+        share = min(1.0, self.done / self.total) if self.total else 1.0
         speed = self.done / max(self.shown - self.began, 1e-9)      # of this run, bytes per second
         left = f", {(self.total - self.done) / speed:,.0f} s left" if self.done else ""
         line = f"{share:4.0%} of {self.total / 1e6:,.1f} MB, {speed / 1e6:,.1f} MB/s{left}"

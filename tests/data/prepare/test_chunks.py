@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpi_impl.data.prepare import chunks as chunks_module
@@ -46,6 +46,8 @@ def test_each_line_is_in_one_chunk(lines, newline_at_end, size):
 
 
 @given(st.lists(TEXT, min_size=1, max_size=6), st.integers(1, 60))
+@example(["ab"] * 4, 2)     # files that are just as large as a chunk
+@example(["a"] * 5, 2)
 def test_each_file_is_in_one_chunk(texts, size):
     """In order, made uniform; a chunk is as large as asked and without its last part was smaller."""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,8 +89,10 @@ def test_what_is_too_long_is_never_held_in_memory(lengths, size):
         file.write_text("\n".join(lines))
         expected = ["too long" if 12 + length >= 40 else None if length else "empty" for length in lengths]
         assert [bad for *_, bad in found(chunks(sources([str(file)], "--input"), size))] == expected
-        Path(folder, "a.txt").write_text("x" * 41)
-        assert [bad for *_, bad in found(chunks(sources([f"{folder}/a.txt"], "--input"), size))] == ["too long"]
+        for length, expected in ((40, ("x" * 40, None)), (41, ("", "too long"))):
+            Path(folder, "a.txt").write_text("x" * length)
+            (document,) = found(chunks(sources([f"{folder}/a.txt"], "--input"), size))
+            assert document[2:] == expected
 
 
 def test_several_inputs_follow_one_another(tmp_path):

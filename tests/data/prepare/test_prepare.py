@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from mpi_impl.data.prepare import preparation as program
+from mpi_impl.data.prepare import progress
+from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.prepare.clean import normalized
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare.near_duplicates import near_duplicates, signature
-from mpi_impl.data.prepare.preparation import main
+from mpi_impl.data.prepare.preparation import Preparation, main, parse, size_of
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from reference.errors import UserError
 from tests.launching import ROOT
@@ -132,6 +134,26 @@ def test_a_tokenizer_is_trained_on_the_corpus_and_saved_beside_it(corpus, tmp_pa
     main(options(corpus, tmp_path / "two", "--tokenizer-model", saved))
     one, two = written(tmp_path / "one"), written(tmp_path / "two")
     assert one.pop(".tokenizer.json") and one == two
+
+
+@pytest.mark.parametrize("share, every", [(1, 1), (0.99, 2), (0.5, 2), (0.3, 4)])
+def test_of_a_large_corpus_a_tokenizer_is_trained_on_a_part(corpus, tmp_path, monkeypatch, capsys, share, every):
+    """On every second chunk, every fourth, and so on: so many that they hold about TRAINED_ON bytes. The progress is
+    that of the part.
+    """
+    run = Preparation(parse(options(corpus, tmp_path / "out")))
+    monkeypatch.setattr(program, "TRAINED_ON", int(run.size * share))
+    monkeypatch.setattr(progress, "REPEATED", 0)
+    assert len(run.plan) > 8
+    expected = [document.text for chunk in run.plan[::every] for part in chunk for document in documents(part)]
+    assert list(run.texts("training")) == [text for text in expected if text]
+    size = sum(part.stop - part.start for chunk in run.plan[::every] for part in chunk)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(run.plan[::every]) and said[-1].startswith(f"training: 100% of {size / 1e6:,.1f} MB")
+
+
+def test_the_size_of_a_chunk_is_that_of_its_parts():
+    assert size_of([Part("a", True, 10, 25), Part("a", True, 25, 26), Part("b", False, 0, 7)]) == 15 + 1 + 7
 
 
 def interrupted_at(monkeypatch, k):

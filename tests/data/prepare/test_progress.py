@@ -37,6 +37,10 @@ def test_a_log_has_a_line_now_and_then(monkeypatch):
 
 
 def test_of_nothing_all_is_done(monkeypatch):
+    """As when a run goes on of which every chunk had been encoded."""
     monkeypatch.setattr(progress, "REDRAWN", 0)
-    with Progress("encoding", 0, Terminal()) as bar:
+    out = Terminal()
+    with Progress("encoding", 0, out) as bar:
         bar.advance(0)
+    _, *shown, free = out.getvalue().split("\r\x1b[K")
+    assert shown == [f"encoding [{'#' * 30}] 100% of 0.0 MB, 0.0 MB/s"] * 2 and free == ""
