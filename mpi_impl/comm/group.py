@@ -12,7 +12,7 @@ MPI knows no formats of two bytes: it moves their bits as integers, and adding t
 import ctypes
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, cast
@@ -34,7 +34,7 @@ from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}
-SPEAKS = 32_767     # a tag: every MPI allows it
+SPEAKS, ALIVE = 32_767, 32_765      # tags: every MPI allows them
 ROOM = 24 << 20     # bytes of shared memory for each rank here: more than all groups of a run can take
 SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared for its sake
 
@@ -272,18 +272,19 @@ class Group:
     def from_first(self, make, reason: str = ""):
         """`make()` of the group's first rank, on every rank: any picklable object, or the UserError it raised.
 
-        For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included.
-        It takes what time it takes: this wait has a limit only if it has a reason. Such objects are small, and are
-        not in the ledger.
+        For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included. With
+        a reason the others' wait is limited; without one it takes what time it takes, as long as heartbeats are heard.
+        Such objects are small, and are not in the ledger.
         """
-        outcome = None
-        if self.rank == 0:
-            try:
-                outcome = make()
-            except UserError as error:
-                outcome = error
-        with self.watchdog.waiting(self.name, reason, self.others[:1]) if reason else nullcontext():
-            outcome = self.comm.bcast(outcome)
+        with nullcontext() if reason else self.long_work():
+            outcome = None
+            if self.rank == 0:
+                try:
+                    outcome = make()
+                except UserError as error:
+                    outcome = error
+            with self._waiting_for(self.others[:1], reason):
+                outcome = self.comm.bcast(outcome)
         if isinstance(outcome, UserError):
             raise outcome
         return outcome
@@ -293,16 +294,35 @@ class Group:
 
         For what each rank does with files of its own, while all must agree on failure. Limited as `from_first` is.
         """
-        try:
-            outcome = make()
-        except UserError as error:
-            outcome = error
-        with self.watchdog.waiting(self.name, reason, self.others) if reason else nullcontext():
-            outcomes = self.comm.allgather(outcome)
+        with nullcontext() if reason else self.long_work():
+            try:
+                outcome = make()
+            except UserError as error:
+                outcome = error
+            with self._waiting_for(self.others, reason):
+                outcomes = self.comm.allgather(outcome)
         for outcome in outcomes:
             if isinstance(outcome, UserError):
                 raise outcome
         return outcomes
+
+    def long_work(self):
+        """`with group.long_work():` some ranks may be at work inside for as long as it takes, while others wait for
+        them in `from_first` or `from_each`: all let one another hear that they live. Called by all ranks.
+        """
+        return self.watchdog.beating(Neighbours(self.comm)) if self._hears_neighbours() else nullcontext()
+
+    def _waiting_for(self, ranks: Sequence[int], reason: str):
+        """A limited wait: for these ranks if there is a reason, else for a heartbeat of the rank before this one."""
+        if reason:
+            return self.watchdog.waiting(self.name, reason, ranks)
+        if self._hears_neighbours():
+            return self.watchdog.waiting(self.name, "a sign of life", [self.ranks[self.rank - 1]], while_silent=True)
+        return nullcontext()
+
+    def _hears_neighbours(self) -> bool:
+        """Whether there are any, and MPI lets the watchdog's thread hear them while another thread waits."""
+        return self.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def from_all(self, value) -> list:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
@@ -436,6 +456,24 @@ class Group:
         """The clock, if ranks must tell one another what time it is; a rank alone need not."""
         clock = self.trace.clock
         return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
+
+
+class Neighbours:
+    """The ranks before and after this one in a ring, as heartbeats go round it (watchdog.py)."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm, self.before, self.after = comm, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+    def beat(self) -> None:
+        with suppress(MPI.Exception):   # who cannot be reached hears nothing
+            self.comm.Isend([None, 0, MPI.BYTE], self.after, ALIVE)
+
+    def heard(self) -> bool:
+        heard = False
+        while self.comm.Iprobe(self.before, ALIVE):
+            self.comm.Recv([None, 0, MPI.BYTE], self.before, ALIVE)
+            heard = True
+        return heard
 
 
 class Pending:

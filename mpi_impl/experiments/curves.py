@@ -1,9 +1,6 @@
 """Loss curves of many runs: of each kind the median over its seeds, and between the best and the worst a band."""
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")     # files, not windows
-from matplotlib import pyplot  # noqa: E402
+from matplotlib.figure import Figure
 
 COLORS = {"rearranged": "#1f77b4", "original": "#d62728"}
 SMOOTHED = 20      # iterations, whose mean is a point
@@ -12,8 +9,8 @@ SMOOTHED = 20      # iterations, whose mean is a point
 def draw_curves(path: str, losses: dict, chance: float) -> None:
     """A panel for each depth; `losses` are those of Runs (layer_norm_order.py), [iterations] each."""
     depths = sorted({run.layers for run in losses})
-    figure, panels = pyplot.subplots(1, len(depths), figsize=(5.2 * len(depths), 4.2), sharey=True, squeeze=False,
-                                  layout="constrained")
+    figure = Figure(figsize=(5.2 * len(depths), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)
     for axes, layers in zip(panels[0], depths):
         for order, color in COLORS.items():
             curves = np.array([smoothed(x) for run, x in losses.items() if (run.layers, run.order) == (layers, order)])
@@ -30,7 +27,6 @@ def draw_curves(path: str, losses: dict, chance: float) -> None:
     panels[0][0].legend(loc="lower left", frameon=False)
     figure.suptitle("Layer norm and residual connection: BERT's original order, and the rearranged one")
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def smoothed(losses: np.ndarray) -> np.ndarray:

@@ -1,13 +1,11 @@
 """Pictures of a run."""
-import matplotlib
-
-matplotlib.use("Agg")     # files, not windows
-from matplotlib import pyplot  # noqa: E402
+from matplotlib.figure import Figure
 
 
 def plot_losses(path: str, losses, validation, unigram: float | None) -> None:
     """Training and validation loss by iteration, pairs (iteration, nats per token), and the unigram model's level."""
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     axes.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1, label="training")
     if validation:
         axes.plot(*zip(*validation, strict=True), color="tab:orange", marker="o", markersize=4, label="validation")
@@ -17,4 +15,3 @@ def plot_losses(path: str, losses, validation, unigram: float | None) -> None:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=120, format="png")
-    pyplot.close(figure)

@@ -194,6 +194,27 @@ def one_comes(group, act, reason, shares=False):
     return said
 
 
+TOLD = ["rank 2 for 1 seconds (world group: a sign of life)"]
+
+
+@pytest.mark.parametrize("act, silent, said", [
+    ("from_first", None, []), ("from_each", 2, TOLD),
+    *(pytest.param(*more, marks=pytest.mark.deep) for more in [("from_each", None, []), ("from_first", 2, TOLD)])])
+def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
+    """A rank that sends none is told of by the next one, though it only waits, and nobody for it."""
+    assert ranks.run(4, work_long, act, silent) == [[], [], [], said]
+
+
+def work_long(group, act, silent):
+    """What each rank's watchdog says while rank 0 works for longer than the limit."""
+    said, fresh = [], group.part(0, "fresh")
+    dog = Watchdog() if group.rank == silent else Watchdog(1.0, said.append)
+    watched = Group(fresh.comm, "world", Instruments(watchdog=dog))
+    getattr(watched, act)(lambda: time.sleep(3 if group.rank == 0 else 0))
+    fresh.free()
+    return said
+
+
 def test_every_wait_is_watched(ranks):
     """Each thing that a group of two does names its reason and the other rank; nothing waits unseen."""
     for rank, heard in enumerate(ranks.run(2, everything)):
