@@ -64,12 +64,10 @@ def leaving_nothing() -> Iterator[None]:
 
 def end_descendants() -> None:
     """Kill the children of this process until there are none: those of a child that is dead have become its own."""
-    while found := children(os.getpid()):
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in found:
-            with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):    # there are none any more
+        while (found := children(os.getpid())) or os.waitpid(-1, os.WNOHANG)[0]:    # these were dead already
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)        # as a zombie, it has its number until it is waited for
                 os.waitpid(pid, 0)
 
 

@@ -145,7 +145,7 @@ def test_an_interrupted_job_says_so_in_a_line(tmp_path, who):
     assert "Traceback" not in job.stderr
 
 
-COMING_UP = """
+PROGRAM = """
 import os, signal
 from mpi_impl import entry
 from mpi_impl.rank_environment import is_first_rank
@@ -155,21 +155,25 @@ def stop():
         open(f"{folder}/{os.getpid()}.pid", "w")
         os.kill(os.getpid(), signal.SIGSTOP)
 
-entry.SECONDS_TO_MEET = 2
+entry.SECONDS_TO_MEET, main = 2, print
 {moment}
-entry.run(print)
+entry.run(main)
 """
-IN_MPI = "entry.LAST_RESORT = 1; stop()"
+IN_ITS_START = "entry.LAST_RESORT = 1; stop()"
 AT_THE_MEETING = "entry.check_world_size = lambda *_: stop()"
+AT_THE_END = "main = lambda: [stop(), entry.leave_within(2)]"
 
 
 @pytest.mark.parametrize("moment, sentence", [
     (AT_THE_MEETING, "error: rank 0 of 2 has waited 2 seconds for all ranks to come up."),
-    (IN_MPI, "it waited too long for others while the job came up or ended"),
+    (IN_ITS_START, "it waited too long for others while the job came up or ended"),
+    (AT_THE_END, "it waited too long for others while the job came up or ended"),
 ])
-def test_a_rank_that_does_not_come_up_ends_the_job(tmp_path, moment, sentence):
-    """While MPI starts, the system ends the ranks that wait, and launch tells of it; then they can tell themselves."""
-    (tmp_path / "program.py").write_text(COMING_UP.replace("{folder}", str(tmp_path)).replace("{moment}", moment))
+def test_a_rank_that_stops_before_or_after_the_work_ends_the_job(tmp_path, moment, sentence):
+    """While MPI starts or shuts down, the system ends the ranks that wait, and launch tells of it. In between, they can
+    tell it themselves.
+    """
+    (tmp_path / "program.py").write_text(PROGRAM.replace("{folder}", str(tmp_path)).replace("{moment}", moment))
     job = launch(2, tmp_path / "program.py")
     assert job.returncode and job.stderr.count("error:") == 1 and sentence in job.stderr
     (stopped,) = tmp_path.glob("*.pid")
