@@ -202,6 +202,7 @@ def end_together(error: BaseException, world) -> None:
         if not world.everyone_arrives(PATIENCE):
             return
         leave_within(SECONDS_TO_MEET)
+        world.forget_heartbeats()
         status = exit_status(error)
         speaker = first_failure(status, world)
     except Exception:  # MPI itself is what failed, and cannot be asked

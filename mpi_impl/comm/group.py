@@ -10,6 +10,8 @@ share (shared_memory.py), which MPI makes.
 MPI knows no formats of two bytes: it moves their bits as integers, and adding them up is done here.
 """
 import ctypes
+import math
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -306,11 +308,22 @@ class Group:
                 raise outcome
         return outcomes
 
+    @contextmanager
     def long_work(self):
         """`with group.long_work():` some ranks may be at work inside for as long as it takes, while others wait for
         them in `from_first` or `from_each`: all let one another hear that they live. Called by all ranks.
         """
-        return self.watchdog.beating(Neighbours(self.comm)) if self._hears_neighbours() else nullcontext()
+        if not self._hears_neighbours():
+            yield
+            return
+        ring: Any = self.comm.Get_attr(ring_key())
+        if ring is None:
+            ring = Ring(self.comm)
+            self.comm.Set_attr(ring_key(), ring)
+        with self.watchdog.beating(ring):
+            yield
+        with self.watchdog.waiting(self.name, "the end of long work", [self.ranks[ring.before]]):
+            ring.end()
 
     def _waiting_for(self, ranks: Sequence[int], reason: str):
         """A limited wait: for these ranks if there is a reason, else for a heartbeat of the rank before this one."""
@@ -321,8 +334,13 @@ class Group:
         return nullcontext()
 
     def _hears_neighbours(self) -> bool:
-        """Whether there are any, and MPI lets the watchdog's thread hear them while another thread waits."""
-        return self.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        """Whether there is a limit, and MPI lets the watchdog's thread hear other ranks while another thread waits."""
+        return self.size > 1 and self.watchdog.limit < math.inf and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def forget_heartbeats(self) -> None:
+        """Receive those of long work that failed: MPI ends badly where messages are left."""
+        while self.comm.Iprobe(MPI.ANY_SOURCE, ALIVE):
+            self.comm.Recv(bytearray(1), MPI.ANY_SOURCE, ALIVE)
 
     def from_all(self, value) -> list:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
@@ -458,22 +476,38 @@ class Group:
         return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
 
 
-class Neighbours:
-    """The ranks before and after this one in a ring, as heartbeats go round it (watchdog.py)."""
+class Ring:
+    """A communicator's ranks in a ring, as heartbeats go round it (watchdog.py): seen by one of them.
+
+    A heartbeat is a message without a byte. At the end of each long work one has a byte, so that each rank knows when
+    it has received all: with messages that nobody has received, MPICH's shutdown takes ranks down that still work.
+    """
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.before, self.after = comm, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        self.lock = threading.Lock()        # two threads listen
+        self.ended = self.heard_end = 0     # how many long works: here, and of the rank before
 
     def beat(self) -> None:
         with suppress(MPI.Exception):   # who cannot be reached hears nothing
             self.comm.Isend([None, 0, MPI.BYTE], self.after, ALIVE)
 
     def heard(self) -> bool:
-        heard = False
-        while self.comm.Iprobe(self.before, ALIVE):
-            self.comm.Recv([None, 0, MPI.BYTE], self.before, ALIVE)
-            heard = True
+        heard, status = False, MPI.Status()
+        with self.lock:
+            while self.comm.Iprobe(self.before, ALIVE):
+                self.comm.Recv(bytearray(1), self.before, ALIVE, status)
+                self.heard_end += status.Get_count(MPI.BYTE)
+                heard = True
         return heard
+
+    def end(self) -> None:
+        """Wait until the rank before this one has ended as many long works, and let the next one know."""
+        self.comm.Isend([b".", 1, MPI.BYTE], self.after, ALIVE)
+        self.ended += 1
+        while self.heard_end < self.ended:
+            if not self.heard():
+                time.sleep(0.001)
 
 
 class Pending:
@@ -556,6 +590,12 @@ def shared_key() -> int:
 @cache
 def hosts_key() -> int:
     """Under which a communicator holds its Hosts, once they are known."""
+    return MPI.Comm.Create_keyval()
+
+
+@cache
+def ring_key() -> int:
+    """Under which a communicator holds its Ring."""
     return MPI.Comm.Create_keyval()
 
 

@@ -2,12 +2,15 @@
 import math
 import threading
 import time
+from contextlib import nullcontext
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.group import SPEAKS, Group, Instruments, hosts_key
+from mpi_impl.comm.group import SPEAKS, Group, Instruments, Ring, hosts_key
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.watchdog import Watchdog, listed
 
@@ -201,18 +204,39 @@ TOLD = ["rank 2 for 1 seconds (world group: a sign of life)"]
     ("from_first", None, []), ("from_each", 2, TOLD),
     *(pytest.param(*more, marks=pytest.mark.deep) for more in [("from_each", None, []), ("from_first", 2, TOLD)])])
 def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
-    """A rank that sends none is told of by the next one, though it only waits, and nobody for it."""
+    """A rank that sends none is told of by the next one, though it only waits, and nobody for it. None is left."""
     assert ranks.run(4, work_long, act, silent) == [[], [], [], said]
 
 
 def work_long(group, act, silent):
     """What each rank's watchdog says while rank 0 works for longer than the limit."""
     said, fresh = [], group.part(0, "fresh")
-    dog = Watchdog() if group.rank == silent else Watchdog(1.0, said.append)
-    watched = Group(fresh.comm, "world", Instruments(watchdog=dog))
-    getattr(watched, act)(lambda: time.sleep(3 if group.rank == 0 else 0))
+    watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(1.0, said.append)))
+    with patch.object(Ring, "beat", lambda _: None) if group.rank == silent else nullcontext():
+        getattr(watched, act)(lambda: time.sleep(3 if group.rank == 0 else 0))
+    group.from_all(None)
+    left = fresh.comm.Iprobe()
     fresh.free()
-    return said
+    return said + left * ["a heartbeat that nobody received"]
+
+
+def test_long_works_follow_one_another(ranks):
+    """And stand in one another: the heartbeats of each are told apart, however late a rank is. None is left."""
+    assert ranks.run(3, work_on, 30) == [[]] * 3
+
+
+def work_on(group, works):
+    said, fresh = [], group.part(0, "fresh")
+    watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(2.0, said.append)))
+    delays = np.random.default_rng(group.rank).choice([0, 0, 0.02], works)
+    for n, delay in enumerate(delays):
+        time.sleep(delay)
+        with watched.long_work() if n % 3 == 0 else nullcontext():
+            assert watched.from_first(partial(int, n)) == n
+    group.from_all(None)
+    left = fresh.comm.Iprobe()
+    fresh.free()
+    return said + left * ["a heartbeat that nobody received"]
 
 
 def test_every_wait_is_watched(ranks):
