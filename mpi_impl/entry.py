@@ -187,7 +187,7 @@ def give_up(waited: str) -> None:
 
 
 def give_up_meeting() -> None:
-    """The same for a rank that is up while others are not."""
+    """End the job, from a thread, since this rank is up and others are not."""
     from mpi_impl.comm import group
 
     world = group.world()

@@ -164,7 +164,7 @@ def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
 
 
 def nodes_of_slurm() -> int:
-    """How many nodes Slurm has given to the job that this runs in; 1 outside of Slurm."""
+    """Return how many nodes Slurm has given to the job that this runs in; 1 outside of Slurm."""
     return environment_count("SLURM_JOB_NUM_NODES", 1)
 
 

@@ -53,7 +53,7 @@ def ranks_here() -> int:
 
 
 def environment_count(name: str, default: int) -> int:
-    """The number that a variable holds, or the default if it is not set. Raises UserError for anything else."""
+    """Return the number that a variable holds, or the default if it is not set. Raises UserError for anything else."""
     text = os.environ.get(name, str(default))
     if not is_count(text):
         raise UserError(f"The environment variable {name} is {text!r}, but must be a whole number. Unset it, or start "

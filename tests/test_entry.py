@@ -273,14 +273,18 @@ def test_help_is_printed_by_the_first_rank_alone(monkeypatch, capsys):
         assert ("--hidden-size" in capsys.readouterr().out) is expected is is_first_rank()
 
 
-@pytest.mark.parametrize("left, status, said", [(True, 1, ""), (False, 130, "Interrupted.\n")])
-def test_a_program_of_one_process_ends_without_a_traceback(left, status, said):
+NOBODY_READS = "error: rank 0 of 1 cannot print: whoever read the output has left. Send it to a file, and read that.\n"
+
+
+@pytest.mark.parametrize("by, left, status, said", [
+    ("run_alone", True, 1, ""), ("run_alone", False, 130, "Interrupted.\n"), ("run", True, 1, NOBODY_READS)])
+def test_a_program_of_one_process_ends_without_a_traceback(by, left, status, said):
     """Whether nobody reads on, or Ctrl-C is pressed."""
-    program = """from mpi_impl.entry import run_alone
+    program = f"""from mpi_impl.entry import {by}
 def main():
     while True:
         print('a line', flush=True)
-run_alone(main)
+{by}(main)
 """
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=pipe, stderr=pipe) as job:

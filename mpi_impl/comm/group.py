@@ -310,8 +310,8 @@ class Group:
 
     @contextmanager
     def long_work(self):
-        """`with group.long_work():` some ranks may be at work inside for as long as it takes, while others wait for
-        them in `from_first` or `from_each`: all let one another hear that they live. Called by all ranks.
+        """Let some ranks work for as long as it takes inside of this `with`, while others wait for them in `from_first`
+        or `from_each`: all let one another hear that they live. Called by all ranks.
         """
         if not self._hears_neighbours():
             yield
@@ -326,7 +326,7 @@ class Group:
             ring.end()
 
     def _waiting_for(self, ranks: Sequence[int], reason: str):
-        """A limited wait: for these ranks if there is a reason, else for a heartbeat of the rank before this one."""
+        """Limit a wait: for these ranks if there is a reason, else for a heartbeat of the rank before this one."""
         if reason:
             return self.watchdog.waiting(self.name, reason, ranks)
         if self._hears_neighbours():
@@ -334,7 +334,7 @@ class Group:
         return nullcontext()
 
     def _hears_neighbours(self) -> bool:
-        """Whether there is a limit, and MPI lets the watchdog's thread hear other ranks while another thread waits."""
+        """Report whether there is a limit, and MPI lets a second thread hear other ranks while the first one waits."""
         return self.size > 1 and self.watchdog.limit < math.inf and MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def forget_heartbeats(self) -> None:
@@ -502,7 +502,7 @@ class Ring:
         return heard
 
     def end(self) -> None:
-        """Wait until the rank before this one has ended as many long works, and let the next one know."""
+        """Let the next rank know that this long work has ended here, and wait until it has on the rank before."""
         self.comm.Isend([b".", 1, MPI.BYTE], self.after, ALIVE)
         self.ended += 1
         while self.heard_end < self.ended:
@@ -595,7 +595,7 @@ def hosts_key() -> int:
 
 @cache
 def ring_key() -> int:
-    """Under which a communicator holds its Ring."""
+    """Return the key under which a communicator holds its Ring."""
     return MPI.Comm.Create_keyval()
 
 
