@@ -15,26 +15,34 @@ and `run` sees to it that whatever ends one rank ends the job, with a non-zero s
     called sys.exit on some ranks only   which rank left, while others were at work      as asked for, 1 if that is 0
     called os._exit                      which rank left                                 as asked for, 1 if that is 0
     was interrupted (Ctrl-C)             a short line                                    130
+    waits too long for others to come    a sentence of `run`, or of mpi_impl.launch      1, or a signal's
+
+A program that cannot print, or whose folder is gone, is refused before it does any work.
 """
 import argparse
 import difflib
 import errno
 import io
+import math
 import os
+import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from mpi_impl.rank_environment import (forget_shared_memory, is_first_rank, keep_freed_memory,
+from mpi_impl.rank_environment import (environment_count, forget_shared_memory, is_first_rank, keep_freed_memory,
                                        launched_rank_and_size)
 from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
 PATIENCE = 1.0                      # seconds: ranks that end for the same reason come to their end within this time
 LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
+SECONDS_TO_MEET = 300               # that a rank waits for the others while the job comes up, and when it fails
+LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of what is said
 
 # Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
 MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
@@ -42,6 +50,11 @@ MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACC
 
 def run(main: Callable[[], object]) -> None:
     """Run `main` on this rank; end the whole job if it ends in any other way than by returning."""
+    os.environ["MPLBACKEND"] = "agg"    # pictures are files; a backend that does not exist would fail after the work
+    leave_within(SECONDS_TO_MEET + LAST_RESORT)     # while MPI starts, and holds Python's lock, nothing else can
+    patience = threading.Timer(SECONDS_TO_MEET, give_up_meeting)
+    patience.daemon = True
+    patience.start()
     from mpi_impl.comm import group  # starts MPI, which only a program should do: not whoever wants the parser below
 
     keep_freed_memory()
@@ -52,7 +65,10 @@ def run(main: Callable[[], object]) -> None:
     try:
         check_world_size(world.size, group.library())
         world.hosts()  # every rank is there, with all that it shares
+        patience.cancel()
+        signal.alarm(0)
         forget_shared_memory()
+        check_surroundings()
         main()
     except KeyboardInterrupt:
         time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted at once: let the first one say so
@@ -64,7 +80,9 @@ def run(main: Callable[[], object]) -> None:
 
 def run_alone(main: Callable[[], object]) -> None:
     """Run the `main` of a program of one process, without MPI: a UserError is its sentence and status 2 here, too."""
+    os.environ["MPLBACKEND"] = "agg"
     try:
+        check_surroundings()
         main()
         sys.stdout.flush()
     except UserError as error:
@@ -74,8 +92,30 @@ def run_alone(main: Callable[[], object]) -> None:
         say("Interrupted.")
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still has to write at its end
+        drop_output()
         sys.exit(1)
+
+
+def drop_output() -> None:
+    """Send what Python still has to print at its end to nobody, since nobody reads it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_surroundings() -> None:
+    """Refuse to work where nothing can be printed, or no file be found: it would fail when the work is done."""
+    if sys.stdout is None:      # so Python says that it found it closed
+        raise UserError("Standard output is closed, so that nothing can be printed. Leave it open, or send it to "
+                        "/dev/null.")
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("The folder in which this was started has been removed. Change to one that exists, and start "
+                        "it again.") from error
+
+
+def leave_within(seconds: float) -> None:
+    """Let the system end this rank if it is still there then: MPI's start and shutdown have no time limit."""
+    signal.alarm(math.ceil(seconds))
 
 
 def print_by_lines() -> None:
@@ -91,7 +131,7 @@ def watch_os_exit(where: str) -> None:
 
     def os_exit(status: int) -> NoReturn:
         if os.getpid() == this_process:  # and not a child of it, which may leave like this
-            end_all(f"error: {where} left the program by os._exit({status}).", status)
+            end_all(f"error: {where} left the program by os._exit({status}).", status_byte(status))
         leave(status)
 
     os._exit = os_exit
@@ -100,7 +140,7 @@ def watch_os_exit(where: str) -> None:
 def check_world_size(size: int, library: str) -> None:
     """Refuse a world of another size than was asked for, or than the launcher says it started."""
     launched = launched_rank_and_size()
-    asked = int(os.environ.get(ASKED_SIZE, launched[1] if launched else size))
+    asked = environment_count(ASKED_SIZE, launched[1] if launched else size)
     if asked == size:
         return
     if not is_first_rank():  # these may be worlds of their own, which cannot agree on who speaks
@@ -146,11 +186,23 @@ def give_up(waited: str) -> None:
                         "limit.", 1)
 
 
+def give_up_meeting() -> None:
+    """End the job, from a thread, since this rank is up and others are not."""
+    from mpi_impl.comm import group
+
+    world = group.world()
+    end_all_from_thread(f"error: rank {world.rank} of {world.size} has waited {SECONDS_TO_MEET:g} seconds for all "
+                        "ranks to come up. One of them has stopped, or is on a host that cannot be reached: look "
+                        "there.", 1)
+
+
 def end_together(error: BaseException, world) -> None:
     """If all ranks have come to their end, let the first that failed speak, and end. Return if others still work."""
     try:
         if not world.everyone_arrives(PATIENCE):
             return
+        leave_within(SECONDS_TO_MEET)
+        world.forget_heartbeats()
         status = exit_status(error)
         speaker = first_failure(status, world)
     except Exception:  # MPI itself is what failed, and cannot be asked
@@ -176,8 +228,13 @@ def is_bug(error: BaseException) -> bool:
 def exit_status(error: BaseException) -> int:
     """The status with which the job ends."""
     if isinstance(error, SystemExit):  # Python's own rule: nothing is 0, a text is printed and means 1
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return status_byte(error.code) if isinstance(error.code, int) else int(error.code is not None)
     return 1 if is_bug(error) else 2
+
+
+def status_byte(status: int) -> int:
+    """Return what the system makes of a status, a byte; but a failure such as 256 stays one."""
+    return status % 256 or int(status != 0)
 
 
 def last_words(error: BaseException, where: str) -> str:
@@ -191,6 +248,9 @@ def last_words(error: BaseException, where: str) -> str:
     if isinstance(error, MemoryError):
         detail = f" ({error})" if str(error) else ""
         return f"error: {where} ran out of memory{detail}. Choose smaller sizes, or more ranks."
+    if isinstance(error, BrokenPipeError):
+        drop_output()
+        return f"error: {where} cannot print: whoever read the output has left. Send it to a file, and read that."
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
         file = f" with the file {error.filename}" if error.filename else ""
         return f"error: {where} failed{file}: {error.strerror}. Check that there is room, and that you may use it."
@@ -198,10 +258,22 @@ def last_words(error: BaseException, where: str) -> str:
 
 
 def say(text: str) -> None:
-    """Write to stderr in one piece, so that the ranks' lines do not mix."""
-    sys.stdout.flush()
-    sys.stderr.write(f"{text}\n" if text else "")
-    sys.stderr.flush()
+    """Write to stderr in one piece, so that the ranks' lines do not mix; long values are shortened."""
+    if sys.stdout:
+        sys.stdout.flush()
+    if text and sys.stderr:     # either may be closed
+        sys.stderr.write(f"{shortened(text)}\n")
+        sys.stderr.flush()
+
+
+def shortened(text: str) -> str:
+    """Cut words, and then the text, that are too long to read: 'xxxxx... (100,000 characters)'."""
+    text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: (
+        f"{word[0][:LONGEST_WORD // 2]}... ({len(word[0]):,} characters)"), text)
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} characters left out) ... {text[-half:]}"
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -217,7 +289,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """The options; an unknown one is refused with the name of the closest that exists."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = unknown[0].split("=")[0]
+            name = shortened(unknown[0].split("=")[0])
             close = difflib.get_close_matches(name, self._option_string_actions, n=1)
             advice = f"Did you mean {close[0]}?" if close else "Run it with --help to see every option."
             raise UserError(f"{self.prog} has no option {name}. {advice}")
@@ -228,7 +300,7 @@ class ArgumentParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if not (close := difflib.get_close_matches(str(value), map(str, action.choices), n=1)):
+            if not (close := difflib.get_close_matches(shortened(str(value)), map(str, action.choices), n=1)):
                 raise
             raise UserError(f"{self.prog} cannot use its options: {error}. Did you mean {close[0]}?") from error
 

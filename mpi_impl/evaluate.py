@@ -7,7 +7,7 @@
 """
 from mpi_impl.comm.group import Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.entry import give_up, run
+from mpi_impl.entry import give_up, leave_within, run
 from mpi_impl.evaluation.arguments import parse
 from mpi_impl.evaluation.fine_tuning import FineTuning
 from mpi_impl.evaluation.zero_shot import LastWords, Perplexity, ZeroShot
@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     watchdog = Watchdog(60 * args.distributed_timeout_minutes, give_up)
     PROGRAMS[args.task](args, world(Instruments(watchdog=watchdog))).run()
+    leave_within(watchdog.limit)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.device import device_of
-from mpi_impl.entry import give_up, run
+from mpi_impl.entry import give_up, leave_within, run
 from mpi_impl.files import read_text
 from mpi_impl.generation.options import Settings, check_top_k, parse
 from mpi_impl.generation.replica import loaded
@@ -71,7 +71,7 @@ class Generation:
                 tokens += self.write(prompt, next(texts))
         seconds = time.perf_counter() - began
         self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
-        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def write(self, prompt: list[int], text: int) -> int:
         """A text, from its prompt to its end -> how many tokens that took, its end included."""
@@ -123,6 +123,7 @@ def main(argv: list[str] | None = None) -> None:
     settings = parse(argv, world().size)
     watchdog = Watchdog(60 * settings.args.distributed_timeout_minutes, give_up)
     Generation(settings, world(Instruments(watchdog=watchdog))).run()
+    leave_within(watchdog.limit)
 
 
 if __name__ == "__main__":

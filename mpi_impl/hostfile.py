@@ -101,18 +101,19 @@ def written_for(vendor: str, hosts: Sequence[Host]) -> str:
 def check_reachable(hosts: Sequence[Host]) -> None:
     """Raises UserError for a host that ssh does not reach, or on which this Python, or this folder, is missing.
 
-    All are asked at once. Launchers would say it in words of their own, or wait. Hosts that are reached by other means
-    than ssh are left to these.
+    All are asked at the same time. Launchers would say it in words of their own, or wait. Hosts that are reached by
+    other means than ssh are left to these, and this machine needs neither.
     """
     if any(name in os.environ for name in OTHER_MEANS):
         return
+    if not (others := [host.name for host in hosts if not is_here(host.name)]):
+        return
     if shutil.which("ssh") is None:
-        raise UserError("--hostfile needs ssh, which is not installed, or not on PATH. Install it (on Debian and "
-                        "Ubuntu: apt install openssh-client).")
+        raise UserError(f"--hostfile names {others[0]}, which is reached by ssh, but ssh is not installed, or not on "
+                        "PATH. Install it (on Debian and Ubuntu: apt install openssh-client).")
     test = f"cd {shlex.quote(os.getcwd())} && test -x {shlex.quote(sys.executable)}"
-    asked = {host.name: subprocess.Popen(["ssh", *SSH_OPTIONS.split(), host.name, test], stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-             for host in hosts if not is_here(host.name)}
+    asked = {name: subprocess.Popen(["ssh", *SSH_OPTIONS.split(), name, test], stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for name in others}
     try:
         for name, ssh in asked.items():
             check_answer(name, ssh)

@@ -7,7 +7,7 @@
 MPICH, Open MPI, Intel MPI and Slurm start ranks by different commands with different rules, and the launcher of one
 with the library of another quietly gives n worlds of one rank. This program asks mpi4py which library it uses,
 finds the launcher that belongs to it, sets what that launcher needs, and ends all ranks when one fails, when the time
-is up, or when it is interrupted or killed itself. Its exit status is the job's; 124 when the time was up.
+is up, or when it is interrupted or killed itself (guard.py). Its exit status is the job's; 124 when the time was up.
 docs/several_hosts.md tells how ranks get to several hosts.
 
 The program should hand its main function to `mpi_impl.entry.run`, which lets no failing rank leave the others
@@ -15,7 +15,6 @@ waiting, prints line by line, and refuses a world of another size than -n.
 """
 import argparse
 import contextlib
-import ctypes
 import importlib.machinery
 import importlib.util
 import math
@@ -26,15 +25,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import mpi4py
 
 from mpi_impl.entry import ASKED_SIZE, ArgumentParser, run_alone, say
+from mpi_impl.guard import Losses, end_with_parent, guarded
 from mpi_impl.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
                                written_for)
-from mpi_impl.rank_environment import THREAD_VARIABLES, forget_abandoned_memory, shared_memory, thread_settings
+from mpi_impl.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
 
 # What each library's launcher calls itself when asked for its --version.
@@ -63,11 +65,14 @@ TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|M
                      r"CUPY_|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
 
 # What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
-DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
+DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGALRM,
+          signal.SIGTERM)
 
 LAUNCHER_FAILED = 255  # the status of MPICH's launcher when something is wrong with itself
-PR_SET_PDEATHSIG = 1   # as <linux/prctl.h> has it: the signal that a process gets when its parent has died
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
+SECONDS_TO_LOOK = 2.0  # between two looks at what the launcher has started
+LONGEST = 366 * 86400  # seconds: beyond that a time limit is a slip of the pen
+MOST, MOST_HERE = 100_000, 1_000    # ranks of a job, and those on one machine
 
 
 def main() -> None:
@@ -93,13 +98,23 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="the module to run, then its options")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="or the script to run, then its options")
     options = parser.parse_args()
-    if options.n < 1:
-        raise UserError(f"-n is {options.n}, but a job needs at least 1 rank.")
-    if options.timeout is not None and not 0 < options.timeout < math.inf:
-        raise UserError(f"--timeout is {options.timeout:g}, but a time limit is a number of seconds above 0. Leave it "
-                        "out for no limit.")
+    check_ranks(options.n, options.hostfile is not None or nodes_of_slurm() > 1)
+    if options.timeout is not None and not 0 < options.timeout <= LONGEST:
+        raise UserError(f"--timeout is {options.timeout:g}, but a time limit is a number of seconds above 0, and at "
+                        "most a year. Leave it out for no limit.")
     check_program(options.module, options.script)
     return options
+
+
+def check_ranks(n: int, several_hosts: bool) -> None:
+    """Refuse a number of ranks that nothing can start: the attempt would take all of the machine."""
+    if n < 1:
+        raise UserError(f"-n is {n}, but a job needs at least 1 rank.")
+    if n > MOST:
+        raise UserError(f"-n is {n}, but a job has at most {MOST:,} ranks. Start fewer.")
+    if n > MOST_HERE and not several_hosts:
+        raise UserError(f"-n is {n}, but at most {MOST_HERE:,} ranks start on one machine. Start fewer, or name the "
+                        "hosts of more in a file: --hostfile.")
 
 
 def check_program(module: list[str] | None, script: list[str]) -> None:
@@ -143,10 +158,14 @@ def mpi_vendor() -> str:
 
 def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
     """The command that starts this many ranks of whatever follows it, on the hosts of a file of its own, if given."""
-    several_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) > 1
-    if machines is None and several_nodes and shutil.which("srun"):
+    if machines is None and nodes_of_slurm() > 1 and shutil.which("srun"):
         return ["srun", "-n", str(ranks)]
     return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
+
+
+def nodes_of_slurm() -> int:
+    """Return how many nodes Slurm has given to the job that this runs in; 1 outside of Slurm."""
+    return environment_count("SLURM_JOB_NUM_NODES", 1)
 
 
 @contextlib.contextmanager
@@ -206,40 +225,50 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
 
 
 def supervise(command: list[str], environment: dict[str, str], timeout: float | None) -> int:
-    """Run the command to its end, or to ours, and leave no rank behind. Its exit status, as a shell would say it."""
+    """Run the command to its end, or to ours. Its exit status, as a shell would say it."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    before = shared_memory()
-    # In a session of its own: a Ctrl-C in the terminal is for us alone, and we end the job.
     process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent)
     try:
-        status = process.wait(timeout)
+        status = outcome(process, timeout)
     except subprocess.TimeoutExpired:
         stop(process)
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
         return 124
+    except ChildProcessError:
+        process.kill()      # it would not notice that it is to stop, either
+        process.wait()
+        say(f"error: a process of the launcher {command[0]}, by which it starts ranks and watches over them, has died, "
+            "and the job has been ended.")
+        return 1
     except KeyboardInterrupt:
         stop(process)
         say("Interrupted.")
         return 130
     finally:
         stop(process)
-        forget_abandoned_memory(before)
     if status < 0:
         say(f"error: the job ended with its launcher {command[0]}, which died by {described(-status)}.")
         return 128 - status
     if status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
-            "a rank dies while the job starts or ends.")
+            "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
+            "that status.")
     if status in DEATHS or status - 128 in DEATHS:
         say(f"error: the launcher's status {status} says that a rank died by {described(status % 128)}.")
     return status
 
 
-def end_with_parent() -> None:
-    """Have this process, the launcher of the ranks, end them when its parent is gone, even by SIGKILL."""
-    with contextlib.suppress(AttributeError, OSError):      # a system that has no such thing
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def outcome(process: subprocess.Popen, timeout: float | None) -> int:
+    """Wait for the launcher's exit status. Raises TimeoutExpired, or ChildProcessError if it has lost a process."""
+    deadline, losses = time.monotonic() + (timeout or math.inf), Losses(process.pid)
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(SECONDS_TO_LOOK, max(0, deadline - time.monotonic())))
+        if time.monotonic() >= deadline:
+            raise subprocess.TimeoutExpired(process.args, timeout or math.inf)
+        if losses.found():
+            raise ChildProcessError
 
 
 def described(number: int) -> str:
@@ -248,8 +277,10 @@ def described(number: int) -> str:
     hint = {
         "SIGKILL": "; out of memory is a common cause: choose smaller sizes",
         "SIGSEGV": "; a compiled library, such as MPI or NumPy, is where this happens",
-        # 6 and 7 become 15 when MPICH's launcher mixes in the 9 of the ranks that it then kills.
-        "SIGTERM": ", or by signal 6 (SIGABRT) or 7 (SIGBUS), which MPICH's launcher may report as this",
+        # 6, 7 and 14 become 15 when MPICH's launcher mixes in the 9 of the ranks that it then kills.
+        "SIGTERM": ", or by signal 6 (SIGABRT), 7 (SIGBUS) or 14 (SIGALRM: it waited too long for others while the job "
+                   "came up or ended), which MPICH's launcher may report as this",
+        "SIGALRM": "; it waited too long for others while the job came up or ended",
         "SIGBUS": "; a full disk or shared memory, or a file cut short, is a common cause",
     }.get(name, "")
     return f"signal {number} ({name}){hint}"
@@ -268,4 +299,4 @@ def stop(process: subprocess.Popen) -> None:
 
 
 if __name__ == "__main__":
-    run_alone(main)
+    sys.exit(guarded(partial(run_alone, main)))

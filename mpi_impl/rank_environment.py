@@ -8,9 +8,12 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from glob import glob
+
+from reference.errors import UserError
 
 # The rank and the size of the world, as each launcher tells them to the processes it starts. The Slurm pair is
 # last: ranks that mpiexec starts inside a Slurm step see it too, but there it describes the step.
@@ -38,7 +41,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 def launched_rank_and_size() -> tuple[int, int] | None:
     """This process's rank and how many there are, as its launcher says. None for a process started by itself."""
     for rank, size in LAUNCHER_VARIABLES:
-        if rank in os.environ and size in os.environ:
+        if is_count(os.environ.get(rank, "")) and is_count(os.environ.get(size, "")):
             return int(os.environ[rank]), int(os.environ[size])
     return None
 
@@ -46,7 +49,20 @@ def launched_rank_and_size() -> tuple[int, int] | None:
 def ranks_here() -> int:
     """How many ranks of the job are on this machine, as far as the launcher says; else, in all."""
     _, size = launched_rank_and_size() or (0, 1)
-    return next((int(os.environ[name]) for name in LOCAL_VARIABLES if name in os.environ), size)
+    return next((int(os.environ[name]) for name in LOCAL_VARIABLES if is_count(os.environ.get(name, ""))), size)
+
+
+def environment_count(name: str, default: int) -> int:
+    """Return the number that a variable holds, or the default if it is not set. Raises UserError for anything else."""
+    text = os.environ.get(name, str(default))
+    if not is_count(text):
+        raise UserError(f"The environment variable {name} is {text!r}, but must be a whole number. Unset it, or start "
+                        "this as it was meant: with mpi_impl.launch, or by Slurm.")
+    return int(text)
+
+
+def is_count(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,18}", text) is not None
 
 
 def is_first_rank() -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.entry import ArgumentParser
+from mpi_impl.entry import ArgumentParser, exit_status, say
 from mpi_impl.launch import OPEN_MPI_SETTINGS
 from mpi_impl.rank_environment import is_first_rank
 from reference.errors import UserError
@@ -61,12 +61,19 @@ def test_a_rank_that_leaves_while_others_work_ends_the_job(tmp_path, asked, stat
 
 @pytest.mark.parametrize("asked, status, text", [
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [("0", 0, ""), ("3", 3, "")]),
-    ("'No data.'", 1, "No data.\n")])
+    ("256", 1, ""), ("'No data.'", 1, "No data.\n")])
 def test_when_all_ranks_leave_the_job_ends_as_asked_for(tmp_path, asked, status, text):
     job = ends(tmp_path, f"sys.exit({asked})")
     assert job.returncode == status
     assert job.stderr.startswith(text)
     assert "error" not in job.stderr
+
+
+@pytest.mark.parametrize("status, byte", [
+    (0, 0), (3, 3), (255, 255), (256, 1), (257, 1), (-1, 255), (-256, 1), (2**70, 1), (-2**70 + 5, 5)])
+def test_no_failure_is_taken_for_success(status, byte):
+    """The system keeps a status modulo 256."""
+    assert exit_status(SystemExit(status)) == byte
 
 
 def test_among_different_ends_the_first_failure_is_told(tmp_path):
@@ -138,6 +145,87 @@ def test_an_interrupted_job_says_so_in_a_line(tmp_path, who):
     assert "Traceback" not in job.stderr
 
 
+PROGRAM = """
+import os, signal
+from mpi_impl import entry
+from mpi_impl.rank_environment import is_first_rank
+
+def stop():
+    if not is_first_rank():
+        open(f"{folder}/{os.getpid()}.pid", "w")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+entry.SECONDS_TO_MEET, main = 2, print
+{moment}
+entry.run(main)
+"""
+IN_ITS_START = "entry.LAST_RESORT = 1; stop()"
+AT_THE_MEETING = "entry.check_world_size = lambda *_: stop()"
+AT_THE_END = "main = lambda: [stop(), entry.leave_within(2)]"
+
+
+@pytest.mark.parametrize("moment, sentence", [
+    (AT_THE_MEETING, "error: rank 0 of 2 has waited 2 seconds for all ranks to come up."),
+    (IN_ITS_START, "it waited too long for others while the job came up or ended"),
+    (AT_THE_END, "it waited too long for others while the job came up or ended"),
+])
+def test_a_rank_that_stops_before_or_after_the_work_ends_the_job(tmp_path, moment, sentence):
+    """While MPI starts or shuts down, the system ends the ranks that wait, and launch tells of it. In between, they can
+    tell it themselves.
+    """
+    (tmp_path / "program.py").write_text(PROGRAM.replace("{folder}", str(tmp_path)).replace("{moment}", moment))
+    job = launch(2, tmp_path / "program.py")
+    assert job.returncode and job.stderr.count("error:") == 1 and sentence in job.stderr
+    (stopped,) = tmp_path.glob("*.pid")
+    assert not Path(f"/proc/{stopped.stem}").exists()
+
+
+@pytest.mark.parametrize("program", ["mpi_impl.launch", "mpi_impl.plan", "mpi_impl.pretrain_gpt"])
+def test_a_program_that_cannot_print_does_not_begin(tmp_path, program):
+    """With a sentence where there is somebody to read it; not when the work is done, and lost."""
+    options = "-n 1 -m mpi_impl.plan" if program == "mpi_impl.launch" else ""
+    for closed, lines in [(">&-", 1), (">&- 2>&-", 0)]:
+        job = subprocess.run(["bash", "-c", f"exec {sys.executable} -m {program} {options} {closed}"], cwd=tmp_path,
+                             stderr=subprocess.PIPE, text=True, env=environment(), timeout=SOON)
+        assert (job.returncode, job.stderr.count("\n")) == (2, lines)
+        assert job.stderr.startswith("error: Standard output is closed" * lines)
+
+
+@pytest.mark.parametrize("program", ["mpi_impl.launch", "mpi_impl.plan", "mpi_impl.pretrain_gpt"])
+def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
+    (tmp_path / "gone").mkdir()
+    line = f'rmdir "$PWD"; exec {sys.executable} -m {program} -n 1 -m mpi_impl.plan'
+    job = subprocess.run(["bash", "-c", line], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=SOON,
+                         env=environment())
+    assert (job.returncode, job.stderr.count("\n")) == (2, 1)
+    assert job.stderr.startswith("error: The folder in which this was started has been removed.")
+
+
+def test_who_draws_pictures_does_not_depend_on_a_backend(tmp_path):
+    """A backend that does not exist would be found out when the work is done: matplotlib is imported then."""
+    nonsense = {"MPLBACKEND": "nonsense"}
+    picture = "from matplotlib.figure import Figure\nFigure().savefig(f'{os.path.dirname(__file__)}/picture.png')"
+    assert command(write_program(tmp_path, picture), env=nonsense).returncode == 0
+    job = command("-m", "mpi_impl.plot_schedule", "--output", tmp_path / "schedule.png", env=nonsense)
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.parametrize("text, said", [
+    (f"--load {'x' * 100_000} is not there.", f"--load {'x' * 150}... (100,000 characters) is not there."),
+    ("a " * 50_000, f"{'a ' * 5_000} ... (80,000 characters left out) ... {'a ' * 5_000}"),
+    ("/a/path" * 40, "/a/path" * 40),
+])
+def test_what_is_too_long_to_read_is_shortened(capsys, text, said):
+    say(text)
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_a_size_of_the_world_that_is_none_is_a_sentence(tmp_path):
+    job = command(write_program(tmp_path, "wait()"), env={"SHARDLAB_WORLD_SIZE": "abc"})
+    assert job.returncode == 2
+    assert job.stderr.startswith("error: The environment variable SHARDLAB_WORLD_SIZE is 'abc', but must be a whole")
+
+
 @pytest.mark.parametrize("told", [
     {"SHARDLAB_WORLD_SIZE": "4"},                          # by mpi_impl.launch
     {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"},    # by srun
@@ -185,14 +273,18 @@ def test_help_is_printed_by_the_first_rank_alone(monkeypatch, capsys):
         assert ("--hidden-size" in capsys.readouterr().out) is expected is is_first_rank()
 
 
-@pytest.mark.parametrize("left, status, said", [(True, 1, ""), (False, 130, "Interrupted.\n")])
-def test_a_program_of_one_process_ends_without_a_traceback(left, status, said):
+NOBODY_READS = "error: rank 0 of 1 cannot print: whoever read the output has left. Send it to a file, and read that.\n"
+
+
+@pytest.mark.parametrize("by, left, status, said", [
+    ("run_alone", True, 1, ""), ("run_alone", False, 130, "Interrupted.\n"), ("run", True, 1, NOBODY_READS)])
+def test_a_program_of_one_process_ends_without_a_traceback(by, left, status, said):
     """Whether nobody reads on, or Ctrl-C is pressed."""
-    program = """from mpi_impl.entry import run_alone
+    program = f"""from mpi_impl.entry import {by}
 def main():
     while True:
         print('a line', flush=True)
-run_alone(main)
+{by}(main)
 """
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=pipe, stderr=pipe) as job:

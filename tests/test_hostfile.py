@@ -14,7 +14,7 @@ from mpi_impl.data.indexed import write_indexed
 from mpi_impl.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts, written_for)
 from mpi_impl.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
-from tests.launching import command
+from tests.launching import command, launch, write_program
 
 HOSTS = st.lists(st.tuples(st.from_regex("[a-z][a-z0-9.-]{0,5}", fullmatch=True), st.integers(1, 9)), min_size=1,
                  max_size=5, unique_by=lambda host: host[0]).map(lambda hosts: [Host(*host) for host in hosts])
@@ -108,10 +108,19 @@ def use_ssh(folder, monkeypatch, script: str) -> None:
 def test_without_ssh_there_is_a_sentence_and_with_other_means_none(monkeypatch, tmp_path):
     use_ssh(tmp_path, monkeypatch, "")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match="--hostfile needs ssh, which is not installed"):
-        check_reachable([Host("node1", 1)])
+    with pytest.raises(UserError, match="--hostfile names node1, which is reached by ssh, but ssh is not installed"):
+        check_reachable([Host("localhost", 1), Host("node1", 1)])
     monkeypatch.setenv("HYDRA_LAUNCHER", "slurm")
     check_reachable([Host("node1", 1)])
+
+
+def test_a_job_on_this_machine_needs_no_ssh(tmp_path):
+    """Neither without a host file, nor with one that names no other machine."""
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    program = write_program(tmp_path, "if rank == 0: print(world().size)")
+    for hosts in ([], ["--hostfile", tmp_path / "hosts"]):
+        job = launch(2, *hosts, program, env={"PATH": str(tmp_path)})
+        assert (job.returncode, job.stdout) == (0, "2\n"), job.stderr
 
 
 def test_this_machine_is_known_by_its_names():

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.guard import children
 from mpi_impl.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, mpi_vendor, supervise
 from mpi_impl.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
@@ -83,15 +85,59 @@ def test_lines_are_seen_when_they_are_printed(tmp_path):
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is told of a parent's death")
 
 
-@pytest.mark.parametrize("number, status", [
-    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), pytest.param(signal.SIGKILL, -9, marks=LINUX)])
-def test_an_interrupted_launch_ends_its_ranks(tmp_path, number, status):
-    program = write_program(tmp_path, f"open(f'{tmp_path}/{{os.getpid()}}.pid', 'w')\nwait()\ntime.sleep(600)")
-    with launched(2, program) as job:
-        assert wait_until(lambda: len(pids(tmp_path)) == 2)
+# Each rank may have a child in a session of its own, which holds on to the rank's output and would outlive it.
+FAMILY = """
+    if {with_children} and not os.fork():
+        os.setsid()
+    open(f"{folder}/{os.getpid()}.pid", "w")
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def family(tmp_path):
+    """`with family(with_children):` a job of two ranks; at its end all of its processes are to be gone."""
+    @contextmanager
+    def start(with_children=True):
+        main = FAMILY.replace("{folder}", str(tmp_path)).replace("{with_children}", str(with_children))
+        program = write_program(tmp_path, main)
+        with launched(2, program) as job:
+            try:
+                assert wait_until(lambda: len(pids(tmp_path)) == 2 + 2 * with_children)
+                yield job
+                assert wait_until(lambda: not any(map(alive, pids(tmp_path)))), "processes stay"
+            finally:
+                for pid in filter(alive, pids(tmp_path)):
+                    os.kill(pid, signal.SIGKILL)
+    return start
+
+
+@pytest.mark.parametrize("number, status, with_children", [
+    (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, False),
+    pytest.param(signal.SIGKILL, -9, True, marks=LINUX),
+    pytest.param(signal.SIGINT, 130, True, marks=[LINUX, pytest.mark.deep])])
+def test_an_interrupted_launch_leaves_no_process(family, number, status, with_children):
+    with family(with_children) as job:
         job.send_signal(number)
         assert job.wait(SOON) == status
-    assert wait_until(lambda: not any(map(alive, pids(tmp_path))))
+
+
+@LINUX
+@pytest.mark.parametrize("depth, sentence", [
+    (1, "error: the process that guards the job died by signal 9, and the job ended with it."),
+    (2, "which died by signal 9 (SIGKILL)"), (3, "error: a process of the launcher"),
+])
+def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
+    """Whether it is launch's guard, the MPI's mpiexec below it, or what that starts the ranks by."""
+    if mpi_vendor() != "MPICH" and depth == 3:
+        pytest.skip("there it is a rank")
+    with family() as job:
+        victim = job.pid
+        for _ in range(depth):
+            (victim,) = children(victim)
+        os.kill(victim, signal.SIGKILL)
+        _, errors = job.communicate(timeout=SOON)
+        assert job.returncode not in (0, None) and errors.count("error:") == 1 and sentence in errors
 
 
 def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
@@ -115,6 +161,9 @@ def test_the_time_limit_ends_even_ranks_that_ignore_signals(tmp_path):
     (["-n", "2", "--timeout", "-1", "program.py"], "--timeout is -1, but"),
     (["-n", "2", "--timeout", "nan", "program.py"], "--timeout is nan, but"),
     (["-n", "2", "--timeout", "inf", "program.py"], "--timeout is inf, but"),
+    (["-n", "2", "--timeout", "1e300", "program.py"], "--timeout is 1e+300, but"),
+    (["-n", str(10**18), "program.py"], f"-n is {10**18}, but a job has at most 100,000 ranks."),
+    (["-n", "1001", "program.py"], "-n is 1001, but at most 1,000 ranks start on one machine."),
     (["-n", "2"], "There is nothing to run."),
     (["-n", "2", "nosuch.py"], "There is no script nosuch.py to run."),
     (["-n", "2", "-m", "nosuch"], "There is no module nosuch to run."),
@@ -196,6 +245,12 @@ def test_several_nodes_of_slurm_are_started_by_srun(tmp_path, monkeypatch):
     assert launch_environment("Open MPI", 16)["SLURM_MPI_TYPE"] == "pmix"
     monkeypatch.setenv("SLURM_MPI_TYPE", "cray_shasta")
     assert launch_environment("MPICH", 16)["SLURM_MPI_TYPE"] == "cray_shasta"
+
+
+def test_a_number_of_nodes_that_is_none_is_a_sentence(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "abc")
+    with pytest.raises(UserError, match="^The environment variable SLURM_JOB_NUM_NODES is 'abc', but must be a whole"):
+        launcher("MPICH", 16)
 
 
 SBATCH = ROOT / "docs" / "pretrain_gpt.sbatch"

@@ -10,9 +10,11 @@ share (shared_memory.py), which MPI makes.
 MPI knows no formats of two bytes: it moves their bits as integers, and adding them up is done here.
 """
 import ctypes
+import math
+import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, cast
@@ -34,7 +36,7 @@ from reference.errors import UserError
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 UFUNCS = {"sum": np.add, "max": np.maximum}
-SPEAKS = 32_767     # a tag: every MPI allows it
+SPEAKS, ALIVE = 32_767, 32_765      # tags: every MPI allows them
 ROOM = 24 << 20     # bytes of shared memory for each rank here: more than all groups of a run can take
 SMALL = 2048        # bytes: below, MPI moves an array, and nothing is shared for its sake
 
@@ -272,18 +274,19 @@ class Group:
     def from_first(self, make, reason: str = ""):
         """`make()` of the group's first rank, on every rank: any picklable object, or the UserError it raised.
 
-        For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included.
-        It takes what time it takes: this wait has a limit only if it has a reason. Such objects are small, and are
-        not in the ledger.
+        For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included. With
+        a reason the others' wait is limited; without one it takes what time it takes, as long as heartbeats are heard.
+        Such objects are small, and are not in the ledger.
         """
-        outcome = None
-        if self.rank == 0:
-            try:
-                outcome = make()
-            except UserError as error:
-                outcome = error
-        with self.watchdog.waiting(self.name, reason, self.others[:1]) if reason else nullcontext():
-            outcome = self.comm.bcast(outcome)
+        with nullcontext() if reason else self.long_work():
+            outcome = None
+            if self.rank == 0:
+                try:
+                    outcome = make()
+                except UserError as error:
+                    outcome = error
+            with self._waiting_for(self.others[:1], reason):
+                outcome = self.comm.bcast(outcome)
         if isinstance(outcome, UserError):
             raise outcome
         return outcome
@@ -293,16 +296,51 @@ class Group:
 
         For what each rank does with files of its own, while all must agree on failure. Limited as `from_first` is.
         """
-        try:
-            outcome = make()
-        except UserError as error:
-            outcome = error
-        with self.watchdog.waiting(self.name, reason, self.others) if reason else nullcontext():
-            outcomes = self.comm.allgather(outcome)
+        with nullcontext() if reason else self.long_work():
+            try:
+                outcome = make()
+            except UserError as error:
+                outcome = error
+            with self._waiting_for(self.others, reason):
+                outcomes = self.comm.allgather(outcome)
         for outcome in outcomes:
             if isinstance(outcome, UserError):
                 raise outcome
         return outcomes
+
+    @contextmanager
+    def long_work(self):
+        """Let some ranks work for as long as it takes inside of this `with`, while others wait for them in `from_first`
+        or `from_each`: all let one another hear that they live. Called by all ranks.
+        """
+        if not self._hears_neighbours():
+            yield
+            return
+        ring: Any = self.comm.Get_attr(ring_key())
+        if ring is None:
+            ring = Ring(self.comm)
+            self.comm.Set_attr(ring_key(), ring)
+        with self.watchdog.beating(ring):
+            yield
+        with self.watchdog.waiting(self.name, "the end of long work", [self.ranks[ring.before]]):
+            ring.end()
+
+    def _waiting_for(self, ranks: Sequence[int], reason: str):
+        """Limit a wait: for these ranks if there is a reason, else for a heartbeat of the rank before this one."""
+        if reason:
+            return self.watchdog.waiting(self.name, reason, ranks)
+        if self._hears_neighbours():
+            return self.watchdog.waiting(self.name, "a sign of life", [self.ranks[self.rank - 1]], while_silent=True)
+        return nullcontext()
+
+    def _hears_neighbours(self) -> bool:
+        """Report whether there is a limit, and MPI lets a second thread hear other ranks while the first one waits."""
+        return self.size > 1 and self.watchdog.limit < math.inf and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def forget_heartbeats(self) -> None:
+        """Receive those of long work that failed: MPI ends badly where messages are left."""
+        while self.comm.Iprobe(MPI.ANY_SOURCE, ALIVE):
+            self.comm.Recv(bytearray(1), MPI.ANY_SOURCE, ALIVE)
 
     def from_all(self, value) -> list:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
@@ -438,6 +476,40 @@ class Group:
         return clock if isinstance(clock, VirtualClock) and self.size > 1 else None
 
 
+class Ring:
+    """A communicator's ranks in a ring, as heartbeats go round it (watchdog.py): seen by one of them.
+
+    A heartbeat is a message without a byte. At the end of each long work one has a byte, so that each rank knows when
+    it has received all: with messages that nobody has received, MPICH's shutdown takes ranks down that still work.
+    """
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm, self.before, self.after = comm, (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        self.lock = threading.Lock()        # two threads listen
+        self.ended = self.heard_end = 0     # how many long works: here, and of the rank before
+
+    def beat(self) -> None:
+        with suppress(MPI.Exception):   # who cannot be reached hears nothing
+            self.comm.Isend([None, 0, MPI.BYTE], self.after, ALIVE)
+
+    def heard(self) -> bool:
+        heard, status = False, MPI.Status()
+        with self.lock:
+            while self.comm.Iprobe(self.before, ALIVE):
+                self.comm.Recv(bytearray(1), self.before, ALIVE, status)
+                self.heard_end += status.Get_count(MPI.BYTE)
+                heard = True
+        return heard
+
+    def end(self) -> None:
+        """Let the next rank know that this long work has ended here, and wait until it has on the rank before."""
+        self.comm.Isend([b".", 1, MPI.BYTE], self.after, ALIVE)
+        self.ended += 1
+        while self.heard_end < self.ended:
+            if not self.heard():
+                time.sleep(0.001)
+
+
 class Pending:
     """Something that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
 
@@ -518,6 +590,12 @@ def shared_key() -> int:
 @cache
 def hosts_key() -> int:
     """Under which a communicator holds its Hosts, once they are known."""
+    return MPI.Comm.Create_keyval()
+
+
+@cache
+def ring_key() -> int:
+    """Return the key under which a communicator holds its Ring."""
     return MPI.Comm.Create_keyval()
 
 

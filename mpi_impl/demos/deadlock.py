@@ -153,7 +153,7 @@ class Witness:
         """Tell, and mend, whatever happens: else the rank would stand for ever."""
         try:
             assert self.watchdog.wait is not None
-            since, _, what, (whom,) = self.watchdog.wait
+            since, _group, what, (whom,), _while_silent = self.watchdog.wait
             self.everyone = self.beside.from_all(Wait(self.ranks.ranks.index(whom), what, stack_of(self.stuck)))
             say(self.ranks, report(self.everyone, time.monotonic() - since))
         finally:

@@ -111,7 +111,7 @@ class FineTuning:
             self.ask("test")
         if self.args.save:
             self.save()
-        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> None:
         """Steps; after each epoch, and the last step, the validation part's questions."""

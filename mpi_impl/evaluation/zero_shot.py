@@ -107,7 +107,7 @@ class ZeroShot(ABC):
             self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                              f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
             self.telling.write(task=self.args.task, **numbers, seconds=seconds)
-        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
 
 class Perplexity(ZeroShot):

@@ -30,6 +30,7 @@ from reference.errors import UserError
 
 RANKS = 8           # a notebook has, if it asks for no more
 TIME_LIMIT = 30.0   # seconds for a cell, if it says nothing else
+LONGEST = 86_400    # seconds, a day: the system cannot wait for some that are much longer
 GONE = ("The ranks that hung, or died, have been ended, and with them all that cells had bound on ranks. The next "
         "%%ranks cell starts new ones: run the cells above again, from the first that you need.")
 
@@ -148,6 +149,8 @@ def parse_line(line: str) -> tuple[int, float]:
         raise CellFailed(f"%%ranks cannot use {line.strip()!r}. {usage}") from None
     if unknown or options.n < 1 or not 0 < options.timeout < float("inf"):
         raise CellFailed(f"%%ranks cannot use {line.strip()!r}. {usage}")
+    if options.timeout > LONGEST:
+        raise CellFailed(f"%%ranks cannot wait for {options.timeout:g} seconds: a cell has a day at most. {usage}")
     return options.n, options.timeout
 
 

@@ -27,7 +27,7 @@ from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.device import device_of
-from mpi_impl.entry import give_up
+from mpi_impl.entry import give_up, leave_within
 from mpi_impl.outputs import check_outputs
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast
@@ -77,6 +77,7 @@ class Pretraining(ABC):
         """The program: run it on all ranks of the world."""
         settings = parse(argv, world().size, cls.architecture)
         cls(settings, world(instruments(settings.args))).run()
+        leave_within(60 * settings.args.distributed_timeout_minutes)
 
     @abstractmethod
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
@@ -227,8 +228,9 @@ class Pretraining(ABC):
         if self.args.save_hf:
             save_model(self.trainer, self.args.save_hf, self.tokenizer)
             self.say(f"\nthe model is in {self.args.save_hf}: transformers' from_pretrained opens it")
-        self.conclude()
-        self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
+        with self.world.long_work():
+            self.conclude()
+            self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
         together = self.pipeline_ledger()
         held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
                              self.settings.microbatches)
@@ -238,7 +240,7 @@ class Pretraining(ABC):
             self.report_ledger(self.metrics.steps, together)
             print(f"{held}\n", flush=True)
             self.report_outcome()
-        self.world.from_all(None)      # nobody goes ahead to MPI's shutdown, where no time limit holds
+        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> int:
         """Steps until --train-iters or --exit-interval says stop -> the last iteration."""

@@ -65,7 +65,7 @@ def job(tmp_path):
         took = time.time() - float((tmp_path / "fault").read_text())
         assert ended.returncode not in (0, None)
         assert len(list(tmp_path.glob("*.pid"))) == n and not any(map(alive, tmp_path.glob("*.pid")))
-        assert took < SOON + (limit if fate == STOP else 0), ended.stderr
+        assert took < SOON + (limit if STOP in fate else 0), ended.stderr
         return ended
 
     return run
@@ -119,6 +119,26 @@ def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, tmp_path, n, optio
     assert "for 1.8 seconds (" in whom and "--distributed-timeout-minutes" in whom
     assert who != f"error: rank {stopped} of {n}" and (n > 2 or whom.startswith(f" {stopped} for"))
     assert "Traceback" not in stderr
+
+
+TRAINING = "mpi_impl.training.pretraining"
+LONG_WORK = "time.sleep(4); open(f'{folder}/prepared', 'w')"     # longer than the limit
+
+
+@pytest.mark.parametrize("n, stopped, moment, waiter, fate", [
+    (3, 0, f"{TRAINING}:prepare 1", "rank 1 of 3 has waited for rank 0", f"{LONG_WORK}; {STOP}"),
+    *(pytest.param(*more, marks=pytest.mark.deep) for more in [
+        (2, 1, f"{TRAINING}:Pretraining.train 1", "rank 0 of 2 has waited for rank 1", STOP),
+        (2, 0, f"{TRAINING}:Pretraining.report_outcome 1", "rank 1 of 2 has waited for rank 0", STOP),
+        (2, 0, "mpi_impl.pretrain_gpt:PretrainingGPT.conclude 1", "rank 1 of 2 has waited for rank 0",
+         f"{LONG_WORK}; {STOP}")]),
+])
+def test_the_limit_holds_from_the_first_meeting_to_the_last(job, tmp_path, n, stopped, moment, waiter, fate):
+    """What takes long on one rank while it lives has no limit: it comes to its end; and then the rank stops."""
+    stderr = job(n, "--exit-interval 1 --global-batch-size 6", stopped, fate, moment, limit=1.8).stderr
+    (sentence,) = (line for line in stderr.splitlines() if "error:" in line)
+    assert f"error: {waiter} for 1.8 seconds (" in sentence and "Traceback" not in stderr
+    assert (tmp_path / "prepared").exists() == (LONG_WORK in fate)
 
 
 @pytest.mark.parametrize("n, options, rank, fate, status, message", [

@@ -2,12 +2,15 @@
 import math
 import threading
 import time
+from contextlib import nullcontext
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.group import SPEAKS, Group, Instruments, hosts_key
+from mpi_impl.comm.group import SPEAKS, Group, Instruments, Ring, hosts_key
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.watchdog import Watchdog, listed
 
@@ -192,6 +195,55 @@ def one_comes(group, act, reason, shares=False):
     act(Group(fresh.comm, "world", Instruments(watchdog=dog)), reason)
     fresh.free()
     return said
+
+
+TOLD = ["rank 2 for 1 seconds (world group: a sign of life)"]
+
+
+@pytest.mark.parametrize("act, silent, said", [
+    ("from_first", None, []), ("from_each", 2, TOLD),
+    *(pytest.param(*more, marks=pytest.mark.deep) for more in [("from_each", None, []), ("from_first", 2, TOLD)])])
+def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
+    """A rank that sends none is told of by the next one, though it only waits, and nobody for it. None is left."""
+    assert ranks.run(4, work_long, act, silent) == [[], [], [], said]
+
+
+def work_long(group, act, silent):
+    """What each rank's watchdog says while rank 0 works for longer than the limit."""
+    said, fresh = [], group.part(0, "fresh")
+    watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(1.0, said.append)))
+    with patch.object(Ring, "beat", lambda _: None) if group.rank == silent else nullcontext():
+        getattr(watched, act)(lambda: time.sleep(3 if group.rank == 0 else 0))
+    group.from_all(None)
+    left = fresh.comm.Iprobe()
+    fresh.free()
+    return said + left * ["a heartbeat that nobody received"]
+
+
+def test_long_works_follow_one_another(ranks):
+    """And stand in one another: the heartbeats of each are told apart, however late a rank is. None is left."""
+    assert ranks.run(3, work_on, 12) == [[]] * 3
+
+
+def work_on(group, works):
+    """Rank 1 is late each time, and already hears rank 0 in the next work."""
+    said, fresh, end = [], group.part(0, "fresh"), Ring.end
+
+    def end_late(ring):
+        for _ in range(10 * (group.rank == 1)):
+            time.sleep(0.002)
+            ring.heard()
+        end(ring)
+
+    watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(2.0, said.append)))
+    with patch.object(Ring, "end", end_late):
+        for n in range(works):
+            with watched.long_work() if n % 3 == 0 else nullcontext():
+                assert watched.from_first(partial(int, n)) == n
+    group.from_all(None)
+    left = fresh.comm.Iprobe()
+    fresh.free()
+    return said + left * ["a heartbeat that nobody received"]
 
 
 def test_every_wait_is_watched(ranks):

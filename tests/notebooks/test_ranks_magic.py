@@ -80,6 +80,7 @@ def test_a_hang_ends_by_itself(shell):
     ("%%ranks many\nx", "%%ranks cannot use 'many'"),
     ("%%ranks 0\nx", "%%ranks cannot use '0'"),
     ("%%ranks 2 --timeout -1\nx", "cannot use"),
+    ("%%ranks 2 --timeout 1e10\nx", "%%ranks cannot wait for 1e+10 seconds: a cell has a day at most."),
     ("%%ranks 2 --timeuot 3\nx", "cannot use"),
     ("%%ranks 9\nx", "this notebook has 8. For more, run `ranks.restart(9)`"),
     ("%%ranks 2\ndef f(\n", "was never closed"),

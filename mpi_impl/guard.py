@@ -1,0 +1,110 @@
+"""The guard of a job: a process that leaves nothing of the job behind, however the one that was started ends.
+
+    launch -> guard -> mpiexec -> its proxy on each host -> ranks -> whatever they start
+
+Each of these can be killed, and the others would run on. So `launch` only waits for its guard, which does the work and
+learns of launch's death, SIGKILL included. Both are what Linux calls subreapers: a process below them whose parent dies
+becomes their own child. So they find every process of the job on this machine, and kill what is left at the end.
+"""
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from mpi_impl.entry import say
+from mpi_impl.rank_environment import forget_abandoned_memory, shared_memory
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def guarded(work: Callable[[], object]) -> int:
+    """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent."""
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until it is known who hears them
+    guard = os.fork()
+    if guard == 0:
+        be_guard(work, parent)
+    with leaving_nothing():
+        for number in ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:      # as nohup has it
+                signal.signal(number, lambda number, _: os.kill(guard, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+    if status < 0:
+        say(f"error: the process that guards the job died by signal {-status}, and the job ended with it.")
+    return status if status >= 0 else 128 - status
+
+
+def be_guard(work: Callable[[], object], parent: int) -> NoReturn:
+    """Do the work, in a session of its own: a Ctrl-C in the terminal is for the parent alone."""
+    os.setsid()
+    end_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+    if os.getppid() == parent:
+        with leaving_nothing():
+            work()
+    sys.exit()
+
+
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Kill every process that was started inside and is left at the end, and remove the memory that they shared."""
+    before = shared_memory()
+    set_process(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        end_descendants()
+        forget_abandoned_memory(before)
+
+
+def end_descendants() -> None:
+    """Kill the children of this process until there are none: those of a child that is dead have become its own."""
+    with contextlib.suppress(ChildProcessError):    # there are none any more
+        while (found := children(os.getpid())) or os.waitpid(-1, os.WNOHANG)[0]:    # these were dead already
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)        # as a zombie, it has its number until it is waited for
+                os.waitpid(pid, 0)
+
+
+def children(parent: int) -> set[int]:
+    """Return the living processes with this parent; none where the system has no /proc of Linux's kind."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.exists("/proc/self/stat") else []):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
+            state, its_parent = file.read().rpartition(")")[2].split()[:2]      # after a name, which may be anything
+            if int(its_parent) == parent and state not in "ZX":                 # a zombie is dead
+                found.add(int(pid))
+    return found
+
+
+class Losses:
+    """What a launcher has lost: a process of its own, by which it starts ranks and watches over them.
+
+    It may not notice, since the ranks still hold that process's connection. But they are this process's children then.
+    """
+
+    def __init__(self, launcher: int):
+        self.launcher, self.seen, self.suspected = launcher, set[int](), False
+
+    def found(self) -> bool:
+        """Report whether there is one, and was at the last look, too: a job that ends looks like this for a moment."""
+        present, orphans = children(self.launcher), children(os.getpid()) - {self.launcher}
+        self.seen |= present
+        before, self.suspected = self.suspected, bool(orphans) and (not present or present < self.seen)
+        return before and self.suspected
+
+
+def end_with_parent() -> None:
+    """Have this process get a SIGTERM when its parent is gone, even by SIGKILL."""
+    set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def set_process(what: int, value: int) -> None:
+    """Tell Linux about this process; no other system knows such settings."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(what, value)
