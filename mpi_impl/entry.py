@@ -20,6 +20,7 @@ import argparse
 import difflib
 import errno
 import io
+import math
 import os
 import signal
 import sys
@@ -35,6 +36,8 @@ from reference.errors import UserError
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for
 PATIENCE = 1.0                      # seconds: ranks that end for the same reason come to their end within this time
 LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
+
+MOST_DIGITS = 15                    # of an option's integer: floating-point numbers, which formulas use, hold as many
 
 # Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
 MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
@@ -207,11 +210,14 @@ def say(text: str) -> None:
 class ArgumentParser(argparse.ArgumentParser):
     """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
 
-    Options must be written out, since an abbreviation may mean another option tomorrow.
+    Options must be written out, since an abbreviation may mean another option tomorrow. Numbers are finite: `int` and
+    `float` as an option's type mean the two functions below.
     """
 
     def __init__(self, **settings):
         super().__init__(allow_abbrev=False, **settings)
+        self.register("type", int, short_integer)
+        self.register("type", float, finite_float)
 
     def parse_args(self, args=None, namespace=None):
         """The options; an unknown one is refused with the name of the closest that exists."""
@@ -238,3 +244,18 @@ class ArgumentParser(argparse.ArgumentParser):
     def print_help(self, file=None) -> None:
         if is_first_rank():
             super().print_help(file)
+
+
+def short_integer(text: str) -> int:
+    """Parse an option's integer. No size, count or seed needs more digits, and some could not be computed with."""
+    if sum(map(str.isdigit, text)) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text[:40]} has more than {MOST_DIGITS} digits, and no option takes so many")
+    return int(text)
+
+
+def finite_float(text: str) -> float:
+    """Parse an option's number. Infinity and NaN would pass some comparisons, and spoil what is computed with them."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not a finite number")
+    return number

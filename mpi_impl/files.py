@@ -4,12 +4,14 @@ Only regular files are read and written: a pipe can be read once, and a program 
 device such as /dev/zero never ends.
 """
 import os
+import shutil
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from tempfile import TemporaryFile
 from typing import TextIO
+from uuid import uuid4
 
 from reference.errors import UserError
 
@@ -108,9 +110,11 @@ def replacing(path: str) -> Iterator[str]:
 
     So whoever finds `path` finds a whole file: the new one, or the one that was there before. Raises UserError.
     """
-    aside = name_aside(path)
     with writing(path):
+        aside = new_file_beside(path)
         try:
+            if os.path.exists(path):
+                shutil.copymode(path, aside)
             yield aside
             os.replace(aside, os.path.realpath(path))
         finally:
@@ -118,10 +122,12 @@ def replacing(path: str) -> Iterator[str]:
                 os.remove(aside)
 
 
-def name_aside(path: str) -> str:
-    """The name of a file that is not whole yet: in the same folder, with the same ending."""
+def new_file_beside(path: str) -> str:
+    """Make an empty file in the same folder, with the same ending, under a name that nobody else uses."""
     folder, name = os.path.split(os.path.realpath(path))
-    return os.path.join(folder, f"unfinished-{name}")
+    aside = os.path.join(folder, f"unfinished-{uuid4().hex[:12]}{os.path.splitext(name)[1]}")
+    open(aside, "xb").close()
+    return aside
 
 
 def write_whole(path: str, text: str) -> None:
@@ -130,11 +136,12 @@ def write_whole(path: str, text: str) -> None:
         file.write(text)
 
 
-def open_for_writing(path: str) -> TextIO:
-    """An emptied file, for lines that are to be read while it grows. Raises UserError if it cannot be written."""
+def open_for_writing(path: str, begins: str = "") -> TextIO:
+    """A file that begins with this text, for lines that are to be read while it grows. Raises UserError."""
     check_writable(path)
+    write_whole(path, begins)
     with writing(path):
-        return open(path, "w", encoding="utf-8")
+        return open(path, "a", encoding="utf-8", newline="\n")
 
 
 def check_writable(path: str) -> None:
@@ -144,11 +151,11 @@ def check_writable(path: str) -> None:
         what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"
         raise UserError(f"{path} cannot be written: it is {what}. Give the name of a file.")
     with writing(path):
+        with suppress(FileNotFoundError):
+            os.lstat(path)      # raises if the name is too long, or a folder on the way is none
         if os.path.exists(path):
             open(path, "ab").close()
-        aside = name_aside(path)
-        open(aside, "wb").close()
-        os.remove(aside)
+        os.remove(new_file_beside(path))
 
 
 def check_picture(path: str, option: str = "--plot") -> None:

@@ -14,7 +14,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_picture
+from mpi_impl.outputs import check_outputs
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.reports.pictures import save
@@ -80,7 +80,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv, ranks.size)
     model = model_of(options)
     replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, options.seq_length)
-    ranks.from_first(lambda: check_picture(options.output, "--output"))
+    ranks.from_first(lambda: check_outputs(options))
     say(ranks, introduction(model, options, ranks.size))
     panels = {}
     for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,

@@ -20,7 +20,7 @@ FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, 
     (dict(rotary_percent=1.5), "--rotary-percent is 1.5, but must be above 0 and at most 1"),
     (dict(init_method_std=float("nan")), "--init-method-std is nan, but must be a number that is not negative."),
     (dict(position_embedding_type="rope", hidden_size=20), "gives an even number above 0"),
-    (dict(layernorm_epsilon=0.0), "layernorm_epsilon is 0.0, but must be above 0."),
+    (dict(layernorm_epsilon=0.0), "--layernorm-epsilon is 0.0, but must be a number above 0."),
     (dict(hidden_dropout=1.0), "--hidden-dropout is 1.0, but must be in [0, 1)"),
     (dict(attention_dropout=float("nan")), "--attention-dropout is nan, but must be in [0, 1)"),
 ])

@@ -302,7 +302,7 @@ def test_options_that_cannot_be_are_sentences(corpus, model, tmp_path):
     """Before anything is read or written."""
     for more, sentence in (
         (["--workers", 0], "--workers 0 leaves nobody"), (["--jaccard", 1.5], "--jaccard 1.5 is out of range"),
-        (["--jaccard", "nan"], "--jaccard nan is out of range"), (["--input", "no/such"], "--input no/such does not"),
+        (["--jaccard", "nan"], "--jaccard: nan is not a finite number"), (["--input", "no/such"], "--input no/such does not"),
         (["--vocab-size", 3], "--vocab-size 3 is too small"), (["--tokenizer-model", "no/such"], "no/such"),
     ):
         with pytest.raises(UserError, match=sentence):
