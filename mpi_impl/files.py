@@ -3,13 +3,16 @@
 Only regular files are read and written: a pipe can be read once, and a program that opens one may wait for ever; a
 device such as /dev/zero never ends.
 """
+import fcntl
 import os
+import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TextIO
 from uuid import uuid4
 
@@ -18,6 +21,8 @@ from reference.errors import UserError
 PICTURES = (".png", ".pdf", ".svg")      # what a picture's name may end in
 DEEPEST = 200                            # folders in one another; systems allow a path of 4,096 bytes
 LARGEST = 1 << 30                        # bytes of a file that is read into memory whole, where nothing else is said
+ASIDE = ".shardlab-unfinished-"          # how the names of folders begin that hold what is not whole
+YOUNG = 60                               # seconds for which such a folder may be without its lock
 
 
 # ---- read -----------------------------------------------------------------------------------------------------------
@@ -46,20 +51,28 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def check_readable(path: str) -> None:
-    """Raises UserError unless this is a regular file, for libraries that open it themselves and say less."""
-    with opened_to_read(path):
-        pass
+def check_readable(path: str, largest: int | None = None) -> None:
+    """Raises UserError unless this is a regular file, for libraries that open it themselves and say less.
+
+    And if it has more than `largest` bytes.
+    """
+    with opened_to_read(path) as file:
+        check_size(path, os.fstat(file.fileno()).st_size, largest)
 
 
 def read_bytes(path: str, largest: int = LARGEST) -> bytes:
     """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
     with opened_to_read(path) as file:
         found = file.read(largest + 1)
-        if len(found) > largest:
-            raise UserError(f"{path} has {os.fstat(file.fileno()).st_size:,} bytes, but a file of its kind has at most "
-                            f"{largest:,}. Give another file.")
+        check_size(path, max(len(found), os.fstat(file.fileno()).st_size), largest)
         return found
+
+
+def check_size(path: str, size: int, largest: int | None) -> None:
+    """Raises UserError for more bytes than a file can have that is what it should be."""
+    if largest is not None and size > largest:
+        raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "
+                        "one.")
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
@@ -128,6 +141,39 @@ def new_file_beside(path: str) -> str:
     aside = os.path.join(folder, f"unfinished-{uuid4().hex[:12]}{os.path.splitext(name)[1]}")
     open(aside, "xb").close()
     return aside
+
+
+@contextmanager
+def folder_aside(parent: str) -> Iterator[str]:
+    """Hand out a new folder for what is not whole yet, or not any more; it is removed when the block has ended.
+
+    What programs that were killed have left of theirs is removed, too.
+    """
+    for name in filter(re.compile(rf"{re.escape(ASIDE)}[a-z0-9_]{{8}}").fullmatch, os.listdir(parent)):
+        remove_abandoned(os.path.join(parent, name))
+    with TemporaryDirectory(dir=parent, prefix=ASIDE) as folder, ExitStack() as held:
+        with suppress(OSError):      # where there are no locks, nobody gets one, and such folders stay
+            held.enter_context(locked(folder))
+        yield folder
+
+
+def remove_abandoned(folder: str) -> None:
+    """Remove a folder of `folder_aside`, unless the program that has made it lives, or may be about to lock it."""
+    with suppress(OSError):
+        if time.time() - os.stat(folder).st_mtime > YOUNG:
+            with locked(folder):
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold the folder's lock, which ends with this process. Raises OSError if somebody else has it."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 def write_whole(path: str, text: str) -> None:

@@ -82,9 +82,10 @@ def paths_read(values: dict) -> list[OptionPath]:
     """The files and folders that the options name to be read."""
     found = [OptionPath(name, values[name], own) for name, own in FOLDERS_READ.items() if values.get(name)]
     found += [OptionPath(name, path) for name in FILES_READ for path in listed(values.get(name))]
-    for path in listed(values.get("data_path")):        # a file, a folder, or the prefix of a pair
-        found += [OptionPath("data_path", path, ANY if os.path.isdir(path) else None),
-                  OptionPath("data_path", f"{path}.bin"), OptionPath("data_path", f"{path}.idx")]
+    for name in ("data_path", "input"):
+        for path in listed(values.get(name)):        # a file, a folder, or the prefix of a pair
+            found += [OptionPath(name, path, ANY if os.path.isdir(path) else None),
+                      OptionPath(name, f"{path}.bin"), OptionPath(name, f"{path}.idx")]
     return found
 
 

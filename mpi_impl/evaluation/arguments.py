@@ -119,7 +119,7 @@ def check_tuning(args) -> None:
             require_positive(name, getattr(args, name))
     if args.fp16_lm_cross_entropy:
         raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
-    optimizer_of(args, LARGEST["train_iters"])      # as for a long run: what is wrong with the other options is said now
+    optimizer_of(args, LARGEST["train_iters"])     # as for a long run: what is wrong with other options is said now
     precision(args)
 
 
