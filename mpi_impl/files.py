@@ -57,18 +57,18 @@ def check_readable(path: str, largest: int | None = None) -> None:
     And if it has more than `largest` bytes.
     """
     with opened_to_read(path) as file:
-        check_size(path, os.fstat(file.fileno()).st_size, largest)
+        check_at_most(path, os.fstat(file.fileno()).st_size, largest)
 
 
 def read_bytes(path: str, largest: int = LARGEST) -> bytes:
     """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
     with opened_to_read(path) as file:
         found = file.read(largest + 1)
-        check_size(path, max(len(found), os.fstat(file.fileno()).st_size), largest)
+        check_at_most(path, max(len(found), os.fstat(file.fileno()).st_size), largest)
         return found
 
 
-def check_size(path: str, size: int, largest: int | None) -> None:
+def check_at_most(path: str, size: int, largest: int | None) -> None:
     """Raises UserError for more bytes than a file can have that is what it should be."""
     if largest is not None and size > largest:
         raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "

@@ -24,7 +24,7 @@ LARGEST = {
     "max_position_embeddings": 100_000_000,     # 10 million: Meta 2025 (Llama 4)
     "seq_length": 100_000_000,
     "global_batch_size": 10_000_000,            # samples; 65,536: You et al. 2019 (BERT by LAMB)
-    "micro_batch_size": 10_000_000,
+    "micro_batch_size": 100_000,                # 64: Shoeybi et al. 2019
     "tensor_model_parallel_size": 10_000,       # as many as heads; 8 in the papers
     "pipeline_model_parallel_size": 1_000,      # 64: Narayanan et al. 2021
     "pipeline ranks p": 1_000,                  # the same, of a schedule by itself
@@ -36,6 +36,9 @@ LARGEST = {
     "num_samples": 1_000_000,                   # texts for each prompt
     "tokens_to_generate": 100_000_000,
     "sample_tokens": 100_000_000,
+    "layers": 1_000,                            # of the experiment with narrow models,
+    "seeds": 10_000,                            # and how many of each
+    "ranks": 1_000,                             # processes that measure one machine
 }
 
 

@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers))):
+    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
+                        ("layers", max(args.layers))):
         require_positive(name, value)
     ranks.from_first(lambda: check_outputs(args))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
