@@ -161,7 +161,8 @@ def said(ranks, options, n=2) -> str:
     (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 ranks"),
     (f"--load R {T} 3", "must be a multiple of 3"), ("--load R --tokenizer-type NullTokenizer", "another one than"),
     ("--load R --vocab-size 3", "generate has no option --vocab-size"),
-    ("--load R --vocab-file x", "--vocab-file is for"), ("--load R --tokenizer-model x", "x cannot be read: No such file"),
+    ("--load R --vocab-file x", "--vocab-file is for"),
+    ("--load R --tokenizer-model x", "x cannot be read: No such file"),
 ])
 def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, sentence):
     words = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]
