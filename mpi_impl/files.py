@@ -183,7 +183,7 @@ def write_whole(path: str, text: str) -> None:
 
 
 def open_for_writing(path: str, begins: str = "") -> TextIO:
-    """A file that begins with this text, for lines that are to be read while it grows. Raises UserError."""
+    """Open a file that begins with this text, for lines that are to be read while it grows. Raises UserError."""
     check_writable(path)
     write_whole(path, begins)
     with writing(path):

@@ -87,7 +87,7 @@ class Hardware:
             raise UserError(f"The hardware's hidden is {self.hidden}, its jitter {self.jitter} and its optimizer "
                             f"{self.optimizer}, but none may be below 0 or infinite, nor hidden above 1.")
         for link in (self.inside, self.between):
-            if not (0 < link.bandwidth < inf and 0 <= link.latency < inf):
+            if not (link.bandwidth > 0 and 0 <= link.latency < inf):      # without end: messages for nothing
                 raise UserError(f"The hardware has a link with {link}, but a bandwidth must be above 0, and a latency "
                                 "not below.")
 

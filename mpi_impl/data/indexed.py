@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mpi_impl.files import folder_aside, opened_to_read
+from mpi_impl.files import check_readable, folder_aside, is_there, opened_to_read
 from reference.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -101,8 +101,9 @@ class IndexedDataset:
         self.prefix = str(prefix)
         bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
         for path, partner in (bin_path, idx_path), (idx_path, bin_path):
-            if not path.is_file():
+            if not is_there(str(path)):
                 raise UserError(f"{path} is missing: {partner.name} is of no use without it. Copy both files together.")
+            check_readable(str(path))
         try:
             dtype, n, d = _read_header(idx_path)
             index = np.memmap(idx_path, np.uint8, "r")

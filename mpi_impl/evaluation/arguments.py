@@ -76,7 +76,7 @@ class Course(NamedTuple):
     iterations: int
 
     def ends_epoch(self, iteration: int) -> bool:
-        """Whether with this iteration every question has been asked once more, or it is the last one."""
+        """Report whether with this iteration every question has been asked once more, or it is the last one."""
         asked = iteration * self.global_batch_size
         return iteration == self.iterations or asked // self.questions > (
             asked - self.global_batch_size) // self.questions

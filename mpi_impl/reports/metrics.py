@@ -94,7 +94,7 @@ def rows_until(iteration: int, path: str) -> str:
 
 
 def is_row_until(iteration: int, line: str) -> bool:
-    """Whether this is a whole line of a metrics file, unlike the last one of a killed run, and not of later."""
+    """Report whether this is a whole line, unlike the last one of a killed run, of this iteration or before."""
     with suppress(ValueError, RecursionError):
         row = json.loads(line)
         of = row.get("iteration", 0) if isinstance(row, dict) else None

@@ -136,7 +136,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--attention-dropout -0.1", "--attention-dropout is -0.1, but must be in [0, 1)"),
     *((f"--{name} {value}", f"argument --{name}: {value} is not a finite number") for name, value in (
         ("lr", "nan"), ("clip-grad", "inf"), ("adam-eps", "inf"), ("weight-decay", "nan"), ("loss-scale", "inf"),
-        ("layernorm-epsilon", "inf"), ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "-inf"),
+        ("layernorm-epsilon", "inf"), ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
         ("distributed-timeout-minutes", "nan"), ("distributed-timeout-minutes", "inf"))),
     ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and gradients) or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
