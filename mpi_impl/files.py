@@ -63,9 +63,8 @@ def check_readable(path: str, largest: int | None = None) -> None:
 def read_bytes(path: str, largest: int = LARGEST) -> bytes:
     """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
     with opened_to_read(path) as file:
-        found = file.read(largest + 1)
-        check_at_most(path, max(len(found), os.fstat(file.fileno()).st_size), largest)
-        return found
+        check_at_most(path, os.fstat(file.fileno()).st_size, largest)
+        return file.read()
 
 
 def check_at_most(path: str, size: int, largest: int | None) -> None:
