@@ -18,7 +18,7 @@ from turns import Contender
 from works import Work
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture
+from mpi_impl.outputs import check_outputs
 from mpi_impl.reports.pictures import save
 from mpi_impl.rank_environment import thread_settings
 
@@ -33,8 +33,7 @@ def main() -> None:
     parser = ArgumentParser(prog="cpu_scaling", description=__doc__.splitlines()[0])
     parser.add_argument("--plot", metavar="FILE", help="draw them there")
     options = parser.parse_args()
-    if options.plot:
-        check_picture(options.plot)     # now, and not after minutes
+    check_outputs(options)     # now, and not after minutes
     found = {name: measured(name, sizes) for name, sizes in SIZES.items()}
     if options.plot:
         save(plot(found), options.plot)

@@ -13,7 +13,7 @@ from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.entry import ArgumentParser
-from mpi_impl.files import check_picture
+from mpi_impl.outputs import check_outputs
 from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.training.trainer import Trainer
@@ -75,8 +75,7 @@ def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.N
     args = p.parse_args(argv)
     for name in ("turns", "steps"):
         require_positive(name, getattr(args, name))
-    if args.plot:
-        check_picture(args.plot)
+    check_outputs(args)
     return args
 
 

@@ -44,6 +44,8 @@ LAST_RESORT = 10                    # seconds after which a rank is ended by the
 SECONDS_TO_MEET = 300               # that a rank waits for the others while the job comes up, and when it fails
 LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of what is said
 
+MOST_DIGITS = 15                    # of an option's integer: floating-point numbers, which formulas use, hold as many
+
 # Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
 MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
 
@@ -279,11 +281,14 @@ def shortened(text: str) -> str:
 class ArgumentParser(argparse.ArgumentParser):
     """A parser for programs of ranks: it raises a UserError, which `run` prints once, and shows --help once.
 
-    Options must be written out, since an abbreviation may mean another option tomorrow.
+    Options must be written out, since an abbreviation may mean another option tomorrow. Numbers are finite: `int` and
+    `float` as an option's type mean the two functions below.
     """
 
     def __init__(self, **settings):
         super().__init__(allow_abbrev=False, **settings)
+        self.register("type", int, short_integer)
+        self.register("type", float, finite_float)
 
     def parse_args(self, args=None, namespace=None):
         """The options; an unknown one is refused with the name of the closest that exists."""
@@ -310,3 +315,18 @@ class ArgumentParser(argparse.ArgumentParser):
     def print_help(self, file=None) -> None:
         if is_first_rank():
             super().print_help(file)
+
+
+def short_integer(text: str) -> int:
+    """Parse an option's integer. No size, count or seed needs more digits, and some could not be computed with."""
+    if sum(map(str.isdigit, text)) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text[:40]} has more than {MOST_DIGITS} digits, and no option takes so many")
+    return int(text)
+
+
+def finite_float(text: str) -> float:
+    """Parse an option's number. Infinity and NaN would pass some comparisons, and spoil what is computed with them."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text[:40]} is not a finite number")
+    return number

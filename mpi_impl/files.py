@@ -3,19 +3,26 @@
 Only regular files are read and written: a pipe can be read once, and a program that opens one may wait for ever; a
 device such as /dev/zero never ends.
 """
+import fcntl
 import os
+import re
+import shutil
 import stat
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
-from contextlib import contextmanager, suppress
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TextIO
+from uuid import uuid4
 
 from reference.errors import UserError
 
 PICTURES = (".png", ".pdf", ".svg")      # what a picture's name may end in
 DEEPEST = 200                            # folders in one another; systems allow a path of 4,096 bytes
 LARGEST = 1 << 30                        # bytes of a file that is read into memory whole, where nothing else is said
+ASIDE = ".shardlab-unfinished-"          # how the names of folders begin that hold what is not whole
+YOUNG = 60                               # seconds for which such a folder may be without its lock
 
 
 # ---- read -----------------------------------------------------------------------------------------------------------
@@ -44,20 +51,27 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def check_readable(path: str) -> None:
-    """Raises UserError unless this is a regular file, for libraries that open it themselves and say less."""
-    with opened_to_read(path):
-        pass
+def check_readable(path: str, largest: int | None = None) -> None:
+    """Raises UserError unless this is a regular file, for libraries that open it themselves and say less.
+
+    And if it has more than `largest` bytes.
+    """
+    with opened_to_read(path) as file:
+        check_at_most(path, os.fstat(file.fileno()).st_size, largest)
 
 
 def read_bytes(path: str, largest: int = LARGEST) -> bytes:
     """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
     with opened_to_read(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > largest:
-            raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "
-                            "file.")
-        return file.read(size)
+        check_at_most(path, os.fstat(file.fileno()).st_size, largest)
+        return file.read()
+
+
+def check_at_most(path: str, size: int, largest: int | None) -> None:
+    """Raises UserError for more bytes than a file can have that is what it should be."""
+    if largest is not None and size > largest:
+        raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "
+                        "one.")
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
@@ -108,9 +122,11 @@ def replacing(path: str) -> Iterator[str]:
 
     So whoever finds `path` finds a whole file: the new one, or the one that was there before. Raises UserError.
     """
-    aside = name_aside(path)
     with writing(path):
+        aside = new_file_beside(path)
         try:
+            if os.path.exists(path):
+                shutil.copymode(path, aside)
             yield aside
             os.replace(aside, os.path.realpath(path))
         finally:
@@ -118,10 +134,45 @@ def replacing(path: str) -> Iterator[str]:
                 os.remove(aside)
 
 
-def name_aside(path: str) -> str:
-    """The name of a file that is not whole yet: in the same folder, with the same ending."""
+def new_file_beside(path: str) -> str:
+    """Make an empty file in the same folder, with the same ending, under a name that nobody else uses."""
     folder, name = os.path.split(os.path.realpath(path))
-    return os.path.join(folder, f"unfinished-{name}")
+    aside = os.path.join(folder, f"unfinished-{uuid4().hex[:12]}{os.path.splitext(name)[1]}")
+    open(aside, "xb").close()
+    return aside
+
+
+@contextmanager
+def folder_aside(parent: str) -> Iterator[str]:
+    """Hand out a new folder for what is not whole yet, or not any more; it is removed when the block has ended.
+
+    What programs that were killed have left of theirs is removed, too.
+    """
+    for name in filter(re.compile(rf"{re.escape(ASIDE)}[a-z0-9_]{{8}}").fullmatch, os.listdir(parent)):
+        remove_abandoned(os.path.join(parent, name))
+    with TemporaryDirectory(dir=parent, prefix=ASIDE) as folder, ExitStack() as held:
+        with suppress(OSError):      # where there are no locks, nobody gets one, and such folders stay
+            held.enter_context(locked(folder))
+        yield folder
+
+
+def remove_abandoned(folder: str) -> None:
+    """Remove a folder of `folder_aside`, unless the program that has made it lives, or may be about to lock it."""
+    with suppress(OSError):
+        if time.time() - os.stat(folder).st_mtime > YOUNG:
+            with locked(folder):
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold the folder's lock, which ends with this process. Raises OSError if somebody else has it."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 def write_whole(path: str, text: str) -> None:
@@ -130,11 +181,12 @@ def write_whole(path: str, text: str) -> None:
         file.write(text)
 
 
-def open_for_writing(path: str) -> TextIO:
-    """An emptied file, for lines that are to be read while it grows. Raises UserError if it cannot be written."""
+def open_for_writing(path: str, begins: str = "") -> TextIO:
+    """Open a file that begins with this text, for lines that are to be read while it grows. Raises UserError."""
     check_writable(path)
+    write_whole(path, begins)
     with writing(path):
-        return open(path, "w", encoding="utf-8")
+        return open(path, "a", encoding="utf-8", newline="\n")
 
 
 def check_writable(path: str) -> None:
@@ -144,11 +196,11 @@ def check_writable(path: str) -> None:
         what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"
         raise UserError(f"{path} cannot be written: it is {what}. Give the name of a file.")
     with writing(path):
+        with suppress(FileNotFoundError):
+            os.lstat(path)      # raises if the name is too long, or a folder on the way is none
         if os.path.exists(path):
             open(path, "ab").close()
-        aside = name_aside(path)
-        open(aside, "wb").close()
-        os.remove(aside)
+        os.remove(new_file_beside(path))
 
 
 def check_picture(path: str, option: str = "--plot") -> None:

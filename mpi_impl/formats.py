@@ -17,6 +17,7 @@ Content = TypeVar("Content")
 
 Object = dict[str, Any]
 LARGEST_SETTINGS = 1 << 20     # bytes of a file that a person may have written: a model's sizes, a machine's figures
+LARGEST_TOML = 1 << 14         # the same in TOML, whose parser takes time that is quadratic in the length of a name
 
 
 def read_json(path: str, kind: type[Content], largest: int = LARGEST_SETTINGS) -> Content:
@@ -38,7 +39,7 @@ def json_value(text: bytes, kind: type[Content], where: str) -> Content:
 
 def read_toml(path: str, kind: type[Content]) -> Content:
     """Read a TOML file that holds a value of this type. Raises UserError for any other."""
-    text = read_text(path, LARGEST_SETTINGS)
+    text = read_text(path, LARGEST_TOML)
     try:
         return msgspec.convert(tomllib.loads(text), kind)
     except msgspec.ValidationError as error:

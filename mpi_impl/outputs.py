@@ -8,15 +8,17 @@ from mpi_impl.files import check_folder, check_picture, check_writable
 from reference.config import option
 from reference.errors import UserError
 
-ANY = ".*"
+ANY, NONE = ".*", "(?!)"
 CHECKPOINT = r"latest_checkpointed_iteration\.txt|tokenizer\.json|iter_\d+(\.tmp)?/.*"
+HUGGING_FACE = r"[^/]*\.safetensors(\.index\.json)?|(tokenizer_)?config\.json|vocab\.(json|txt)|merges\.txt"
 
 # The options that name files, or folders with the files in them that are meant, as a regular expression over paths.
 FILES_WRITTEN = ("metrics_file", "ledger", "plot", "output")
-FOLDERS_WRITTEN = {"trace": r"trace\.json|timeline\.png", "record": r"recording\.json|[^/]*\.safetensors",
-                   "save": CHECKPOINT, "save_hf": ANY, "offload_folder": ANY}
-FILES_READ = ("tokenizer_model", "vocab_file", "merge_file", "prompts_file", "csv")
-FOLDERS_READ = {"load": CHECKPOINT, "load_hf": ANY}
+FOLDERS_WRITTEN = {"trace": r"trace\.json|timeline\.png",
+                   "record": r"recording\.json|iteration-\d+\.rank-\d+\.safetensors",
+                   "save": CHECKPOINT, "save_hf": HUGGING_FACE, "offload_folder": NONE}     # whose files have no names
+FILES_READ = ("tokenizer_model", "vocab_file", "merge_file", "prompts_file", "csv", "hardware")
+FOLDERS_READ = {"load": CHECKPOINT, "load_hf": HUGGING_FACE}
 PICTURES = ("plot", "output")
 
 
@@ -32,7 +34,14 @@ class OptionPath(NamedTuple):
         if self.files is None:
             return same_file(self.path, path)
         inside = os.path.relpath(os.path.realpath(path), os.path.realpath(self.path))
-        return not inside.startswith(os.pardir) and re.fullmatch(self.files, inside) is not None
+        return inside.split(os.sep)[0] != os.pardir and re.fullmatch(self.files, inside) is not None
+
+    def found(self) -> list["OptionPath"]:
+        """List the files of this folder that are there, and would be written anew."""
+        if self.files is None or not os.path.isdir(self.path):
+            return []
+        names = [name for name in os.listdir(self.path) if re.fullmatch(self.files, name)]
+        return [OptionPath(self.name, os.path.join(self.path, name)) for name in names]
 
 
 def same_file(a: str, b: str) -> bool:
@@ -50,30 +59,33 @@ def check_outputs(args: argparse.Namespace) -> None:
     values = vars(args)
     files = [OptionPath(name, values[name]) for name in FILES_WRITTEN if values.get(name)]
     folders = [OptionPath(name, values[name], own) for name, own in FOLDERS_WRITTEN.items() if values.get(name)]
+    inputs = paths_read(values)
     for file in files:
         refuse_shared(file, [other for other in [*files, *folders] if other is not file], "writes")
         if os.path.exists(file.path):
-            refuse_shared(file, paths_read(values), "reads")
-    if values.get("save_hf") and values.get("load_hf") and same_file(values["save_hf"], values["load_hf"]):
-        raise UserError(f"--save-hf {values['save_hf']} is the folder that --load-hf reads. Give another one.")
+            refuse_shared(file, inputs, "reads")
+    for folder in folders:
+        if folder.name != "save":       # which may be the folder of --load: its checkpoints are never written again
+            for file in folder.found():
+                refuse_shared(file, inputs, "reads")
     for file in files:
         if file.name in PICTURES:
             check_picture(file.path, option(file.name))
         check_writable(file.path)
     for folder in folders:
         check_folder(folder.path)
-        for name in os.listdir(folder.path):
-            if folder.name == "trace" and folder.holds(path := os.path.join(folder.path, name)):
-                check_writable(path)
+        for file in folder.found() if folder.name == "trace" else ():
+            check_writable(file.path)
 
 
 def paths_read(values: dict) -> list[OptionPath]:
     """The files and folders that the options name to be read."""
     found = [OptionPath(name, values[name], own) for name, own in FOLDERS_READ.items() if values.get(name)]
     found += [OptionPath(name, path) for name in FILES_READ for path in listed(values.get(name))]
-    for path in listed(values.get("data_path")):        # a file, a folder, or the prefix of a pair
-        found += [OptionPath("data_path", path, ANY if os.path.isdir(path) else None),
-                  OptionPath("data_path", f"{path}.bin"), OptionPath("data_path", f"{path}.idx")]
+    for name in ("data_path", "input"):
+        for path in listed(values.get(name)):        # a file, a folder, or the prefix of a pair
+            found += [OptionPath(name, path, ANY if os.path.isdir(path) else None),
+                      OptionPath(name, f"{path}.bin"), OptionPath(name, f"{path}.idx")]
     return found
 
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture
+from mpi_impl.outputs import check_outputs
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import PLAYED, Job, Timed, check
 from mpi_impl.planning.launch_line import launch_line
@@ -63,8 +63,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser().parse_args(argv)
     if not 1 <= args.best <= PLAYED:
         raise UserError(f"--best is {args.best}, but must be at least 1, and at most {PLAYED}.")
-    if args.plot:
-        check_picture(args.plot)
+    check_outputs(args)
     return args
 
 

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.files import read_text
 from mpi_impl.outputs import check_outputs
 from mpi_impl.timelines.timelines import slices_of
 from reference.actions import Schedule, from_csv
@@ -16,6 +17,8 @@ from reference.errors import UserError
 from reference.schedules import SCHEDULES, make, takes_v
 from reference.simulate import Times, Timeline, activations_in_flight, simulate
 from reference.validate import validate
+
+LARGEST_CSV = 1 << 23      # bytes: of a schedule with as many actions as reference.schedules lists
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,7 +47,8 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
                             help=f"time of the {part} on all layers of a rank (default: 1)")
     parser.add_argument("--communication", type=float, default=0.0, metavar="T",
                         help="time that what is sent is under way (default: 0)")
-    parser.add_argument("--output", default="schedule.png", metavar="F", help="the picture (default: schedule.png)")
+    parser.add_argument("--output", default="schedule.png", metavar="F",
+                        help="the picture, a .png, .pdf or .svg (default: schedule.png)")
     options = parser.parse_args(argv)
     for part in ("forward", "input_gradient", "weight_gradient"):
         if not 1e-9 <= getattr(options, part) <= 1e9:
@@ -65,14 +69,11 @@ def named(options: argparse.Namespace) -> list[Schedule]:
 
 def read_csv(path: str) -> Schedule:
     """The schedule in a file. Raises UserError if it cannot be read or cannot run."""
+    text = read_text(path, LARGEST_CSV).removeprefix("\ufeff").rstrip()
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            schedule = from_csv(file.read().rstrip())
-    except OSError as error:
-        raise UserError(f"--csv {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        reason = error if isinstance(error, UserError) else "It is no text in UTF-8."
-        raise UserError(f"--csv {path} holds no schedule. {reason}") from error
+        schedule = from_csv(text)
+    except UserError as error:
+        raise UserError(f"--csv {path} holds no schedule. {error}") from error
     if not schedule.ranks or not all(schedule.ranks):
         raise UserError(f"--csv {path} has an empty line or none, but each line is a rank, with at least one action.")
     try:

@@ -35,10 +35,10 @@ class Action(NamedTuple):
 
 def parse_action(text: str) -> Action:
     """`2F0` -> Action(2, "F", 0). Raises UserError for anything else."""
-    match = re.fullmatch(rf"([0-9]+)([{KINDS}])([0-9]+)", text.strip())
+    match = re.fullmatch(rf"([0-9]{{1,9}})([{KINDS}])([0-9]{{1,9}})", text.strip())
     if not match:
-        raise UserError(f"{text.strip()!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and a "
-                        "microbatch, as in 2F0.")
+        raise UserError(f"{text.strip()[:40]!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and "
+                        "a microbatch, as in 2F0.")
     return Action(int(match[1]), match[2], int(match[3]))
 
 

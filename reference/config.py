@@ -13,6 +13,34 @@ ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",)
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
 RECOMPUTE = ("none", "selective", "full")   # of activations: nothing, attention's core, all of each layer
 
+# The largest sizes that options may ask for, by name: several times the largest that were published, which stand behind
+# them, and small enough that whatever goes through layers, devices or divisors of a batch ends within seconds.
+LARGEST = {
+    "num_layers": 10_000,                       # 1,000: Wang et al. 2022 (DeepNet)
+    "hidden_size": 1_000_000,                   # 25,600: Narayanan et al. 2021
+    "num_attention_heads": 10_000,              # 160: the same model
+    "vocab_size": 1 << 31,                      # token ids are stored as int32; 256,000: Chowdhery et al. 2022 (PaLM)
+    "make_vocab_size_divisible_by": 1 << 31,
+    "max_position_embeddings": 100_000_000,     # 10 million: Meta 2025 (Llama 4)
+    "seq_length": 100_000_000,
+    "global_batch_size": 10_000_000,            # samples; 65,536: You et al. 2019 (BERT by LAMB)
+    "micro_batch_size": 100_000,                # 64: Shoeybi et al. 2019
+    "tensor_model_parallel_size": 10_000,       # as many as heads; 8 in the papers
+    "pipeline_model_parallel_size": 1_000,      # 64: Narayanan et al. 2021
+    "pipeline ranks p": 1_000,                  # the same, of a schedule by itself
+    "data_parallel_size": 1_000_000,
+    "num_gpus": 1_000_000,                      # 16,384: Meta 2024 (Llama 3)
+    "train_iters": 100_000_000,                 # 2 million: Devlin et al. 2018 (BERT)
+    "eval_iters": 1_000_000,
+    "epochs": 10_000,
+    "num_samples": 1_000_000,                   # texts for each prompt
+    "tokens_to_generate": 100_000_000,
+    "sample_tokens": 100_000_000,
+    "layers": 1_000,                            # of the experiment with narrow models,
+    "seeds": 10_000,                            # and how many of each
+    "ranks": 1_000,                             # processes that measure one machine
+}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -51,8 +79,8 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{option(name)} is {getattr(self, name)}, but must be in [0, 1): it is the share that "
                                 "is dropped in training.")
-        if not self.layernorm_epsilon > 0:
-            raise UserError(f"layernorm_epsilon is {self.layernorm_epsilon}, but must be above 0.")
+        if not 0 < self.layernorm_epsilon < float("inf"):
+            raise UserError(f"--layernorm-epsilon is {self.layernorm_epsilon}, but must be a number above 0.")
         if not 0 < self.rotary_percent <= 1:
             raise UserError(f"--rotary-percent is {self.rotary_percent}, but must be above 0 and at most 1: "
                             "it is the share of each head's dimensions that is turned.")
@@ -253,11 +281,19 @@ def option(name: str) -> str:
 def require_positive(name: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{option(name)} is {value}, but must be at least 1.")
+    require_not_too_large(name, value)
 
 
 def require_not_negative(name: str, value: float) -> None:
     if not 0 <= value < float("inf"):
         raise UserError(f"{option(name)} is {value}, but must be a number that is not negative.")
+    require_not_too_large(name, value)
+
+
+def require_not_too_large(name: str, value: float) -> None:
+    if name in LARGEST and value > LARGEST[name]:
+        raise UserError(f"{option(name)} is {value:,}, but must be at most {LARGEST[name]:,}, which is several times "
+                        "the largest in use. Choose a smaller one.")
 
 
 def require_divides(part: str, part_value: int, whole: str, whole_value: int, why: str) -> None:

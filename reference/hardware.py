@@ -7,7 +7,7 @@ from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, fields
 from functools import cache
-from math import log
+from math import inf, log
 from typing import NamedTuple
 
 from reference.cost import RING
@@ -65,15 +65,16 @@ class Hardware:
 
     def __post_init__(self):
         for name in ("peak", "memory", "bandwidth", "element_bytes", "server"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"The hardware's {name} is {getattr(self, name)}, but must be above 0.")
+            if not 0 < getattr(self, name) < inf:
+                raise UserError(f"The hardware's {name} is {getattr(self, name)}, but must be a number above 0.")
         if self.server % 1:
             raise UserError(f"The hardware's server has {self.server} devices, but must have a whole number of them.")
         if not self.memory > self.reserved >= 0:
             raise UserError(f"The hardware's reserved is {self.reserved:g} bytes, but must be at least 0, and less "
                             f"than its memory, {self.memory:g}.")
         sizes = [size for size, _ in self.efficiency]
-        if not sizes or sizes != sorted(set(sizes)) or sizes[0] <= 0 or any(share <= 0 for _, share in self.efficiency):
+        positive = all(0 < x < inf for point in self.efficiency for x in point)
+        if not sizes or sizes != sorted(set(sizes)) or not positive:
             raise UserError("The hardware's efficiency is a list of [size, share of the peak], from small sizes to "
                             f"large ones, and all above 0, but it is {self.efficiency}.")
         check_pair("attention", self.attention)
@@ -82,11 +83,11 @@ class Hardware:
         check_pair("overhead", self.overhead)
         for field in fields(Passes):
             check_pair(field.name, getattr(self.passes, field.name))
-        if not (0 <= self.hidden <= 1 and self.jitter >= 0 and self.optimizer >= 0):
+        if not (0 <= self.hidden <= 1 and 0 <= self.jitter < inf and 0 <= self.optimizer < inf):
             raise UserError(f"The hardware's hidden is {self.hidden}, its jitter {self.jitter} and its optimizer "
-                            f"{self.optimizer}, but none may be below 0, nor hidden above 1.")
+                            f"{self.optimizer}, but none may be below 0 or infinite, nor hidden above 1.")
         for link in (self.inside, self.between):
-            if not (link.bandwidth > 0 and link.latency >= 0):
+            if not (link.bandwidth > 0 and 0 <= link.latency < inf):      # without end: messages for nothing
                 raise UserError(f"The hardware has a link with {link}, but a bandwidth must be above 0, and a latency "
                                 "not below.")
 
@@ -109,7 +110,7 @@ class Hardware:
 
 
 def check_pair(name: str, pair: tuple[float, float]) -> None:
-    if not (isinstance(pair, tuple) and len(pair) == 2 and min(pair) >= 0):
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(0 <= x < inf for x in pair)):
         raise UserError(f"The hardware's {name} is {pair}, but must be two numbers, [forward, backward], neither below "
                         "0.")
 

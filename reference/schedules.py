@@ -16,7 +16,7 @@ from reference.config import require_positive
 from reference.errors import UserError
 from reference.simulate import Times, activations_in_flight, simulate
 
-MOST_ACTIONS = 100_000      # of a kind on a rank in one step, for a run: a schedule is a list of them all
+MOST_ACTIONS = 250_000      # of a kind on all ranks in one step: a schedule is a list of them all, made within seconds
 
 # ---- generators -----------------------------------------------------------------------------------------------------
 
@@ -227,8 +227,12 @@ def check_microbatches(name: str, p: int, m: int) -> None:
 
 
 def require_sizes(p: int, m: int, v: int = 1) -> None:
+    """Raises UserError below 1, and where the list of all actions would be too long to be made."""
     for name, value in (("pipeline ranks p", p), ("microbatches m", m), ("stages on each rank v", v)):
         require_positive(name, value)
+    if p * v * m > MOST_ACTIONS:
+        raise UserError(f"A schedule of p = {p:,} ranks with v = {v:,} stages on each and m = {m:,} microbatches has "
+                        f"p v m = {p * v * m:,} forwards, but may have at most {MOST_ACTIONS:,}. Choose smaller sizes.")
 
 
 # ---- on the command line --------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ def schedule_of(parallel: ParallelConfig, m: int) -> Schedule:
 def stages_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[dict[int, range]]:
     """For each rank of a pipeline its stages, and the layers of each. Raises UserError if there are too few layers."""
     p = parallel.pipeline_model_parallel_size
-    placement = schedule_of(parallel, m=p).placement()      # any m gives the same, and every schedule takes m = p
+    fewest = p if parallel.pipeline_schedule == "interleaved" else 1
+    placement = schedule_of(parallel, m=fewest).placement()      # any m gives the same
     stages = sum(map(len, placement))
     if stages > c.num_layers:
         fewer = ("" if stages == p else ", a schedule with one stage on each rank"

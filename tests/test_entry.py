@@ -247,6 +247,7 @@ def test_a_world_of_another_size_than_asked_for_is_refused(tmp_path):
 def parser() -> ArgumentParser:
     made = ArgumentParser(prog="train")
     made.add_argument("--hidden-size", type=int)
+    made.add_argument_group("training").add_argument("--lr", type=float, nargs="+")
     made.add_argument("--dtype", choices=["float32", "float64"])
     return made
 
@@ -256,6 +257,11 @@ def parser() -> ArgumentParser:
     (["--hidden=8"], "train has no option --hidden. Did you mean --hidden-size?"),
     (["--zzz"], "train has no option --zzz. Run it with --help"),
     (["--hidden-size", "big"], "train cannot use its options: argument --hidden-size: invalid int value: 'big'."),
+    (["--hidden-size", "1" + 15 * "0"], "argument --hidden-size: 1000000000000000 has more than 15 digits"),
+    (["--hidden-size", "9" * 5000], f"argument --hidden-size: {'9' * 40} has more than 15 digits"),
+    *((["--lr", "0.5", value], f"argument --lr: {value} is not a finite number")
+      for value in ("nan", "inf", "Infinity", "1e999")),
+    (["--lr", "fast"], "argument --lr: invalid float value: 'fast'."),
     (["--dtype", "int8"], "invalid choice: 'int8'"),
 ])
 def test_an_option_that_is_not_understood_is_a_sentence(arguments, sentence):

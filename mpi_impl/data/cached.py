@@ -3,7 +3,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from mpi_impl.data.corpus import Corpus, counted
 from mpi_impl.data.encode import encode_documents, encode_sentences, watched
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, TrainedTokenizer, given_tokenizer, trained_type
+from mpi_impl.files import folder_aside
 from reference.errors import UserError
 
 RECIPE = 1  # raise it when the same corpus and options come to give other tokens: older caches are then left alone
@@ -142,7 +142,7 @@ def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedToke
     Instead of a tokenizer there may be the type of one to be trained first.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as temporary:
+    with folder_aside(str(folder.parent)) as temporary:
         aside = Path(temporary, folder.name)
         aside.mkdir()
         if isinstance(tokenizer, type):

@@ -16,7 +16,6 @@ samples are made of them.
 import hashlib
 import os
 import struct
-import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mpi_impl.files import reading
+from mpi_impl.files import check_readable, folder_aside, is_there, opened_to_read
 from reference.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -50,7 +49,7 @@ def write_indexed(prefix: str | Path, documents: Iterable[Document], vocab_size:
     """
     dtype, lengths, bounds = token_dtype(vocab_size), array("i"), array("q", [0])
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
-    with tempfile.TemporaryDirectory(dir=bin_path.parent, prefix=".indexed-") as folder:
+    with folder_aside(str(bin_path.parent)) as folder:
         aside = Path(folder)
         with open(aside / "bin", "wb") as file:
             for number, document in enumerate(documents):
@@ -102,8 +101,9 @@ class IndexedDataset:
         self.prefix = str(prefix)
         bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
         for path, partner in (bin_path, idx_path), (idx_path, bin_path):
-            if not path.is_file():
+            if not is_there(str(path)):
                 raise UserError(f"{path} is missing: {partner.name} is of no use without it. Copy both files together.")
+            check_readable(str(path))
         try:
             dtype, n, d = _read_header(idx_path)
             index = np.memmap(idx_path, np.uint8, "r")
@@ -186,6 +186,6 @@ def fingerprint(prefix: str | Path) -> str:
     """Other data have another one: from the whole index, and from the first tokens. Raises UserError."""
     digest = hashlib.sha256()
     for path, size in ((f"{prefix}.idx", -1), (f"{prefix}.bin", 1 << 20)):
-        with reading(path), open(path, "rb") as file:
+        with opened_to_read(path) as file:
             digest.update(file.read(size))
     return digest.hexdigest()[:16]

@@ -7,7 +7,8 @@ import os
 
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
                                      LibraryTokenizer, NullTokenizer, Tokenizer, TrainedTokenizer)
-from mpi_impl.files import reading, replacing, write_whole
+from mpi_impl.files import LARGEST, replacing, write_whole
+from mpi_impl.formats import Object, read_json
 from reference.errors import UserError
 
 SAVED = "tokenizer.json"
@@ -34,8 +35,7 @@ def load(folder: str) -> Tokenizer:
     """
     path = os.path.join(folder, SAVED)
     try:
-        with reading(path), open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_json(path, Object, LARGEST)
         if NullTokenizer.name in content:
             if type(size := content[NullTokenizer.name]) is not int:
                 raise ValueError("its size is no whole number")

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from mpi_impl.data.corpus import kind
+from mpi_impl.files import LARGEST, check_readable, read_text
 from reference.errors import UserError
 
 DEFAULT_VOCAB_SIZE = 4096
@@ -139,8 +140,7 @@ class GPT2BPETokenizer(BytePairTokenizer):
 
     def __init__(self, vocab_file: str, merge_file: str):
         for option, path in ("--vocab-file", vocab_file), ("--merge-file", merge_file):
-            if kind(option, path) != "file":
-                raise UserError(f"{option} {path} does not exist. Give the path of GPT-2's file.")
+            check_file(option, path, "GPT-2's file")
         try:
             bpe = _byte_level(models.BPE.from_file(vocab_file, merge_file))
         except Exception as error:  # the library raises nothing more specific
@@ -205,8 +205,7 @@ class WordPieceTokenizer(LibraryTokenizer):
     @classmethod
     def from_vocab_file(cls, vocab_file: str) -> Self:
         """BERT's tokenizer, from its vocab.txt: a token in each line. Raises UserError if it is missing or invalid."""
-        if kind("--vocab-file", vocab_file) != "file":
-            raise UserError(f"--vocab-file {vocab_file} does not exist. Give the path of BERT's vocab.txt.")
+        check_file("--vocab-file", vocab_file, "BERT's vocab.txt")
         try:
             return cls(_word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
         except Exception as error:  # the library raises nothing more specific
@@ -363,13 +362,21 @@ def _check_not_too_large(vocab_size: int) -> None:
         )
 
 
+def check_file(option: str, path: str, what: str) -> None:
+    """Raises UserError unless this is a file that the library may read, and not larger than any of its kind."""
+    if kind(option, path) == "nothing":
+        raise UserError(f"{option} {path} does not exist. Give the path of {what}.")
+    check_readable(path, LARGEST)
+
+
 Saved = TypeVar("Saved")
 
 
 def _read_saved(tokenizer_of: Callable[[Library], Saved], path: str | Path, name: str) -> Saved:
     """The tokenizer in the file. Raises UserError."""
+    text = read_text(str(path))
     try:
-        return tokenizer_of(Library.from_file(str(path)))
+        return tokenizer_of(Library.from_str(text))
     except Exception as error:  # the library raises nothing more specific
         raise UserError(
             f"{path} is not a tokenizer saved by this program as {name} ({error}). Give another, or train it again."

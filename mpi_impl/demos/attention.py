@@ -10,12 +10,13 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.telling import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
+from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
+                                    traffic_table)
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.kernels import linear
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.parallel.sinks import ImmediateSink
-from reference.config import ModelConfig, require_divides, require_positive, round_up
+from reference.config import ModelConfig, require_divides, round_up
 from reference.layers import attention as textbook
 from reference.params import initialize, split, tree_map
 
@@ -108,7 +109,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> int:
     a = parser.parse_args(argv).num_attention_heads
     if a is None:
         return round_up(4, n)
-    require_positive("num_attention_heads", a)
+    check_size("num_attention_heads", a, n * 12 * (a * HEAD_SIZE)**2)   # four matrices, gradients, the textbook's
     require_divides("The number of ranks", n, "num_attention_heads", a, "Every rank gets as many whole heads.")
     return a
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.telling import Check, count, say, say_aligned, span, traffic_table
+from mpi_impl.demos.telling import Check, check_size, count, say, say_aligned, span, traffic_table
 from mpi_impl.entry import ArgumentParser, run
 from reference import collectives as textbook
-from reference.config import require_divides, require_positive, round_up
+from reference.config import require_divides, round_up
 
 SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold
 
@@ -110,7 +110,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> int:
     N = parser.parse_args(argv).elements
     if N is None:
         return round_up(4, n)
-    require_positive("elements", N)
+    check_size("elements", N, n * 8 * N)
     require_divides("The number of ranks", n, "elements", N, "Every rank gets as large a piece.")
     return N
 

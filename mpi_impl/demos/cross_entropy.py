@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.telling import (Check, count, first_elements, indented, say, say_aligned, say_each, shape, span,
-                                    traffic_table)
+from mpi_impl.demos.telling import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
+                                    shape, span, traffic_table)
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
-from reference.config import require_divides, require_positive, round_up
+from reference.config import require_divides, round_up
 from reference.layers import cross_entropy as textbook
 
 SAMPLES, POSITIONS = 2, 3
@@ -110,7 +110,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> int:
     V = parser.parse_args(argv).vocab_size
     if V is None:
         return round_up(16, n)
-    require_positive("vocab_size", V)
+    check_size("vocab_size", V, n * 4 * SAMPLES * POSITIONS * V)     # logits and what is computed of them
     require_divides("The number of ranks", n, "vocab_size", V, "Every rank has the logits of as many words.")
     return V
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.telling import (Check, count, first_elements, indented, say, say_aligned, say_each, shape, span,
-                                    traffic_table)
+from mpi_impl.demos.telling import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
+                                    shape, span, traffic_table)
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
-from reference.config import ModelConfig, require_positive
+from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.layers import embedding as textbook
 from reference.params import initialize, split, tree_map
@@ -105,7 +105,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[list[str], int]:
                         help="the text; its words are the vocabulary (default: %(default)s)")
     parser.add_argument("--hidden-size", type=int, default=4, metavar="H", help="numbers of a word (default: 4)")
     options = parser.parse_args(argv)
-    require_positive("hidden_size", options.hidden_size)
+    check_size("hidden_size", options.hidden_size, 8 * len(options.sentence.split()) * options.hidden_size)
     if not options.sentence.split():
         raise UserError("--sentence has no words. Give it at least one, as in --sentence 'to be or not to be'.")
     return options.sentence.split(), options.hidden_size

@@ -15,8 +15,10 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_folder, check_picture
+from mpi_impl.files import check_folder
+from mpi_impl.outputs import check_outputs
 from mpi_impl.reports.charts import GRID, MEMORY
+from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.reports.pictures import save
@@ -79,7 +81,11 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv, ranks.size)
     model = model_of(options)
     replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, options.seq_length)
-    ranks.from_first(lambda: check_output(options.output))
+    ranks.from_first(lambda: check_output(options))
+    hosts = hosts_of(ranks, place=0)
+    for one in [*replicas, *sharers]:
+        check_memory(hosts, Plan(model, one.parallel, precision_of(options), options.micro_batch_size,
+                                 options.seq_length, MICROBATCHES))
     say(ranks, introduction(model, options, ranks.size))
     panels = {}
     for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,
@@ -94,10 +100,10 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     conclude(ranks, [one for found in panels.values() for one in found], accounts, layers)
 
 
-def check_output(path: str) -> None:
+def check_output(options: argparse.Namespace) -> None:
     """Make the picture's folder if it is not there: a fresh clone has none. Raises UserError."""
-    check_folder(os.path.dirname(path) or ".")
-    check_picture(path, "--output")
+    check_folder(os.path.dirname(options.output) or ".")
+    check_outputs(options)
 
 
 def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], model: ModelConfig) -> None:
@@ -122,7 +128,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
     parser.add_argument("--train-iters", type=int, default=2, metavar="N", help="steps of each run (default: 2)")
     parser.add_argument("--dtype", choices=tuple(FORMATS), default="float32", help="(default: float32)")
     parser.add_argument("--output", default="runs/memory.png", metavar="F",
-                        help="the picture (default: runs/memory.png)")
+                        help="the picture, a .png, .pdf or .svg (default: runs/memory.png)")
     options = parser.parse_args(argv)
     if options.num_attention_heads is None:
         options.num_attention_heads = round_up(4, n)

@@ -10,12 +10,13 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.telling import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
+from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
+                                    traffic_table)
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.kernels import ACTIVATIONS, linear
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
-from reference.config import ModelConfig, require_divides, require_positive, round_up
+from reference.config import ModelConfig, require_divides, round_up
 from reference.layers import mlp as textbook
 from reference.params import initialize, split, tree_map
 
@@ -93,7 +94,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> int:
     h = parser.parse_args(argv).hidden_size
     if h is None:
         return round_up(8, n)
-    require_positive("hidden_size", h)
+    check_size("hidden_size", h, n * 24 * h**2)      # A and B, their gradients, and the textbook's
     require_divides("The number of ranks", n, "4 hidden_size", 4 * h, "Each gets as many columns of A.")
     return h
 

@@ -17,7 +17,7 @@ from reference.actions import Schedule, Send
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.cost import bubble_fraction, pipeline_traffic
-from reference.schedules import SCHEDULES, make
+from reference.schedules import SCHEDULES, make, require_sizes
 from reference.simulate import Span, Times, Timeline, activations_in_flight, simulate
 
 SAMPLES = 2         # b, of a microbatch
@@ -102,6 +102,7 @@ def parse_options(argv: Sequence[str] | None, p: int) -> argparse.Namespace:
     if options.microbatches is None:
         options.microbatches = round_up(4, p) if interleaved else min(p + 2, 8)
     require_positive("microbatches", options.microbatches)
+    require_sizes(p, options.microbatches, options.v or 1)
     return options
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
-from mpi_impl.demos.telling import Check, count, first_elements, say, say_aligned, shape, span, traffic_table
+from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, shape, span,
+                                    traffic_table)
 from mpi_impl.entry import ArgumentParser, run
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.reports.tables import aligned
-from reference.config import ModelConfig, require_divides, require_positive, round_up
+from reference.config import ModelConfig, require_divides, round_up
 from reference.cost import tensor_parallel_traffic
 from reference.dropout import Dropout
 from reference.layers import block as textbook
@@ -160,7 +161,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> int:
     s = parser.parse_args(argv).seq_length
     if s is None:
         return round_up(8, n)
-    require_positive("seq_length", s)
+    check_size("seq_length", s, 8 * round_up(4, n) * SAMPLES * s**2)     # scores of attention, on all ranks
     require_divides("The number of ranks", n, "seq_length", s, "Every rank has as many positions.")
     return s
 

@@ -1,11 +1,14 @@
 """How a demo speaks: with one voice for all ranks, in whole lines, in the ranks' order."""
+import os
 from collections.abc import Sequence
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Ledger, ring_bytes
-from mpi_impl.reports.tables import aligned
+from mpi_impl.reports.tables import aligned, bytes_of
+from reference.config import option, require_positive
+from reference.errors import UserError
 
 SHOWN = 4      # elements of an array that a line can hold
 
@@ -59,6 +62,18 @@ def traffic_table(ledger: Ledger) -> str:
     rows += [[entry.phase, entry.operation, entry.reason, f"{total.calls:,}", f"{total.elements:,}",
               f"{ring_bytes(entry, total):,.0f}"] for entry, total in ledger.totals.items()]
     return aligned(rows, left=(0, 1, 2))
+
+
+def check_size(name: str, value: int, numbers: int) -> None:
+    """Raises UserError for a size below 1, or with which the ranks' arrays, of so many numbers, would fill the machine.
+
+    Formulas of numbers are rough: what a demo holds at its worst, of the terms that grow fastest.
+    """
+    require_positive(name, value)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (size := np.dtype(np.float64).itemsize * numbers) > memory:
+        raise UserError(f"{option(name)} is {value:,}, with which the ranks' arrays would take about {bytes_of(size)}, "
+                        f"but this machine has {bytes_of(memory)}. Choose a smaller one.")
 
 
 class Check:

@@ -22,6 +22,7 @@ from reference.config import ModelConfig, ParallelConfig, require_positive
 from reference.cost import data_parallel_traffic, ring_all_gather
 from reference.layout import Layout
 from reference.memory import model_states
+from reference.schedules import require_sizes
 
 LAYERS, STEPS = 2, 2
 BUCKET = 900        # elements, at least: somewhat more than a layer
@@ -106,6 +107,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="of one sample, of each replica, a step (default: 2)")
     options = parser.parse_args(argv)
     require_positive("microbatches", options.microbatches)
+    require_sizes(1, options.microbatches)
     return options
 
 

@@ -9,7 +9,7 @@ from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
 from mpi_impl.training.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
                                          optimizer_config, parallel_config, precision)
 from mpi_impl.training.options import NAMES
-from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
+from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
@@ -75,11 +75,11 @@ class Course(NamedTuple):
     global_batch_size: int
     iterations: int
 
-    def ends_of_epochs(self) -> set[int]:
-        """The iterations with which every question has been asked once more, and the last one."""
-        epochs = self.iterations * self.global_batch_size // self.questions
-        return {self.iterations} | {ceil(epoch * self.questions / self.global_batch_size)
-                                    for epoch in range(1, epochs + 1)}
+    def ends_epoch(self, iteration: int) -> bool:
+        """Report whether with this iteration every question has been asked once more, or it is the last one."""
+        asked = iteration * self.global_batch_size
+        return iteration == self.iterations or asked // self.questions > (
+            asked - self.global_batch_size) // self.questions
 
 
 def course(args, questions: int) -> Course:
@@ -119,7 +119,7 @@ def check_tuning(args) -> None:
             require_positive(name, getattr(args, name))
     if args.fp16_lm_cross_entropy:
         raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
-    optimizer_of(args, 1 << 30)      # as for a long run: what is wrong with the other options is said now
+    optimizer_of(args, LARGEST["train_iters"])     # as for a long run: what is wrong with other options is said now
     precision(args)
 
 

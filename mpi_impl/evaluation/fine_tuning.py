@@ -115,7 +115,6 @@ class FineTuning:
 
     def train(self) -> None:
         """Steps; after each epoch, and the last step, the validation part's questions."""
-        ends = self.course.ends_of_epochs()
         for iteration in range(1, self.course.iterations + 1):
             began = time.perf_counter()
             batch = self.batches.microbatches_of("train", iteration - 1)
@@ -123,7 +122,7 @@ class FineTuning:
             self.divergence.step(iteration, result, batch, self.args.global_batch_size)
             self.metrics.step(iteration, result, time.perf_counter() - began)
             stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
-            if iteration in ends or stop:
+            if self.course.ends_epoch(iteration) or stop:
                 self.ask("validation")
             if stop:
                 break

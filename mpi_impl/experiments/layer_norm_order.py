@@ -16,7 +16,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_picture
+from mpi_impl.outputs import check_outputs
 from mpi_impl.reports.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
@@ -47,9 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers))):
+    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
+                        ("layers", max(args.layers))):
         require_positive(name, value)
-    ranks.from_first(lambda: check_picture(args.plot))
+    ranks.from_first(lambda: check_outputs(args))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
             for order in ORDERS]
     losses = trained(ranks, runs, args.train_iters, args.lr)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_picture
+from mpi_impl.outputs import check_outputs
 from mpi_impl.planning.candidates import divisors
 from mpi_impl.planning.profiles import load
 from mpi_impl.reports.tables import aligned
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                        description="Set the papers' scaling studies beside what our formulas say.")
     p.add_argument("--plot", default="scaling_study.png", metavar="FILE", help="(default: scaling_study.png)")
     args = p.parse_args(argv)
-    check_picture(args.plot)
+    check_outputs(args)
     tables = study()
     print("\n\n".join(map(told, tables)))
     rows = [row for table in tables for row in table.rows]

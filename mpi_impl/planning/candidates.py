@@ -8,7 +8,7 @@ from itertools import product
 from math import isqrt
 from typing import NamedTuple
 
-from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
+from reference.config import LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
 from reference.cost import parameters
 from reference.errors import UserError
 from reference.hardware import Hardware
@@ -109,7 +109,8 @@ def shapes(model: ModelConfig, B: int) -> list[tuple[int, int, int]]:
     """All (t, p, d), on any number of devices: t divides the heads, every stage has a layer, replicas have as many
     samples.
     """
-    return list(product(divisors(model.num_attention_heads), range(1, model.num_layers + 1), divisors(B)))
+    p = min(model.num_layers, LARGEST["pipeline_model_parallel_size"])
+    return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B)))
 
 
 def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
@@ -120,7 +121,7 @@ def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
         interleaved = [v for v in divisors(L // p) if v > 1] if p > 1 and L % p == 0 and m % p == 0 else []
         for v, zero, cut, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
                                                (False, True) if t > 1 and s % t == 0 else (False,), RECOMPUTE):
-            if m * (v or 1) <= MOST_ACTIONS:
+            if p * max(m, p) * (v or 1) <= MOST_ACTIONS:
                 yield Plan(job.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
                                                      sequence_parallel=cut, recompute=Recompute(recompute)), m, b)
 
@@ -144,8 +145,8 @@ def check(job: Job) -> None:
             f"{job.model.num_attention_heads}, p can be at most --num-layers, {job.model.num_layers}, and d must "
             f"divide --global-batch-size, {job.B}. The nearest numbers that are: {', '.join(map(str, near))}.")
     if not job.plans:
-        raise UserError(f"--global-batch-size is {job.B}, of which every replica would take more than {MOST_ACTIONS:,} "
-                        f"microbatches of at most {MOST_B} samples, the most that a schedule holds. Choose a smaller "
+        raise UserError(f"--global-batch-size is {job.B}, but the schedule of every plan would have more than "
+                        f"{MOST_ACTIONS:,} forwards, of microbatches of at most {MOST_B} samples. Choose a smaller "
                         "one, or one with more divisors.")
     if not job.fitting:
         leanest = min(job.plans, key=lambda plan: sum(plan.memory))

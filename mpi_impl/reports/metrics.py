@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import exp, frexp
 
-from mpi_impl.files import open_for_writing, reading, writing
+from mpi_impl.files import open_for_writing, read_bytes, writing
 from mpi_impl.reports.throughput import Throughput
 from mpi_impl.training.trainer import StepResult
 
@@ -21,10 +21,7 @@ class Metrics:
         """
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
         self.speaks, self.heads, self.scaled, self.throughput = speaks, heads, scaled, throughput
-        before = rows_until(begins, path) if path and speaks else []
-        self.file = open_for_writing(path) if path and speaks else None
-        for row in before:
-            self.write(**row)
+        self.file = open_for_writing(path, rows_until(begins, path)) if path and speaks else None
         self.losses: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
         self.step_seconds: list[float] = []                # since the last printed line
@@ -88,17 +85,21 @@ class Metrics:
                 print(json.dumps(values), file=self.file, flush=True)
 
 
-def rows_until(iteration: int, path: str) -> list[dict]:
-    """What a run before this one has written about the iterations until this one."""
+def rows_until(iteration: int, path: str) -> str:
+    """Read the lines that a run before this one has written about the iterations until this one."""
     if iteration == 0 or not os.path.exists(path):
-        return []
-    with reading(path), open(path) as file:
-        lines = file.read().splitlines()
-    rows = []
-    for line in lines:
-        with suppress(ValueError):       # a line that a killed run did not finish
-            rows.append(json.loads(line))
-    return [row for row in rows if isinstance(row, dict) and row.get("iteration", 0) <= iteration]
+        return ""
+    lines = read_bytes(path).decode(errors="replace").splitlines(keepends=True)
+    return "".join(line for line in lines if is_row_until(iteration, line))
+
+
+def is_row_until(iteration: int, line: str) -> bool:
+    """Report whether this is a whole line, unlike the last one of a killed run, of this iteration or before."""
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        of = row.get("iteration", 0) if isinstance(row, dict) else None
+        return isinstance(of, int) and of <= iteration and line.endswith("\n")
+    return False
 
 
 def plain(x: float, digits: int) -> str:

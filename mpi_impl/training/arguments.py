@@ -207,10 +207,10 @@ def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
     """Raises UserError if the schedule does not take m microbatches."""
     p, v = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_size or 1
     together = args.global_batch_size // m
-    if v * m > MOST_ACTIONS:
+    if p * v * m > MOST_ACTIONS:
         raise UserError(f"A step has {m:,} microbatches (--global-batch-size / --micro-batch-size / data-parallel "
-                        f"size) x {v:,} on each rank, but a schedule holds at most {MOST_ACTIONS:,}. Choose a smaller "
-                        "--global-batch-size, or a larger --micro-batch-size.")
+                        f"size), which go through {p * v:,} stages: {p * v * m:,} forwards, but a schedule holds at "
+                        f"most {MOST_ACTIONS:,}. Choose a smaller --global-batch-size, or a larger --micro-batch-size.")
     if parallel.pipeline_schedule == "interleaved" and m % p:
         raise UserError(f"--global-batch-size is {args.global_batch_size}, which makes {m} microbatches of "
                         f"--micro-batch-size x data-parallel size = {together}, but the interleaved schedule takes "

@@ -197,7 +197,7 @@ def report_options(g) -> None:
                    help="also train in one process on rank 0, and fail if the two runs differ")
     g.add_argument("--metrics-file", metavar="F", help="write JSON lines, one for each iteration and evaluation")
     g.add_argument("--ledger", metavar="F", help="write what was sent, and the predictions, as JSON")
-    g.add_argument("--plot", metavar="F", help="draw the losses, as a PNG")
+    g.add_argument("--plot", metavar="F", help="draw the losses: a .png, .pdf or .svg")
     g.add_argument("--record", metavar="DIR",
                    help="write every tensor of the first two iterations, for mpi_impl.compare")
     g.add_argument("--trace", metavar="DIR", help="write what each rank did when, for Perfetto, and draw it")

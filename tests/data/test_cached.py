@@ -1,6 +1,9 @@
 """The cache of tokens: made once, found afterwards, and never half-made."""
 import errno
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from mpi_impl.data import cached
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.tokenizer import END_OF_DOCUMENT, ByteLevelBPETokenizer
+from mpi_impl.files import ASIDE, folder_aside, locked
 from reference.errors import UserError
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 20, "b.txt": "jumps over the lazy dog\n" * 20}
@@ -265,3 +269,34 @@ def test_an_empty_path_is_refused(make):
     """It is not the standard library, which nobody asked for."""
     with pytest.raises(UserError, match="--data-path is empty"):
         make(data_path="")
+
+
+def test_what_killed_runs_have_left_is_removed_by_the_next(make, tmp_path):
+    """But not what another run is at work on, nor what it may be about to lock, nor anything else."""
+    cache = tmp_path / "cache"
+    for name in ("abandone", "attended", "brandnew", "a_longer_name"):
+        (cache / f"{ASIDE}{name}" / "tokens").mkdir(parents=True)
+        os.utime(cache / f"{ASIDE}{name}", None if name == "brandnew" else (0, 0))
+    with locked(str(cache / f"{ASIDE}attended")):
+        make()
+    assert {path.name.removeprefix(ASIDE) for path in cache.glob(f"{ASIDE}*")} == {
+        "attended", "brandnew", "a_longer_name"}
+    make(vocab_size=280)
+    assert {path.name.removeprefix(ASIDE) for path in cache.glob(f"{ASIDE}*")} == {"brandnew", "a_longer_name"}
+
+
+def test_while_a_folder_is_made_it_is_locked_and_a_kill_unlocks_it(tmp_path):
+    """A program that is killed leaves its folder; whoever comes next removes that."""
+    program = f"""import os, signal
+from mpi_impl.files import folder_aside
+with folder_aside({str(tmp_path)!r}) as folder:
+    os.utime(folder, (0, 0))
+    with folder_aside({str(tmp_path)!r}):
+        assert os.path.isdir(folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    with folder_aside(str(tmp_path)) as folder:
+        assert [str(path) for path in tmp_path.iterdir()] == [folder]
+    assert not list(tmp_path.iterdir())

@@ -142,3 +142,11 @@ def test_a_folder_that_cannot_be_read_is_refused(mode):
                 with pytest.raises(UserError, match="--data-path .*closed/b.txt cannot be looked up"):
                     Corpus(str(closed / "b.txt"))
         closed.chmod(0o755)
+
+
+def test_what_is_no_file_in_a_folder_is_passed_over(tmp_path):
+    """A pipe, which nobody writes into, and a link to a device that never ends."""
+    (tmp_path / "a.txt").write_text("text")
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    assert list(Corpus(str(tmp_path)).documents()) == ["text"]

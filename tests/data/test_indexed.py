@@ -1,4 +1,5 @@
 """Megatron's .bin/.idx pair: what is written is read, and nothing less is accepted."""
+import os
 import struct
 import tempfile
 from functools import partial
@@ -203,3 +204,15 @@ def test_blocks_are_a_cut_of_the_whole(n, size):
     cut = list(blocks(values, size))
     assert [x for _, block in cut for x in block] == list(values)
     assert all(block[0] == start and len(block) <= size for start, block in cut)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_pipe_or_a_device_is_no_file_of_a_pair(tmp_path, suffix):
+    """Said at once: a pipe would wait for who writes, a device never end."""
+    write_indexed(tmp_path / "data", [np.array([1, 2])], 10)
+    path = tmp_path / f"data{suffix}"
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        path.unlink()
+        make(path)
+        with pytest.raises(UserError, match=rf"data\{suffix} cannot be read: it is a pipe or a device"):
+            IndexedDataset(tmp_path / "data")

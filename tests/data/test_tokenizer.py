@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpi_impl.data import saved_tokenizer
+from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import (
     END_OF_DOCUMENT,
     SPECIAL,
@@ -206,9 +208,10 @@ def test_a_foreign_tokenizer_file_is_refused(trained, pieces, tmp_path):
     """Missing, not JSON, JSON of something else, and another type's."""
     for name in TRAINED:
         (tmp_path / "t.json").unlink(missing_ok=True)
-        for content in None, "no JSON", "{}":
-            if content:
-                (tmp_path / "t.json").write_text(content)
+        with pytest.raises(UserError, match=r"t\.json cannot be read: No such file or directory"):
+            trained_type(name).load(tmp_path / "t.json")
+        for content in "no JSON", "{}", "[" * 10**5, '{"model": ' * 10**5:
+            (tmp_path / "t.json").write_text(content)
             with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
                 trained_type(name).load(tmp_path / "t.json")
         for other in [trained, *pieces.values()]:
@@ -216,6 +219,25 @@ def test_a_foreign_tokenizer_file_is_refused(trained, pieces, tmp_path):
                 other.save(tmp_path / "t.json")
                 with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
                     trained_type(name).load(tmp_path / "t.json")
+
+
+def test_a_tokenizer_is_read_from_files_only(gpt2_files, vocab_txt, tmp_path, monkeypatch):
+    """A pipe would never be opened, a device never end; and no tokenizer has as many bytes as a corpus."""
+    vocab, merges = gpt2_files
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for odd in (str(tmp_path / "pipe"), str(tmp_path / "zero")):
+        for choice in [("GPT2BPETokenizer", None, odd, merges), ("GPT2BPETokenizer", None, vocab, odd),
+                      ("BertWordPieceCase", None, odd, None), ("ByteLevelBPETokenizer", None, None, None, odd)]:
+            with pytest.raises(UserError, match="cannot be read: it is a pipe or a device"):
+                given_tokenizer(*choice)
+        (tmp_path / SAVED).unlink(missing_ok=True)
+        (tmp_path / SAVED).symlink_to(odd)
+        with pytest.raises(UserError, match="it is a pipe or a device"):
+            saved_tokenizer.load(str(tmp_path))
+    monkeypatch.setattr("mpi_impl.data.tokenizer.LARGEST", 10)
+    with pytest.raises(UserError, match="but a file of its kind has at most 10"):
+        given_tokenizer("BertWordPieceCase", None, vocab_txt, None)
 
 
 def test_options_choose_the_tokenizer(trained, pieces, gpt2_files, vocab_txt, tmp_path):

@@ -191,14 +191,16 @@ def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("questions, batch, iterations, ends", [
-    (10, 5, 6, {2, 4, 6}), (10, 4, 8, {3, 5, 8}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, {0}),
+    (10, 5, 6, {2, 4, 6}), (10, 4, 8, {3, 5, 8}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, set()),
     (10, 4, 1, {1})])
 def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, iterations, ends):
-    assert Course(questions, batch, iterations).ends_of_epochs() == ends
+    course = Course(questions, batch, iterations)
+    assert {iteration for iteration in range(1, iterations + 1) if course.ends_epoch(iteration)} == ends
 
 
 BAD = [
     (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both say"),
+    (["--epochs", "123456"], "--epochs is 123,456, but must be at most 10,000"),
     (["--epochs", "-1"], "--epochs is -1"), (["--train-iters", "0"], "--train-iters is 0, but must be at least 1"),
     (["--epochs", "0"], "has not learnt to choose answers"),
     (["--seq-length", "33"], "--seq-length is 33, but the model has 32 positions"),

@@ -159,6 +159,8 @@ def said(ranks, options, n=2) -> str:
     ("--load R --greedy --top-k 3", "whatever --top-k says"),
     ("--load R --greedy --temperature 0.5", "whatever --temperature says"),
     ("--load R --tokens-to-generate 0", "--tokens-to-generate is 0, but must be at least 1"),
+    ("--load R --num-samples 1000000000000", "--num-samples is 1,000,000,000,000, but must be at most 1,000,000"),
+    ("--load R --temperature nan", "argument --temperature: nan is not a finite number"),
     ("--load R --num-samples 0", "--num-samples is 0, but must be at least 1"),
     ("--load R --prompt a --prompts-file b", "--prompt and --prompts-file b are both given"),
     ("--load R --prompts-file nowhere", "nowhere cannot be read"),
@@ -167,7 +169,8 @@ def said(ranks, options, n=2) -> str:
     (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 ranks"),
     (f"--load R {T} 3", "must be a multiple of 3"), ("--load R --tokenizer-type NullTokenizer", "another one than"),
     ("--load R --vocab-size 3", "generate has no option --vocab-size"),
-    ("--load R --vocab-file x", "--vocab-file is for"), ("--load R --tokenizer-model x", "x is not a tokenizer saved"),
+    ("--load R --vocab-file x", "--vocab-file is for"),
+    ("--load R --tokenizer-model x", "x cannot be read: No such file"),
 ])
 def test_what_cannot_be_done_is_said_in_a_sentence(ranks, bytes_run, options, sentence):
     words = [{"R": str(bytes_run[2]), "''": ""}.get(word, word) for word in options.split()]

@@ -134,7 +134,10 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--max-position-embeddings 8", "--max-position-embeddings is 8, but must be at least --seq-length"),
     ("--hidden-dropout 1", "--hidden-dropout is 1.0, but must be in [0, 1): it is the share that is dropped"),
     ("--attention-dropout -0.1", "--attention-dropout is -0.1, but must be in [0, 1)"),
-    ("--attention-dropout nan", "--attention-dropout is nan, but must be in [0, 1)"),
+    *((f"--{name} {value}", f"argument --{name}: {value} is not a finite number") for name, value in (
+        ("lr", "nan"), ("clip-grad", "inf"), ("adam-eps", "inf"), ("weight-decay", "nan"), ("loss-scale", "inf"),
+        ("layernorm-epsilon", "inf"), ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
+        ("distributed-timeout-minutes", "nan"), ("distributed-timeout-minutes", "inf"))),
     ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and gradients) or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
@@ -209,7 +212,9 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     (f"{P4} --num-layers 5 {EACH} 1 --global-batch-size 32", "the interleaved schedule has 8 stages, 2 on each of "
      "--pipeline-model-parallel-size 4 ranks, and every stage needs a layer. Choose more layers, a larger "
      "--num-layers-per-virtual-pipeline-stage, or a smaller --pipeline-model-parallel-size."),
-    ("--global-batch-size 1000000000", "A step has 31,250,000 microbatches"),
+    ("--global-batch-size 9600000", "A step has 300,000 microbatches (--global-batch-size / --micro-batch-size / data-"
+     "parallel size), which go through 1 stages: 300,000 forwards, but a schedule holds at most 250,000."),
+    ("--global-batch-size 1000000000", "--global-batch-size is 1,000,000,000, but must be at most 10,000,000"),
     ("--pipeline-schedule zbh1", "'zbh1' (choose from 'gpipe', '1f1b', 'interleaved', 'zb-h1', 'zb-h2', 'zb-v', "
      "'dualpipe-v'). Did you mean zb-h1?"),
     ("--pipeline-schedule forward-only", "'forward-only' (choose from 'gpipe', '1f1b'"),
@@ -219,7 +224,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--distributed-backend gloo", "'gloo' (choose from 'nccl', 'mpi', 'staged')"),
     ("--trace-clock virtual", "--trace-clock is virtual, but nothing is traced. Give a folder with --trace, too."),
     *((f"--distributed-timeout-minutes {value}", f"--distributed-timeout-minutes is {float(value)}, but must be at "
-       "least 0.01, and at most a week, which is 10080.") for value in ("0", "-1", "nan", "inf", "1e5", "1e-9")),
+       "least 0.01, and at most a week, which is 10080.") for value in ("0", "-1", "1e5", "1e-9")),
 ])
 def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(UserError) as error:

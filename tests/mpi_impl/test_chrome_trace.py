@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.timelines.chrome_trace import complete_events, write_chrome_trace
+from reference.errors import UserError
 
 NAMES = st.sampled_from([("2F0", "F"), ("11B7", "B"), ("0I3", "I"), ("1W12", "W"), ("optimizer", "other"),
                          ("wait for 1F0", "communication")])
@@ -114,6 +115,5 @@ def test_rounding_is_no_overlap_and_makes_none(lengths, start):
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
-    """An OSError, which `writing` of metrics.py makes a sentence."""
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match="trace.json cannot be written: No such file or directory"):
         write_chrome_trace(str(tmp_path / "no folder" / "trace.json"), [[]])

@@ -85,6 +85,9 @@ def show_what_is_wrong(group, argv):
 
 
 @pytest.mark.parametrize("arguments, sentence", [
+    ("--num-layers 100000", r"--num-layers is 100,000, but must be at most 10,000"),
+    ("--num-layers 10000 --hidden-size 100000", r"Of .* parameters a rank would hold 16 bytes each"),
+    ("--micro-batch-size 100000 --seq-length 10000", r"of activations. It has"),
     ("--num-layers 0", r"--num-layers is 0, but must be at least 1"),
     ("--train-iters 0", r"--train-iters is 0, but must be at least 1"),
     ("--num-attention-heads 3", r"--tensor-model-parallel-size is 2, but must divide --num-attention-heads"),

@@ -91,7 +91,8 @@ def test_what_just_fits_is_not_refused(d, stage):
 
 def test_a_model_that_is_far_too_large_is_refused_at_once():
     """Not after a look at each of its layers."""
-    plan = Plan(replace(MODEL, num_layers=10**12), ParallelConfig(), FLOAT32, 1, 16, 1)
+    large = replace(MODEL, num_layers=10_000, hidden_size=1000 * MODEL.hidden_size)
+    plan = Plan(large, ParallelConfig(), FLOAT32, 1, 16, 1)
     with pytest.raises(UserError, match="parameters a rank would hold 16 bytes each, .* a higher --zero-stage"):
         check_memory([machine(1e12, 0)], plan)
 

@@ -32,9 +32,9 @@ def drawn(monkeypatch, tmp_path):
         kept = []
         save = Figure.savefig
         monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (kept.append(figure), save(figure, *a, **k)))
-        draw_timelines(str(tmp_path / "picture"), panels, seconds)
+        draw_timelines(str(tmp_path / "picture.png"), panels, seconds)
         monkeypatch.undo()
-        data = (tmp_path / "picture").read_bytes()
+        data = (tmp_path / "picture.png").read_bytes()
         assert data.startswith(b"\x89PNG\r\n\x1a\n") and data.endswith(b"IEND\xaeB`\x82")
         return kept[0], struct.unpack(">II", data[16:24])
     return draw

@@ -268,6 +268,12 @@ def test_the_check_can_fail(ranks, name, sentence, bug):
 
 @pytest.mark.parametrize("name, arguments, sentence", [
     ("collectives", "--elements 4", "number of ranks is 3, but must divide --elements, which is 4"),
+    ("collectives", "--elements 100000000000", "the ranks' arrays would take about"),
+    ("mlp", "--hidden-size 1000000", "the ranks' arrays would take about"),
+    ("attention", "--num-attention-heads 100000", "--num-attention-heads is 100,000, but must be at most 10,000"),
+    ("embedding", "--hidden-size 10000000000000000000", "--hidden-size: 10000000000000000000 has more than 15 digits"),
+    ("cross_entropy", "--vocab-size 2000000000", "the ranks' arrays would take about"),
+    ("sequence_parallel", "--seq-length 10000000", "the ranks' arrays would take about"),
     ("collectives", "--elements 0", "--elements is 0, but must be at least 1"),
     ("mlp", "--hidden-size 5", "The number of ranks is 3, but must divide 4 hidden_size, which is 20"),
     ("mlp", "--hidden-size 0", "--hidden-size is 0, but must be at least 1"),

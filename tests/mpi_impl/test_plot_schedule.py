@@ -23,9 +23,9 @@ def plot(monkeypatch, tmp_path, capsys):
     def run(*arguments):
         panels = []
         monkeypatch.setattr(gantt, "draw_timelines", lambda path, drawn, seconds: panels.extend(drawn))
-        main([*arguments, "--output", "picture"])
+        main([*arguments, "--output", "picture.png"])
         *lines, last = capsys.readouterr().out.splitlines()
-        assert last == "schedules drawn in picture"
+        assert last == "schedules drawn in picture.png"
         return [LINE.fullmatch(line).groups() for line in lines], panels
     monkeypatch.chdir(tmp_path)
     return run
@@ -93,12 +93,18 @@ def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
     ("-p 0", r"ranks p is 0"),
     ("--forward 0", r"--forward is 0, but must be a time from 1e-9"),
     ("--weight-gradient -1", r"--weight-gradient is -1, but must be"),
-    ("--input-gradient nan", r"--input-gradient is nan, but must be"),
-    ("--communication inf", r"--communication is inf, but must be"),
+    ("--input-gradient nan", r"--input-gradient: nan is not a finite number"),
+    ("--communication inf", r"--communication: inf is not a finite number"),
     ("--schedule 2f2b", r"invalid choice: '2f2b'"),
     ("--forwards 1", r"Did you mean --forward\?"),
-    ("--csv none.csv", r"--csv none.csv cannot be read: No such file"),
-    ("--csv binary.csv", r"--csv binary.csv holds no schedule. It is no text"),
+    ("--csv none.csv", r"none.csv cannot be read: No such file"),
+    ("--csv binary.csv", r"binary.csv is not UTF-8 text"),
+    ("--csv long.csv", r"--csv long.csv holds no schedule. '0F9999.*' is not an action"),
+    ("-p 100000 -m 8", r"pipeline ranks p is 100,000, but must be at most 1,000"),
+    ("-m 100000", r"has p v m = 400,000 forwards, but may have at most 250,000"),
+    ("--schedule interleaved -v 100000000000000", r"has p v m = 3,200,000,000,000,000 forwards"),
+    ("--schedule interleaved -v 10000000000000000000", r"-v: 10000000000000000000 has more than 15 digits"),
+    ("--output table.txt", r"--output is 'table.txt', but must be a file that ends in .png, .pdf, .svg"),
     ("--csv word.csv", r"--csv word.csv holds no schedule. 'forward' is not an action"),
     ("--csv empty.csv", r"--csv empty.csv has an empty line or none"),
     ("--csv gap.csv", r"--csv gap.csv has an empty line or none"),
@@ -109,7 +115,7 @@ def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, capsys, arguments, s
     """And nothing is printed or written beside it."""
     monkeypatch.chdir(tmp_path)
     files = {"binary.csv": b"\xff\xfe\x00", "word.csv": b"0F0,forward\n", "empty.csv": b"\n",
-             "gap.csv": b"0F0,0B0\n\n1F0,1B0\n", "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
+             "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n", "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=sentence):

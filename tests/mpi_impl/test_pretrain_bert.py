@@ -42,7 +42,7 @@ def corpora(tmp_path_factory):
 def test_a_verified_run(ranks, corpora, tmp_path, capfd, n, extra):
     """It agrees with one process, learns, and every number that it sent, and every byte that it held, is predicted."""
     a, _, cache = corpora
-    files = {name: tmp_path / name for name in ("metrics-file", "ledger", "plot")}
+    files = {name: tmp_path / f"{name}.png" for name in ("metrics-file", "ledger", "plot")}
     named = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     ranks.run(n, pretrain_bert, [*SMALL, "--data-path", a, *cache, *extra.split(), "--verify", *named], timeout=120)
     printed = capfd.readouterr().out

@@ -57,7 +57,7 @@ INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 ])
 def test_a_verified_run_with_everything_it_writes(ranks, corpus, tmp_path, capfd, n, extra):
     """It agrees with one process, learns, and every number that it sent is the predicted one."""
-    files = {name: tmp_path / name for name in ("metrics-file", "ledger", "plot")}
+    files = {name: tmp_path / f"{name}.png" for name in ("metrics-file", "ledger", "plot")}
     options = [*SMALL, *corpus, *extra, "--verify", "--sample-tokens", "20"]
     train(ranks, n, options + [word for name, path in files.items() for word in (f"--{name}", str(path))])
 
@@ -227,7 +227,10 @@ BAD = [
     (["--data-path", "no/such/file"], "no/such/file"),
     (["--lr", "1e300"], "the run has diverged"),
     (["--trace", __file__, "--data-path", "no/such"], f"{__file__} is a file, where a folder is needed"),
-    (["--num-layers", "1000000000"], "Choose a smaller --num-layers"),
+    (["--num-layers", "10000", "--hidden-size", "1000000"], "Choose a smaller --num-layers"),
+    (["--num-layers", "1000000000"], "--num-layers is 1,000,000,000, but must be at most 10,000"),
+    (["--seed", "1234567890123456"], "argument --seed: 1234567890123456 has more than 15 digits"),
+    (["--layernorm-epsilon", "inf"], "argument --layernorm-epsilon: inf is not a finite number"),
     (split(1, 2, "--pipeline-schedule interleaved"), "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--zero-stage", "1", "--cpu-offload", "--offload-folder", __file__, "--data-path", "no/such"],
      f"{__file__} is a file, where a folder is needed"),
@@ -257,15 +260,25 @@ def test_bad_input_ends_all_ranks_with_one_sentence(corpus, options, sentence):
     ends_with_one_sentence(corpus, options, sentence)
 
 
+FULL = """from mpi_impl.entry import run
+from mpi_impl.pretrain_gpt import main
+from mpi_impl.reports import metrics
+
+metrics.open_for_writing = lambda path, begins: open("/dev/full", "w")
+run(main)
+"""
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-@pytest.mark.parametrize("option", ["--metrics-file", *(pytest.param(option, marks=pytest.mark.deep)
-                                                       for option in ("--plot", "--ledger"))])
-def test_a_full_disk_ends_all_ranks_with_one_sentence(corpus, option):
-    ends_with_one_sentence(corpus, [option, "/dev/full"], "/dev/full cannot be written: No space left on device.")
+def test_a_full_disk_ends_all_ranks_with_one_sentence(corpus, tmp_path):
+    """It fills up when a line of metrics is written; what is written whole is in test_files.py."""
+    (tmp_path / "full.py").write_text(FULL)
+    ends_with_one_sentence(corpus, ["--metrics-file", str(tmp_path / "metrics")],
+                           "/dev/full cannot be written: No space left on device.", [str(tmp_path / "full.py")])
 
 
-def ends_with_one_sentence(corpus, options, sentence):
-    ended = launch(2, *SMALL, *corpus, *options)
+def ends_with_one_sentence(corpus, options, sentence, program=("-m", "mpi_impl.pretrain_gpt")):
+    ended = launch(2, *SMALL, *corpus, *options, program=program)
     assert ended.returncode == 2
     assert ended.stderr.count(sentence) == 1 and ended.stderr.count("error") == 1, ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout
@@ -278,7 +291,7 @@ def test_what_is_there_is_not_lost(ranks, corpus, tmp_path):
     assert refused(ranks, 1, *SMALL, *corpus, "--metrics-file", str(metrics), "--data-path", "no/such")
     assert metrics.read_text() == "the last run's"
     sentence = refused(ranks, 1, *SMALL, *corpus, "--metrics-file", corpus[1])
-    assert "is what --data-path reads" in sentence and Path(corpus[1]).stat().st_size
+    assert "is a file that --data-path reads" in sentence and Path(corpus[1]).stat().st_size
 
 
 def test_a_vocabulary_too_small_for_the_data(ranks, corpus):

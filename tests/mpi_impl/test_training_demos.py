@@ -245,6 +245,9 @@ def test_the_check_can_fail(ranks, name, bug, sentence):
 @pytest.mark.parametrize("name, argv, sentence", [
     ("pipeline", "--schedule forward-only", "invalid choice: 'forward-only'"),
     ("pipeline", "--schedule 1f2b", "Did you mean 1f1b"),
+    ("pipeline", "--microbatches 1000000", "forwards, but may have at most 250,000"),
+    ("zero", "--microbatches 1000000", "forwards, but may have at most 250,000"),
+    ("train", "--train-iters 1000000000", "--train-iters is 1,000,000,000, but must be at most 100,000,000"),
     ("pipeline", "--microbatches 0", "--microbatches is 0, but must be at least 1"),
     ("pipeline", "--schedule interleaved --microbatches 3", "m = 3 is no multiple of 2"),
     ("zero", "--microbatches 0", "--microbatches is 0, but must be at least 1"),

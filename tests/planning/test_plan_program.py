@@ -152,6 +152,10 @@ def test_the_picture_is_a_file(tmp_path, capsys):
     (f"{SMALL} --preset gpt2-8.3", "Did you mean gpt2-8.3b"), (f"{SMALL} --num-gpus 11", "in no way"),
     (f"{SMALL} --num-gpu 11", "Did you mean --num-gpus"), (f"{SMALL} --plot plans.doc", "must be a file that ends in"),
     ("--preset gpt2-8.3b --num-gpus 1 --global-batch-size 8", "With --num-gpus 2 one fits"),
+    (f"{SMALL} --num-layers 100000", "--num-layers is 100,000, but must be at most 10,000"),
+    (f"{SMALL} --num-gpus 10000000", "--num-gpus is 10,000,000, but must be at most 1,000,000"),
+    (f"{SMALL} --global-batch-size 100000000000000", "--global-batch-size is 100,000,000,000,000, but must be at most"),
+    (f"{SMALL} --global-batch-size 10000000000000000000", "has more than 15 digits"),
     (f"{SMALL} --seq-length 10000000", "No number of them would do")])
 def test_nonsense_gets_a_sentence(options, says):
     with pytest.raises(UserError, match=re.escape(says)):

@@ -1,4 +1,5 @@
 """Profiles of hardware as files: what is written is read again, and what makes no sense gets a sentence."""
+import os
 import tomllib
 from dataclasses import replace
 
@@ -47,17 +48,25 @@ def read(name="dgx-a100") -> dict:
 
 
 @pytest.mark.parametrize("change, says", [
-    (lambda f: f.pop("peak"), "lacks peak"), (lambda f: f.update(speed=3), "has speed, which means nothing there"),
-    (lambda f: f.update(peak="fast"), "peak is 'fast', but must be a number"),
-    (lambda f: f.update(peak=True), "peak is True"), (lambda f: f.update(memory=float("inf")), "memory is inf"),
-    (lambda f: f.update(about=5), "about is 5, but must be a text"), (lambda f: f.update(memory=-1), "above 0"),
-    (lambda f: f.update(efficiency=[]), "efficiency is .* but must be"),
-    (lambda f: f.update(efficiency=[0.5]), "makes no sense"), (lambda f: f.update(efficiency=0.5), "makes no sense"),
-    (lambda f: f.update(attention=0.4), "must be two numbers"), (lambda f: f.update(inside=3), r"\[inside\] must have"),
-    (lambda f: f["inside"].pop("latency") and f["inside"].update(delay=1), "has delay"),
-    (lambda f: f["between"].update(bandwidth="10"), "bandwidth is '10'"),
-    (lambda f: f["passes"].pop("scores"), r"\[passes\] lacks scores"),
-    (lambda f: f["passes"].update(scores=[1]), "must be two numbers")])
+    (lambda f: f.pop("peak"), "missing required field `peak`"),
+    (lambda f: f.update(speed=3), "speed means nothing there; it may have name, about, peak"),
+    (lambda f: f.update(peak="fast"), r"expected `float`, got `str`, at `\$.peak`"),
+    (lambda f: f.update(peak=True), r"expected `float`, got `bool`, at `\$.peak`"),
+    (lambda f: f.update(peak=10**400), r"out of range, at `\$.peak`"),
+    (lambda f: f.update(memory=float("inf")), "memory is inf"), (lambda f: f.update(memory=-1), "above 0"),
+    (lambda f: f.update(about=5), r"expected `str`, got `int`, at `\$.about`"),
+    (lambda f: f.update(server=2.5), r"expected `int`, got `float`, at `\$.server`"),
+    (lambda f: f.update(efficiency=[]), "efficiency is .* but it is"),
+    (lambda f: f.update(efficiency=[[1.0, float("nan")]]), "efficiency is .* but it is"),
+    (lambda f: f.update(efficiency=[0.5]), r"expected `array`, got `float`, at `\$.efficiency\[0\]`"),
+    (lambda f: f.update(attention=0.4), r"expected `array`, got `float`, at `\$.attention`"),
+    (lambda f: f.update(attention=[0.4, float("inf")]), "must be two numbers"),
+    (lambda f: f.update(inside=3), r"expected `object`, got `int`, at `\$.inside`"),
+    (lambda f: f["inside"].pop("latency") and f["inside"].update(delay=1), "inside.delay means nothing there"),
+    (lambda f: f["between"].update(bandwidth="10"), r"at `\$.between.bandwidth`"),
+    (lambda f: f["between"].update(latency=float("inf")), "a latency not below"),
+    (lambda f: f["passes"].pop("scores"), "missing required field `scores`"),
+    (lambda f: f["passes"].update(scores=[1]), r"length 2, got 1, at `\$.passes.scores`")])
 def test_what_makes_no_sense_is_told_in_a_sentence(change, says):
     """With the name of the profile."""
     found = read()
@@ -69,12 +78,15 @@ def test_what_makes_no_sense_is_told_in_a_sentence(change, says):
 
 def test_a_file_that_is_none(tmp_path):
     path = tmp_path / "broken.toml"
-    path.write_text("peak = = 3")
-    with pytest.raises(UserError, match="no file in TOML"):
-        load(str(path))
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="no file in TOML"):
-        load(str(path))
+    for data, says in ((b"peak = = 3", "not a file in TOML"), (b"\xff\xfe", "not UTF-8"),
+                       (b"a = " + b"[" * 9000, "nested too deeply"), (b"peak = " + b"9" * 5000, "not a file in TOML"),
+                       (b"a." * 10**5 + b"b = 1", "has 200,005 bytes, but a file of its kind has at most 16,384")):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=says):
+            load(str(path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="it is a pipe or a device"):
+        load(str(tmp_path / "pipe"))
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         load(str(tmp_path))
     with pytest.raises(UserError, match="must be dgx-2h, dgx-a100, dgx-h100, or a profile's file"):

@@ -12,6 +12,9 @@ FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, 
 
 @pytest.mark.parametrize("change, sentence", [
     (dict(num_layers=0), "--num-layers is 0, but must be at least 1."),
+    (dict(num_layers=10_001), "--num-layers is 10,001, but must be at most 10,000, which is several times the largest"),
+    (dict(hidden_size=10**19), "--hidden-size is 10,000,000,000,000,000,000, but must be at most 1,000,000"),
+    (dict(layernorm_epsilon=float("inf")), "--layernorm-epsilon is inf, but must be a number above 0."),
     (dict(vocab_size=-3), "--vocab-size is -3, but must be at least 1."),
     (dict(num_attention_heads=5), "--num-attention-heads is 5, but must divide --hidden-size, which is 12."),
     (dict(activation="swish"), "The activation is 'swish', but must be one of gelu, gelu_exact, relu."),
@@ -20,7 +23,7 @@ FITS = dict(num_layers=2, hidden_size=12, num_attention_heads=4, vocab_size=50, 
     (dict(rotary_percent=1.5), "--rotary-percent is 1.5, but must be above 0 and at most 1"),
     (dict(init_method_std=float("nan")), "--init-method-std is nan, but must be a number that is not negative."),
     (dict(position_embedding_type="rope", hidden_size=20), "gives an even number above 0"),
-    (dict(layernorm_epsilon=0.0), "layernorm_epsilon is 0.0, but must be above 0."),
+    (dict(layernorm_epsilon=0.0), "--layernorm-epsilon is 0.0, but must be a number above 0."),
     (dict(hidden_dropout=1.0), "--hidden-dropout is 1.0, but must be in [0, 1)"),
     (dict(attention_dropout=float("nan")), "--attention-dropout is nan, but must be in [0, 1)"),
 ])

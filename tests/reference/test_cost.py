@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reference.actions import Send, lower
 from reference import mappings, ops
-from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.config import LARGEST, ModelConfig, ParallelConfig, Recompute
 from reference.cost import (bubble_fraction, bubbles, data_parallel_traffic, forward_flops, iteration_flops, parameters,
                             parameters_of_stage, parameters_per_rank, pipeline_traffic, published_parameters,
                             ring_all_gather, ring_all_reduce, tensor_parallel_traffic, training_seconds, utilization)
@@ -178,10 +178,10 @@ def test_shards_compute_what_the_whole_does(case):
     assert flops == iteration_flops(replace(c, vocab_size=c.padded_vocab_size(t)), case.b, case.s)
 
 
-SIZE = st.integers(1, 10**5)
+SIZE, LAYERS = st.integers(1, 10**5), st.integers(1, LARGEST["num_layers"])
 
 
-@given(L=SIZE, h=SIZE, s=SIZE, B=SIZE, words=SIZE)
+@given(L=LAYERS, h=SIZE, s=SIZE, B=SIZE, words=SIZE)
 def test_the_published_flops(L, h, s, B, words):
     """Narayanan et al. 2021, equation 3, and Korthikanti et al. 2022, equation 7, as printed."""
     c = ModelConfig(L, h, 1, words, s)
@@ -279,7 +279,7 @@ def test_days_of_training(tokens, psi, gpus, tflops, days):
     assert f"{training_seconds(tokens, psi, gpus, tflops * 1e12) / DAY:.0f}" == days
 
 
-@given(L=SIZE, h=SIZE, s=SIZE, words=SIZE)
+@given(L=LAYERS, h=SIZE, s=SIZE, words=SIZE)
 def test_the_training_time_leaves_out_small_terms(L, h, s, words):
     """It differs from equation 3 by no more than the larger of the sums that equations 2 and 3 add to 1."""
     c = ModelConfig(L, h, 1, words, s)

@@ -109,7 +109,7 @@ def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_
 
 
 @pytest.mark.parametrize("wrong, says", [
-    ({"peak": 0.0}, "peak is 0.0, but must be above 0"), ({"server": 2.5}, "whole number"),
+    ({"peak": 0.0}, "peak is 0.0, but must be a number above 0"), ({"server": 2.5}, "whole number"),
     ({"memory": float("nan")}, "memory is nan"), ({"reserved": 80e9}, "less than its memory"),
     ({"reserved": -1.0}, "at least 0"), ({"efficiency": ()}, "efficiency is a list"),
     ({"efficiency": ((64.0, 0.5), (8.0, 0.1))}, "from small sizes"), ({"efficiency": ((64.0, 0.0),)}, "all above 0"),

@@ -310,6 +310,9 @@ def test_the_command_prints_csv_that_parses_back(capsys):
     ("--schedule 1f1b -v 2", "the number of stages on a rank is no choice with 1f1b"),
     ("--schedule zb-v -v 2", "the number of stages on a rank is no choice with zb-v"),
     ("--schedule dualpipe-v -p 0", "pipeline ranks p is 0, but must be at least 1"),
+    ("-p 100000 -m 100000", "pipeline ranks p is 100,000, but must be at most 1,000"),
+    ("-p 1000 -m 1000", "has p v m = 1,000,000 forwards, but may have at most 250,000. Choose smaller sizes."),
+    ("--schedule forward-only -p 2 -m 2 -v 10000000000000000000", "has p v m = 40,000,000,000,000,000,000 forwards"),
     ("--schedule zb-v -m -1", "microbatches m is -1, but must be at least 1"),
 ])
 def test_the_command_refuses_in_a_sentence(capsys, options, sentence):

@@ -7,7 +7,6 @@
 """
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -21,7 +20,8 @@ from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, signature
 from mpi_impl.data.tokenizer import Tokenizer, given_tokenizer
-from reference.errors import UserError
+from mpi_impl.files import LARGEST, check_readable, folder_aside
+from mpi_impl.formats import read_json
 
 SHORT = "short"     # the kind of what is dropped for having too few tokens
 
@@ -63,7 +63,7 @@ def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport
     Raises UserError for a file that cannot be read, OSError for a folder that cannot be written.
     """
     chunk = _Chunk(parts, recipe)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as temporary:
+    with folder_aside(str(folder.parent)) as temporary:
         aside = Path(temporary, folder.name)
         aside.mkdir()
         write_indexed(aside / "tokens", chunk.documents(), chunk.tokenizer.vocab_size)
@@ -113,14 +113,21 @@ class _Chunk:
         yield document
 
 
-def finished(folder: Path) -> ChunkReport | None:
-    """The report of a chunk that is there and whole; None if it is not, and has to be made."""
+def report_of(folder: Path) -> ChunkReport:
+    """Read a chunk's report. Raises UserError if there is none, or something else."""
+    return read_json(str(folder / "report.json"), ChunkReport, LARGEST)
+
+
+def finished(folder: Path, parts: int) -> ChunkReport | None:
+    """Return the report of a chunk of so many parts if it is there and whole; None if it has to be made."""
     try:
-        report = ChunkReport(**json.loads((folder / "report.json").read_text("utf-8")))
-        if report.documents:
-            IndexedDataset(folder / "tokens")
+        report = report_of(folder)
+        whole = len(report.lines) == parts and report.documents >= 0
+        if whole and report.documents:
+            whole = len(IndexedDataset(folder / "tokens").document_indices) == report.documents + 1
             for array in folder.glob("*.npy"):
-                np.load(array, mmap_mode="r")   # compares its size with its shape
-        return report
-    except (OSError, ValueError, TypeError, UserError):
+                check_readable(str(array))
+                whole = whole and report.documents in np.load(array, mmap_mode="r").shape     # which fits its size
+        return report if whole else None
+    except (EOFError, ValueError):      # ValueError is a UserError, too
         return None

@@ -1,5 +1,4 @@
 """All chunks of a corpus, in order: their documents, numbered through, and where each was found."""
-import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mpi_impl.data.prepare.chunks import Part
-from mpi_impl.data.prepare.encoded_chunk import ChunkReport
+from mpi_impl.data.prepare.encoded_chunk import ChunkReport, report_of
 from mpi_impl.data.indexed import IndexedDataset
 
 
@@ -42,8 +41,7 @@ class EncodedCorpus:
 
     def dropped(self, chunk: int) -> list[tuple[int, int, str, str]]:
         """What was dropped from a chunk: part, line, kind, and why."""
-        report = json.loads((chunk_folder(self.work, chunk) / "report.json").read_text("utf-8"))
-        return [tuple(one) for one in report["dropped"]]
+        return report_of(chunk_folder(self.work, chunk)).dropped
 
     def place(self, chunk: int, part: int, line: int) -> str:
         """How a person finds a document: 'a.jsonl:17', or 'b.txt' for a whole file."""

@@ -19,19 +19,18 @@ on interruptions.
 """
 import json
 import os
-import shutil
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, TypedDict
 
 import numpy as np
 import tokenizers
 
-from mpi_impl.data.prepare.chunks import Part, chunks, documents, sources
+from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.corpus import BAD_KINDS, counted
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
 from mpi_impl.data.prepare.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
@@ -42,6 +41,9 @@ from mpi_impl.data.prepare.progress import Progress
 from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
 from mpi_impl.data.prepare.workers import cores, mapped
 from mpi_impl.entry import ArgumentParser
+from mpi_impl.files import LARGEST, check_folder, check_name, check_writable, folder_aside, replacing
+from mpi_impl.formats import read_json
+from mpi_impl.outputs import OptionPath, paths_read, refuse_shared
 from mpi_impl.rank_environment import launched_rank_and_size
 from reference.errors import UserError
 
@@ -93,12 +95,26 @@ def parse(argv: list[str] | None) -> Namespace:
     if not os.path.basename(args.output_prefix):
         raise UserError(f"--output-prefix {args.output_prefix!r} names no file. Give how the files' names shall begin, "
                         "such as runs/corpus.")
+    check_name(args.output_prefix)
+    for suffix in ".bin", ".idx", ".dropped.jsonl", ".tokenizer.json":
+        if os.path.exists(path := args.output_prefix + suffix):
+            refuse_shared(OptionPath("output_prefix", path), paths_read(vars(args)), "reads")
     if args.min_tokens < 0:
         raise UserError(f"--min-tokens {args.min_tokens} is no number of tokens. Give 0 or more.")
     if not 0 <= args.jaccard <= 0.99:
         raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
                         "to keep near-duplicates.")
     return args
+
+
+class PlanFile(TypedDict):
+    """What determines all that a preparation writes, as it stands in its work folder."""
+
+    version: int
+    tokenizers: str
+    options: dict[str, Any]
+    tokenizer: str          # its fingerprint
+    sources: list[Source]
 
 
 class Preparation:
@@ -112,7 +128,6 @@ class Preparation:
         self.size = sum(source.size for source in self.sources)
         self.plan = list(chunks(self.sources, max(CHUNK, self.size // CHUNKS)))
         self.work = Path(f"{self.prefix}.preparing")
-        self.aside = Path(f"{self.work}.aside")         # what it is while it comes and goes
         self.corpus = EncodedCorpus(self.work, self.plan)
         self.dropped = Dropped()
 
@@ -139,47 +154,48 @@ class Preparation:
             if Path(path).is_dir() and Path(self.prefix).resolve().is_relative_to(Path(path).resolve()):
                 raise UserError(f"--output-prefix {self.prefix} lies in the folder --input {path}, whose files are "
                                 "read as texts. Write elsewhere.")
-        shutil.rmtree(self.aside, ignore_errors=True)
+        check_folder(str(self.work.parent))
+        for suffix in ".dropped.jsonl", ".tokenizer.json":
+            check_writable(self.prefix + suffix)
         if self.work.exists():
             self.check_plan(self.begun())
             return
         for suffix in ".bin", ".idx":
             if os.path.exists(self.prefix + suffix):
                 raise UserError(f"{self.prefix}{suffix} exists. Give another --output-prefix, or remove it.")
-        self.aside.mkdir(parents=True)
-        (self.aside / "plan.json").write_text(json.dumps(self.plan_of()), "utf-8")
-        self.aside.rename(self.work)
+        with folder_aside(str(self.work.parent)) as temporary:
+            aside = Path(temporary, self.work.name)
+            aside.mkdir()
+            (aside / "plan.json").write_text(json.dumps(self.plan_of()), "utf-8")
+            aside.rename(self.work)
 
-    def begun(self) -> dict:
+    def begun(self) -> PlanFile:
         """What the run in the work folder is about. Raises UserError if there is no such run."""
         try:
-            plan = json.loads((self.work / "plan.json").read_text("utf-8"))
-            if isinstance(plan, dict) and plan.keys() == self.plan_of().keys():
-                return plan
-        except (FileNotFoundError, ValueError):
-            pass
-        raise UserError(f"{self.work} is no folder that an interrupted preparation has left. Remove it, or give "
-                        "another --output-prefix.")
+            return read_json(str(self.work / "plan.json"), PlanFile, LARGEST)
+        except UserError as error:
+            raise UserError(f"{self.work} is no folder that an interrupted preparation has left. Remove it, or give "
+                            f"another --output-prefix. ({error})") from error
 
     def end(self) -> None:
         """Remove the work folder, of which no half is ever found."""
-        self.work.rename(self.aside)
-        shutil.rmtree(self.aside)
+        with folder_aside(str(self.work.parent)) as temporary:
+            self.work.rename(Path(temporary, self.work.name))
 
-    def plan_of(self) -> dict:
+    def plan_of(self) -> PlanFile:
         """All that determines what is written."""
         return {"version": VERSION, "tokenizers": tokenizers.__version__, "options": asdict(self.recipe),
                 "tokenizer": self.tokenizer.fingerprint if self.tokenizer else "trained here",
-                "sources": [list(source) for source in self.sources]}
+                "sources": self.sources}
 
-    def check_plan(self, begun: dict) -> None:
+    def check_plan(self, begun: PlanFile) -> None:
         """Raises UserError if the work folder is another preparation's."""
         plan, advice = self.plan_of(), f"Undo that to go on with it, or remove {self.work} to begin anew."
         for option, value in plan["options"].items():
             if begun["options"].get(option) != value:
                 raise UserError(f"{self.work} was begun with --{option.replace('_', '-')} "
                                 f"{begun['options'].get(option)}, and now it is {value}. {advice}")
-        before, now = ({tuple(source) for source in each["sources"]} for each in (begun, plan))
+        before, now = set(begun["sources"]), set(plan["sources"])
         if before != now:
             changed = min(before ^ now)[0]
             raise UserError(f"{self.work} was begun with other texts: {changed} has come, gone or changed. {advice}")
@@ -213,18 +229,22 @@ class Preparation:
 
     def encode(self) -> list[int]:
         """Encode the chunks that are not done -> their numbers."""
-        missing = [number for number in range(len(self.plan)) if finished(chunk_folder(self.work, number)) is None]
+        missing = [number for number in range(len(self.plan)) if self.finished(number) is None]
         made = mapped(encode_chunk, min(self.args.workers, max(1, len(missing))),
                       [chunk_folder(self.work, number) for number in missing],
                       [self.plan[number] for number in missing], [self.recipe] * len(missing))
         with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
             waited = set(missing)
             for number, chunk in enumerate(self.plan):
-                report = next(made) if number in waited else finished(chunk_folder(self.work, number))
+                report = next(made) if number in waited else self.finished(number)
                 assert report is not None
                 self.add(report)
                 bar.advance(size_of(chunk) if number in waited else 0)
         return missing
+
+    def finished(self, number: int) -> ChunkReport | None:
+        """Return the report of a chunk, if that is done."""
+        return finished(chunk_folder(self.work, number), len(self.plan[number]))
 
     def add(self, report: ChunkReport) -> None:
         """The next chunk is there. Raises UserError with --strict for the first text in it that is bad."""
@@ -260,10 +280,8 @@ class Preparation:
 
     def publish(self, suffix: str, write: Callable[[TextIO], object]) -> None:
         """Write a file beside the tokens, so that it is there when it is whole."""
-        path = f"{self.prefix}.{suffix}"
-        with open(f"{path}.new", "w", encoding="utf-8", newline="\n") as file:
+        with replacing(f"{self.prefix}.{suffix}") as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
             write(file)
-        os.replace(f"{path}.new", path)
 
     # ---- what it says ----
 

@@ -194,15 +194,37 @@ def test_an_interruption_does_not_show_in_what_is_written(corpus, whole, tmp_pat
     assert written(tmp_path / "out") == written(tmp_path / "once")
 
 
-@pytest.mark.parametrize("file", ["tokens.bin", "tokens.idx", "places.npy", "signatures.npy", "report.json"])
-def test_what_is_done_is_not_done_again(corpus, model, whole, tmp_path, monkeypatch, capsys, file):
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def replaced_by_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def with_another_number(path):
+    """Of documents: what the report says fits no more to the arrays."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"documents": 77}))
+
+
+def with_a_word(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokens": "many"}))
+
+
+@pytest.mark.parametrize("file, damage", [
+    *((file, cut) for file in ("tokens.bin", "tokens.idx", "places.npy", "signatures.npy", "report.json")),
+    *((file, replaced_by_a_pipe) for file in ("tokens.bin", "places.npy", "report.json")),
+    ("places.npy", lambda path: path.write_bytes(b"")), ("report.json", with_another_number),
+    ("report.json", with_a_word), ("report.json", lambda path: path.write_text('{"lines": ' + "[" * 10**5))])
+def test_what_is_done_is_not_done_again(corpus, model, whole, tmp_path, monkeypatch, capsys, file, damage):
     """But a chunk that was damaged is."""
     command = options(corpus, tmp_path / "out", "--tokenizer-model", model)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         interrupted_at(patch, 21)
         main(command)
     chunks = sorted((tmp_path / "out.preparing").glob("chunk-*"))
-    (chunks[0] / file).write_bytes((chunks[0] / file).read_bytes()[:-1])
+    damage(chunks[0] / file)
     encode_chunk, made = program.encode_chunk, []
     monkeypatch.setattr(program, "encode_chunk", lambda *args: made.append(args[0]) or encode_chunk(*args))
     main(command)
@@ -303,7 +325,37 @@ def test_other_options_and_other_texts_do_not_go_on_with_a_run(tmp_path, monkeyp
         main([*command, *(change if isinstance(change, list) else [])])
 
 
-@pytest.mark.parametrize("content", ["x", "[]", "{}", None])
+def test_folders_of_others_are_left_alone(corpus, model, tmp_path):
+    """Whatever they are called."""
+    for name in ("out.preparing.aside", ".shardlab-unfinished-", ".shardlab-unfinished-mine", "unfinished-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text(name)
+        os.utime(tmp_path / name, (0, 0))
+    main(options(corpus / "b50.txt", tmp_path / "out", "--tokenizer-model", model))
+    assert sorted(path.parent.name for path in tmp_path.glob("*/mine")) == [
+        ".shardlab-unfinished-", ".shardlab-unfinished-mine", "out.preparing.aside", "unfinished-mine"]
+
+
+def test_what_is_written_takes_the_place_of_no_input(model, tmp_path):
+    """Nor of a pipe or a folder; and that is said before the work."""
+    (tmp_path / "out.dropped.jsonl").write_text(json.dumps({"text": prose(50, 120)}))
+    with pytest.raises(UserError, match=r"--output-prefix .*out\.dropped\.jsonl is a file that --input reads"):
+        main(options(tmp_path / "out.dropped.jsonl", tmp_path / "out", "--tokenizer-model", model))
+    (tmp_path / "out.dropped.jsonl").rename(tmp_path / "in.jsonl")
+    (tmp_path / "out.tokenizer.json").symlink_to(model)
+    with pytest.raises(UserError, match=r"--output-prefix .*tokenizer\.json is a file that --tokenizer-model reads"):
+        main(options(tmp_path / "in.jsonl", tmp_path / "out", "--tokenizer-model", model))
+    os.mkfifo(tmp_path / "other.dropped.jsonl")
+    with pytest.raises(UserError, match=r"other\.dropped\.jsonl cannot be written: it is a link to nowhere, a pipe"):
+        main(options(tmp_path / "in.jsonl", tmp_path / "other", "--tokenizer-model", model))
+    with pytest.raises(UserError, match="its name is not UTF-8"):
+        main(options(tmp_path / "in.jsonl", tmp_path / "caf\udce9", "--tokenizer-model", model))
+
+
+DEEP, WRONG = "[" * 10**5, '{"version": 1, "tokenizers": 2, "options": {}, "tokenizer": "", "sources": []}'
+
+
+@pytest.mark.parametrize("content", ["x", "[]", "{}", DEEP, WRONG, None])
 def test_a_work_folder_of_something_else_is_a_sentence(corpus, tmp_path, content):
     (tmp_path / "out.preparing").mkdir()
     if content is not None:
@@ -324,7 +376,8 @@ def test_options_that_cannot_be_are_sentences(corpus, model, tmp_path):
     """Before anything is read or written."""
     for more, sentence in (
         (["--workers", 0], "--workers 0 leaves nobody"), (["--jaccard", 1.5], "--jaccard 1.5 is out of range"),
-        (["--jaccard", "nan"], "--jaccard nan is out of range"), (["--input", "no/such"], "--input no/such does not"),
+        (["--jaccard", "nan"], "--jaccard: nan is not a finite number"),
+        (["--input", "no/such"], "--input no/such does not"),
         (["--vocab-size", 3], "--vocab-size 3 is too small"), (["--tokenizer-model", "no/such"], "no/such"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -354,7 +407,7 @@ def test_it_is_not_started_under_mpirun(corpus, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_a_sentence(corpus, model, tmp_path):
     """Here a file stands where it should be."""
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file.* cannot be used: Not a directory"):
+    with pytest.raises(UserError, match=r"file is a file, where a folder is needed"):
         main(options(corpus, tmp_path / "file" / "out", "--tokenizer-model", model))
 
 
