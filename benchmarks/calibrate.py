@@ -26,10 +26,10 @@ from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
 from reference.config import ParallelConfig, require_positive
-from reference.cost import parameters
-from reference.hardware import Hardware, Link, Passes, size_of_product
-from reference.plans import Plan
-from reference.step_time import work_of
+from reference.costs.parameters import parameters
+from reference.costs.hardware import Hardware, Link, Passes, size_of_product
+from reference.costs.plans import Plan
+from reference.costs.step_time import work_of
 
 BYTES = 4           # of float32
 LIMIT = 600.0       # seconds that a measurement may take

@@ -4,7 +4,7 @@
 
 Each rank notes its resident bytes when all is imported and MPI is up, takes three steps of the work "h512" (works.py),
 and asks the system for the most that it ever had. What came on top is compared with the account of
-reference/memory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory that ranks share
+reference/costs/memory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory that ranks share
 counts for each of them.
 """
 import numpy as np

@@ -17,8 +17,8 @@ from mpi_impl.entry import run_alone
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
-from reference.plans import Plan
-from reference.step_time import flops_per_second
+from reference.costs.plans import Plan
+from reference.costs.step_time import flops_per_second
 
 RANKS = (1, 2, 4, 8)
 WIDTHS = {1: 256, 2: 384, 4: 512, 8: 704}       # of weak scaling by t: about n times as many FLOPs

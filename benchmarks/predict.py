@@ -27,9 +27,9 @@ from mpi_impl.pool import Pool
 from mpi_impl.rank_environment import cores
 from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
-from reference.hardware import Hardware
-from reference.plans import Plan
-from reference.step_time import step_time
+from reference.costs.hardware import Hardware
+from reference.costs.plans import Plan
+from reference.costs.step_time import step_time
 
 MODEL = ModelConfig(num_layers=8, hidden_size=256, num_attention_heads=8, vocab_size=2048, max_position_embeddings=128,
                     hidden_dropout=0.0, attention_dropout=0.0)

@@ -20,7 +20,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import require_positive
 from reference.optimizer import OptimizerConfig
-from reference.plans import Plan
+from reference.costs.plans import Plan
 from reference.precision import Precision
 
 WARM = 2        # steps before those that count

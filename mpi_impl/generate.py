@@ -23,7 +23,7 @@ from mpi_impl.generation.words import generate
 from reference.config import ModelConfig, check_model_fits
 from reference.errors import UserError
 from reference.precision import Precision
-from reference.stages import stages_of_ranks
+from reference.parallel.stages import stages_of_ranks
 
 
 class Generation:

@@ -18,9 +18,9 @@ from mpi_impl.planning.reasons import reasons
 from mpi_impl.reports.tables import aligned
 from mpi_impl.training.presets import PRESETS
 from reference.config import ARCHITECTURES, ModelConfig, option
-from reference.cost import parameters, utilization
+from reference.costs.parameters import parameters, utilization
 from reference.errors import UserError
-from reference.step_time import flops_of_step, flops_per_second
+from reference.costs.step_time import flops_of_step, flops_per_second
 
 SIZES = {"num_layers": "L", "hidden_size": "H", "num_attention_heads": "A", "seq_length": "S"}
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers

@@ -11,14 +11,14 @@ from mpi_impl.entry import ArgumentParser, run_alone
 from mpi_impl.files import read_text
 from mpi_impl.outputs import check_outputs
 from mpi_impl.timelines.timelines import slices_of
-from reference.actions import Schedule, from_csv
+from reference.schedules.actions import Schedule, from_csv
 from reference.config import require_not_negative
 from reference.errors import UserError
-from reference.schedules import SCHEDULES, make, takes_v
-from reference.simulate import Times, Timeline, activations_in_flight, simulate
-from reference.validate import validate
+from reference.schedules.generators import SCHEDULES, make, takes_v
+from reference.schedules.simulate import Times, Timeline, activations_in_flight, simulate
+from reference.schedules.validate import validate
 
-LARGEST_CSV = 1 << 23      # bytes: of a schedule with as many actions as reference.schedules lists
+LARGEST_CSV = 1 << 23      # bytes: of a schedule with as many actions as reference.schedules.generators lists
 
 
 def main(argv: Sequence[str] | None = None) -> None:

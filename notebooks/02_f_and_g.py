@@ -23,8 +23,8 @@ from mpi_impl.notebook.pictures.maps import Map, alike, dealt, draw_maps
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import finish
-from reference.collectives import all_reduce
-from reference.mappings import SequenceParallelRegion, TensorParallelRegion
+from reference.comm.collectives import all_reduce
+from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 
 random = np.random.default_rng(2)
 
@@ -343,7 +343,7 @@ print("steps:", len(steps) - 1, "= 2 (t - 1)")
 # %%
 # %%ranks 4
 from mpi_impl.demos.collectives import ring_reduce_scatter
-from reference.cost import ring_all_gather
+from reference.costs.parameters import ring_all_gather
 
 numbers = np.full(12, 2 ** rank)                              # N = 12, a piece has 3
 _, by_hand = ring_reduce_scatter(group, numbers)
@@ -356,7 +356,7 @@ print("sent:", group.ledger.elements(operation="send"), "numbers; N (t-1)/t is",
 # makes it dearer:
 
 # %%
-from reference.cost import ring_all_reduce as cost_of_ring
+from reference.costs.parameters import ring_all_reduce as cost_of_ring
 
 sizes = [2, 4, 8, 16, 32, 64]
 draw_curves({"everything through rank 0": [size - 1 for size in sizes],
@@ -428,7 +428,7 @@ print("every rank's dX is its position of the measured one:", np.allclose(np.con
 #
 # One thing is *not* free any more. Whatever is applied outside, such as a gain of a layer norm, or the last bias of the
 # MLP, has met a rank's own positions only. Its gradient is a partial sum, to be added up at the end of a step:
-# `complete` in `reference/mappings.py`.
+# `complete` in `reference/comm/mappings.py`.
 
 # %%
 db = ranks["grads"]

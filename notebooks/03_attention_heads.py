@@ -25,7 +25,7 @@ from mpi_impl.notebook.pictures.heads import draw_patterns, draw_qkv
 from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices, owners_of, partial_sums
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_forward)
-from reference.mappings import TENSOR_PARALLEL
+from reference.comm.mappings import TENSOR_PARALLEL
 
 random = np.random.default_rng(3)
 
@@ -132,7 +132,7 @@ print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax,
 # ($s = 2048$, $h = 12288$, $a = 96$), of which each rank of eight would send, in 16 bits, for one text in one layer:
 
 # %%
-from reference.cost import ring_all_gather, ring_all_reduce
+from reference.costs.parameters import ring_all_gather, ring_all_reduce
 
 S, H, heads, megabytes = 2048, 12288, 96, 2 / 1e6
 ways = {"by heads: g": ring_all_reduce(S * H, 8),

@@ -67,7 +67,7 @@ draw_block(t)
 # number of $x$:
 
 # %%
-from reference.cost import forward_flops
+from reference.costs.parameters import forward_flops
 
 gpt3 = ModelConfig(num_layers=96, hidden_size=12288, num_attention_heads=96, vocab_size=51200,
                    max_position_embeddings=2048)
@@ -189,7 +189,7 @@ if rank == 0:
 # $$4 \cdot 2\,\tfrac{t-1}{t}\, b s h$$
 
 # %%
-from reference.cost import tensor_parallel_traffic
+from reference.costs.parameters import tensor_parallel_traffic
 
 float64 = 8     # bytes
 print("as the formula says, on every rank:",
@@ -399,7 +399,7 @@ print(f"those lines come on top: {ranks['again'][0] / ranks['sent'][0]:.0%}")
 
 # %%
 # %%ranks 4
-from reference.memory import array_bytes
+from reference.costs.memory import array_bytes
 
 def kept(cache):
     """Bytes in a block's cache."""
@@ -417,7 +417,7 @@ found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_cut),
 from dataclasses import replace
 
 from reference.config import Recompute
-from reference.memory import Account, total
+from reference.costs.memory import Account, total
 from reference.precision import Precision
 
 cut = ParallelConfig(t, sequence_parallel=True)
@@ -435,7 +435,7 @@ draw_bars({name: {part: n / 1000 for part, n in parts.items()} for name, parts i
 # more than all the rest, and $1/t$ of that on $t$ ranks:
 
 # %%
-from reference.memory import layer_activations
+from reference.costs.memory import layer_activations
 
 variants = {"one rank": (1, False, "none"), "8 ranks, tensor parallel": (8, False, "none"),
             "+ sequence parallel": (8, True, "none"), "+ selective recompute": (8, True, "selective"),
@@ -461,7 +461,7 @@ print("the same masks the second time, inside and outside:",
       np.array_equal(second.mlp_mask.keep, first.mlp_mask.keep))
 
 # %%
-from reference.cost import iteration_flops
+from reference.costs.parameters import iteration_flops
 
 print("selective recompute, dx off by less than 1e-12?", off(np.concatenate(ranks["dx_lean"], 1), dx) < 1e-12)
 plain = iteration_flops(gpt3, 1, 2048)

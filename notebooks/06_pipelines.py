@@ -19,8 +19,8 @@ import inspect
 import numpy as np
 
 from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, play
-from reference import schedules
-from reference.schedules import make
+from reference.schedules import generators as schedules
+from reference.schedules.generators import make
 
 p, m = 4, 8
 
@@ -80,7 +80,7 @@ print(inspect.getsource(schedules.alternate))
 # 1, `0F0<0` is to receive the result of `0F0` from rank 0, and `1F0>2` to send its own to rank 2:
 
 # %%
-from reference.actions import lower
+from reference.schedules.actions import lower
 
 print(*lower(small)[1])
 
@@ -98,8 +98,8 @@ print(*lower(small)[1])
 # times; does it find the same?
 
 # %%
-from reference.cost import bubble_fraction
-from reference.simulate import Times, simulate
+from reference.costs.parameters import bubble_fraction
+from reference.schedules.simulate import Times, simulate
 
 random = np.random.default_rng(6)
 for n, k in [(2, 4), (4, 8), (8, 24)]:                  # ranks, microbatches
@@ -137,7 +137,7 @@ draw_schedules(both)
 draw_held(both)
 
 # %%
-from reference.simulate import activations_in_flight
+from reference.schedules.simulate import activations_in_flight
 
 for k in (8, 16, 32):
     print(f"m = {k:2}:", {name: activations_in_flight(make(name, p, k)) for name in ("gpipe", "1f1b")})
@@ -169,7 +169,7 @@ print(make("interleaved", p, 4, v=2))
 draw_schedules({"1f1b": both["1f1b"], "interleaved, v = 2": make("interleaved", p, m, v=2)})
 
 # %%
-from reference.actions import Send
+from reference.schedules.actions import Send
 
 for one, v in [(both["1f1b"], 1), *((make("interleaved", p, m, v), v) for v in (2, 4))]:
     messages = sum(isinstance(step, Send) for steps in lower(one) for step in steps)
@@ -181,7 +181,7 @@ for one, v in [(both["1f1b"], 1), *((make("interleaved", p, m, v), v) for v in (
 # on $p$ stages, compare what a rank sends for one microbatch, to the next stage, and to its tensor-parallel neighbours:
 
 # %%
-from reference.cost import pipeline_traffic, tensor_parallel_traffic
+from reference.costs.parameters import pipeline_traffic, tensor_parallel_traffic
 
 s, h, L, t = 2048, 12288, 96, 8         # GPT-3; say its layers are 8 stages, each on t = 8 tensor-parallel ranks
 half = 2                                # bytes of a number
@@ -345,8 +345,8 @@ for k in (8, 64):
 # has enough, and does GPipe. Each list for itself is right:
 
 # %%
-from reference.actions import Schedule
-from reference.validate import ScheduleError, validate
+from reference.schedules.actions import Schedule
+from reference.schedules.validate import ScheduleError, validate
 
 first = schedules.alternate(schedules.forwards(0, 3), schedules.backwards(0, 3), warmup=0)
 wrong = Schedule((tuple(first), make("gpipe", 2, 3).ranks[1]))

@@ -32,7 +32,7 @@ from reference.params import leaves
 # for each replica; a row of the batch is a sample:
 
 # %%
-from reference.data_parallel import all_reduce_trees, data_parallel_gradients, samples_of
+from reference.parallel.data_parallel import all_reduce_trees, data_parallel_gradients, samples_of
 
 d, b, m = 4, 1, 2
 tokens, targets = global_batch(step=0, samples=m * d * b)
@@ -52,14 +52,14 @@ draw_matrices([Matrix("batch", owners), "forward, backward  →", partial_sums("
 # right is where the division happens. **Each replica divides by the size of the whole batch, $1/(B s)$, and then the
 # gradients are added up.**
 #
-# `reference/data_parallel.py` is that rule, with all replicas in one process. Here it is with a tiny GPT of two layers,
+# `reference/parallel/data_parallel.py` is that rule, with all replicas in one process. Here it is with a tiny GPT of two layers,
 # against one process that knows nothing of replicas:
 
 # %%
 from reference.batches import GPTBatch
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.params import initialize
-from reference.training import loss_and_gradients
+from reference.training.trainer import loss_and_gradients
 
 model = tiny_gpt(2)
 params = initialize(gpt_tensors(model), SEED, "float64")
@@ -128,12 +128,12 @@ draw_bars({"each word, anywhere": {"by the global count": 100 * right[0, 0]},
 # works on the layers before.
 #
 # For ZeRO each bucket is also cut into as many equal parts as there are replicas, wherever that falls: rank $i$ *owns*
-# the $i$-th part of each bucket. `reference/layout.py` knows all this. Above the tensors, dark and light by turns
+# the $i$-th part of each bucket. `reference/parallel/layout.py` knows all this. Above the tensors, dark and light by turns
 # (units in blue and sand); below their owners:
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_layout
-from reference.layout import Layout
+from reference.parallel.layout import Layout
 
 layout = Layout(gpt_tensors(model), bucket_size=900, parts=4)
 print(f"{len(layout.segments)} tensors of {layout.size:,} elements in {len(layout.buckets)} buckets")
@@ -158,8 +158,8 @@ print("elements of the flat buffer that are 1 now:", int(flat.sum()), "= V h =",
 # %%
 # %%ranks 4
 from mpi_impl.demos.tiny_gpt import SEED, global_batch, tiny_gpt
-from reference.data_parallel import samples_of
-from reference.layout import Layout
+from reference.parallel.data_parallel import samples_of
+from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
 from reference.params import assign, initialize, tree_map
 
@@ -274,11 +274,11 @@ draw_stages(4)
 
 # %% [markdown]
 # What that means for a large model stands in figure 1 of the paper: 7.5 billion parameters on 64 devices.
-# `reference/memory.py` has the formulas.
+# `reference/costs/memory.py` has the formulas.
 
 # %%
 from mpi_impl.reports.charts import MEMORY
-from reference.memory import model_states
+from reference.costs.memory import model_states
 
 psi, N = 7_500_000_000, 64
 
@@ -398,7 +398,7 @@ draw_bars(rows, "numbers that rank 0 sent in a step, of Ψ(N-1)/N, from its ledg
 # For a real model, where the tables are a small part, it is 3.
 
 # %%
-from reference.cost import data_parallel_traffic
+from reference.costs.parameters import data_parallel_traffic
 
 for m, name in (1, "stages"), (4, "four"):
     for stage, one in enumerate(ranks[name][0]):

@@ -442,7 +442,7 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
 
 # %%
 from reference.config import ModelConfig, ParallelConfig
-from reference.memory import Account, total
+from reference.costs.memory import Account, total
 
 large = ModelConfig(72, 3072, 32, 51_200, 1024)
 for name in "float32", "bfloat16":

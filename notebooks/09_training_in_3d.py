@@ -77,7 +77,7 @@ for name, (t, p, d) in ways.items():
 # %%
 from mpi_impl.demos.tiny_gpt import POSITIONS, SEED, global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
-from reference.cost import parameters
+from reference.costs.parameters import parameters
 
 model = replace(tiny_gpt(4, heads=8), hidden_dropout=0.1, attention_dropout=0.1,
                 untie_embeddings_and_output_weights=False)
@@ -197,7 +197,7 @@ print("a seed for each rank: the same model on 2 and on 4 ranks?",
 # its microbatch $k$. However they are dealt out, together they are the same eight:
 
 # %%
-from reference.data_parallel import samples_of
+from reference.parallel.data_parallel import samples_of
 
 for d, b in ((1, 4), (2, 1), (2, 2), (8, 1)):
     dealt = [[list(range(BATCH))[samples_of(replica, k, d, b)] for k in range(BATCH // (d * b))]
@@ -240,14 +240,14 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 # %% [markdown]
 # ## Who has sent how much
 #
-# Each rank's *ledger* has written down what it sent. `reference/traffic.py` has a formula for each line. For the run
+# Each rank's *ledger* has written down what it sent. `reference/costs/traffic.py` has a formula for each line. For the run
 # with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
 
 # %%
 from mpi_impl.reports.tables import aligned
 from mpi_impl.reports.traffic import compare as beside_formulas
 from reference.config import number_of_microbatches
-from reference.traffic import Work, traffic
+from reference.costs.traffic import Work, traffic
 
 def ledger_lines(name, t, p, d, b=1, zero=0):
     microbatches = STEPS * number_of_microbatches(BATCH, b, d)

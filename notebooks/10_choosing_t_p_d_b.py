@@ -23,10 +23,10 @@ from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
 from mpi_impl.notebook.plan import draw_plan, plan, published
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.cost import (bubble_fraction, iteration_flops, parameters, tensor_parallel_traffic, training_seconds,
+from reference.costs.parameters import (bubble_fraction, iteration_flops, parameters, tensor_parallel_traffic, training_seconds,
                             utilization)
-from reference.plans import Plan
-from reference.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
+from reference.costs.plans import Plan
+from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
 
 # %% [markdown]
 # ## How large is a model?
@@ -62,9 +62,9 @@ for run, size in sizes.items():
 # %%ranks 8
 from mpi_impl.demos.tiny_gpt import FLOAT64, global_batch, share_of, tiny_gpt, training_on
 from reference.config import ParallelConfig
-from reference.cost import parameters_of_stage
-from reference.memory import model_states, most_in_flight
-from reference.stages import layers_of_rank
+from reference.costs.parameters import parameters_of_stage
+from reference.costs.memory import model_states, most_in_flight
+from reference.parallel.stages import layers_of_rank
 
 model = tiny_gpt(4)
 for zero in (0, 1, 3):
@@ -206,8 +206,8 @@ draw_curves(bubble, "d, of 64 GPUs", "idle / ideal time", "The bubble of d repli
 # of the pipeline, as the simulator plays it:
 
 # %%
-from reference.schedules import one_f_one_b
-from reference.simulate import Times, simulate
+from reference.schedules.generators import one_f_one_b
+from reference.schedules.simulate import Times, simulate
 
 p, m, forward, backward = 8, 16, 1.5, 3.0
 played = simulate(one_f_one_b(p, m), Times(forward, backward / 2, backward / 2)).makespan
@@ -245,7 +245,7 @@ draw_curves({f"b' = {samples}": [busy(b, samples) for b in bs] for samples in (5
 # Korthikanti et al. (equations 1 to 4). *Sequence parallelism* cuts what tensor parallelism leaves whole:
 
 # %%
-from reference.memory import layer_activations
+from reference.costs.memory import layer_activations
 
 gpt3 = ModelConfig(96, 12_288, 96, 51_200, 2048)
 kept = {"nothing saved": (False, "none"), "sequence parallel": (True, "none"),

@@ -166,7 +166,7 @@ class ParallelConfig:
     tensor_model_parallel_size: int = 1    # t
     pipeline_model_parallel_size: int = 1  # p
     data_parallel_size: int = 1            # d
-    pipeline_schedule: str = "1f1b"        # a name in reference/schedules.py
+    pipeline_schedule: str = "1f1b"        # a name in reference/schedules/generators.py
     virtual_pipeline_size: int | None = None   # v, for a schedule with several stages on each rank
     scatter_gather_tensors_in_pipeline: bool = True   # whether each of t ranks sends 1/t of an activation
     ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together, at least

@@ -137,7 +137,7 @@ class Precision:
 
     @property
     def bytes_each(self) -> tuple[int, int, int]:
-        """w, g and K of reference/memory.py: of a parameter, its gradient, and what Adam keeps of it."""
+        """w, g and K of reference/costs/memory.py: of a parameter, its gradient, and what Adam keeps of it."""
         main = FORMATS[self.main].bytes
         return self.form.bytes, main, 3 * main if self.half else 2 * main
 

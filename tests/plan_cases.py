@@ -4,8 +4,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute
-from reference.hardware import Hardware, Link, Passes
-from reference.plans import Plan
+from reference.costs.hardware import Hardware, Link, Passes
+from reference.costs.plans import Plan
 
 FREE = Link(latency=0.0, bandwidth=1e40)
 

@@ -24,7 +24,7 @@ from reference.layers import linear as textbook_linear
 from reference.layers import mlp as textbook_mlp
 from reference.models import model as textbook_model
 from reference.models.stage import KEEP_ALL
-from reference.layout import Layout, map_units
+from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
 from tests.cases import Case, close, trees_close
 from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream

@@ -6,7 +6,7 @@ from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
 from mpi_impl.recording.recording import Part, Recording, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
-from reference.actions import Schedule
+from reference.schedules.actions import Schedule
 from reference.config import ModelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision

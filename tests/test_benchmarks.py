@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.planning.profiles import load
 from reference.config import ModelConfig, ParallelConfig
-from reference.hardware import Link, Passes
-from reference.plans import Plan
-from reference.step_time import flops_of_step, work_of
+from reference.costs.hardware import Link, Passes
+from reference.costs.plans import Plan
+from reference.costs.step_time import flops_of_step, work_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 calibrate, machine, measured_scaling, pictures, predict, steps = map(

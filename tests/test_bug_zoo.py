@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference.actions import from_csv
+from reference.schedules.actions import from_csv
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.schedules import gpipe
-from reference.traffic import Work
+from reference.schedules.generators import gpipe
+from reference.costs.traffic import Work
 from tests import rank_theorems, textbook_theorems, training_theorems
 from tests.deep import one_fast_of
 from tests.mpi_impl import test_mixed_precision
@@ -379,7 +379,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "gradients sent twice": (    # where backward is split, a bucket may stay when it has been sent: it must be empty
         Bug("mpi_impl.parallel.zero", "            flat[...] = 0\n", ""), *zero(2, p=2, schedule="zb-h2", m=4)),
     "the tied table in a bucket with others": (                  # one stage sums its first half, the other its second
-        Bug("reference.layout", " or ALONE in (unit, units[-1])", ""), *zero(1, p=2)),
+        Bug("reference.parallel.layout", " or ALONE in (unit, units[-1])", ""), *zero(1, p=2)),
     "far shards not stored": (                                   # the copy that was loaded has changed, and is gone
         Bug("mpi_impl.training.optimizer", "buffer.store(place, values)", "pass"), *zero(1, cpu_offload=True)),
     # what was whole for a while, and stays: right results, and no memory saved
@@ -394,15 +394,15 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.zero", "del self.whole[bucket]", "pass"), *observed(no_gradient_outlives_its_use, 2)),
     # layers
     "interleaved stages given to ranks in a row": (              # rank 0 gets stages 0 and 1, not 0 and p
-        Bug("reference.stages",
+        Bug("reference.parallel.stages",
             "{stage: layers_of_stage(stage, stages, c.num_layers) for stage in held} for held in placement",
             "{stage: layers_of_stage(r * len(held) + i, stages, c.num_layers) for i, stage in enumerate(held)}\n"
             "            for r, held in enumerate(placement)"), *trained("interleaved", 2)),
     "the layers that do not divide lost": (
-        Bug("reference.stages", "each, more = divmod(num_layers, stages)", "each, more = num_layers // stages, 0"),
+        Bug("reference.parallel.stages", "each, more = divmod(num_layers, stages)", "each, more = num_layers // stages, 0"),
         *trained()),
     "a layer on two stages": (
-        Bug("reference.stages", "first + each + (stage < more))", "first + each + (stage <= more))"), *trained(p=4)),
+        Bug("reference.parallel.stages", "first + each + (stage < more))", "first + each + (stage <= more))"), *trained(p=4)),
     # memory
     "caches kept until the end of the step": (                   # 1F1B then costs what GPipe does
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
@@ -555,10 +555,10 @@ def test_in_16_bits(ranks, name):
 
 IN_THE_TEXTBOOK: dict[str, tuple] = {
     "f without its all-reduce": (
-        Bug("reference.mappings", "return all_reduce(dxs)", "return dxs"),
+        Bug("reference.comm.mappings", "return all_reduce(dxs)", "return dxs"),
         textbook_theorems.mlp_equals_whole, CASE),
     "g without its all-reduce": (
-        Bug("reference.mappings", "return all_reduce(partial)", "return partial"),
+        Bug("reference.comm.mappings", "return all_reduce(partial)", "return partial"),
         textbook_theorems.attention_equals_whole, CASE),
     "the output bias added t times": (
         Bug("reference.layers.mlp", "partial.append(linear(a, p.w_out)) ",
@@ -581,16 +581,16 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
             "            np.split(x.reshape(len(x), -1), t, 1)[rank].reshape(tensor.local_shape(t)))"),
         textbook_theorems.attention_equals_whole, CASE),
     "the loss over the local batch": (
-        Bug("reference.data_parallel", "np.full_like(microbatch, 1 / tokens.size)",
+        Bug("reference.parallel.data_parallel", "np.full_like(microbatch, 1 / tokens.size)",
             "np.full_like(microbatch, 1 / microbatch.size)"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "replicas' gradients not summed": (
-        Bug("reference.data_parallel",
+        Bug("reference.parallel.data_parallel",
             "tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))\n",
             "tree\n"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "gradients of replicated tensors not summed": (      # though each rank has seen its own positions only
-        Bug("reference.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),
+        Bug("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),
         textbook_theorems.mlp_equals_whole, CUT),
     "every rank's positions begin at 0": (
         Bug("reference.layers.embedding", "xs[rank] + p.position[positions]",

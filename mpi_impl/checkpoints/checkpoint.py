@@ -1,6 +1,6 @@
 """Save a run, and go on from there, on as many ranks as one likes.
 
-What a rank owns of the optimizer's states it saves as boxes of the whole tensors (reference/boxes.py), whatever the
+What a rank owns of the optimizer's states it saves as boxes of the whole tensors (reference/parallel/boxes.py), whatever the
 topology. Who loads looks up which stored boxes meet its own, and reads just those parts: no rank holds more of the
 model than in training, but for its part of one tensor at a time. Of what several ranks have alike one saves it (the
 replicas' copies without ZeRO, replicated tensors, a tied word table), and all load it.
@@ -21,10 +21,10 @@ from mpi_impl.checkpoints.manifest import Manifest, Sealed, Stored, file_of, key
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.reports.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
-from reference.boxes import Box, boxes_of_piece, shape_of, without_padding
+from reference.parallel.boxes import Box, boxes_of_piece, shape_of, without_padding
 from reference.config import ModelConfig, option
 from reference.errors import UserError
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 from reference.models.model import model_tensors
 from reference.params import leaves
 from reference.precision import rounded

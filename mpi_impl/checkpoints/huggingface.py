@@ -26,7 +26,7 @@ from mpi_impl.files import LARGEST, path_inside, writing
 from mpi_impl.training.trainer import Trainer
 from reference.config import ARCHITECTURES, ModelConfig
 from reference.errors import UserError
-from reference.layout import Piece, Segment
+from reference.parallel.layout import Piece, Segment
 from reference.models.model import model_tensors
 from reference.params import Tensor, leaves
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from reference.boxes import Box, shape_of
+from reference.parallel.boxes import Box, shape_of
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
 from reference.params import leaves

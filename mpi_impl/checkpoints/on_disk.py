@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from mpi_impl.checkpoints.manifest import FORMAT, TYPES, Manifest, Sealed, key_of, file_of
 from mpi_impl.files import is_there, opened_to_read, read_bytes, writing
 from mpi_impl.formats import open_tensors, sentence
-from reference.boxes import Box, inside, overlap, shape_of
+from reference.parallel.boxes import Box, inside, overlap, shape_of
 from reference.errors import UserError
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -4,9 +4,9 @@ from collections import defaultdict, deque
 from contextlib import contextmanager, nullcontext
 from statistics import median
 
-from reference.actions import Action
-from reference.hardware import Link
-from reference.simulate import Times
+from reference.schedules.actions import Action
+from reference.costs.hardware import Link
+from reference.schedules.simulate import Times
 
 
 class WallClock:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_dtypes  # noqa: F401  it tells NumPy what "bfloat16" is
 import numpy as np
 
-from reference.cost import RING
+from reference.costs.parameters import RING
 
 
 class Entry(NamedTuple):

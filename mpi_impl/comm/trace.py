@@ -3,7 +3,7 @@ from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from mpi_impl.comm.clock import Clock, WallClock
-from reference.actions import KINDS, Action, parse_action
+from reference.schedules.actions import KINDS, Action, parse_action
 
 
 class Slice(NamedTuple):

@@ -27,8 +27,8 @@ from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
-from reference.cost import parameters
-from reference.memory import Account, StageBytes, total
+from reference.costs.parameters import parameters
+from reference.costs.memory import Account, StageBytes, total
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
 

@@ -21,9 +21,9 @@ from mpi_impl.reports.traffic import Line, compare, summary
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
-from reference.cost import parameters
-from reference.data_parallel import samples_of
-from reference.traffic import Work, traffic
+from reference.costs.parameters import parameters
+from reference.parallel.data_parallel import samples_of
+from reference.costs.traffic import Work, traffic
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample
 

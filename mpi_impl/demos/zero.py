@@ -19,10 +19,10 @@ from mpi_impl.reports.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, require_positive
-from reference.cost import data_parallel_traffic, ring_all_gather
-from reference.layout import Layout
-from reference.memory import model_states
-from reference.schedules import require_sizes
+from reference.costs.parameters import data_parallel_traffic, ring_all_gather
+from reference.parallel.layout import Layout
+from reference.costs.memory import model_states
+from reference.schedules.generators import require_sizes
 
 LAYERS, STEPS = 2, 2
 BUCKET = 900        # elements, at least: somewhat more than a layer

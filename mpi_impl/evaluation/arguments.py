@@ -13,7 +13,7 @@ from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
-from reference.stages import stages_of_ranks
+from reference.parallel.stages import stages_of_ranks
 
 PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "metrics_file", "save",
          "offload_folder")

@@ -11,8 +11,8 @@ from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
 from reference.errors import UserError
-from reference.schedules import evaluation_schedule
-from reference.stages import stages_of_ranks
+from reference.schedules.generators import evaluation_schedule
+from reference.parallel.stages import stages_of_ranks
 
 
 class Sums:

@@ -1,6 +1,6 @@
 """The papers' measurements beside what our formulas say: `python -m mpi_impl.experiments.scaling_study`.
 
-Every figure is computed by reference/step_time.py and reference/memory.py from one profile of hardware for each
+Every figure is computed by reference/costs/step_time.py and reference/costs/memory.py from one profile of hardware for each
 cluster: dgx-2h for Shoeybi et al. 2019, dgx-a100 for Narayanan et al. 2021 and Korthikanti et al. 2022, who used the
 same one. A profile has a few numbers that were set so that its papers come out; no row has any of its own. What a paper
 does not say of a run (b and v, in the second one) is what makes the run fastest.
@@ -16,12 +16,12 @@ from mpi_impl.planning.candidates import divisors
 from mpi_impl.planning.profiles import load
 from mpi_impl.reports.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.hardware import Hardware
-from reference.memory import model_states
-from reference.plans import Plan
-from reference.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED, ZERO,
+from reference.costs.hardware import Hardware
+from reference.costs.memory import model_states
+from reference.costs.plans import Plan
+from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED, ZERO,
                                  Recomputed, Run, Scaled)
-from reference.step_time import flops_per_second, layer, sizes_of, step_time
+from reference.costs.step_time import flops_per_second, layer, sizes_of, step_time
 
 FULL = Recompute("full")        # as the first two papers, in all runs
 

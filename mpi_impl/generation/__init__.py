@@ -1,4 +1,4 @@
-"""Text from a GPT on t x p ranks, one word after another. What a word is drawn by is in reference/generation.py.
+"""Text from a GPT on t x p ranks, one word after another. What a word is drawn by is in reference/generation/decoding.py.
 
 replica.py    a model's parameters, shared out over ranks, and nothing that training needs beside them
 sources.py    where they come from: a checkpoint of ours, or a GPT-2 in Hugging Face's layout; and their tokenizer

@@ -8,7 +8,7 @@ from mpi_impl.training.arguments import check_device, check_timeout
 from mpi_impl.training.options import device_options
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
 from reference.errors import UserError
-from reference.generation import Sampling
+from reference.generation.decoding import Sampling
 from reference.precision import FORMATS
 
 

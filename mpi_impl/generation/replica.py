@@ -11,14 +11,14 @@ from mpi_impl.parallel.buffers import Whole
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.zero import Parameters
 from mpi_impl.training.trainer import Trainer
-from reference.boxes import without_padding
+from reference.parallel.boxes import without_padding
 from reference.config import ModelConfig
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 from reference.models.model import model_tensors
 from reference.models.stage import stage_of
-from reference.past import Past, no_past
-from reference.schedules import evaluation_schedule
-from reference.stages import layers_of_rank, layout_of, stages_of_ranks
+from reference.kv_cache import Past, no_past
+from reference.schedules.generators import evaluation_schedule
+from reference.parallel.stages import layers_of_rank, layout_of, stages_of_ranks
 
 Read = Callable[[Piece], np.ndarray]     # a piece of a tensor -> its elements [piece.size], in float32 or float64
 

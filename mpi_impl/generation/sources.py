@@ -15,10 +15,10 @@ from mpi_impl.data.tokenizer import (ByteLevelBPETokenizer, GPT2BPETokenizer, Nu
                                      given_tokenizer)
 from mpi_impl.generation.replica import Read
 from mpi_impl.reports.tables import bytes_of
-from reference.boxes import boxes_of_piece, shape_of
+from reference.parallel.boxes import boxes_of_piece, shape_of
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 
 GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type with its --vocab-file (and "
         "GPT2BPETokenizer's --merge-file), or for ids without text --tokenizer-type NullTokenizer.")

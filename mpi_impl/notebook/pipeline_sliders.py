@@ -4,8 +4,8 @@ import ipywidgets as widgets
 from mpi_impl.notebook.pictures.pipelines import draw_schedules
 from mpi_impl.notebook.ranks import as_png
 from reference.errors import UserError
-from reference.schedules import SCHEDULES, make, takes_v
-from reference.simulate import activations_in_flight
+from reference.schedules.generators import SCHEDULES, make, takes_v
+from reference.schedules.simulate import activations_in_flight
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
 

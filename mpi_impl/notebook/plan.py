@@ -1,6 +1,6 @@
 """What a choice of t, p, d, v, m and a ZeRO stage costs a rank, in a picture: memory, traffic and idle time.
 
-All numbers are the papers' formulas (reference/plans.py); nothing is run.
+All numbers are the papers' formulas (reference/costs/plans.py); nothing is run.
 """
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -9,9 +9,9 @@ from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.timelines.gantt import COLORS as KIND_COLORS, is_light
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import parameters
+from reference.costs.parameters import parameters
 from reference.errors import UserError
-from reference.plans import Plan
+from reference.costs.plans import Plan
 
 SHOWN_MICROBATCHES = 24     # that the picture of a pipeline has room for
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 import numpy as np
 
 from mpi_impl.arrays import address, moved_to, to_host
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 
 
 class Buffer(ABC):

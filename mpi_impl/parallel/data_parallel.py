@@ -1,4 +1,4 @@
-"""Data parallelism on ranks. Its textbook twin is reference/data_parallel.py, which deals out the samples, too.
+"""Data parallelism on ranks. Its textbook twin is reference/parallel/data_parallel.py, which deals out the samples, too.
 
 Every replica has divided its losses by the size of the *global* batch already, so gradients are added up, not averaged,
 and how the samples are spread over replicas and microbatches changes nothing.
@@ -10,7 +10,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, Pending
 from mpi_impl.parallel.buffers import Buffer, Whole
 from mpi_impl.parallel.units import Unit
-from reference.layout import Bucket, Layout, map_units
+from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import leaves
 
 

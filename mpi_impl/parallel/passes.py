@@ -7,10 +7,10 @@ import numpy as np
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
-from reference.actions import Action
+from reference.schedules.actions import Action
 from reference.config import ModelConfig, Recompute
 from reference.dropout import Dropout
-from reference.memory import array_bytes
+from reference.costs.memory import array_bytes
 from reference.models.stage import KEEP_INPUT, StageCache, has_head
 
 

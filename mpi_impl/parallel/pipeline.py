@@ -17,7 +17,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Pending
 from mpi_impl.comm.topology import Topology
-from reference.actions import Action, Receive, Schedule, Send, lower, needs, result
+from reference.schedules.actions import Action, Receive, Schedule, Send, lower, needs, result
 from reference.errors import UserError
 
 AHEAD = 2       # receives that are posted before they are waited for

@@ -1,6 +1,6 @@
-"""ZeRO on ranks: the replicas divide the model's states among them (Rajbhandari et al. 2020). Twin: reference/zero.py.
+"""ZeRO on ranks: the replicas divide the model's states among them (Rajbhandari et al. 2020). Twin: reference/parallel/zero.py.
 
-Replica i owns the i-th part of each bucket of the flat buffers (reference/layout.py), and moves only those parameters.
+Replica i owns the i-th part of each bucket of the flat buffers (reference/parallel/layout.py), and moves only those parameters.
 What else it holds is the stage's choice:
 
     stage   parameters                           gradients                                      optimizer states
@@ -18,7 +18,7 @@ from mpi_impl.comm.group import Group, Pending
 from mpi_impl.parallel.buffers import Buffer, Shard
 from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.units import Unit
-from reference.layout import Bucket, Layout, map_units
+from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import assign, initialize_shard, tree_map
 
 # ---- gradients ------------------------------------------------------------------------------------------------------

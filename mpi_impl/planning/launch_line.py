@@ -3,8 +3,8 @@ import shlex
 
 from mpi_impl.training.presets import PRESETS
 from reference.config import option
-from reference.hardware import Hardware
-from reference.plans import HALF, Plan
+from reference.costs.hardware import Hardware
+from reference.costs.plans import HALF, Plan
 
 
 def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:

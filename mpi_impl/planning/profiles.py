@@ -10,7 +10,7 @@ import msgspec
 from mpi_impl.files import write_whole
 from mpi_impl.formats import Object, read_toml, sentence
 from reference.errors import UserError
-from reference.hardware import Hardware, Link, Passes
+from reference.costs.hardware import Hardware, Link, Passes
 
 HERE = Path(__file__).parent / "hardware"
 PARTS = {"passes": Passes, "inside": Link, "between": Link}     # the tables of a file

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from mpi_impl.planning.candidates import Job, Timed, described, shape_of
-from reference.step_time import StepTime
+from reference.costs.step_time import StepTime
 
 AS_FAST = 0.006     # longer, as a share: less is no difference, nor would it show in percent
 

@@ -16,7 +16,7 @@ from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.recording.observer import Observer
 from reference import ops
-from reference.actions import Action
+from reference.schedules.actions import Action
 from reference.config import ModelConfig
 from reference.layers.block import BlockCache
 from reference.models.stage import StageCache

@@ -6,10 +6,10 @@ import numpy as np
 
 from mpi_impl.arrays import to_host, widened
 from mpi_impl.recording.names import PREDICTED
-from reference.actions import Action
-from reference.boxes import boxes_of_piece, shape_of, without_padding
-from reference.data_parallel import samples_of
-from reference.layout import unit_of
+from reference.schedules.actions import Action
+from reference.parallel.boxes import boxes_of_piece, shape_of, without_padding
+from reference.parallel.data_parallel import samples_of
+from reference.parallel.layout import unit_of
 from reference.models.bert import HEADS
 from reference.models.stage import has_embedding, has_head
 from reference.params import leaves

@@ -14,11 +14,11 @@ from mpi_impl.comm.group import Group
 from mpi_impl.device import Memory
 from mpi_impl.reports.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.cost import iteration_flops, parameters, parameters_of_stage
+from reference.costs.parameters import iteration_flops, parameters, parameters_of_stage
 from reference.errors import UserError
-from reference.memory import Account, model_states, rank_activations
+from reference.costs.memory import Account, model_states, rank_activations
 from reference.precision import Precision
-from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 

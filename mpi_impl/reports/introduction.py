@@ -4,8 +4,8 @@ from mpi_impl.comm.hosts import Hosts
 from mpi_impl.training.arguments import Settings
 from mpi_impl.training.options import NAMES
 from reference.config import ModelConfig, ParallelConfig
-from reference.cost import parameters
-from reference.stages import layouts_of_ranks, stages_of_ranks
+from reference.costs.parameters import parameters
+from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
 def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:

@@ -1,6 +1,6 @@
 """What one layer keeps of a microbatch: its arrays counted, beside our account of them and the papers' formulas.
 
-The account, and the sources, are in reference/memory.py.
+The account, and the sources, are in reference/costs/memory.py.
 """
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +18,8 @@ from reference.config import ParallelConfig, Recompute
 from reference.dropout import Dropout
 from reference.layers.block import block_tensors
 from reference.layers.embedding import Embedding
-from reference.layout import Layout, map_units
-from reference.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
+from reference.parallel.layout import Layout, map_units
+from reference.costs.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
 from reference.models.gpt import GPT
 from reference.params import initialize_shard
 from reference.precision import Precision

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from mpi_impl.comm.trace import Slice
 from mpi_impl.reports.pictures import save
 from mpi_impl.timelines.timelines import timeline_of
-from reference.actions import KINDS
+from reference.schedules.actions import KINDS
 
 # Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.
 COLORS = {"F": "#0072B2", "B": "#008F6B", "I": "#EE7733", "W": "#F0E442", "communication": "#BB2200",

@@ -4,8 +4,8 @@ from itertools import chain
 from statistics import median
 
 from mpi_impl.comm.trace import Slice
-from reference.actions import Schedule
-from reference.simulate import Span, Timeline, Times
+from reference.schedules.actions import Schedule
+from reference.schedules.simulate import Span, Timeline, Times
 
 
 def slices_of(timeline: Timeline) -> list[list[Slice]]:

@@ -8,8 +8,8 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.topology import Topology
 from mpi_impl.comm.trace import Slice
 from mpi_impl.timelines.timelines import measured_times, slices_of
-from reference.actions import Schedule
-from reference.simulate import simulate
+from reference.schedules.actions import Schedule
+from reference.schedules.simulate import simulate
 
 KEPT = 10       # steps
 TRACE, TIMELINE = "trace.json", "timeline.png"

@@ -14,8 +14,8 @@ from reference.config import (ModelConfig, ParallelConfig, Recompute, check_mode
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision
-from reference.schedules import MOST_ACTIONS
-from reference.stages import stages_of_ranks
+from reference.schedules.generators import MOST_ACTIONS
+from reference.parallel.stages import stages_of_ranks
 
 LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 

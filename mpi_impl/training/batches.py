@@ -6,7 +6,7 @@ import numpy as np
 from mpi_impl.arrays import moved_to
 from mpi_impl.comm.topology import Topology
 from reference.config import ModelConfig
-from reference.data_parallel import samples_of
+from reference.parallel.data_parallel import samples_of
 from reference.models.model import batch_type
 from reference.params import HOST
 
@@ -22,7 +22,7 @@ class Dataset(Protocol):
 class Batches:
     """Global batches of B samples, dealt out to d replicas in microbatches of b.
 
-    Together the replicas get the batch that one process would; `samples_of` in reference/data_parallel.py says how it
+    Together the replicas get the batch that one process would; `samples_of` in reference/parallel/data_parallel.py says how it
     is dealt out.
     """
 

@@ -7,7 +7,7 @@ from mpi_impl import kernels
 from mpi_impl.arrays import narrowed, on_device
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
 
 # Elements at a time: no more of a far shard is near at once.

@@ -10,7 +10,7 @@ from mpi_impl.training.presets import PRESETS
 from reference.config import POSITION_EMBEDDINGS, RECOMPUTE
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES
-from reference.schedules import SCHEDULES
+from reference.schedules.generators import SCHEDULES
 
 NAMES = {"gpt": "GPT", "bert": "BERT"}      # of architectures, for people
 TOKENIZERS = {"gpt": "ByteLevelBPETokenizer", "bert": "BertWordPieceLowerCase"}      # unless --tokenizer-type is given

@@ -44,8 +44,8 @@ from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
 from reference.errors import UserError
-from reference.stages import schedule_of
-from reference.traffic import Work
+from reference.parallel.stages import schedule_of
+from reference.costs.traffic import Work
 
 
 def instruments(args) -> Instruments:

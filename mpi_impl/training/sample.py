@@ -2,7 +2,7 @@
 from mpi_impl.generation.replica import trained
 from mpi_impl.generation.words import generate
 from mpi_impl.training.trainer import Trainer
-from reference.generation import Sampling
+from reference.generation.decoding import Sampling
 
 TEMPERATURE = 0.8     # below 1, likely words become likelier: a small model rambles less
 

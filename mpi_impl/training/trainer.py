@@ -19,16 +19,16 @@ from mpi_impl.recording.observed import ObservedPass
 from mpi_impl.recording.observer import Observer
 from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
 from reference.config import ModelConfig
-from reference.data_parallel import samples_of
+from reference.parallel.data_parallel import samples_of
 from reference.dropout import Dropout
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 from reference.models.model import model_tensors
 from reference.models.stage import has_embedding, has_head, stage_of
 from reference.optimizer import OptimizerConfig
 from reference.params import HOST
 from reference.precision import LossScaler, Precision
-from reference.schedules import evaluation_schedule
-from reference.stages import layers_of_rank, layout_of, schedule_of, stages_of_ranks
+from reference.schedules.generators import evaluation_schedule
+from reference.parallel.stages import layers_of_rank, layout_of, schedule_of, stages_of_ranks
 
 
 class StepResult(NamedTuple):

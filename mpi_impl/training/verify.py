@@ -24,12 +24,12 @@ import numpy as np
 from mpi_impl.arrays import to_host
 from mpi_impl.comm.topology import Place, place
 from mpi_impl.training.trainer import StepResult, Trainer
-from reference import training
+from reference.training import trainer as training
 from reference.errors import UserError
 from reference.models.stage import join_stages
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS
-from reference.stages import layouts_of_ranks
+from reference.parallel.stages import layouts_of_ranks
 
 SMALL = 256     # elements: of fewer a single one whose gradient has the other sign would count too much, in 16 bits
 

@@ -11,7 +11,7 @@ loss = log(sum over words of exp(logit)) - logit of the target, for each of b s 
 import numpy as np
 
 from reference import ops
-from reference.collectives import all_gather, all_reduce
+from reference.comm.collectives import all_gather, all_reduce
 from reference.layers.embedding import local_ids
 
 NO_WORD = np.iinfo(np.int64).min + 1     # below every word's negative

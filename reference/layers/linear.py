@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reference import ops
-from reference.collectives import all_gather
+from reference.comm.collectives import all_gather
 from reference.params import bias, weight
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.collectives import all_reduce
+from reference.comm.collectives import all_reduce
 from reference.ops import ACTIVATIONS, linear, linear_backward, rows
 from reference.params import bias, weight
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from mpi_impl.checkpoints.huggingface import WEIGHTS, Weights, check_weights, places_of
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_of
 from mpi_impl.data.tokenizer import NullTokenizer
-from reference import stages
+from reference.parallel import stages
 from reference.config import ARCHITECTURES, Recompute
 from reference.layers.attention import Attention
 from reference.layers.block import Block

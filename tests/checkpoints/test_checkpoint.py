@@ -15,14 +15,14 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.manifest import Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.parallel.buffers import Whole
-from reference import training
-from reference.boxes import without_padding
+from reference.training import trainer as training
+from reference.parallel.boxes import without_padding
 from reference.config import ModelConfig
 from reference.errors import UserError
-from reference.layout import Piece, Segment
+from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
 from reference.precision import LossScaling, Precision, ScaleState
-from reference.schedules import make
+from reference.schedules.generators import make
 from tests.allocated import most_bytes
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
 from tests.deep import every_other_deep

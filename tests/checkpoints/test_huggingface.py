@@ -26,8 +26,8 @@ from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors
 from reference.models.model import model_tensors
 from reference.params import leaves, tree_map, with_names
-from reference.stages import layout_of
-from reference.training import loss_and_gradients
+from reference.parallel.stages import layout_of
+from reference.training.trainer import loss_and_gradients
 from tests.allocated import most_bytes
 from tests.checkpoints.gpt2_golden import TOKENS, direction
 from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, computed, empty, full_name, options, said_of,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from reference import training
+from reference.training import trainer as training
 from reference.config import ARCHITECTURES, ModelConfig
 from reference.models.model import model_tensors
 from reference.params import initialize, leaves, tree_map, with_names

@@ -16,7 +16,7 @@ from mpi_impl.evaluation.sums import Sums
 from mpi_impl.generation.replica import trained
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import Trainer
-from reference import training
+from reference.training import trainer as training
 from reference.config import ModelConfig
 from reference.models.bert import choice_scores
 from reference.models.model import model_tensors

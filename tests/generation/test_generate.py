@@ -15,7 +15,7 @@ from mpi_impl.generate import Generation
 from mpi_impl.generation.options import parse
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.generation import Sampling, generate
+from reference.generation.decoding import Sampling, generate
 from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize

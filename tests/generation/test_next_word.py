@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reference import counter_rng
 from reference.errors import UserError
-from reference.generation import Sampling, allowed, next_word
+from reference.generation.decoding import Sampling, allowed, next_word
 from reference.ops import softmax
 from tests.deep import every_other_deep
 

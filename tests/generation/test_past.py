@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.generation import Sampling, continuation, generate, positions_for
+from reference.generation.decoding import Sampling, continuation, generate, positions_for
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.models.stage import stage_of
 from reference.params import tree_map
-from reference.past import Past, length_of, no_past
+from reference.kv_cache import Past, length_of, no_past
 from tests.spy import SpyArray
 from tests.strategies import cases, close
 

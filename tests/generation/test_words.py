@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mpi_impl.generation.words import generate
 from reference.config import ModelConfig
-from reference.generation import Sampling
+from reference.generation.decoding import Sampling
 from tests.cases import Case
 from tests.gpu import device
 from tests.generation.texts import Text, logits_equal_uncached, on_ranks, texts

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mpi_impl.comm.topology import place
 from mpi_impl.training.batches import Batches, whole_batch
 from reference.config import ModelConfig, ParallelConfig
-from reference.data_parallel import samples_of
+from reference.parallel.data_parallel import samples_of
 from tests.training_theorems import connected
 
 COUNT = st.integers(1, 3)

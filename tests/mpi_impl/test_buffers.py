@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpi_impl.parallel.buffers import FarShard, Shard, Whole
 from reference.config import ModelConfig
-from reference.layout import Layout, Piece
+from reference.parallel.layout import Layout, Piece
 from reference.models.gpt import gpt_tensors
 from tests.spy import SpyArray
 from tests.strategies import cases

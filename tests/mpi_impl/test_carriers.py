@@ -18,7 +18,7 @@ from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.training.trainer import Trainer
-from reference.simulate import Times
+from reference.schedules.simulate import Times
 from tests.fake_cuda import on_gpus
 from tests.planted import Bug, assert_caught
 from tests.spy import SpyArray, to_host

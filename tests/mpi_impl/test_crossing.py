@@ -10,7 +10,7 @@ from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.hosts import Hosts, crossing, split_groups
 from mpi_impl.comm.ledger import Entry, Ledger, Total, bytes_between_hosts, ring_bytes
 from mpi_impl.reports.traffic import Line, inside_and_between, table
-from reference.cost import tensor_parallel_traffic
+from reference.costs.parameters import tensor_parallel_traffic
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 BYTES = 8       # of an element

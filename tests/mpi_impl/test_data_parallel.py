@@ -15,7 +15,7 @@ from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
-from reference.layout import Layout
+from reference.parallel.layout import Layout
 from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves, tree_map

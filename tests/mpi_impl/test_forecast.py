@@ -14,7 +14,7 @@ from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.cost import iteration_flops
+from reference.costs.parameters import iteration_flops
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision

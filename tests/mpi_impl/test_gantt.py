@@ -11,8 +11,8 @@ from mpi_impl.comm.trace import Slice
 from mpi_impl.timelines.gantt import (COLORS, DPI, HIGHEST, LEFT, NARROWEST, RIGHT, WIDEST, Panel, cells_of,
                                      draw_timelines, shade, timelines_figure)
 from mpi_impl.timelines.timelines import slices_of, timeline_of
-from reference.schedules import SCHEDULES, make
-from reference.simulate import Times, simulate
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import Times, simulate
 
 SMALL = [(name, 4, 8, 2 if name == "interleaved" else None) for name in SCHEDULES]
 MEASURED = [[Slice("compute", "0F0", "F", 5.0, 5.01), Slice("compute", "0B0", "B", 5.04, 5.06),

@@ -14,7 +14,7 @@ from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
-from reference import collectives
+from reference.comm import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError
 from reference.precision import FORMATS

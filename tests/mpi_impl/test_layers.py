@@ -10,7 +10,7 @@ from mpi_impl.models import gpt, stage
 from mpi_impl.parallel.units import Unit
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
-from reference.layout import map_units
+from reference.parallel.layout import map_units
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision

@@ -13,7 +13,7 @@ from mpi_impl.reports import memory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.memory import Account, StageBytes, total
+from reference.costs.memory import Account, StageBytes, total
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
 from tests.deep import one_fast_of

@@ -13,7 +13,7 @@ from mpi_impl.arrays import dtype_of
 from mpi_impl.models import bert, gpt
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference import training
+from reference.training import trainer as training
 from reference.config import ModelConfig
 from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig, learning_rate

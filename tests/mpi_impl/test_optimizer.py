@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpi_impl.parallel.buffers import FarShard, Shard, Whole
 from mpi_impl.training import optimizer
 from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
-from reference.layout import Layout
+from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
 from reference.params import HOST, leaves

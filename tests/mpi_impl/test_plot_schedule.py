@@ -9,10 +9,10 @@ import pytest
 from mpi_impl.plot_schedule import main, times
 from mpi_impl.timelines import gantt
 from mpi_impl.timelines.timelines import slices_of
-from reference.actions import Action, to_csv
+from reference.schedules.actions import Action, to_csv
 from reference.errors import UserError
-from reference.schedules import SCHEDULES, make
-from reference.simulate import Times, activations_in_flight, simulate
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 LINE = re.compile(r"(.*): makespan (\S+), bubble (\S+) \(idle / ideal time\), stages' activations in flight (.*)")
 

@@ -6,7 +6,7 @@ from mpi_impl.reports.throughput import counted, throughput_of
 from mpi_impl.training.arguments import parse
 from mpi_impl.training.presets import PRESETS
 from reference.config import ModelConfig
-from reference.cost import iteration_flops, parameters
+from reference.costs.parameters import iteration_flops, parameters
 from reference.errors import UserError
 
 WORDS = {"gpt": 50_257, "bert": 30_522}

@@ -5,9 +5,9 @@ import pytest
 
 from mpi_impl.training.sample import TEMPERATURE, sample
 from mpi_impl.training.trainer import Trainer
-from reference import training
+from reference.training import trainer as training
 from reference.config import ModelConfig, ParallelConfig
-from reference.generation import Sampling, generate
+from reference.generation.decoding import Sampling, generate
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 from tests.deep import every_other_deep, one_fast_of

@@ -8,7 +8,7 @@ from mpi_impl.experiments import scaling_study
 from mpi_impl.experiments.published_figures import MISSED, OURS, draw_tables
 from mpi_impl.experiments.scaling_study import Row, Share, Table, study, told, weak_scaling
 from mpi_impl.planning.profiles import load
-from reference.published import KORTHIKANTI, MEGATRON, PTD_P, STRONG_SCALING, ZERO
+from reference.costs.published import KORTHIKANTI, MEGATRON, PTD_P, STRONG_SCALING, ZERO
 
 KNOWN = {("Shoeybi et al. 2019, figure 5: the same with 64 replicas", "2.5B, t = 2")}      # of two that are missed
 

@@ -17,7 +17,7 @@ from mpi_impl.comm import group as group_module
 from mpi_impl.comm import shared_memory
 from mpi_impl.comm.group import Group, shared_key
 from mpi_impl.comm.shared_memory import SharedMemory
-from reference import collectives
+from reference.comm import collectives
 from tests.launching import launch, write_program
 from tests.strategies import close
 

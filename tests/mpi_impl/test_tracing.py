@@ -20,9 +20,9 @@ from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
-from reference.schedules import SCHEDULES, make
-from reference.simulate import Times, simulate
-from reference.stages import schedule_of
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import Times, simulate
+from reference.parallel.stages import schedule_of
 from tests.deep import every_other_deep
 
 TIME = st.floats(0.1, 10)

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.config import ModelConfig, Recompute
-from reference.schedules import SCHEDULES, make, takes_v
-from reference.stages import schedule_of
-from reference.traffic import Work
+from reference.schedules.generators import SCHEDULES, make, takes_v
+from reference.parallel.stages import schedule_of
+from reference.costs.traffic import Work
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
 from tests.strategies import ANY_MODEL, Case, cases, recomputes

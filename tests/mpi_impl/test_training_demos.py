@@ -11,10 +11,10 @@ from mpi_impl.demos import __main__ as listing
 from mpi_impl.demos import deadlock, train, zero
 from mpi_impl.demos.tiny_gpt import POSITIONS, tiny_gpt
 from mpi_impl.pool import RankAssertion, RankFailure
-from reference.actions import from_csv
-from reference.cost import parameters
-from reference.schedules import SCHEDULES, make
-from reference.simulate import activations_in_flight
+from reference.schedules.actions import from_csv
+from reference.costs.parameters import parameters
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import activations_in_flight
 from tests.launching import command, launch
 from tests.planted import Bug, planted_run
 

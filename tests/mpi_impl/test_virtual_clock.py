@@ -11,10 +11,10 @@ from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.parallel.pipeline import Pipeline
-from reference.actions import Action
+from reference.schedules.actions import Action
 from reference.config import ParallelConfig
-from reference.schedules import SCHEDULES, make
-from reference.simulate import Times, simulate
+from reference.schedules.generators import SCHEDULES, make
+from reference.schedules.simulate import Times, simulate
 
 TIME = st.floats(0.01, 10)
 

@@ -21,11 +21,11 @@ from mpi_impl.parallel import passes
 from mpi_impl.parallel.buffers import Shard, Whole
 from mpi_impl.parallel.zero import GatheredUnit, Parameters, ShardedGradients, ShardedParameters
 from mpi_impl.training.trainer import Trainer
-from reference import training
+from reference.training import trainer as training
 from reference.batches import GPTBatch
 from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, ModelConfig
 from reference.errors import UserError
-from reference.layout import Layout
+from reference.parallel.layout import Layout
 from reference.optimizer import OptimizerConfig, sum_of_squares
 from reference.params import Tensor, leaves, tree_map
 from reference.precision import Precision

@@ -9,8 +9,8 @@ from mpi_impl.demos.tiny_gpt import tiny_gpt
 from mpi_impl.notebook.pictures.buffers import STAGES, TINTS, draw_layout, draw_stages
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
 from mpi_impl.reports.charts import MEMORY
-from reference.layout import Layout
-from reference.memory import model_states
+from reference.parallel.layout import Layout
+from reference.costs.memory import model_states
 from reference.models.gpt import gpt_tensors
 
 TINTED = {tint for pair in TINTS for tint in pair}

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from mpi_impl.notebook.pictures.choices import BEST, TOO_MUCH, Machine, choices, draw_choices, gigabytes, idle, seconds
 from mpi_impl.notebook.plan import published
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.plans import Plan
+from reference.costs.plans import Plan
 
 MACHINE = Machine(flops=140e12, inside=300e9, outside=25e9, server=8)
 FOUND = choices(published("39.1B"), n=64, B=128)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from mpi_impl.notebook.pipeline_sliders import TRAINING, explore_schedules
 from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, held, play
 from reference.errors import UserError
-from reference.schedules import SCHEDULES, make, takes_v
-from reference.simulate import activations_in_flight
+from reference.schedules.generators import SCHEDULES, make, takes_v
+from reference.schedules.simulate import activations_in_flight
 
 
 @st.composite

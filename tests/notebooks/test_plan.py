@@ -10,10 +10,10 @@ from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import MEMORY
 from mpi_impl.timelines.gantt import COLORS as KIND_COLORS
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.cost import parameters
+from reference.costs.parameters import parameters
 from reference.errors import UserError
-from reference.plans import Plan
-from reference.traffic import Work, traffic
+from reference.costs.plans import Plan
+from reference.costs.traffic import Work, traffic
 
 S, V = 2048, 51_200
 POWERS = st.sampled_from((1, 2, 4, 8))
@@ -76,7 +76,7 @@ def test_idle_time_is_that_of_the_paper(chosen):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("t, p, v", [(1, 4, 1), (2, 4, 1), (4, 1, 1), (2, 2, 2)])
 def test_traffic_is_what_the_ledger_of_a_run_would_say(t, p, v, recompute, cut):
-    """Of all ranks of a pipeline: inside layers, and between stages, as `reference.traffic` counts them."""
+    """Of all ranks of a pipeline: inside layers, and between stages, as `reference.costs.traffic` counts them."""
     if cut and t == 1:
         return
     c, m = ModelConfig(8, 16, 4, 32, 8), 4

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS
-from reference.cost import ring_all_reduce as cost
+from reference.costs.parameters import ring_all_reduce as cost
 
 RANKS = st.integers(2, 8)
 

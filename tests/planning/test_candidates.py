@@ -15,10 +15,10 @@ from mpi_impl.planning.candidates import Job, check, described, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
 from reference.errors import UserError
-from reference.memory import layer_activations, model_states
-from reference.plans import Plan
-from reference.stages import schedule_of, stages_of_ranks
-from reference.step_time import step_time
+from reference.costs.memory import layer_activations, model_states
+from reference.costs.plans import Plan
+from reference.parallel.stages import schedule_of, stages_of_ranks
+from reference.costs.step_time import step_time
 from tests.deep import every_other_deep
 from tests.plan_cases import REAL, model_of
 

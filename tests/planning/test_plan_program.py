@@ -17,7 +17,7 @@ from mpi_impl.planning.reasons import reasons
 from mpi_impl.reports.charts import MEMORY
 from mpi_impl.training.presets import PRESETS
 from reference.config import ModelConfig
-from reference.cost import iteration_flops, parameters
+from reference.costs.parameters import iteration_flops, parameters
 from reference.errors import UserError
 from tests.plan_cases import REAL
 

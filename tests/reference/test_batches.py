@@ -7,7 +7,7 @@ from reference.batches import GPTBatch
 from reference.config import ModelConfig
 from reference.models.model import batch_type, model_backward, model_forward, model_tensors
 from reference.params import tree_map
-from reference.training import loss_and_gradients
+from reference.training.trainer import loss_and_gradients
 from tests.cases import cut
 from tests.strategies import ANY_MODEL, Case, cases, close, trees_close
 

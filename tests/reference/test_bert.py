@@ -8,7 +8,7 @@ from reference.layers.block import block_backward, block_forward, block_tensors
 from reference.models.bert import bert_forward, bert_tensors
 from reference.ops import ACTIVATIONS
 from reference.params import leaves
-from reference.training import loss_and_gradients
+from reference.training.trainer import loss_and_gradients
 from tests import textbook_theorems as theorems
 from tests.strategies import ANY_MODEL, cases, close, recomputes, trees_close
 

@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.boxes import boxes_of_piece, boxes_of_run, inside, overlap, shape_of, without_padding
-from reference.layout import Layout
+from reference.parallel.boxes import boxes_of_piece, boxes_of_run, inside, overlap, shape_of, without_padding
+from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_tensors
 from reference.params import leaves
 from tests.reference.test_layout import BUCKET, PARTS

@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.collectives import all_gather, all_reduce, broadcast, reduce_scatter
+from reference.comm.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from tests.strategies import close
 
 RANKS, SEEDS = st.integers(1, 9), st.integers(0, 2**32 - 1)

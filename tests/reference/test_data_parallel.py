@@ -3,7 +3,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.data_parallel import samples_of
+from reference.parallel.data_parallel import samples_of
 from tests.strategies import cases
 from tests.textbook_theorems import replicas_equal_one_process
 

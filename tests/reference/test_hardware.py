@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.cost import RING
+from reference.costs.parameters import RING
 from reference.errors import UserError
-from reference.hardware import Group, Link, collective, leaving, size_of_product, slowest_link
+from reference.costs.hardware import Group, Link, collective, leaving, size_of_product, slowest_link
 from tests.plan_cases import IDEAL, REAL
 
 SIDES = st.integers(1, 5000)

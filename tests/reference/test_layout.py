@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.layout import ALONE, Layout, unit_of
+from reference.parallel.layout import ALONE, Layout, unit_of
 from reference.models.gpt import gpt_tensors
 from reference.params import leaves, tree_map
 from tests.strategies import cases, trees_close

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.collectives import all_reduce
-from reference.mappings import SEQUENCE, TENSOR_PARALLEL, SequenceParallelRegion
+from reference.comm.collectives import all_reduce
+from reference.comm.mappings import SEQUENCE, TENSOR_PARALLEL, SequenceParallelRegion
 from reference.params import Tensor
 from tests.strategies import close
 

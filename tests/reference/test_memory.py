@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.actions import parse_action
+from reference.schedules.actions import parse_action
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.errors import UserError
-from reference.memory import (Account, StageBytes, activations_outside_layers, array_bytes, layer_activations,
+from reference.costs.memory import (Account, StageBytes, activations_outside_layers, array_bytes, layer_activations,
                               model_states, most_in_flight, peak_activations, rank_activations, total)
 from reference.precision import FORMATS, Precision
-from reference.schedules import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
-from reference.simulate import activations_in_flight
+from reference.schedules.generators import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
+from reference.schedules.simulate import activations_in_flight
 from tests.strategies import cases
 
 GPT3, MT_NLG = ModelConfig(96, 12_288, 96, 51_200, 2048), ModelConfig(105, 20_480, 128, 51_200, 2048)   # 175B, 530B

@@ -3,13 +3,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.actions import needs
+from reference.schedules.actions import needs
 from reference.models.model import model_tensors
 from reference.models.stage import join_stages
-from reference.pipeline import cut_into_stages, in_time, pipeline_gradients
-from reference.schedules import SCHEDULES, make
-from reference.stages import layers_of_stage
-from reference.training import loss_and_gradients
+from reference.parallel.pipeline import cut_into_stages, in_time, pipeline_gradients
+from reference.schedules.generators import SCHEDULES, make
+from reference.parallel.stages import layers_of_stage
+from reference.training.trainer import loss_and_gradients
 from tests.cases import cut
 from tests.strategies import ANY_MODEL, cases, close, trees_close
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.actions import Send, lower
+from reference.schedules.actions import Send, lower
 from reference.config import ParallelConfig, Recompute
-from reference.cost import parameters_of_stage
+from reference.costs.parameters import parameters_of_stage
 from reference.errors import UserError
-from reference.memory import layer_activations, model_states
-from reference.plans import Plan
-from reference.schedules import SCHEDULES, check_microbatches, make
-from reference.simulate import activations_in_flight
-from reference.stages import layers_of_rank, layouts_of_ranks, schedule_of, stages_of_ranks
+from reference.costs.memory import layer_activations, model_states
+from reference.costs.plans import Plan
+from reference.schedules.generators import SCHEDULES, check_microbatches, make
+from reference.schedules.simulate import activations_in_flight
+from reference.parallel.stages import layers_of_rank, layouts_of_ranks, schedule_of, stages_of_ranks
 from tests.plan_cases import model_of, plans
 
 

@@ -13,7 +13,7 @@ from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import FORMATS, UNSCALED, LossScaler, LossScaling, Precision, ScaleState, rounded
-from reference.training import Trainer
+from reference.training.trainer import Trainer
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 BITS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300)

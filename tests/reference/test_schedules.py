@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
+from reference.schedules.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
 from reference.errors import UserError
-from reference.schedules import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe, interleaved, main,
+from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe, interleaved, main,
                                  make,
                                  one_f_one_b, zero_bubble_v)
-from reference.validate import ScheduleError, validate
+from reference.schedules.validate import ScheduleError, validate
 
 SIZES = st.integers(1, 6)
 

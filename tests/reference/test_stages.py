@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.schedules import SCHEDULES
-from reference.stages import layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
+from reference.schedules.generators import SCHEDULES
+from reference.parallel.stages import layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
 

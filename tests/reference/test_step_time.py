@@ -1,4 +1,4 @@
-"""A step's time, part by part: with all else for nothing, each is its formula of reference/cost.py over what the
+"""A step's time, part by part: with all else for nothing, each is its formula of reference/costs/parameters.py over what the
 hardware does in a second; and a schedule of which a part is played takes what it takes when all of it is.
 """
 from dataclasses import fields, replace
@@ -9,15 +9,15 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from reference import step_time as module
+from reference.costs import step_time as module
 from reference.config import RECOMPUTE, ParallelConfig, Recompute
-from reference.cost import (data_parallel_traffic, forward_flops, iteration_flops, pipeline_traffic, ring_all_gather,
+from reference.costs.parameters import (data_parallel_traffic, forward_flops, iteration_flops, pipeline_traffic, ring_all_gather,
                             tensor_parallel_traffic)
-from reference.hardware import Link
-from reference.plans import Plan
-from reference.simulate import Times, simulate
-from reference.stages import schedule_of
-from reference.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second,
+from reference.costs.hardware import Link
+from reference.costs.plans import Plan
+from reference.schedules.simulate import Times, simulate
+from reference.parallel.stages import schedule_of
+from reference.costs.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second,
                                  groups_of, layer, played_makespan, rank_works, replica_messages, sending, sizes_of,
                                  slowest_of, stage_works, step_time)
 from tests.plan_cases import FREE, IDEAL, REAL, model_of, plans

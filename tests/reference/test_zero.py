@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig
-from reference.cost import data_parallel_traffic, ring_all_gather
+from reference.costs.parameters import data_parallel_traffic, ring_all_gather
 from reference.errors import UserError
-from reference.memory import model_states
+from reference.costs.memory import model_states
 from reference.optimizer import OptimizerConfig
 from reference.params import join
 from reference.precision import Precision
-from reference.training import Trainer
-from reference.zero import ZeroTrainer
+from reference.training.trainer import Trainer
+from reference.parallel.zero import ZeroTrainer
 from tests.planted import planted
 from tests.strategies import Case, cases, close, trees_close
 
@@ -173,12 +173,12 @@ BUGS = {
 @pytest.mark.parametrize("stage, right, wrong", BUGS.values(), ids=BUGS)
 def test_bugs_are_caught(stage, right, wrong):
     zero_equals_one_process(CASE, 2, 2, stage, 1 << 20)
-    with planted("reference.zero", right, wrong), pytest.raises(AssertionError):
+    with planted("reference.parallel.zero", right, wrong), pytest.raises(AssertionError):
         zero_equals_one_process(CASE, 2, 2, stage, 1 << 20)
 
 
 def test_a_unit_that_is_not_freed_is_caught():
     right = "        return [self.layout.unit_views(unit, flat) for flat in flats]"
     kept = "        self.kept = [*getattr(self, 'kept', ()), flats]\n" + right
-    with planted("reference.zero", right, kept), pytest.raises(AssertionError):
+    with planted("reference.parallel.zero", right, kept), pytest.raises(AssertionError):
         test_stage_3_never_has_more_whole_than_it_uses.hypothesis.inner_test(CASE, 2, 1)

@@ -10,10 +10,10 @@ from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import GRID, finish
 from mpi_impl.timelines.gantt import Panel, timelines_figure
 from mpi_impl.timelines.timelines import slices_of
-from reference.actions import Schedule
-from reference.cost import bubble_fraction
-from reference.schedules import make
-from reference.simulate import Span, Timeline, Times, simulate
+from reference.schedules.actions import Schedule
+from reference.costs.parameters import bubble_fraction
+from reference.schedules.generators import make
+from reference.schedules.simulate import Span, Timeline, Times, simulate
 
 
 def play(schedule: Schedule) -> Timeline:

@@ -7,11 +7,11 @@ from itertools import chain
 
 import numpy as np
 
-from reference.actions import Action, Schedule, needs, result
+from reference.schedules.actions import Action, Schedule, needs, result
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import has_head
 from reference.params import leaves, tree_map, with_names
-from reference.simulate import Times, simulate
+from reference.schedules.simulate import Times, simulate
 
 
 def cut_into_stages(p, layers_of_stages, c):

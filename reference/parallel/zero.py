@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.collectives import all_gather, all_reduce, reduce_scatter
+from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
 from reference.config import check_zero_stage, number_of_microbatches
-from reference.cost import ring_all_gather
-from reference.data_parallel import samples_of
+from reference.costs.parameters import ring_all_gather
+from reference.parallel.data_parallel import samples_of
 from reference.dropout import Dropout
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
-from reference.layout import Layout
-from reference.memory import ModelStates
+from reference.parallel.layout import Layout
+from reference.costs.memory import ModelStates
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
 from reference.models.stage import stage_rotary
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
@@ -47,7 +47,7 @@ class Rank(NamedTuple):
 
 
 class ZeroTrainer:
-    """The Trainer of reference/training.py, on d replicas."""
+    """The Trainer of reference/training/trainer.py, on d replicas."""
 
     def __init__(self, model, optimizer, seed, dtype, d, stage, bucket_size=1 << 20):
         """`model` is a ModelConfig, `optimizer` an OptimizerConfig. In stage 3 every unit is a bucket."""

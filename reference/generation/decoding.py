@@ -19,7 +19,7 @@ from reference.config import require_not_negative, require_positive
 from reference.errors import UserError
 from reference.models.gpt import next_logits
 from reference.ops import softmax
-from reference.past import forget, no_past
+from reference.kv_cache import forget, no_past
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 and idle time, by the papers' formulas. Nothing is run.
 
 Mixed precision as in the papers: 16 bits for parameters, gradients, activations and messages. How long a step takes
-depends on the hardware: reference/step_time.py.
+depends on the hardware: reference/costs/step_time.py.
 """
 from collections import Counter
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
-from reference.cost import data_parallel_traffic, parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
-from reference.memory import (activations_outside_layers, head_activations, layer_activations, model_states,
+from reference.costs.parameters import data_parallel_traffic, parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
+from reference.costs.memory import (activations_outside_layers, head_activations, layer_activations, model_states,
                               most_in_flight)
-from reference.schedules import check_microbatches
-from reference.simulate import Timeline, Times, simulate
-from reference.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.schedules.generators import check_microbatches
+from reference.schedules.simulate import Timeline, Times, simulate
+from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 
 HALF = 2                    # bytes of what is sent
 

@@ -1,4 +1,4 @@
-"""What a run costs in parameters, FLOPs, idle time and traffic, as the papers' formulas. Bytes: reference/memory.py.
+"""What a run costs in parameters, FLOPs, idle time and traffic, as the papers' formulas. Bytes: reference/costs/memory.py.
 
 The papers' letters, see reference/config.py; m microbatches a step, v stages on each pipeline rank. Narayanan et al.
 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.

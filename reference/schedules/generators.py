@@ -1,7 +1,7 @@
-"""Pipeline schedules: who computes what when. Each function lists the actions of reference/actions.py for every rank.
+"""Pipeline schedules: who computes what when. Each function lists the actions of reference/schedules/actions.py for every rank.
 
 `python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs is told by
-reference/simulate.py. There ranks that start later often end later, too: this slant of the timeline is no idle time,
+reference/schedules/simulate.py. There ranks that start later often end later, too: this slant of the timeline is no idle time,
 unless something makes all ranks wait for one another between two steps.
 
 Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from inspect import signature
 
-from reference.actions import Action, Schedule, to_csv
+from reference.schedules.actions import Action, Schedule, to_csv
 from reference.config import require_positive
 from reference.errors import UserError
-from reference.simulate import Times, activations_in_flight, simulate
+from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 MOST_ACTIONS = 250_000      # of a kind on all ranks in one step: a schedule is a list of them all, made within seconds
 

@@ -10,7 +10,7 @@ A run is a few boxes, one after another:
 """
 from math import prod
 
-from reference.layout import Piece
+from reference.parallel.layout import Piece
 
 Box = tuple[slice, ...]      # of an array: along each axis from where to where; none of them empty
 

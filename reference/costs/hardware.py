@@ -1,7 +1,7 @@
 """What a device does in a second, as numbers: matrix products, what goes through its memory, messages to others.
 
 A profile is data: a file of mpi_impl/planning/hardware/, or what benchmarks/calibrate.py has measured. From it and from
-a plan reference/step_time.py says how long a step takes.
+a plan reference/costs/step_time.py says how long a step takes.
 """
 from bisect import bisect
 from collections import Counter
@@ -10,7 +10,7 @@ from functools import cache
 from math import inf, log
 from typing import NamedTuple
 
-from reference.cost import RING
+from reference.costs.parameters import RING
 from reference.errors import UserError
 
 

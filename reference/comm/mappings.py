@@ -9,7 +9,7 @@ layers are the same for both: they enter and leave, and what that means is the r
 """
 import numpy as np
 
-from reference.collectives import all_gather, all_reduce, broadcast, reduce_scatter
+from reference.comm.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from reference.params import tree_map
 
 SEQUENCE = 1    # the axis of positions in [b, s, h]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from reference.collectives import all_reduce
+from reference.comm.collectives import all_reduce
 from reference.config import number_of_microbatches
 from reference.models.gpt import gpt_backward, gpt_forward
 from reference.params import leaves, tree_map, with_names

@@ -2,15 +2,15 @@
 what this machine keeps, item by item, beside them.
 
 Rajbhandari et al. 2020 is 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241.
-Letters as in reference/cost.py. A GB is 10^9 bytes, as in the papers' tables.
+Letters as in reference/costs/parameters.py. A GB is 10^9 bytes, as in the papers' tables.
 """
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from reference.actions import Action
+from reference.schedules.actions import Action
 from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_zero_stage, require_one_of
-from reference.cost import pooled_columns
+from reference.costs.parameters import pooled_columns
 from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
 

@@ -1,10 +1,10 @@
 """Which layers each rank of a pipeline holds, and as which stages."""
-from reference.actions import Schedule
+from reference.schedules.actions import Schedule
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.layout import Layout
+from reference.parallel.layout import Layout
 from reference.models.model import model_tensors
-from reference.schedules import make
+from reference.schedules.generators import make
 
 
 def schedule_of(parallel: ParallelConfig, m: int) -> Schedule:
