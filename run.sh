@@ -135,7 +135,7 @@ check() {
 # The tests of tests/gpu, which run in an emulation otherwise. A GPU is needed, and something to use it with.
 check_cuda() {
     cd "$root"
-    "$venv/bin/python" -c 'import sys; from mpi_impl.device import gpus_here; from reference.errors import UserError
+    "$venv/bin/python" -c 'import sys; from mpi_impl.comm.device import gpus_here; from reference.errors import UserError
 try: print("On", ", ".join(name for _, name in gpus_here()))
 except UserError as error: sys.exit(f"error: there is nothing to test on. {error}")' || return 1
     "$venv/bin/python" -m pytest -n 0 --cuda tests/gpu "$@"

@@ -19,12 +19,12 @@ import machine
 import numpy as np
 from machine import Shard
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_writable
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import check_writable
 from mpi_impl.planning.profiles import save
-from mpi_impl.pool import Pool
-from mpi_impl.rank_environment import cores
-from mpi_impl.reports.tables import aligned
+from mpi_impl.launching.pool import Pool
+from mpi_impl.runtime.rank_environment import cores
+from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig, require_positive
 from reference.costs.parameters import parameters
 from reference.costs.hardware import Hardware, Link, Passes, size_of_product

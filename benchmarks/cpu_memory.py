@@ -12,7 +12,7 @@ from works import WORKS
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.entry import run
+from mpi_impl.launching.entry import run
 from mpi_impl.reports.forecast import Plan
 from mpi_impl.reports.taken import Taken
 from mpi_impl.training.trainer import Trainer

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from turns import Contender
 from works import Work
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.outputs import check_outputs
-from mpi_impl.reports.pictures import save
-from mpi_impl.rank_environment import thread_settings
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.runtime.pictures import save
+from mpi_impl.runtime.rank_environment import thread_settings
 
 HERE = Path(__file__).parent
 BASE = Work(h=256, L=4, a=4, s=128, b=4, V=2048)

@@ -23,8 +23,8 @@ from contenders.sgemm import FLOPS
 from turns import Contender
 from works import WORKS, Work
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.rank_environment import cores, thread_settings
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.config import require_positive
 from reference.errors import UserError
 

@@ -21,8 +21,8 @@ from statistics import median
 from turns import Contender
 from works import GPU_WORK, Work
 
-from mpi_impl.device import gpus_here
-from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.comm.device import gpus_here
+from mpi_impl.launching.entry import ArgumentParser, run_alone
 from reference.config import ModelConfig, require_positive
 from reference.costs.parameters import iteration_flops, utilization
 from reference.errors import UserError

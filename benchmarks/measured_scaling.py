@@ -13,9 +13,9 @@ from statistics import median
 
 from steps import measure, parse
 
-from mpi_impl.entry import run_alone
-from mpi_impl.rank_environment import cores
-from mpi_impl.reports.tables import aligned
+from mpi_impl.launching.entry import run_alone
+from mpi_impl.runtime.rank_environment import cores
+from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
 from reference.costs.plans import Plan
 from reference.costs.step_time import flops_per_second
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
           "virtual one")
     if args.plot:
         from pictures import draw_scaling     # matplotlib takes a second to import
-        from mpi_impl.reports.pictures import save
+        from mpi_impl.runtime.pictures import save
         save(draw_scaling(strong, weak, cores()), args.plot)
 
 

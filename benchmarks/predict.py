@@ -21,11 +21,11 @@ from calibrate import profile
 from steps import LIMIT, measure, parse
 
 from mpi_impl.comm.clock import INFINIBAND
-from mpi_impl.entry import run_alone
+from mpi_impl.launching.entry import run_alone
 from mpi_impl.planning.candidates import savings, shape_of
-from mpi_impl.pool import Pool
-from mpi_impl.rank_environment import cores
-from mpi_impl.reports.tables import aligned
+from mpi_impl.launching.pool import Pool
+from mpi_impl.runtime.rank_environment import cores
+from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
 from reference.costs.hardware import Hardware
 from reference.costs.plans import Plan
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
         from pictures import draw_predictions     # matplotlib takes a second to import
-        from mpi_impl.reports.pictures import save
+        from mpi_impl.runtime.pictures import save
         save(draw_predictions([named(plan) for plan in plans], predicted, measured), args.plot)
 
 

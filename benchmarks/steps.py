@@ -12,10 +12,10 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
-from mpi_impl.entry import ArgumentParser
-from mpi_impl.outputs import check_outputs
-from mpi_impl.pool import Pool
-from mpi_impl.rank_environment import cores
+from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.launching.pool import Pool
+from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import require_positive

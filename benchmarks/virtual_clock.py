@@ -26,8 +26,8 @@ from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
-from mpi_impl.entry import run
-from mpi_impl.timelines.timelines import measured_times, timeline_of
+from mpi_impl.launching.entry import run
+from mpi_impl.reports.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grading.release import opened, write
-from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.launching.entry import ArgumentParser, run_alone
 from reference.errors import UserError
 
 KEYS = ("SIS Login ID", "SIS User ID", "ID")    # what nbgrader's name of a student may be, the likeliest first

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.files import reading
+from mpi_impl.runtime.files import reading
 from reference.errors import UserError
 
 SEED_FILE = "check_seed.txt"        # in the folder of a course

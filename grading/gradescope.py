@@ -12,8 +12,8 @@ import nbformat
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark, no_marks
 from grading.submission import Graded, grade_file
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_folder, writing
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import check_folder, writing
 from reference.errors import UserError
 
 VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")

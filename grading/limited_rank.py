@@ -11,8 +11,8 @@ import numpy as np
 from grading.lab_group import LabGroup
 from grading.limits import close_inherited_files, lock_processes, lock_up
 from grading.values import LARGEST, from_bytes, to_bytes
-from mpi_impl.pool import Answer, Job
-from mpi_impl.pool_rank import Rank, main
+from mpi_impl.launching.pool import Answer, Job
+from mpi_impl.launching.pool_rank import Rank, main
 
 PRINTED = 20_000    # characters that an answer may print
 

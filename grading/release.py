@@ -27,8 +27,8 @@ from traitlets.config import PyFileConfigLoader
 
 from grading.draws import SEED_FILE, new_seed, read_seed
 from grading.lab_source import labs, notebook_of
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import check_folder, reading, writing
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import check_folder, reading, writing
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from grading.lab_group import OPERATIONS
 from grading.values import LARGEST, from_bytes, to_bytes
-from mpi_impl.pool import Answer, Pool, stories
+from mpi_impl.launching.pool import Answer, Pool, stories
 
 RANKS = 8
 SHOWN = 500         # characters of what an answer has printed, where it failed

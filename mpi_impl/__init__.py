@@ -4,6 +4,6 @@ A rank is one process of a job started by `mpirun` or by `python -m mpi_impl.lau
 (or CuPy's, on a GPU) and meets the others in the collectives of `mpi_impl.comm`. Read a file of `reference/` first,
 then its twin here: what was added is the communication.
 """
-from mpi_impl.rank_environment import prepare
+from mpi_impl.runtime.rank_environment import prepare
 
 prepare()  # before any other file of the package imports NumPy or starts MPI

@@ -23,11 +23,11 @@ import sys
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
-from mpi_impl.entry import ArgumentParser, run_alone
+from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.recording.completeness import check_whole, listed
 from mpi_impl.recording.differences import Difference, Findings, compare
 from mpi_impl.recording.recording import Recording, read
-from mpi_impl.reports.tables import aligned
+from mpi_impl.runtime.tables import aligned
 from reference.errors import UserError
 
 

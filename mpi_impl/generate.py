@@ -7,15 +7,15 @@ from itertools import count
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.device import device_of
-from mpi_impl.entry import give_up, leave_within, run
-from mpi_impl.files import read_text
-from mpi_impl.generation.options import Settings, check_top_k, parse
+from mpi_impl.comm.device import device_of
+from mpi_impl.launching.entry import give_up, leave_within, run
+from mpi_impl.runtime.files import read_text
+from mpi_impl.programs.generation_options import Settings, check_top_k, parse
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.generation.stream import Stream

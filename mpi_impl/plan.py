@@ -9,14 +9,14 @@ for the papers' clusters, benchmarks/predict.py for the machine at hand.
 import argparse
 from collections.abc import Sequence
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.outputs import check_outputs
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import PLAYED, Job, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
-from mpi_impl.reports.tables import aligned
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.runtime.tables import aligned
+from mpi_impl.programs.presets import PRESETS
 from reference.config import ARCHITECTURES, ModelConfig, option
 from reference.costs.parameters import parameters, utilization
 from reference.errors import UserError
@@ -118,7 +118,7 @@ def gigabytes(size: float) -> str:
 
 def draw(path: str, job: Job, best: Sequence[Timed]) -> None:
     from mpi_impl.planning.picture import draw_plans     # matplotlib takes a second to import
-    from mpi_impl.reports.pictures import save
+    from mpi_impl.runtime.pictures import save
 
     title = f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples a step"
     save(draw_plans(job, best, title), path)

@@ -7,10 +7,10 @@ One process; it starts no ranks.
 import argparse
 from collections.abc import Sequence
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.files import read_text
-from mpi_impl.outputs import check_outputs
-from mpi_impl.timelines.timelines import slices_of
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.files import read_text
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.reports.timelines.timelines import slices_of
 from reference.schedules.actions import Schedule, from_csv
 from reference.config import require_not_negative
 from reference.errors import UserError
@@ -106,7 +106,7 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 
 
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
-    from mpi_impl.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
+    from mpi_impl.reports.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
     draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
 

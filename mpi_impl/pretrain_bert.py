@@ -3,8 +3,8 @@ from mpi_impl.data.bert import BERTDataset
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.entry import run
-from mpi_impl.training.pretraining import Pretraining
+from mpi_impl.launching.entry import run
+from mpi_impl.programs.pretraining import Pretraining
 
 
 class PretrainingBERT(Pretraining):

@@ -4,9 +4,9 @@ from mpi_impl.data.gpt import GPTDataset
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.data.unigram import unigram_cross_entropy
-from mpi_impl.entry import run
-from mpi_impl.training.pretraining import Pretraining
-from mpi_impl.training.sample import sample
+from mpi_impl.launching.entry import run
+from mpi_impl.programs.pretraining import Pretraining
+from mpi_impl.programs.sample import sample
 
 
 class PretrainingGPT(Pretraining):

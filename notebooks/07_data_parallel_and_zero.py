@@ -414,7 +414,7 @@ for m, name in (1, "stages"), (4, "four"):
 # it, and frees afterwards):
 
 # %%
-from mpi_impl.parallel.units import in_turn
+from mpi_impl.models.units import in_turn
 
 print(inspect.getsource(in_turn))
 

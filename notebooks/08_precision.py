@@ -16,7 +16,7 @@ import inspect
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.formats import draw_bits, draw_fates, draw_number_lines, draw_rounding, draw_scale
 from reference.precision import FORMATS, rounded

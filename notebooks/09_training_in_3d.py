@@ -244,7 +244,7 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 # with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
 
 # %%
-from mpi_impl.reports.tables import aligned
+from mpi_impl.runtime.tables import aligned
 from mpi_impl.reports.traffic import compare as beside_formulas
 from reference.config import number_of_microbatches
 from reference.costs.traffic import Work, traffic

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import tests.one_thread  # noqa: F401
-from mpi_impl.pool import Pool
+from mpi_impl.launching.pool import Pool
 from tests.small_pools import SmallPools
 
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -2,7 +2,7 @@
 import os
 import sys
 
-from mpi_impl.rank_environment import thread_settings
+from mpi_impl.runtime.rank_environment import thread_settings
 
 if "numpy" not in sys.modules:
     made = thread_settings(os.environ)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from mpi_impl.pool import Pool, RankFailure
+from mpi_impl.launching.pool import Pool, RankFailure
 from tests.small_pools import SmallPools
 
 

@@ -13,7 +13,7 @@ from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.layers import attention, block, cross_entropy, embedding, heads, linear, mlp
 from mpi_impl.models import model
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.parallel.units import Unit
+from mpi_impl.models.units import Unit
 from reference.config import Recompute
 from reference.layers import attention as textbook_attention
 from reference.layers import block as textbook_block

@@ -389,7 +389,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "a name that keeps the tables": (
         Bug("mpi_impl.models.stage", "del tables ", "pass "), *observed(units_come_and_go, 3)),
     "nothing on its way": (                                      # right, and every block waits for its parameters
-        Bug("mpi_impl.parallel.units", "units[following].fetch()", "pass"), *observed(units_come_and_go, 3)),
+        Bug("mpi_impl.models.units", "units[following].fetch()", "pass"), *observed(units_come_and_go, 3)),
     "whole gradients kept": (
         Bug("mpi_impl.parallel.zero", "del self.whole[bucket]", "pass"), *observed(no_gradient_outlives_its_use, 2)),
     # layers

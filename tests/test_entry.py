@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpi_impl.entry import ArgumentParser, exit_status, say
-from mpi_impl.launch import OPEN_MPI_SETTINGS
-from mpi_impl.rank_environment import is_first_rank
+from mpi_impl.launching.entry import ArgumentParser, exit_status, say
+from mpi_impl.launching.launch import OPEN_MPI_SETTINGS
+from mpi_impl.runtime.rank_environment import is_first_rank
 from reference.errors import UserError
 from tests.launching import SOON, command, environment, launch, write_program
 
@@ -147,8 +147,8 @@ def test_an_interrupted_job_says_so_in_a_line(tmp_path, who):
 
 PROGRAM = """
 import os, signal
-from mpi_impl import entry
-from mpi_impl.rank_environment import is_first_rank
+from mpi_impl.launching import entry
+from mpi_impl.runtime.rank_environment import is_first_rank
 
 def stop():
     if not is_first_rank():
@@ -286,7 +286,7 @@ NOBODY_READS = "error: rank 0 of 1 cannot print: whoever read the output has lef
     ("run_alone", True, 1, ""), ("run_alone", False, 130, "Interrupted.\n"), ("run", True, 1, NOBODY_READS)])
 def test_a_program_of_one_process_ends_without_a_traceback(by, left, status, said):
     """Whether nobody reads on, or Ctrl-C is pressed."""
-    program = f"""from mpi_impl.entry import {by}
+    program = f"""from mpi_impl.launching.entry import {by}
 def main():
     while True:
         print('a line', flush=True)

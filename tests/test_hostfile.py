@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpi_impl import hostfile
+from mpi_impl.launching import hostfile
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts, written_for)
-from mpi_impl.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
+from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts, written_for)
+from mpi_impl.launching.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command, launch, write_program
 

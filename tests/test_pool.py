@@ -10,8 +10,8 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.pool import Pool, RankAssertion, RankFailure
-from mpi_impl.rank_environment import THREAD_VARIABLES, cores
+from mpi_impl.launching.pool import Pool, RankAssertion, RankFailure
+from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores
 from tests.pool_functions import (broadcast_seven, die, divide_by_zero, fail_from, give_a_lambda,
                                   leave_a_message_behind, process_id, raise_on, skip_an_all_reduce,
                                   sleep_in_native_code, speak, split_and_free, sum_of_ranks, the_environment,
@@ -167,7 +167,7 @@ def test_a_closed_pool_leaves_no_process_and_can_run_again():
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_ranks_do_not_outlive_their_caller_even_in_a_deadlock(end):
     program = textwrap.dedent("""
-        from mpi_impl.pool import Pool
+        from mpi_impl.launching.pool import Pool
         from tests import pool_functions
         pool = Pool(3)
         print(*pool.run(3, pool_functions.process_id), flush=True)

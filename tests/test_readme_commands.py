@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import mpi_impl.evaluation.arguments as evaluation
-import mpi_impl.generation.options as generation
-import mpi_impl.training.arguments as training
+import mpi_impl.programs.generation_options as generation
+import mpi_impl.programs.arguments as training
 from mpi_impl import compare, plan
 from mpi_impl.data.prepare import preparation
 from mpi_impl.demos import memory, mlp

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.arrays import moved_to, to_host
+from mpi_impl.runtime.arrays import moved_to, to_host
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.manifest import Manifest, Sealed, Stored, file_of, key_of, state_of
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.reports.tables import bytes_of
+from mpi_impl.runtime.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
 from reference.parallel.boxes import Box, boxes_of_piece, shape_of, without_padding
 from reference.config import ModelConfig, option

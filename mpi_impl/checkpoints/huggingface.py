@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from mpi_impl.arrays import moved_to
-from mpi_impl.formats import open_tensors, read_json
+from mpi_impl.runtime.arrays import moved_to
+from mpi_impl.runtime.formats import open_tensors, read_json
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
 from mpi_impl.checkpoints.huggingface_layout import Place
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.files import LARGEST, path_inside, writing
+from mpi_impl.runtime.files import LARGEST, path_inside, writing
 from mpi_impl.training.trainer import Trainer
 from reference.config import ARCHITECTURES, ModelConfig
 from reference.errors import UserError

@@ -13,7 +13,7 @@ from mpi_impl.data.corpus import Corpus, counted
 from mpi_impl.data.encode import encode_documents, encode_sentences, watched
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, TrainedTokenizer, given_tokenizer, trained_type
-from mpi_impl.files import folder_aside
+from mpi_impl.runtime.files import folder_aside
 from reference.errors import UserError
 
 RECIPE = 1  # raise it when the same corpus and options come to give other tokens: older caches are then left alone

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mpi_impl.files import check_readable, folder_aside, is_there, opened_to_read
+from mpi_impl.runtime.files import check_readable, folder_aside, is_there, opened_to_read
 from reference.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"

@@ -7,8 +7,8 @@ import os
 
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
                                      LibraryTokenizer, NullTokenizer, Tokenizer, TrainedTokenizer)
-from mpi_impl.files import LARGEST, replacing, write_whole
-from mpi_impl.formats import Object, read_json
+from mpi_impl.runtime.files import LARGEST, replacing, write_whole
+from mpi_impl.runtime.formats import Object, read_json
 from reference.errors import UserError
 
 SAVED = "tokenizer.json"

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from mpi_impl.data.corpus import kind
-from mpi_impl.files import LARGEST, check_readable, read_text
+from mpi_impl.runtime.files import LARGEST, check_readable, read_text
 from reference.errors import UserError
 
 DEFAULT_VOCAB_SIZE = 4096

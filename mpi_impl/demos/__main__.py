@@ -6,9 +6,9 @@ import ast
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.rank_environment import is_first_rank
-from mpi_impl.reports.tables import aligned
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.rank_environment import is_first_rank
+from mpi_impl.runtime.tables import aligned
 
 # In the order in which to look at them.
 DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "sequence_parallel", "pipeline", "zero",

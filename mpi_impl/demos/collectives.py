@@ -9,7 +9,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.demos.telling import Check, check_size, count, say, say_aligned, span, traffic_table
-from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.launching.entry import ArgumentParser, run
 from reference.comm import collectives as textbook
 from reference.config import require_divides, round_up
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.demos.telling import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
                                     shape, span, traffic_table)
-from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from reference.config import require_divides, round_up
 from reference.layers import cross_entropy as textbook

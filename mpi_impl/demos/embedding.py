@@ -11,7 +11,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.telling import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
                                     shape, span, traffic_table)
-from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
 from reference.config import ModelConfig
 from reference.errors import UserError

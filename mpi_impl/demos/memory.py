@@ -14,15 +14,15 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
-from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.files import check_folder
-from mpi_impl.outputs import check_outputs
+from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.runtime.files import check_folder
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.reports.charts import GRID, MEMORY
 from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
-from mpi_impl.reports.pictures import save
-from mpi_impl.reports.tables import aligned, unit_for
+from mpi_impl.runtime.pictures import save
+from mpi_impl.runtime.tables import aligned, unit_for
 from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,

@@ -13,10 +13,10 @@ from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, shape, span,
                                     traffic_table)
-from mpi_impl.entry import ArgumentParser, run
+from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
-from mpi_impl.reports.tables import aligned
+from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, require_divides, round_up
 from reference.costs.parameters import tensor_parallel_traffic
 from reference.dropout import Dropout

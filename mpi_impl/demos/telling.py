@@ -6,7 +6,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Ledger, ring_bytes
-from mpi_impl.reports.tables import aligned, bytes_of
+from mpi_impl.runtime.tables import aligned, bytes_of
 from reference.config import option, require_positive
 from reference.errors import UserError
 

@@ -15,8 +15,8 @@ from mpi_impl.comm.topology import Topology
 from mpi_impl.demos.telling import Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
-from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.reports.tables import aligned, verdict
+from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.reports.traffic import Line, compare, summary
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch

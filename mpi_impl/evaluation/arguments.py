@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-from mpi_impl.entry import ArgumentParser
+from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
-from mpi_impl.training.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
+from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
                                          optimizer_config, parallel_config, precision)
-from mpi_impl.training.options import NAMES
+from mpi_impl.programs.options import NAMES
 from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError

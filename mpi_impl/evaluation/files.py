@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 from mpi_impl.data.corpus import kind
-from mpi_impl import files
+from mpi_impl.runtime import files
 from reference.errors import UserError
 
 

@@ -1,7 +1,7 @@
 """The options of mpi_impl/evaluate.py, of which each task has its own. What they mean together: arguments.py."""
-from mpi_impl.entry import ArgumentParser
-from mpi_impl.generation.options import parallelism_options, tokenizer_options
-from mpi_impl.training.options import (device_options, memory_options, parallelism_options as training_parallelism,
+from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.programs.generation_options import parallelism_options, tokenizer_options
+from mpi_impl.programs.options import (device_options, memory_options, parallelism_options as training_parallelism,
                                        precision_options, training_options)
 from reference.precision import FORMATS
 

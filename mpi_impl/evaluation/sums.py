@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from mpi_impl.arrays import to_host
+from mpi_impl.runtime.arrays import to_host
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.generation.replica import Replica
 from mpi_impl.parallel.passes import ForwardPass

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from mpi_impl.files import open_for_writing, writing
+from mpi_impl.runtime.files import open_for_writing, writing
 from mpi_impl.reports.metrics import duration
 
 PAUSE = 10.0     # seconds between two words of progress

@@ -2,7 +2,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from mpi_impl.reports.pictures import save
+from mpi_impl.runtime.pictures import save
 
 COLORS = {"rearranged": "#1f77b4", "original": "#d62728"}
 SMOOTHED = 20      # iterations, whose mean is a point

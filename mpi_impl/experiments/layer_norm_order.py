@@ -15,9 +15,9 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
-from mpi_impl.entry import ArgumentParser, run
-from mpi_impl.outputs import check_outputs
-from mpi_impl.reports.tables import aligned
+from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
 from reference.batches import BERTBatch
 from reference.config import ModelConfig, ParallelConfig, require_positive

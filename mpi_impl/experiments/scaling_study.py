@@ -10,11 +10,11 @@ One process, some seconds.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mpi_impl.entry import ArgumentParser, run_alone
-from mpi_impl.outputs import check_outputs
+from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.planning.candidates import divisors
 from mpi_impl.planning.profiles import load
-from mpi_impl.reports.tables import aligned
+from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
 from reference.costs.memory import model_states
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [row for table in tables for row in table.rows]
     print(f"\n{sum(row.meets for row in rows)} of {len(rows)} figures are within what is allowed")
     from mpi_impl.experiments.published_figures import draw_tables     # matplotlib takes a second to import
-    from mpi_impl.reports.pictures import save
+    from mpi_impl.runtime.pictures import save
     save(draw_tables(tables), args.plot)
     print(f"all are drawn in {args.plot}")
 

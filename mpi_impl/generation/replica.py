@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.arrays import moved_to, narrowed
+from mpi_impl.runtime.arrays import moved_to, narrowed
 from mpi_impl.comm.topology import Topology
 from mpi_impl.parallel.buffers import Whole
 from mpi_impl.parallel.pipeline import Pipeline

@@ -14,7 +14,7 @@ from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import (ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      given_tokenizer)
 from mpi_impl.generation.replica import Read
-from mpi_impl.reports.tables import bytes_of
+from mpi_impl.runtime.tables import bytes_of
 from reference.parallel.boxes import boxes_of_piece, shape_of
 from reference.config import ModelConfig
 from reference.errors import UserError

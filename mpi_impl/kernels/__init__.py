@@ -7,7 +7,7 @@ from functools import wraps
 
 import numpy as np
 
-from mpi_impl.arrays import is_half, narrowed, widened
+from mpi_impl.runtime.arrays import is_half, narrowed, widened
 from mpi_impl.kernels import compiled, cpu, cuda, half
 from mpi_impl.kernels.fused import core
 from reference import ops, optimizer

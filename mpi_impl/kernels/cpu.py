@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import TILE
+from mpi_impl.runtime.arrays import TILE
 from reference import counter_rng, ops
 from reference.ops import Mask, rows
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
-from mpi_impl.parallel.units import in_turn, opened
+from mpi_impl.models.units import in_turn, opened
 from reference.models.stage import LayersCache, Reads, StageCache, has_embedding, stage_rotary
 
 

@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import MEMORY, finish
-from mpi_impl.timelines.gantt import COLORS as KIND_COLORS, is_light
+from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS, is_light
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
 from reference.errors import UserError

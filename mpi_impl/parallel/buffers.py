@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from mpi_impl.arrays import address, moved_to, to_host
+from mpi_impl.runtime.arrays import address, moved_to, to_host
 from reference.parallel.layout import Piece
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, Pending
 from mpi_impl.parallel.buffers import Buffer, Whole
-from mpi_impl.parallel.units import Unit
+from mpi_impl.models.units import Unit
 from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import leaves
 

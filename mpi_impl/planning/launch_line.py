@@ -1,7 +1,7 @@
 """The command that trains by a plan, to be copied."""
 import shlex
 
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.programs.presets import PRESETS
 from reference.config import option
 from reference.costs.hardware import Hardware
 from reference.costs.plans import HALF, Plan

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from mpi_impl.files import write_whole
-from mpi_impl.formats import Object, read_toml, sentence
+from mpi_impl.runtime.files import write_whole
+from mpi_impl.runtime.formats import Object, read_toml, sentence
 from reference.errors import UserError
 from reference.costs.hardware import Hardware, Link, Passes
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.arrays import to_host, widened
+from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.recording.names import PREDICTED
 from reference.schedules.actions import Action
 from reference.parallel.boxes import boxes_of_piece, shape_of, without_padding

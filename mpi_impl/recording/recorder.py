@@ -10,12 +10,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mpi_impl.arrays import to_host, widened
-from mpi_impl.files import check_folder, write_whole, writing
+from mpi_impl.runtime.arrays import to_host, widened
+from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recording import ALIKE, INDEX, Part
-from mpi_impl.reports.tables import bytes_of
+from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 
 ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and the optimizer has no past

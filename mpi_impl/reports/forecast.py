@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import on_device, to_host
+from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.comm.group import Group
-from mpi_impl.device import Memory
-from mpi_impl.reports.tables import bytes_of
+from mpi_impl.comm.device import Memory
+from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.parameters import iteration_flops, parameters, parameters_of_stage
 from reference.errors import UserError

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
-from mpi_impl.parallel.units import Unit
-from mpi_impl.reports.tables import aligned, verdict
+from mpi_impl.models.units import Unit
+from mpi_impl.runtime.tables import aligned, verdict
 from reference.config import ParallelConfig, Recompute
 from reference.dropout import Dropout
 from reference.layers.block import block_tensors

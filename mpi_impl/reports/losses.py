@@ -1,7 +1,7 @@
 """Pictures of a run."""
 from matplotlib.figure import Figure
 
-from mpi_impl.reports.pictures import save
+from mpi_impl.runtime.pictures import save
 
 
 def plot_losses(path: str, losses, validation, unigram: float | None) -> None:

@@ -3,7 +3,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 
-from mpi_impl.reports.tables import aligned, verdict
+from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters_of_stage

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.arrays import HALVES, dtype_of
+from mpi_impl.runtime.arrays import HALVES, dtype_of
 from mpi_impl.reports.forecast import Measured, Plan, computed_flops
 from reference.costs.parameters import iteration_flops, utilization
 

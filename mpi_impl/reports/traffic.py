@@ -6,8 +6,8 @@ import json
 from typing import NamedTuple
 
 from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts, ring_bytes, wire_bytes
-from mpi_impl.files import write_whole
-from mpi_impl.reports.tables import aligned
+from mpi_impl.runtime.files import write_whole
+from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import layouts_of_ranks

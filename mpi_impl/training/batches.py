@@ -3,7 +3,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mpi_impl.arrays import moved_to
+from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.comm.topology import Topology
 from reference.config import ModelConfig
 from reference.parallel.data_parallel import samples_of

@@ -4,7 +4,7 @@ from math import isfinite, sqrt
 import numpy as np
 
 from mpi_impl import kernels
-from mpi_impl.arrays import narrowed, on_device
+from mpi_impl.runtime.arrays import narrowed, on_device
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
 from reference.parallel.layout import Piece

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of, to_host
+from mpi_impl.runtime.arrays import dtype_of, to_host
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
-from mpi_impl.files import writing
+from mpi_impl.runtime.files import writing
 from mpi_impl.parallel.buffers import Buffer, FarShard, Shard, Whole
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline

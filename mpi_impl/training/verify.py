@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import to_host
+from mpi_impl.runtime.arrays import to_host
 from mpi_impl.comm.topology import Place, place
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.training import trainer as training

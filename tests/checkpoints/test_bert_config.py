@@ -10,7 +10,7 @@ from mpi_impl.checkpoints.huggingface_config import (CONFIG, check_vocabulary, c
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer,
                                      given_tokenizer)
-from mpi_impl.training.arguments import parse
+from mpi_impl.programs.arguments import parse
 from reference.config import ModelConfig
 from tests.checkpoints.gpt2_runs import empty, said_of
 from tests.strategies import ANY_MODEL, cases

@@ -6,7 +6,7 @@ import pytest
 
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, notes, read_config
 from mpi_impl.data.tokenizer import NullTokenizer
-from mpi_impl.training.arguments import parse
+from mpi_impl.programs.arguments import parse
 from tests.checkpoints.gpt2_runs import options, said_of
 
 

@@ -20,7 +20,7 @@ from mpi_impl.checkpoints import huggingface
 from mpi_impl.checkpoints.huggingface import INDEX, WEIGHTS, Weights, check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import CONFIG
 from mpi_impl.data.tokenizer import NullTokenizer
-from mpi_impl.training.arguments import parse
+from mpi_impl.programs.arguments import parse
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors

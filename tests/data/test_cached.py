@@ -13,7 +13,7 @@ from mpi_impl.data import cached
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.tokenizer import END_OF_DOCUMENT, ByteLevelBPETokenizer
-from mpi_impl.files import ASIDE, folder_aside, locked
+from mpi_impl.runtime.files import ASIDE, folder_aside, locked
 from reference.errors import UserError
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 20, "b.txt": "jumps over the lazy dog\n" * 20}
@@ -288,7 +288,7 @@ def test_what_killed_runs_have_left_is_removed_by_the_next(make, tmp_path):
 def test_while_a_folder_is_made_it_is_locked_and_a_kill_unlocks_it(tmp_path):
     """A program that is killed leaves its folder; whoever comes next removes that."""
     program = f"""import os, signal
-from mpi_impl.files import folder_aside
+from mpi_impl.runtime.files import folder_aside
 with folder_aside({str(tmp_path)!r}) as folder:
     os.utime(folder, (0, 0))
     with folder_aside({str(tmp_path)!r}):

@@ -12,7 +12,7 @@ from mpi_impl.checkpoints.huggingface import save_model
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.generate import Generation
-from mpi_impl.generation.options import parse
+from mpi_impl.programs.generation_options import parse
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.generation.decoding import Sampling, generate

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.arrays import dtype_of, is_half
+from mpi_impl.runtime.arrays import dtype_of, is_half
 from mpi_impl.kernels import fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grading.lab_group import DTYPES, OPERATIONS, LabGroup
-from mpi_impl.pool import RankFailure
+from mpi_impl.launching.pool import RankFailure
 
 RANKS = st.integers(1, 8)
 SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple)

@@ -10,7 +10,7 @@ from grading.kernel_limits import REFUSED, landlock_version
 from grading.lab_group import OPERATIONS
 from grading.sandbox import AnswerFailed, Each, Sandbox, circle_of
 from grading.values import to_bytes
-from mpi_impl.pool import Answer, Pool
+from mpi_impl.launching.pool import Answer, Pool
 from tests.labs.notebooks import answer_cell, check_cell, notebook
 
 SECRET = "the hidden test asks for 4711"

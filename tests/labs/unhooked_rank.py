@@ -3,7 +3,7 @@ import sys
 
 from grading import limits
 from grading.limited_rank import LimitedRank
-from mpi_impl.pool_rank import main
+from mpi_impl.launching.pool_rank import main
 
 if __name__ == "__main__":
     limits.audit_hook = lambda folders: lambda event, args: None

@@ -2,7 +2,7 @@
 import sys
 
 from grading import limited_rank
-from mpi_impl.pool_rank import main
+from mpi_impl.launching.pool_rank import main
 
 if __name__ == "__main__":
     limited_rank.lock_up = limited_rank.lock_processes = lambda: None

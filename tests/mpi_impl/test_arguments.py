@@ -1,7 +1,7 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
 import pytest
 
-from mpi_impl.training.arguments import parse
+from mpi_impl.programs.arguments import parse
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.precision import LossScaling, Precision

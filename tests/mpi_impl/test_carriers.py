@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm.carriers import Carrier, Direct
 from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.group import Group, Instruments

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.timelines.chrome_trace import complete_events, write_chrome_trace
+from mpi_impl.reports.timelines.chrome_trace import complete_events, write_chrome_trace
 from reference.errors import UserError
 
 NAMES = st.sampled_from([("2F0", "F"), ("11B7", "B"), ("0I3", "I"), ("1W12", "W"), ("optimizer", "other"),

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from mpi_impl.demos import memory
-from mpi_impl.pool import RankAssertion, RankFailure
+from mpi_impl.launching.pool import RankAssertion, RankFailure
 from mpi_impl.reports.charts import MEMORY
 from mpi_impl.reports.layer_memory import variants
 from tests.deep import one_fast_of

@@ -12,7 +12,7 @@ from mpi_impl.checkpoints.checkpoint import check_files
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launch import OPEN_MPI_SETTINGS
+from mpi_impl.launching.launch import OPEN_MPI_SETTINGS
 from tests.launching import environment
 from tests.program import pretrain
 
@@ -31,7 +31,7 @@ from pkgutil import resolve_name
 
 from mpi_impl import pretrain_gpt
 from mpi_impl.comm.group import world
-from mpi_impl.entry import run
+from mpi_impl.launching.entry import run
 
 folder, rank, fate, what, last = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
 del sys.argv[1:6]
@@ -121,7 +121,7 @@ def test_a_stopped_rank_ends_the_job_when_the_time_is_up(job, tmp_path, n, optio
     assert "Traceback" not in stderr
 
 
-TRAINING = "mpi_impl.training.pretraining"
+TRAINING = "mpi_impl.programs.pretraining"
 LONG_WORK = "time.sleep(4); open(f'{folder}/prepared', 'w')"     # longer than the limit
 
 

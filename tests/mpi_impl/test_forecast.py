@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.device import Memory
+from mpi_impl.comm.device import Memory
 from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, measured, remedy, time_told, told
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer

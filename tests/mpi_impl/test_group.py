@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.arrays import dtype_of, is_half, narrowed, widened
+from mpi_impl.runtime.arrays import dtype_of, is_half, narrowed, widened
 from mpi_impl.kernels import cpu
 from mpi_impl.layers.attention import core_again
 from mpi_impl.layers.block import block_backward, block_forward

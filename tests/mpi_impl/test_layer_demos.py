@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mpi_impl.pool import RankAssertion, RankFailure
+from mpi_impl.launching.pool import RankAssertion, RankFailure
 from reference.config import round_up
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpi_impl.models import gpt, stage
-from mpi_impl.parallel.units import Unit
+from mpi_impl.models.units import Unit
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
 from reference.parallel.layout import map_units

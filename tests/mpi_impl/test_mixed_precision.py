@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.models import bert, gpt
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from mpi_impl.outputs import check_outputs
+from mpi_impl.runtime.outputs import check_outputs
 from reference.errors import UserError
 
 

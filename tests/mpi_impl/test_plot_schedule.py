@@ -7,8 +7,8 @@ from argparse import Namespace
 import pytest
 
 from mpi_impl.plot_schedule import main, times
-from mpi_impl.timelines import gantt
-from mpi_impl.timelines.timelines import slices_of
+from mpi_impl.reports.timelines import gantt
+from mpi_impl.reports.timelines.timelines import slices_of
 from reference.schedules.actions import Action, to_csv
 from reference.errors import UserError
 from reference.schedules.generators import SCHEDULES, make

@@ -3,8 +3,8 @@ import pytest
 
 from mpi_impl.reports.forecast import Measured, Plan
 from mpi_impl.reports.throughput import counted, throughput_of
-from mpi_impl.training.arguments import parse
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.programs.arguments import parse
+from mpi_impl.programs.presets import PRESETS
 from reference.config import ModelConfig
 from reference.costs.parameters import iteration_flops, parameters
 from reference.errors import UserError

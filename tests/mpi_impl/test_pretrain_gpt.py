@@ -12,9 +12,9 @@ from tokenizers import pre_tokenizers
 
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.cached import prepare
-from mpi_impl.files import check_folder
+from mpi_impl.runtime.files import check_folder
 from mpi_impl.parallel import buffers
-from mpi_impl.pool import RankFailure
+from mpi_impl.launching.pool import RankFailure
 from reference.errors import UserError
 from tests.planted import Bug, planted_run
 from tests.program import pretrain, refusal
@@ -260,7 +260,7 @@ def test_bad_input_ends_all_ranks_with_one_sentence(corpus, options, sentence):
     ends_with_one_sentence(corpus, options, sentence)
 
 
-FULL = """from mpi_impl.entry import run
+FULL = """from mpi_impl.launching.entry import run
 from mpi_impl.pretrain_gpt import main
 from mpi_impl.reports import metrics
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpi_impl.training.sample import TEMPERATURE, sample
+from mpi_impl.programs.sample import TEMPERATURE, sample
 from mpi_impl.training.trainer import Trainer
 from reference.training import trainer as training
 from reference.config import ModelConfig, ParallelConfig

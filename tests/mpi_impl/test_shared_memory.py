@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from grading.limited_rank import NO_SINGLE_COPY
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm import group as group_module
 from mpi_impl.comm import shared_memory
 from mpi_impl.comm.group import Group, shared_key

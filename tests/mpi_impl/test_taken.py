@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.entry import keep_freed_memory
+from mpi_impl.launching.entry import keep_freed_memory
 from mpi_impl.reports import taken
 from mpi_impl.reports.forecast import Forecast
 from mpi_impl.reports.taken import Taken, told

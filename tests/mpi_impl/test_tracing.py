@@ -11,10 +11,10 @@ from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
-from mpi_impl.timelines import gantt
-from mpi_impl.timelines.gantt import draw_timelines
-from mpi_impl.timelines.timelines import measured_times, slices_of
-from mpi_impl.timelines.tracing import KEPT, TracedSteps
+from mpi_impl.reports.timelines import gantt
+from mpi_impl.reports.timelines.gantt import draw_timelines
+from mpi_impl.reports.timelines.timelines import measured_times, slices_of
+from mpi_impl.reports.timelines.tracing import KEPT, TracedSteps
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig

@@ -10,7 +10,7 @@ from mpi_impl import demos
 from mpi_impl.demos import __main__ as listing
 from mpi_impl.demos import deadlock, train, zero
 from mpi_impl.demos.tiny_gpt import POSITIONS, tiny_gpt
-from mpi_impl.pool import RankAssertion, RankFailure
+from mpi_impl.launching.pool import RankAssertion, RankFailure
 from reference.schedules.actions import from_csv
 from reference.costs.parameters import parameters
 from reference.schedules.generators import SCHEDULES, make

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.notebook.pictures.formats import (BITS, FATES, draw_bits, draw_fates, draw_number_lines, draw_rounding,
                                                 draw_scale, fates_of, may_err, numbers_between)
 from reference.precision import FORMATS, rounded

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from mpi_impl.notebook.plan import MODELS, draw_plan, plan, published
 from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import MEMORY
-from mpi_impl.timelines.gantt import COLORS as KIND_COLORS
+from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.parameters import parameters
 from reference.errors import UserError

@@ -10,8 +10,8 @@ from mpi_impl.plan import model_of as model_of_options, parse as parse_plan
 from mpi_impl.planning.candidates import Job
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.profiles import load
-from mpi_impl.training.arguments import Settings, parse
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.programs.arguments import Settings, parse
+from mpi_impl.programs.presets import PRESETS
 from tests.plan_cases import model_of, plans
 
 A100 = load("dgx-a100")

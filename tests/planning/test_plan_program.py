@@ -15,7 +15,7 @@ from mpi_impl.planning.picture import LABELS, TIME, draw_plans, label
 from mpi_impl.planning.profiles import load, save
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.reports.charts import MEMORY
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.programs.presets import PRESETS
 from reference.config import ModelConfig
 from reference.costs.parameters import iteration_flops, parameters
 from reference.errors import UserError

@@ -20,8 +20,8 @@ from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, signature
 from mpi_impl.data.tokenizer import Tokenizer, given_tokenizer
-from mpi_impl.files import LARGEST, check_readable, folder_aside
-from mpi_impl.formats import read_json
+from mpi_impl.runtime.files import LARGEST, check_readable, folder_aside
+from mpi_impl.runtime.formats import read_json
 
 SHORT = "short"     # the kind of what is dropped for having too few tokens
 

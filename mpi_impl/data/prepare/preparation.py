@@ -40,11 +40,11 @@ from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicate
 from mpi_impl.data.prepare.progress import Progress
 from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
 from mpi_impl.data.prepare.workers import cores, mapped
-from mpi_impl.entry import ArgumentParser
-from mpi_impl.files import LARGEST, check_folder, check_name, check_writable, folder_aside, replacing
-from mpi_impl.formats import read_json
-from mpi_impl.outputs import OptionPath, paths_read, refuse_shared
-from mpi_impl.rank_environment import launched_rank_and_size
+from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.runtime.files import LARGEST, check_folder, check_name, check_writable, folder_aside, replacing
+from mpi_impl.runtime.formats import read_json
+from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
+from mpi_impl.runtime.rank_environment import launched_rank_and_size
 from reference.errors import UserError
 
 VERSION = 1             # raise it when the same corpus and options come to give other files

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import is_half
+from mpi_impl.runtime.arrays import is_half
 from reference.ops import CoreInputs
 
 

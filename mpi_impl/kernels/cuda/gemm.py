@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.kernels.fused import number
 
 PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.arrays import is_half, on_device
+from mpi_impl.runtime.arrays import is_half, on_device
 from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, site_of
 from reference.ops import Mask
 

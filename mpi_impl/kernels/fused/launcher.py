@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.arrays import dtype_of, on_device
+from mpi_impl.runtime.arrays import dtype_of, on_device
 from mpi_impl.kernels.fused import core
 
 FOLDER = Path(__file__).parent

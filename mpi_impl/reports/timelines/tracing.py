@@ -7,7 +7,7 @@ from pathlib import Path
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.topology import Topology
 from mpi_impl.comm.trace import Slice
-from mpi_impl.timelines.timelines import measured_times, slices_of
+from mpi_impl.reports.timelines.timelines import measured_times, slices_of
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import simulate
 
@@ -48,8 +48,8 @@ class TracedSteps:
         everyone = self.topology.world.from_all(list(self.steps))
         pipeline = self.topology.pipeline.from_all(list(self.steps))
         if self.topology.world.rank == 0:
-            from mpi_impl.timelines.chrome_trace import write_chrome_trace
-            from mpi_impl.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
+            from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
+            from mpi_impl.reports.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
 
             write_chrome_trace(str(Path(folder, TRACE)), [list(chain(*steps)) for steps in everyone])
             clock = self.trace.clock

@@ -10,7 +10,7 @@ finds the launcher that belongs to it, sets what that launcher needs, and ends a
 is up, or when it is interrupted or killed itself (guard.py). Its exit status is the job's; 124 when the time was up.
 docs/several_hosts.md tells how ranks get to several hosts.
 
-The program should hand its main function to `mpi_impl.entry.run`, which lets no failing rank leave the others
+The program should hand its main function to `mpi_impl.launching.entry.run`, which lets no failing rank leave the others
 waiting, prints line by line, and refuses a world of another size than -n.
 """
 import argparse
@@ -32,11 +32,11 @@ from pathlib import Path
 
 import mpi4py
 
-from mpi_impl.entry import ASKED_SIZE, ArgumentParser, run_alone, say
-from mpi_impl.guard import Losses, end_with_parent, guarded
-from mpi_impl.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
+from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, run_alone, say
+from mpi_impl.launching.guard import Losses, end_with_parent, guarded
+from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
                                written_for)
-from mpi_impl.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
+from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
 
 # What each library's launcher calls itself when asked for its --version.

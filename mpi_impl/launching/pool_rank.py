@@ -1,4 +1,4 @@
-"""One rank of a pool (`mpi_impl/pool.py`), and its guard.
+"""One rank of a pool (`mpi_impl/launching/pool.py`), and its guard.
 
 The guard is the process that mpiexec starts. It forks the rank and stays beside it, for two things that a process
 cannot do itself: tell how it died, and end when it is stuck in native code and the pool has gone. As long as the
@@ -18,7 +18,7 @@ import traceback
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from multiprocessing.connection import Connection
 
-from mpi_impl.pool import Answer, Job
+from mpi_impl.launching.pool import Answer, Job
 
 
 def main(address: str, kind: "type[Rank] | None" = None) -> None:
@@ -60,7 +60,7 @@ class Rank:
 
     def __init__(self, connection: Connection):
         from mpi_impl.comm import group     # starts MPI, which must happen in the rank and not in its guard
-        from mpi_impl.rank_environment import forget_shared_memory
+        from mpi_impl.runtime.rank_environment import forget_shared_memory
 
         self.connection, self.sending = connection, threading.Lock()
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()

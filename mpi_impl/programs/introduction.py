@@ -1,8 +1,8 @@
 """What a run of pretraining says about itself before its first step."""
 from mpi_impl.comm.group import library
 from mpi_impl.comm.hosts import Hosts
-from mpi_impl.training.arguments import Settings
-from mpi_impl.training.options import NAMES
+from mpi_impl.programs.arguments import Settings
+from mpi_impl.programs.options import NAMES
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks

@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from mpi_impl.rank_environment import (environment_count, forget_shared_memory, is_first_rank, keep_freed_memory,
+from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank, keep_freed_memory,
                                        launched_rank_and_size)
 from reference.errors import UserError
 

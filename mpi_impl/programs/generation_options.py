@@ -3,9 +3,9 @@ import argparse
 from typing import NamedTuple
 
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.entry import ArgumentParser
-from mpi_impl.training.arguments import check_device, check_timeout
-from mpi_impl.training.options import device_options
+from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.programs.arguments import check_device, check_timeout
+from mpi_impl.programs.options import device_options
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
 from reference.errors import UserError
 from reference.generation.decoding import Sampling

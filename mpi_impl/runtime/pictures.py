@@ -1,7 +1,7 @@
 """Pictures as files."""
 from matplotlib.figure import Figure
 
-from mpi_impl.files import replacing
+from mpi_impl.runtime.files import replacing
 
 
 def save(figure: Figure, path: str, dpi: int = 130) -> None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.files import write_whole
+from mpi_impl.runtime.files import write_whole
 
 
 def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:

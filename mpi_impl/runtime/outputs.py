@@ -4,7 +4,7 @@ import os
 import re
 from typing import NamedTuple
 
-from mpi_impl.files import check_folder, check_picture, check_writable
+from mpi_impl.runtime.files import check_folder, check_picture, check_writable
 from reference.config import option
 from reference.errors import UserError
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from mpi_impl.files import check_readable, read_bytes, read_text, reading
+from mpi_impl.runtime.files import check_readable, read_bytes, read_text, reading
 from reference.errors import UserError
 
 Content = TypeVar("Content")

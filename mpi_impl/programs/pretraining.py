@@ -26,19 +26,19 @@ from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.device import device_of
-from mpi_impl.entry import give_up, leave_within
-from mpi_impl.outputs import check_outputs
+from mpi_impl.comm.device import device_of
+from mpi_impl.launching.entry import give_up, leave_within
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast
 from mpi_impl.reports import memory
 from mpi_impl.reports import taken
 from mpi_impl.reports import throughput
 from mpi_impl.reports import traffic
-from mpi_impl.reports.introduction import introduction
+from mpi_impl.programs.introduction import introduction
 from mpi_impl.reports.metrics import Metrics
-from mpi_impl.timelines.tracing import TracedSteps
-from mpi_impl.training.arguments import Settings, parse
+from mpi_impl.reports.timelines.tracing import TracedSteps
+from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer

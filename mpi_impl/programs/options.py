@@ -5,8 +5,8 @@ from typing import Any
 
 from mpi_impl.comm.carriers import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.entry import ArgumentParser
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.programs.presets import PRESETS
 from reference.config import POSITION_EMBEDDINGS, RECOMPUTE
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES

@@ -6,9 +6,9 @@ from typing import Any
 from mpi_impl.checkpoints.huggingface_config import adopt, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
-from mpi_impl.entry import ArgumentParser
-from mpi_impl.training.options import parser
-from mpi_impl.training.presets import PRESETS
+from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.programs.options import parser
+from mpi_impl.programs.presets import PRESETS
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError

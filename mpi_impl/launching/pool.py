@@ -5,7 +5,7 @@
 
 The caller is an ordinary process without MPI: it may draw random examples, use a debugger or be interrupted.
 The ranks start once, through mpiexec, and each talks to the caller over a Unix socket of its own
-(`mpi_impl/pool_rank.py` is their side). A run costs a millisecond or so, where a launch costs half a second.
+(`mpi_impl/launching/pool_rank.py` is their side). A run costs a millisecond or so, where a launch costs half a second.
 
 A run ends, whatever the ranks do. If one raises, dies, or is still at work at the time limit, the caller gets a
 `RankFailure` that holds every failed rank's traceback and the Python stack of every rank that was left waiting.
@@ -24,7 +24,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from mpi_impl.launch import launch_environment, launcher, mpi_vendor, stop
+from mpi_impl.launching.launch import launch_environment, launcher, mpi_vendor, stop
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed, and to say where they are
 START_LIMIT = 60.0      # seconds within which all ranks must be up
@@ -80,7 +80,7 @@ class Pool:
     """Up to `size` ranks that stay up between runs. They start at the first run, and again after a failure."""
 
     def __init__(self, size: int = 8, show: Callable[[list[str]], object] = print_in_order,
-                 program: str = "mpi_impl.pool_rank", largest: int | None = None):
+                 program: str = "mpi_impl.launching.pool_rank", largest: int | None = None):
         """`show` is handed what the ranks have printed; `program` is the module that each of them runs.
 
         A rank that says more than `largest` bytes at a time is taken for dead.

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from mpi_impl.entry import say
-from mpi_impl.rank_environment import forget_abandoned_memory, shared_memory
+from mpi_impl.launching.entry import say
+from mpi_impl.runtime.rank_environment import forget_abandoned_memory, shared_memory
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has them
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
