@@ -29,7 +29,7 @@ demo_options=(
 usage="Usage: ./run.sh COMMAND [OPTIONS]
 
   demo       train a small GPT on 8 ranks; OPTIONS go to mpi_impl.pretrain_gpt, as in ./run.sh demo --train-iters 50
-  test       check style and types, then run the tests; OPTIONS go to pytest
+  test       check style, types and the storeys of imports, then run the tests; OPTIONS go to pytest
   test-all   the same with the deep tests, which take long
   test-cuda  the theorems on this machine's GPUs, which ranks share; needs CuPy in .venv, as in
              .venv/bin/python -m pip install ".[cuda12,cudnn12]"
@@ -126,7 +126,9 @@ check() {
         fi
     done
     "$venv/bin/python" -m ruff check || status=1
+    "$venv/bin/python" -m isort --check-only --quiet . || { echo "Sort imports with .venv/bin/isort ." && status=1; }
     "$venv/bin/python" -m mypy || status=1
+    "$venv/bin/lint-imports" --no-cache >"$venv/storeys.log" || { cat "$venv/storeys.log" && status=1; }
     # Two files at a time, long ones first, each with ranks of its own; a later -n in OPTIONS has the last word.
     "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=1
     return $status

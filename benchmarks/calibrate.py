@@ -20,14 +20,14 @@ import numpy as np
 from machine import Shard
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_writable
-from mpi_impl.planning.profiles import save
 from mpi_impl.launching.pool import Pool
+from mpi_impl.planning.profiles import save
+from mpi_impl.runtime.files import check_writable
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
 from reference.config import ParallelConfig, require_positive
-from reference.costs.parameters import parameters
 from reference.costs.hardware import Hardware, Link, Passes, size_of_product
+from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
 from reference.costs.step_time import work_of
 

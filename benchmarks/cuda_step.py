@@ -24,7 +24,7 @@ from works import GPU_WORK, Work
 from mpi_impl.comm.device import gpus_here
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from reference.config import ModelConfig, require_positive
-from reference.costs.parameters import iteration_flops, utilization
+from reference.costs.flops import iteration_flops, utilization
 from reference.errors import UserError
 
 HERE = Path(__file__).parent

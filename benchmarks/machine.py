@@ -16,8 +16,8 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.comm.topology import connect
 from mpi_impl.kernels import accumulate, attention_core, attention_core_backward, linear
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
-from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.models.gpt import GPT, gpt_tensors

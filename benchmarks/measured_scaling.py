@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
           f"beside one rank's\n{table(weak, '{:.0%}')}\n\nup to {cores()} ranks by the wall's clock, beyond by the "
           "virtual one")
     if args.plot:
-        from pictures import draw_scaling     # matplotlib takes a second to import
+        from pictures import draw_scaling  # matplotlib takes a second to import
+
         from mpi_impl.runtime.pictures import save
         save(draw_scaling(strong, weak, cores()), args.plot)
 

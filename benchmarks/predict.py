@@ -22,8 +22,8 @@ from steps import LIMIT, measure, parse
 
 from mpi_impl.comm.clock import INFINIBAND
 from mpi_impl.launching.entry import run_alone
-from mpi_impl.planning.candidates import savings, shape_of
 from mpi_impl.launching.pool import Pool
+from mpi_impl.planning.candidates import savings, shape_of
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                  for plan, found in zip(plans, turns)]
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
-        from pictures import draw_predictions     # matplotlib takes a second to import
+        from pictures import draw_predictions  # matplotlib takes a second to import
+
         from mpi_impl.runtime.pictures import save
         save(draw_predictions([named(plan) for plan in plans], predicted, measured), args.plot)
 

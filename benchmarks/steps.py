@@ -13,14 +13,14 @@ from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.launching.pool import Pool
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import require_positive
-from reference.optimizer import OptimizerConfig
 from reference.costs.plans import Plan
+from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
 
 WARM = 2        # steps before those that count

@@ -31,10 +31,10 @@ from mpi_impl.reports.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.parameters import bubbles
+from reference.costs.bubbles import bubbles
 from reference.optimizer import OptimizerConfig
-from reference.precision import Precision
 from reference.parallel.stages import schedule_of
+from reference.precision import Precision
 
 MODEL = ModelConfig(num_layers=16, hidden_size=128, num_attention_heads=4, vocab_size=64, max_position_embeddings=128,
                     hidden_dropout=0.0, attention_dropout=0.0)

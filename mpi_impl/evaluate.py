@@ -7,10 +7,10 @@
 """
 from mpi_impl.comm.group import Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.launching.entry import give_up, leave_within, run
 from mpi_impl.evaluation.arguments import parse
 from mpi_impl.evaluation.fine_tuning import FineTuning
 from mpi_impl.evaluation.zero_shot import LastWords, Perplexity, ZeroShot
+from mpi_impl.launching.entry import give_up, leave_within, run
 
 PROGRAMS: dict[str, type[ZeroShot] | type[FineTuning]] = {
     "wikitext103": Perplexity, "lambada": LastWords, "race": FineTuning}

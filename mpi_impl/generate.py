@@ -7,23 +7,23 @@ from itertools import count
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.comm.device import device_of
-from mpi_impl.launching.entry import give_up, leave_within, run
-from mpi_impl.runtime.files import read_text
-from mpi_impl.programs.generation_options import Settings, check_top_k, parse
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.generation.words import generate
+from mpi_impl.launching.entry import give_up, leave_within, run
+from mpi_impl.programs.generation_options import Settings, check_top_k, parse
+from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.runtime.files import read_text
 from reference.config import ModelConfig, check_model_fits
 from reference.errors import UserError
-from reference.precision import Precision
 from reference.parallel.stages import stages_of_ranks
+from reference.precision import Precision
 
 
 class Generation:

@@ -10,17 +10,18 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.planning import profiles
 from mpi_impl.planning.candidates import PLAYED, Job, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
-from mpi_impl.runtime.tables import aligned
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.runtime.outputs import check_outputs
+from mpi_impl.runtime.tables import aligned
 from reference.config import ARCHITECTURES, ModelConfig, option
-from reference.costs.parameters import parameters, utilization
-from reference.errors import UserError
+from reference.costs.flops import utilization
+from reference.costs.parameters import parameters
 from reference.costs.step_time import flops_of_step, flops_per_second
+from reference.errors import UserError
 
 SIZES = {"num_layers": "L", "hidden_size": "H", "num_attention_heads": "A", "seq_length": "S"}
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
@@ -117,7 +118,7 @@ def gigabytes(size: float) -> str:
 
 
 def draw(path: str, job: Job, best: Sequence[Timed]) -> None:
-    from mpi_impl.planning.picture import draw_plans     # matplotlib takes a second to import
+    from mpi_impl.planning.picture import draw_plans  # matplotlib takes a second to import
     from mpi_impl.runtime.pictures import save
 
     title = f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples a step"

@@ -8,14 +8,14 @@ import argparse
 from collections.abc import Sequence
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.reports.timelines.timelines import slices_of
 from mpi_impl.runtime.files import read_text
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.reports.timelines.timelines import slices_of
-from reference.schedules.actions import Schedule, from_csv
 from reference.config import require_not_negative
 from reference.errors import UserError
+from reference.schedules.actions import Schedule, from_csv
 from reference.schedules.generators import SCHEDULES, make, takes_v
-from reference.schedules.simulate import Times, Timeline, activations_in_flight, simulate
+from reference.schedules.simulate import Timeline, Times, activations_in_flight, simulate
 from reference.schedules.validate import validate
 
 LARGEST_CSV = 1 << 23      # bytes: of a schedule with as many actions as reference.schedules.generators lists
@@ -106,7 +106,7 @@ def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
 
 
 def draw(path: str, names: list[str], timelines: list[Timeline]) -> None:
-    from mpi_impl.reports.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
+    from mpi_impl.reports.timelines.gantt import Panel, draw_timelines  # matplotlib takes a second to import
 
     draw_timelines(path, [Panel(name, slices_of(t)) for name, t in zip(names, timelines)], seconds=False)
 

@@ -159,7 +159,7 @@ print("the same?", np.allclose(sum(sums), right))
 
 # %%
 from mpi_impl.notebook.pictures.charts import draw_bars
-from reference.costs.parameters import ring_all_reduce
+from reference.comm.ring import ring_all_reduce
 
 b, s, hidden = 8, 1024, 3072                    # the 8.3-billion-parameter model of the paper
 megabytes = 2 / 1e6                             # 16 bits for a number

@@ -343,7 +343,7 @@ print("steps:", len(steps) - 1, "= 2 (t - 1)")
 # %%
 # %%ranks 4
 from mpi_impl.demos.collectives import ring_reduce_scatter
-from reference.costs.parameters import ring_all_gather
+from reference.comm.ring import ring_all_gather
 
 numbers = np.full(12, 2 ** rank)                              # N = 12, a piece has 3
 _, by_hand = ring_reduce_scatter(group, numbers)
@@ -356,7 +356,7 @@ print("sent:", group.ledger.elements(operation="send"), "numbers; N (t-1)/t is",
 # makes it dearer:
 
 # %%
-from reference.costs.parameters import ring_all_reduce as cost_of_ring
+from reference.comm.ring import ring_all_reduce as cost_of_ring
 
 sizes = [2, 4, 8, 16, 32, 64]
 draw_curves({"everything through rank 0": [size - 1 for size in sizes],

@@ -132,7 +132,7 @@ print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax,
 # ($s = 2048$, $h = 12288$, $a = 96$), of which each rank of eight would send, in 16 bits, for one text in one layer:
 
 # %%
-from reference.costs.parameters import ring_all_gather, ring_all_reduce
+from reference.comm.ring import ring_all_gather, ring_all_reduce
 
 S, H, heads, megabytes = 2048, 12288, 96, 2 / 1e6
 ways = {"by heads: g": ring_all_reduce(S * H, 8),

@@ -346,7 +346,7 @@ print("dE as measured:", np.abs(dE[:V] - measured).max() < 1e-7, " padding's gra
 # one g of $b\,s\,h$ numbers, of which each layer has two. In float32, 4 bytes, as sums of exponentials want precision.
 
 # %%
-from reference.costs.parameters import ring_all_gather, ring_all_reduce
+from reference.comm.ring import ring_all_gather, ring_all_reduce
 
 sizes = {"GPT-2": (1024, 1600), "GPT-3": (2048, 12288)}               # s and h
 padded = gpt2.padded_vocab_size(8)

@@ -67,7 +67,7 @@ draw_block(t)
 # number of $x$:
 
 # %%
-from reference.costs.parameters import forward_flops
+from reference.costs.flops import forward_flops
 
 gpt3 = ModelConfig(num_layers=96, hidden_size=12288, num_attention_heads=96, vocab_size=51200,
                    max_position_embeddings=2048)
@@ -189,7 +189,7 @@ if rank == 0:
 # $$4 \cdot 2\,\tfrac{t-1}{t}\, b s h$$
 
 # %%
-from reference.costs.parameters import tensor_parallel_traffic
+from reference.costs.volumes import tensor_parallel_traffic
 
 float64 = 8     # bytes
 print("as the formula says, on every rank:",
@@ -461,7 +461,7 @@ print("the same masks the second time, inside and outside:",
       np.array_equal(second.mlp_mask.keep, first.mlp_mask.keep))
 
 # %%
-from reference.costs.parameters import iteration_flops
+from reference.costs.flops import iteration_flops
 
 print("selective recompute, dx off by less than 1e-12?", off(np.concatenate(ranks["dx_lean"], 1), dx) < 1e-12)
 plain = iteration_flops(gpt3, 1, 2048)

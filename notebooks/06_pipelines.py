@@ -98,7 +98,7 @@ print(*lower(small)[1])
 # times; does it find the same?
 
 # %%
-from reference.costs.parameters import bubble_fraction
+from reference.costs.bubbles import bubble_fraction
 from reference.schedules.simulate import Times, simulate
 
 random = np.random.default_rng(6)
@@ -181,7 +181,7 @@ for one, v in [(both["1f1b"], 1), *((make("interleaved", p, m, v), v) for v in (
 # on $p$ stages, compare what a rank sends for one microbatch, to the next stage, and to its tensor-parallel neighbours:
 
 # %%
-from reference.costs.parameters import pipeline_traffic, tensor_parallel_traffic
+from reference.costs.volumes import pipeline_traffic, tensor_parallel_traffic
 
 s, h, L, t = 2048, 12288, 96, 8         # GPT-3; say its layers are 8 stages, each on t = 8 tensor-parallel ranks
 half = 2                                # bytes of a number

@@ -52,8 +52,8 @@ draw_matrices([Matrix("batch", owners), "forward, backward  →", partial_sums("
 # right is where the division happens. **Each replica divides by the size of the whole batch, $1/(B s)$, and then the
 # gradients are added up.**
 #
-# `reference/parallel/data_parallel.py` is that rule, with all replicas in one process. Here it is with a tiny GPT of two layers,
-# against one process that knows nothing of replicas:
+# `reference/parallel/data_parallel.py` is that rule, with all replicas in one process. Here it is with a tiny GPT of
+# two layers, against one process that knows nothing of replicas:
 
 # %%
 from reference.batches import GPTBatch
@@ -128,8 +128,8 @@ draw_bars({"each word, anywhere": {"by the global count": 100 * right[0, 0]},
 # works on the layers before.
 #
 # For ZeRO each bucket is also cut into as many equal parts as there are replicas, wherever that falls: rank $i$ *owns*
-# the $i$-th part of each bucket. `reference/parallel/layout.py` knows all this. Above the tensors, dark and light by turns
-# (units in blue and sand); below their owners:
+# the $i$-th part of each bucket. `reference/parallel/layout.py` knows all this. Above the tensors, dark and light by
+# turns (units in blue and sand); below their owners:
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_layout
@@ -278,7 +278,7 @@ draw_stages(4)
 
 # %%
 from mpi_impl.reports.charts import MEMORY
-from reference.costs.memory import model_states
+from reference.parallel.model_states import model_states
 
 psi, N = 7_500_000_000, 64
 
@@ -398,7 +398,7 @@ draw_bars(rows, "numbers that rank 0 sent in a step, of Ψ(N-1)/N, from its ledg
 # For a real model, where the tables are a small part, it is 3.
 
 # %%
-from reference.costs.parameters import data_parallel_traffic
+from reference.costs.volumes import data_parallel_traffic
 
 for m, name in (1, "stages"), (4, "four"):
     for stage, one in enumerate(ranks[name][0]):

@@ -240,8 +240,8 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 # %% [markdown]
 # ## Who has sent how much
 #
-# Each rank's *ledger* has written down what it sent. `reference/costs/traffic.py` has a formula for each line. For the run
-# with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
+# Each rank's *ledger* has written down what it sent. `reference/costs/traffic.py` has a formula for each line. For the
+# run with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
 
 # %%
 from mpi_impl.runtime.tables import aligned

@@ -23,8 +23,10 @@ from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
 from mpi_impl.notebook.plan import draw_plan, plan, published
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.parameters import (bubble_fraction, iteration_flops, parameters, tensor_parallel_traffic, training_seconds,
-                            utilization)
+from reference.costs.bubbles import bubble_fraction
+from reference.costs.flops import iteration_flops, training_seconds, utilization
+from reference.costs.parameters import parameters
+from reference.costs.volumes import tensor_parallel_traffic
 from reference.costs.plans import Plan
 from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING, V100_REACHED
 
@@ -63,7 +65,8 @@ for run, size in sizes.items():
 from mpi_impl.demos.tiny_gpt import FLOAT64, global_batch, share_of, tiny_gpt, training_on
 from reference.config import ParallelConfig
 from reference.costs.parameters import parameters_of_stage
-from reference.costs.memory import model_states, most_in_flight
+from reference.costs.memory import most_in_flight
+from reference.parallel.model_states import model_states
 from reference.parallel.stages import layers_of_rank
 
 model = tiny_gpt(4)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
+from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.config import ModelConfig
 from reference.dropout import Dropout
-from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
 from reference.models.model import batch_type
 from reference.params import leaves, tree_map, with_names
 

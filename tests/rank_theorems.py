@@ -12,16 +12,12 @@ from mpi_impl import kernels
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
 from mpi_impl.layers import attention, block, cross_entropy, embedding, heads, linear, mlp
 from mpi_impl.models import model
-from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import Recompute
-from reference.layers import attention as textbook_attention
-from reference.layers import block as textbook_block
-from reference.layers import cross_entropy as textbook_cross_entropy
-from reference.layers import embedding as textbook_embedding
-from reference.layers import heads as textbook_heads
-from reference.layers import linear as textbook_linear
-from reference.layers import mlp as textbook_mlp
+from reference.layers import (attention as textbook_attention, block as textbook_block,
+                              cross_entropy as textbook_cross_entropy, embedding as textbook_embedding,
+                              heads as textbook_heads, linear as textbook_linear, mlp as textbook_mlp)
 from reference.models import model as textbook_model
 from reference.models.stage import KEEP_ALL
 from reference.parallel.layout import Layout, map_units

@@ -6,12 +6,12 @@ from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
 from mpi_impl.recording.recording import Part, Recording, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
-from reference.schedules.actions import Schedule
 from reference.config import ModelConfig
 from reference.optimizer import OptimizerConfig
 from reference.precision import LossScaling, Precision
-from tests.planted import Bug, planted_run
+from reference.schedules.actions import Schedule
 from tests.cases import Case
+from tests.planted import Bug, planted_run
 from tests.training_theorems import Plan, connected
 
 # Four heads and 10 words, so that the last of two or four ranks has a table that ends in padding.

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference.schedules.actions import from_csv
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.schedules.generators import gpipe
 from reference.costs.traffic import Work
+from reference.schedules.actions import from_csv
+from reference.schedules.generators import gpipe
 from tests import rank_theorems, textbook_theorems, training_theorems
+from tests.cases import Case
 from tests.deep import one_fast_of
 from tests.mpi_impl import test_mixed_precision
 from tests.mpi_impl.test_layers import only_inputs_are_kept
 from tests.mpi_impl.test_pipeline import every_message_arrives
 from tests.mpi_impl.test_zero import no_gradient_outlives_its_use, units_come_and_go
 from tests.planted import Bug, assert_caught, planted
-from tests.cases import Case
 from tests.training_theorems import Plan
 
 # Four heads on two ranks; 10 words, so that the second rank's table ends in padding.
@@ -399,10 +399,12 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "{stage: layers_of_stage(r * len(held) + i, stages, c.num_layers) for i, stage in enumerate(held)}\n"
             "            for r, held in enumerate(placement)"), *trained("interleaved", 2)),
     "the layers that do not divide lost": (
-        Bug("reference.parallel.stages", "each, more = divmod(num_layers, stages)", "each, more = num_layers // stages, 0"),
+        Bug("reference.parallel.stages", "each, more = divmod(num_layers, stages)",
+            "each, more = num_layers // stages, 0"),
         *trained()),
     "a layer on two stages": (
-        Bug("reference.parallel.stages", "first + each + (stage < more))", "first + each + (stage <= more))"), *trained(p=4)),
+        Bug("reference.parallel.stages", "first + each + (stage < more))",
+            "first + each + (stage <= more))"), *trained(p=4)),
     # memory
     "caches kept until the end of the step": (                   # 1F1B then costs what GPipe does
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from mpi_impl.launching import hostfile
 from mpi_impl.data.indexed import write_indexed
-from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts, written_for)
+from mpi_impl.launching import hostfile
+from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts,
+                                         written_for)
 from mpi_impl.launching.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command, launch, write_program

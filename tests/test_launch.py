@@ -13,7 +13,8 @@ import pytest
 from mpi_impl.checkpoints.on_disk import tracked
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launching.guard import children
-from mpi_impl.launching.launch import OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, mpi_vendor, supervise
+from mpi_impl.launching.launch import (OPEN_MPI_SETTINGS, find_mpiexec, launch_environment, launcher, mpi_vendor,
+                                       supervise)
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES
 from reference.errors import UserError
 from tests.launching import ROOT, SOON, command, environment, launch, launched, write_program

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, find, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, find, given, settings, strategies as st
 
 from mpi_impl.launching.pool import Pool, RankAssertion, RankFailure
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, cores

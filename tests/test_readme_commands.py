@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import mpi_impl.evaluation.arguments as evaluation
-import mpi_impl.programs.generation_options as generation
 import mpi_impl.programs.arguments as training
+import mpi_impl.programs.generation_options as generation
 from mpi_impl import compare, plan
 from mpi_impl.data.prepare import preparation
 from mpi_impl.demos import memory, mlp
@@ -33,7 +33,7 @@ PARSE = {
     "mpi_impl.demos.memory": memory.parse_options,
     "mpi_impl.demos.mlp": mlp.parse_options,
 }
-QUICK = ("reference.schedules.generators", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.demos.memory")
+QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.demos.memory")
 
 # What makes a run short. Of an option that is given twice, the last counts.
 MODEL = "--hidden-size 32 --num-attention-heads 8 --seq-length 32 "

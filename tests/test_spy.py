@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.fake_cuda import CODES, OPS, FakeCommunicator
-from tests.spy import (CREATION, FUNCTIONS, METHODS, UFUNC_METHODS, UFUNCS_LACKING, Refused, SpyArray, to_device,
-                       to_host)
+from tests.spy import CREATION, FUNCTIONS, METHODS, UFUNC_METHODS, UFUNCS_LACKING, Refused, SpyArray, to_device, to_host
 
 HOST = np.arange(6.0).reshape(2, 3)
 X = SpyArray(HOST)

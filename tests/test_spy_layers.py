@@ -1,8 +1,7 @@
 """Every layer of both packages runs on arrays that behave like CuPy's: no hidden host copy, no host array mixed in."""
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from reference import counter_rng
 from reference.config import ModelConfig, Recompute
@@ -16,8 +15,8 @@ from reference.models.model import model_backward, model_forward, model_tensors
 from reference.params import initialize_shard, join, split, tree_map
 from tests import rank_theorems as theorems, training_theorems
 from tests.deep import one_fast_of
-from tests.spy import Refused, SpyArray
 from tests.rank_theorems import wrapped
+from tests.spy import Refused, SpyArray
 from tests.strategies import ANY_MODEL, Case, cases, close, recomputes, trees_close
 from tests.textbook_theorems import collect, sharded_model_backward, sharded_model_forward, spread, upstream
 

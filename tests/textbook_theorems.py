@@ -5,7 +5,6 @@ import numpy as np
 
 from reference.batches import GPTBatch
 from reference.config import Recompute
-from reference.parallel.data_parallel import data_parallel_gradients
 from reference.layers.attention import (attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
@@ -27,6 +26,7 @@ from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import KEEP_ALL
 from reference.ops import rotary_cos_sin
+from reference.parallel.data_parallel import data_parallel_gradients
 from reference.params import join, leaves, split, tree_map
 from reference.training.trainer import loss_and_gradients
 from tests.cases import Case, close, trees_close

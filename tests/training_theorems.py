@@ -14,20 +14,20 @@ from mpi_impl.parallel import passes
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
-from reference.schedules.actions import Schedule
-from reference.training import trainer as training
 from reference.config import ParallelConfig, Recompute
-from reference.parallel.data_parallel import samples_of
+from reference.costs.traffic import Work, traffic
 from reference.models.model import sequences_of
-from reference.models.stage import KEEP_ALL, StageCache, join_stages, has_embedding, has_head
+from reference.models.stage import KEEP_ALL, StageCache, has_embedding, has_head, join_stages
 from reference.optimizer import OptimizerConfig
+from reference.parallel.data_parallel import samples_of
+from reference.parallel.stages import schedule_of
 from reference.params import join
 from reference.precision import Precision
+from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
-from reference.parallel.stages import schedule_of
-from reference.costs.traffic import Work, traffic
-from tests.rank_theorems import as_is, first_checks, host
+from reference.training import trainer as training
 from tests.cases import Case, close, cut, trees_close
+from tests.rank_theorems import as_is, first_checks, host
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,9 @@ CONDA_FORGE = {
     "pytest-xdist": CondaPackage("pytest-xdist", "1.34.0"),
     "hypothesis": CondaPackage("hypothesis", "6.140.1"),
     "ruff": CondaPackage("ruff", "0.14.8"),
+    "isort": CondaPackage("isort", "5.3.2"),
     "mypy": CondaPackage("mypy", "2.3.0"),
+    "import-linter": CondaPackage("import-linter", "2.11"),
     # One package for CUDA 12 and 13: conda chooses by the driver.
     "cupy-cuda12x": CondaPackage("cupy", "14.1.0"),
     "nvidia-nccl-cu12": CondaPackage("nccl", "2.27.7.1"),

@@ -13,12 +13,11 @@ from gpu_times import time_of_steps
 from turns import serve
 from works import Work
 
-from mpi_impl.runtime.arrays import moved_to
-
+from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import connect
-from mpi_impl.comm.device import device_of
 from mpi_impl.launching.entry import run
+from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig

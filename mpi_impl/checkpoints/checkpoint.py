@@ -1,7 +1,7 @@
 """Save a run, and go on from there, on as many ranks as one likes.
 
-What a rank owns of the optimizer's states it saves as boxes of the whole tensors (reference/parallel/boxes.py), whatever the
-topology. Who loads looks up which stored boxes meet its own, and reads just those parts: no rank holds more of the
+What a rank owns of the optimizer's states it saves as boxes of whole tensors (reference/parallel/boxes.py), whatever
+the topology. Who loads looks up which stored boxes meet its own, and reads just those parts: no rank holds more of the
 model than in training, but for its part of one tensor at a time. Of what several ranks have alike one saves it (the
 replicas' copies without ZeRO, replicated tensors, a tied word table), and all load it.
 
@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import moved_to, to_host
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.manifest import Manifest, Sealed, Stored, file_of, key_of, state_of
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.runtime.arrays import moved_to, to_host
 from mpi_impl.runtime.tables import bytes_of
 from mpi_impl.training.trainer import Trainer
-from reference.parallel.boxes import Box, boxes_of_piece, shape_of, without_padding
 from reference.config import ModelConfig, option
 from reference.errors import UserError
-from reference.parallel.layout import Piece
 from reference.models.model import model_tensors
+from reference.parallel.boxes import Box, boxes_of_piece, shape_of, without_padding
+from reference.parallel.layout import Piece
 from reference.params import leaves
 from reference.precision import rounded
 

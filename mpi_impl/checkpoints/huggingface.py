@@ -15,19 +15,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import moved_to
-from mpi_impl.runtime.formats import open_tensors, read_json
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
 from mpi_impl.checkpoints.huggingface_layout import Place
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.runtime.files import LARGEST, path_inside, writing
+from mpi_impl.runtime.formats import open_tensors, read_json
 from mpi_impl.training.trainer import Trainer
 from reference.config import ARCHITECTURES, ModelConfig
 from reference.errors import UserError
-from reference.parallel.layout import Piece, Segment
 from reference.models.model import model_tensors
+from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
 
 WEIGHTS = "model.safetensors"

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
-from mpi_impl.runtime.formats import Object, read_json
 from mpi_impl.checkpoints.gpt2_layout import GPT2
 from mpi_impl.checkpoints.huggingface_layout import Layout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
 from mpi_impl.runtime.files import is_there
+from mpi_impl.runtime.formats import Object, read_json
 from reference.config import ModelConfig, option
 from reference.errors import UserError
 

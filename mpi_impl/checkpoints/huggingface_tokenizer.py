@@ -3,10 +3,10 @@ import json
 import os
 from typing import Any
 
-from mpi_impl.runtime.formats import Object, read_json
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, BytePairTokenizer, GPT2BPETokenizer,
                                      LibraryTokenizer, Tokenizer, WordPieceTokenizer)
 from mpi_impl.runtime.files import LARGEST, read_bytes
+from mpi_impl.runtime.formats import Object, read_json
 from reference.errors import UserError
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from reference.parallel.boxes import Box, shape_of
 from reference.config import ModelConfig
 from reference.models.model import model_tensors
+from reference.parallel.boxes import Box, shape_of
 from reference.params import leaves
 from reference.precision import ScaleState
 

@@ -22,11 +22,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mpi_impl.checkpoints.manifest import FORMAT, TYPES, Manifest, Sealed, key_of, file_of
+from mpi_impl.checkpoints.manifest import FORMAT, TYPES, Manifest, Sealed, file_of, key_of
 from mpi_impl.runtime.files import is_there, opened_to_read, read_bytes, writing
 from mpi_impl.runtime.formats import open_tensors, sentence
-from reference.parallel.boxes import Box, inside, overlap, shape_of
 from reference.errors import UserError
+from reference.parallel.boxes import Box, inside, overlap, shape_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST, SEAL = "manifest.json", "manifest.json.sha256"

@@ -22,7 +22,6 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from mpi_impl.runtime.arrays import is_half, narrowed, on_device, widened
 from mpi_impl.comm.carriers import ON_HOST, Carrier, Carriers, finish
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.hosts import Hosts
@@ -31,6 +30,7 @@ from mpi_impl.comm.nccl import Communicator, Flight
 from mpi_impl.comm.shared_memory import LINE, SharedMemory, bytes_for
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.runtime.arrays import is_half, narrowed, on_device, widened
 from mpi_impl.runtime.rank_environment import forget_shared_memory, ranks_here, shared_memory_left
 from reference.errors import UserError
 

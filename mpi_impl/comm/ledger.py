@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_dtypes  # noqa: F401  it tells NumPy what "bfloat16" is
 import numpy as np
 
-from reference.costs.parameters import RING
+from reference.comm.ring import RING
 
 
 class Entry(NamedTuple):

@@ -1,13 +1,13 @@
 """f, g and their siblings on one rank: what a layer does at the edges of its tensor-parallel region.
 
-Each forward stands beside its backward, which is its adjoint. The textbook's versions are in reference/comm/mappings.py,
+Each forward stands beside its backward, which is its adjoint. Its textbook twin is reference/comm/mappings.py,
 over a list with one array per rank.
 """
 import numpy as np
 
 from mpi_impl.comm.group import Group
-from reference.config import ParallelConfig
 from reference.comm.mappings import SEQUENCE
+from reference.config import ParallelConfig
 
 
 class TensorParallelRegion:

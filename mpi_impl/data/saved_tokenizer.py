@@ -5,8 +5,8 @@
 import json
 import os
 
-from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
-                                     LibraryTokenizer, NullTokenizer, Tokenizer, TrainedTokenizer)
+from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, LibraryTokenizer,
+                                     NullTokenizer, Tokenizer, TrainedTokenizer)
 from mpi_impl.runtime.files import LARGEST, replacing, write_whole
 from mpi_impl.runtime.formats import Object, read_json
 from reference.errors import UserError

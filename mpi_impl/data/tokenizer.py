@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Library, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mpi_impl.data.corpus import kind
 from mpi_impl.runtime.files import LARGEST, check_readable, read_text

@@ -1,8 +1,8 @@
 """Ranks that wait for one another for ever, and how one finds out: `mpirun -np 4 python -m mpi_impl.demos.deadlock`.
 
 A real deadlock on real ranks. Beside each rank's stuck thread another one tells in which line it stands and for whom it
-waits. That makes a circle, which is then broken, so that the program ends well. reference/schedules/validate.py tells the same
-circle beforehand, from nothing but the order in which the ranks mean to work.
+waits. That makes a circle, which is then broken, so that the program ends well. `reference.schedules.validate` tells
+the same circle beforehand, from nothing but the order in which the ranks mean to work.
 """
 import sys
 import threading
@@ -21,10 +21,10 @@ from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_g
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.training.trainer import Trainer
-from reference.schedules import validate
-from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig
+from reference.schedules import validate
+from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower
 from reference.schedules.generators import evaluation_schedule
 from reference.training.trainer import loss_and_gradients
 
@@ -89,7 +89,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         batch = [GPTBatch(tokens, targets)]
         circle, freed = stuck_and_freed(ranks, wrong, trainer, batch)
         say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
-                   f"reference/schedules/validate.py plays the lists before anything runs, and says:\n{complaint(wrong)}\n")
+                   f"reference/schedules/validate.py plays them before anything runs, and says:\n{complaint(wrong)}\n")
         validate.validate(right)
         mended, = trainer.evaluate(batch, SAMPLES)
         say(ranks, f"Mended, they give it nothing to say. The ranks play them, and the loss is {mended:.10f}:\n"

@@ -15,20 +15,20 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
 from mpi_impl.launching.entry import ArgumentParser, run
-from mpi_impl.runtime.files import check_folder
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.reports.charts import GRID, MEMORY
 from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
+from mpi_impl.runtime.files import check_folder
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.pictures import save
 from mpi_impl.runtime.tables import aligned, unit_for
 from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
-from reference.costs.parameters import parameters
 from reference.costs.memory import Account, StageBytes, total
+from reference.costs.parameters import parameters
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
 
@@ -259,7 +259,7 @@ def conclude(ranks: Group, found: list[Found], accounts: dict[str, Account], lay
 
 def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
     """For each run two bars, of the rank that holds most: measured, and below it predicted, hatched."""
-    from matplotlib.figure import Figure     # matplotlib takes a second to import
+    from matplotlib.figure import Figure  # matplotlib takes a second to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     unit, name = unit_for(max(sum(parts(most(one).held).values()) for found in panels.values() for one in found))

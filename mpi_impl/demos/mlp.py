@@ -12,8 +12,8 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
                                     traffic_table)
-from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.kernels import ACTIVATIONS, linear
+from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import ModelConfig, require_divides, round_up

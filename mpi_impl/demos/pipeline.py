@@ -13,12 +13,13 @@ from mpi_impl.demos.telling import Check, count, led_by_rank, say, say_aligned
 from mpi_impl.demos.tiny_gpt import check_tensors, global_batch, holds, share_of, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.training.trainer import Trainer
-from reference.schedules.actions import Schedule, Send
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
-from reference.costs.parameters import bubble_fraction, pipeline_traffic
+from reference.costs.bubbles import bubble_fraction
+from reference.costs.volumes import pipeline_traffic
+from reference.schedules.actions import Schedule, Send
 from reference.schedules.generators import SCHEDULES, make, require_sizes
-from reference.schedules.simulate import Span, Times, Timeline, activations_in_flight, simulate
+from reference.schedules.simulate import Span, Timeline, Times, activations_in_flight, simulate
 
 SAMPLES = 2         # b, of a microbatch
 CHUNKS = 2          # v, the stages on each rank of the interleaved schedule

@@ -18,7 +18,7 @@ from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, require_divides, round_up
-from reference.costs.parameters import tensor_parallel_traffic
+from reference.costs.volumes import tensor_parallel_traffic
 from reference.dropout import Dropout
 from reference.layers import block as textbook
 from reference.params import initialize, leaves, split, tree_map

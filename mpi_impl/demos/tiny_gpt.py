@@ -13,16 +13,16 @@ from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.demos.telling import Check, and_list, span
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.training.trainer import Trainer
-from reference.training import trainer as training
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
-from reference.parallel.data_parallel import samples_of
 from reference.models.stage import has_embedding, has_head
 from reference.optimizer import OptimizerConfig
-from reference.params import leaves, split
+from reference.parallel.data_parallel import samples_of
 from reference.parallel.pipeline import cut_into_stages
-from reference.precision import Precision
 from reference.parallel.stages import layers_of_rank
+from reference.params import leaves, split
+from reference.precision import Precision
+from reference.training import trainer as training
 
 SEED, FLOAT64 = 1, Precision("float64")
 WORDS, POSITIONS = 12, 6

@@ -16,14 +16,14 @@ from mpi_impl.demos.telling import Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
-from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.reports.traffic import Line, compare, summary
+from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters
-from reference.parallel.data_parallel import samples_of
 from reference.costs.traffic import Work, traffic
+from reference.parallel.data_parallel import samples_of
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample
 

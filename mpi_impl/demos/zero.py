@@ -11,17 +11,17 @@ from typing import NamedTuple
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import RING, Ledger
 from mpi_impl.demos.telling import Check, count, say, say_aligned
-from mpi_impl.demos.tiny_gpt import (FLOAT64, check_tensors, global_batch, share_of, textbook_of, tiny_gpt,
-                                     training_on)
+from mpi_impl.demos.tiny_gpt import FLOAT64, check_tensors, global_batch, share_of, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.reports.memory import FORMULAS
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
+from reference.comm.ring import ring_all_gather
 from reference.config import ModelConfig, ParallelConfig, require_positive
-from reference.costs.parameters import data_parallel_traffic, ring_all_gather
+from reference.costs.volumes import data_parallel_traffic
 from reference.parallel.layout import Layout
-from reference.costs.memory import model_states
+from reference.parallel.model_states import model_states
 from reference.schedules.generators import require_sizes
 
 LAYERS, STEPS = 2, 2

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
+from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
                                          optimizer_config, parallel_config, precision)
 from mpi_impl.programs.options import NAMES

@@ -6,23 +6,22 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
+from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.comm.device import device_of
-from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, course, optimizer_of,
-                                           parallel_of_tuning)
+from mpi_impl.evaluation.arguments import check_architecture, check_tuning, course, optimizer_of, parallel_of_tuning
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.telling import Telling
 from mpi_impl.generation.replica import trained
-from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.reports import forecast
-from mpi_impl.programs.introduction import introduction
-from mpi_impl.reports.metrics import Metrics
 from mpi_impl.programs.arguments import Settings, precision
+from mpi_impl.programs.introduction import introduction
+from mpi_impl.reports import forecast
+from mpi_impl.reports.metrics import Metrics
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import Trainer

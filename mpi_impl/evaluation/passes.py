@@ -10,8 +10,8 @@ from mpi_impl.evaluation.race import answers_right
 from mpi_impl.models.bert import choice_scores
 from mpi_impl.models.gpt import predicted_words
 from mpi_impl.parallel.passes import ForwardPass
-from reference.schedules.actions import Action
 from reference.models.stage import has_embedding, has_head
+from reference.schedules.actions import Action
 
 
 class WordsPass(ForwardPass):

@@ -4,15 +4,15 @@ from math import ceil
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import to_host
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.generation.replica import Replica
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.parallel.pipeline import Pipeline
+from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.batches import Batches
 from reference.errors import UserError
-from reference.schedules.generators import evaluation_schedule
 from reference.parallel.stages import stages_of_ranks
+from reference.schedules.generators import evaluation_schedule
 
 
 class Sums:

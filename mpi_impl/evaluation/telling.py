@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from mpi_impl.runtime.files import open_for_writing, writing
 from mpi_impl.reports.metrics import duration
+from mpi_impl.runtime.files import open_for_writing, writing
 
 PAUSE = 10.0     # seconds between two words of progress
 

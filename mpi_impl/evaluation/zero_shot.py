@@ -5,11 +5,10 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from mpi_impl import kernels
-from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import Topology, connect
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.comm.device import device_of
 from mpi_impl.evaluation.arguments import check_architecture, forward_parallel, seq_length
 from mpi_impl.evaluation.lambada import LAMBADA
 from mpi_impl.evaluation.passes import WordsPass
@@ -20,8 +19,9 @@ from mpi_impl.evaluation.telling import Telling
 from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.parallel.passes import ForwardPass
+from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, reads
 from reference.config import ModelConfig
 from reference.precision import Precision

@@ -56,7 +56,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     losses = trained(ranks, runs, args.train_iters, args.lr)
     if ranks.rank == 0:
         print(f"\n{table(losses, args.train_iters)}\n")
-        from mpi_impl.experiments.curves import draw_curves     # matplotlib takes a second to import
+        from mpi_impl.experiments.curves import draw_curves  # matplotlib takes a second to import
         draw_curves(args.plot, losses, CHANCE)
         print(f"losses drawn in {args.plot}", flush=True)
     ranks.from_all(None)

@@ -1,6 +1,6 @@
 """The papers' measurements beside what our formulas say: `python -m mpi_impl.experiments.scaling_study`.
 
-Every figure is computed by reference/costs/step_time.py and reference/costs/memory.py from one profile of hardware for each
+Every figure is computed by `step_time` and `memory` of reference/costs/ from one profile of hardware for each
 cluster: dgx-2h for Shoeybi et al. 2019, dgx-a100 for Narayanan et al. 2021 and Korthikanti et al. 2022, who used the
 same one. A profile has a few numbers that were set so that its papers come out; no row has any of its own. What a paper
 does not say of a run (b and v, in the second one) is what makes the run fastest.
@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.planning.candidates import divisors
 from mpi_impl.planning.profiles import load
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
-from reference.costs.memory import model_states
 from reference.costs.plans import Plan
-from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED, ZERO,
-                                 Recomputed, Run, Scaled)
+from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED,
+                                       ZERO, Recomputed, Run, Scaled)
 from reference.costs.step_time import flops_per_second, layer, sizes_of, step_time
+from reference.parallel.model_states import model_states
 
 FULL = Recompute("full")        # as the first two papers, in all runs
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n\n".join(map(told, tables)))
     rows = [row for table in tables for row in table.rows]
     print(f"\n{sum(row.meets for row in rows)} of {len(rows)} figures are within what is allowed")
-    from mpi_impl.experiments.published_figures import draw_tables     # matplotlib takes a second to import
+    from mpi_impl.experiments.published_figures import draw_tables  # matplotlib takes a second to import
     from mpi_impl.runtime.pictures import save
     save(draw_tables(tables), args.plot)
     print(f"all are drawn in {args.plot}")

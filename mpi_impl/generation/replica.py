@@ -5,20 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import moved_to, narrowed
 from mpi_impl.comm.topology import Topology
 from mpi_impl.parallel.buffers import Whole
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.zero import Parameters
+from mpi_impl.runtime.arrays import moved_to, narrowed
 from mpi_impl.training.trainer import Trainer
-from reference.parallel.boxes import without_padding
 from reference.config import ModelConfig
-from reference.parallel.layout import Piece
+from reference.kv_cache import Past, no_past
 from reference.models.model import model_tensors
 from reference.models.stage import stage_of
-from reference.kv_cache import Past, no_past
-from reference.schedules.generators import evaluation_schedule
+from reference.parallel.boxes import without_padding
+from reference.parallel.layout import Piece
 from reference.parallel.stages import layers_of_rank, layout_of, stages_of_ranks
+from reference.schedules.generators import evaluation_schedule
 
 Read = Callable[[Piece], np.ndarray]     # a piece of a tensor -> its elements [piece.size], in float32 or float64
 

@@ -11,13 +11,12 @@ from mpi_impl.checkpoints.manifest import Manifest, Sealed, state_of
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.data.tokenizer import (ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
-                                     given_tokenizer)
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer, given_tokenizer
 from mpi_impl.generation.replica import Read
 from mpi_impl.runtime.tables import bytes_of
-from reference.parallel.boxes import boxes_of_piece, shape_of
 from reference.config import ModelConfig
 from reference.errors import UserError
+from reference.parallel.boxes import boxes_of_piece, shape_of
 from reference.parallel.layout import Piece
 
 GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type with its --vocab-file (and "

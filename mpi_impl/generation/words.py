@@ -1,22 +1,22 @@
 """One word after another from a GPT on ranks. Its textbook twin is `generate` of reference/generation/decoding.py.
 
 The word that follows goes through the pipeline alone: each rank adds its keys and values to those that it keeps of its
-own layers and heads (reference/kv_cache.py). The last stage's ranks gather the logits of the whole vocabulary, the first of
-them draws, and all hear of it.
+own layers and heads (reference/kv_cache.py). The last stage's ranks gather the logits of the whole vocabulary, the
+first of them draws, and all hear of it.
 """
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import moved_to, to_host
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.generation.replica import Replica
 from mpi_impl.models.gpt import next_logits
-from reference.schedules.actions import Action
+from mpi_impl.runtime.arrays import moved_to, to_host
 from reference.errors import UserError
 from reference.generation.decoding import Sampling, continuation, positions_for
-from reference.models.stage import has_embedding, has_head
 from reference.kv_cache import Past
+from reference.models.stage import has_embedding, has_head
+from reference.schedules.actions import Action
 
 NONE = -1      # in place of a word: the logits are not finite
 

@@ -7,9 +7,9 @@ from functools import wraps
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import is_half, narrowed, widened
 from mpi_impl.kernels import compiled, cpu, cuda, half
 from mpi_impl.kernels.fused import core
+from mpi_impl.runtime.arrays import is_half, narrowed, widened
 from reference import ops, optimizer
 from reference.ops import lookup, rows
 

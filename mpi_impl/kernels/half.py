@@ -6,8 +6,8 @@ parameters. A cache keeps inputs rather than what can be computed from them, so 
 """
 import numpy as np
 
-from mpi_impl.runtime.arrays import TILE, is_half, narrowed, widened
 from mpi_impl.kernels import cpu
+from mpi_impl.runtime.arrays import TILE, is_half, narrowed, widened
 from reference.ops import CoreInputs, rows
 
 HALF, AS_IS = "rounded", "as it is"

@@ -34,8 +34,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank, keep_freed_memory,
-                                       launched_rank_and_size)
+from mpi_impl.runtime.rank_environment import (environment_count, forget_shared_memory, is_first_rank,
+                                               keep_freed_memory, launched_rank_and_size)
 from reference.errors import UserError
 
 ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how many it was asked for

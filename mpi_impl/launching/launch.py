@@ -1,4 +1,4 @@
-"""Start a program on n ranks, whichever MPI is installed.
+"""The launcher, which starts a program on n ranks, whichever MPI is installed. mpi_impl/launch.py is its front door.
 
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] -m mpi_impl.pretrain_gpt [options of the program]
     python -m mpi_impl.launch -n 8 [--timeout SECONDS] program.py [options of the program]
@@ -27,15 +27,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import mpi4py
 
-from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, run_alone, say
-from mpi_impl.launching.guard import Losses, end_with_parent, guarded
+from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
+from mpi_impl.launching.guard import Losses, end_with_parent
 from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
-                               written_for)
+                                         written_for)
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
 
@@ -296,7 +295,3 @@ def stop(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(guarded(partial(run_alone, main)))

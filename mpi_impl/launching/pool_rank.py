@@ -59,7 +59,7 @@ class Rank:
     """The rank: one thread works, and a second one hears the pool even while the first is stuck in a collective."""
 
     def __init__(self, connection: Connection):
-        from mpi_impl.comm import group     # starts MPI, which must happen in the rank and not in its guard
+        from mpi_impl.comm import group  # starts MPI, which must happen in the rank and not in its guard
         from mpi_impl.runtime.rank_environment import forget_shared_memory
 
         self.connection, self.sending = connection, threading.Lock()

@@ -4,12 +4,12 @@
 """
 import numpy as np
 
-from mpi_impl.runtime.arrays import narrowed, widened
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.heads import masked_lm_backward, masked_lm_forward, pooled_backward, pooled_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.models.stage import hidden_backward, hidden_forward
 from mpi_impl.models.units import opened
+from mpi_impl.runtime.arrays import narrowed, widened
 from reference.layers import cross_entropy as textbook
 from reference.models.bert import BERT, asked, classifier_of, reads
 from reference.models.stage import KEEP_ALL, KEEP_INPUT, has_head

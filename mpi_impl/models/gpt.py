@@ -2,12 +2,12 @@
 
 `p` and `grads` are trees of units: `opened`, a unit is a tree of tensors (parallel/units.py).
 """
-from mpi_impl.runtime.arrays import narrowed, widened
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward, likeliest
 from mpi_impl.layers.embedding import logits_backward, logits_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.models.stage import hidden_backward, hidden_forward
 from mpi_impl.models.units import opened
+from mpi_impl.runtime.arrays import narrowed, widened
 from reference.models.gpt import GPT, output_table
 from reference.models.stage import KEEP_ALL, KEEP_INPUT, Reads, has_head
 

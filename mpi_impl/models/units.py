@@ -1,8 +1,8 @@
 """What a stage's loop asks for: a unit's tensors, for as long as it uses them, wherever they are in between.
 
-A unit is what is used together: a block, the final layer norm, a table (reference/parallel/layout.py). A stage is a tree with a
-unit in the place of each block. The loop opens one, and neither it nor the layers know whether the tensors were there
-(`Unit`) or had to be gathered (ZeRO-3, parallel/zero.py).
+A unit is what is used together: a block, the final layer norm, a table (reference/parallel/layout.py). A stage is a
+tree with a unit in the place of each block. The loop opens one, and neither it nor the layers know whether the tensors
+were there (`Unit`) or had to be gathered (ZeRO-3, parallel/zero.py).
 """
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager

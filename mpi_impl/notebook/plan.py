@@ -10,8 +10,8 @@ from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS, is_light
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
-from reference.errors import UserError
 from reference.costs.plans import Plan
+from reference.errors import UserError
 
 SHOWN_MICROBATCHES = 24     # that the picture of a pipeline has room for
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from mpi_impl.notebook.cell import bind, run_cell, value_of
 from mpi_impl.launching.pool import Pool, RankFailure, stories
+from mpi_impl.notebook.cell import bind, run_cell, value_of
 from reference.errors import UserError
 
 RANKS = 8           # a notebook has, if it asks for no more

@@ -1,4 +1,4 @@
-"""Data parallelism on ranks. Its textbook twin is reference/parallel/data_parallel.py, which deals out the samples, too.
+"""Data parallelism on ranks. Its textbook twin, reference/parallel/data_parallel.py, deals out samples too.
 
 Every replica has divided its losses by the size of the *global* batch already, so gradients are added up, not averaged,
 and how the samples are spread over replicas and microbatches changes nothing.
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from mpi_impl.comm.group import Group, Pending
-from mpi_impl.parallel.buffers import Buffer, Whole
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.buffers import Buffer, Whole
 from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import leaves
 

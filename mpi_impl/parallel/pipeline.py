@@ -17,8 +17,8 @@ import numpy as np
 
 from mpi_impl.comm.group import Pending
 from mpi_impl.comm.topology import Topology
-from reference.schedules.actions import Action, Receive, Schedule, Send, lower, needs, result
 from reference.errors import UserError
+from reference.schedules.actions import Action, Receive, Schedule, Send, lower, needs, result
 
 AHEAD = 2       # receives that are posted before they are waited for
 PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}    # of the ledger

@@ -1,6 +1,8 @@
-"""ZeRO on ranks: the replicas divide the model's states among them (Rajbhandari et al. 2020). Twin: reference/parallel/zero.py.
+"""ZeRO on ranks: the replicas divide the model's states among them (Rajbhandari et al. 2020).
 
-Replica i owns the i-th part of each bucket of the flat buffers (reference/parallel/layout.py), and moves only those parameters.
+Its textbook twin is reference/parallel/zero.py.
+
+Replica i owns the i-th part of each bucket of the flat buffers (`layout`), and moves only those parameters.
 What else it holds is the stage's choice:
 
     stage   parameters                           gradients                                      optimizer states
@@ -15,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from mpi_impl.comm.group import Group, Pending
+from mpi_impl.models.units import Unit
 from mpi_impl.parallel.buffers import Buffer, Shard
 from mpi_impl.parallel.data_parallel import Gradients
-from mpi_impl.models.units import Unit
 from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import assign, initialize_shard, tree_map
 

@@ -9,13 +9,13 @@ from math import isqrt
 from typing import NamedTuple
 
 from reference.config import LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
-from reference.costs.parameters import parameters
-from reference.errors import UserError
 from reference.costs.hardware import Hardware
-from reference.costs.memory import model_states
+from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
-from reference.schedules.generators import MOST_ACTIONS
 from reference.costs.step_time import StepTime, step_time
+from reference.errors import UserError
+from reference.parallel.model_states import model_states
+from reference.schedules.generators import MOST_ACTIONS
 
 PLAYED = 10     # shapes, the fastest by the closed form, whose schedules are played action by action
 RIVALS = 4      # plans of such a shape that are played, at most, where they are

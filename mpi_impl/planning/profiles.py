@@ -9,8 +9,8 @@ import msgspec
 
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.formats import Object, read_toml, sentence
-from reference.errors import UserError
 from reference.costs.hardware import Hardware, Link, Passes
+from reference.errors import UserError
 
 HERE = Path(__file__).parent / "hardware"
 PARTS = {"passes": Passes, "inside": Link, "between": Link}     # the tables of a file

@@ -13,9 +13,9 @@ from reference.config import (ModelConfig, ParallelConfig, Recompute, check_mode
                               number_of_microbatches, option, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
+from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
 from reference.schedules.generators import MOST_ACTIONS
-from reference.parallel.stages import stages_of_ranks
 
 LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 

@@ -11,10 +11,11 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
+from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.clock import VirtualClock, WallClock
+from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
@@ -26,26 +27,21 @@ from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.comm.device import device_of
 from mpi_impl.launching.entry import give_up, leave_within
-from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.recording.recorder import RecordedSteps, description
-from mpi_impl.reports import forecast
-from mpi_impl.reports import memory
-from mpi_impl.reports import taken
-from mpi_impl.reports import throughput
-from mpi_impl.reports import traffic
+from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
+from mpi_impl.recording.recorder import RecordedSteps, description
+from mpi_impl.reports import forecast, memory, taken, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
-from mpi_impl.programs.arguments import Settings, parse
+from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
+from reference.costs.traffic import Work
 from reference.errors import UserError
 from reference.parallel.stages import schedule_of
-from reference.costs.traffic import Work
 
 
 def instruments(args) -> Instruments:
@@ -331,7 +327,7 @@ class Pretraining(ABC):
             print(f"validation loss {self.metrics.validation[-1][1]:.4f} nats per token, on {seen:,} samples; a "
                   f"unigram model of the corpus gives {self.sources.baseline:.4f}, on all of the validation part")
         if self.args.plot:
-            from mpi_impl.reports.losses import plot_losses   # matplotlib takes a second to import
+            from mpi_impl.reports.losses import plot_losses  # matplotlib takes a second to import
             plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
             print(f"losses drawn in {self.args.plot}")
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import to_host
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
+from mpi_impl.runtime.arrays import to_host
 
 
 class Finding(NamedTuple):

@@ -16,11 +16,11 @@ from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.recording.observer import Observer
 from reference import ops
-from reference.schedules.actions import Action
 from reference.config import ModelConfig
 from reference.layers.block import BlockCache
 from reference.models.stage import StageCache
 from reference.params import leaves, tree_map
+from reference.schedules.actions import Action
 
 
 class ObservedPass(TrainingPass):

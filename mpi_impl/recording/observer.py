@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.recording.names import PREDICTED
-from reference.schedules.actions import Action
+from mpi_impl.runtime.arrays import to_host, widened
+from reference.models.bert import HEADS
+from reference.models.stage import has_embedding, has_head
 from reference.parallel.boxes import boxes_of_piece, shape_of, without_padding
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.layout import unit_of
-from reference.models.bert import HEADS
-from reference.models.stage import has_embedding, has_head
 from reference.params import leaves
+from reference.schedules.actions import Action
 
 # The factors of a weight's gradient x^T dy: what was kept of the forward, and the gradient of what the weight gave.
 FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),

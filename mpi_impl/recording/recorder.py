@@ -10,11 +10,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mpi_impl.runtime.arrays import to_host, widened
-from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recording import ALIKE, INDEX, Part
+from mpi_impl.runtime.arrays import to_host, widened
+from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 

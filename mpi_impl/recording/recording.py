@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
+from mpi_impl.recording.names import PHASES, Key, place_of
 from mpi_impl.runtime.files import LARGEST, check_readable, is_there, path_inside
 from mpi_impl.runtime.formats import read_json, sentence
-from mpi_impl.recording.names import PHASES, Key, place_of
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig

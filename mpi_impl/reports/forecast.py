@@ -9,16 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import on_device, to_host
-from mpi_impl.comm.group import Group
 from mpi_impl.comm.device import Memory
+from mpi_impl.comm.group import Group
+from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.parameters import iteration_flops, parameters, parameters_of_stage
+from reference.costs.flops import iteration_flops
+from reference.costs.memory import Account, rank_activations
+from reference.costs.parameters import parameters, parameters_of_stage
 from reference.errors import UserError
-from reference.costs.memory import Account, model_states, rank_activations
-from reference.precision import Precision
+from reference.parallel.model_states import model_states
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.precision import Precision
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 

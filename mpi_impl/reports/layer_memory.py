@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
-from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.tables import aligned, verdict
 from reference.config import ParallelConfig, Recompute
+from reference.costs.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
 from reference.dropout import Dropout
 from reference.layers.block import block_tensors
 from reference.layers.embedding import Embedding
-from reference.parallel.layout import Layout, map_units
-from reference.costs.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
 from reference.models.gpt import GPT
+from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
 from reference.precision import Precision
 

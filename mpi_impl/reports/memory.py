@@ -1,16 +1,16 @@
-"""What each rank holds, as its arrays say, beside the papers' formulas and our own account (reference/costs/memory.py)."""
+"""What each rank holds, as its arrays say, beside the papers' formulas and our account (reference/costs/memory.py)."""
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
-
 
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ModelConfig, ParallelConfig
+from reference.costs.memory import Account, rank_activations
 from reference.costs.parameters import parameters_of_stage
-from reference.costs.memory import Account, model_states, rank_activations
 from reference.models.bert import CLASSIFIERS
-from reference.precision import Precision
+from reference.parallel.model_states import model_states
 from reference.parallel.stages import layers_of_rank, schedule_of
+from reference.precision import Precision
 
 # For stages 0 to 3: w bytes a parameter, g a gradient, K of Adam's, Psi parameters, N replicas.
 FORMULAS = ("(w + g + K) Psi", "(w + g) Psi + K Psi/N", "w Psi + (g + K) Psi/N", "(w + g + K) Psi/N")

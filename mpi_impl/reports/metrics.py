@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import exp, frexp
 
-from mpi_impl.runtime.files import open_for_writing, read_bytes, writing
 from mpi_impl.reports.throughput import Throughput
+from mpi_impl.runtime.files import open_for_writing, read_bytes, writing
 from mpi_impl.training.trainer import StepResult
 
 

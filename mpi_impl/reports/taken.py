@@ -6,9 +6,9 @@ import resource
 import sys
 from collections.abc import Sequence
 
-from mpi_impl.runtime.arrays import on_device
 from mpi_impl.comm.group import Group
 from mpi_impl.reports.forecast import Forecast
+from mpi_impl.runtime.arrays import on_device
 from mpi_impl.runtime.tables import bytes_of
 
 

@@ -1,16 +1,16 @@
 """How fast a run computes beside what its devices could: FLOP/s of a rank, and the model FLOPs utilization (MFU).
 
-Both count the FLOPs of the model, whatever else is computed (`iteration_flops` in reference/costs/parameters.py): what a recompute
-does again brings a run no further, and words that only pad the vocabulary mean nothing. So a run that is cut in another
-way has another number of seconds, not of FLOPs.
+Both count the FLOPs of the model, whatever else is computed (`iteration_flops`, reference/costs/flops.py): what a
+recompute does again brings a run no further, and words that only pad the vocabulary mean nothing. So a run that is cut
+in another way has another number of seconds, not of FLOPs.
 """
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.runtime.arrays import HALVES, dtype_of
 from mpi_impl.reports.forecast import Measured, Plan, computed_flops
-from reference.costs.parameters import iteration_flops, utilization
+from mpi_impl.runtime.arrays import HALVES, dtype_of
+from reference.costs.flops import iteration_flops, utilization
 
 # TFLOP/s of a GPU's matrix products in 16 bits and in float32, from NVIDIA's data sheets: of dense matrices, where some
 # sheets print twice as much, for sparse ones; and float32 is not TF32, to which nothing is rounded here. A part of a

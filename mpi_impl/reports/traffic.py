@@ -9,9 +9,9 @@ from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.parameters import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
-from reference.parallel.stages import layouts_of_ranks
 from reference.costs.traffic import Traffic, Work, edges, traffic
+from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.parallel.stages import layouts_of_ranks
 
 
 class Line(NamedTuple):

@@ -1,1 +1,1 @@
-"""From options to a trained model: what runs around the layers."""
+"""A training step on ranks: batches, the trainer, the optimizer, and the proof against the textbook."""

@@ -3,11 +3,11 @@ from typing import Protocol
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.comm.topology import Topology
+from mpi_impl.runtime.arrays import moved_to
 from reference.config import ModelConfig
-from reference.parallel.data_parallel import samples_of
 from reference.models.model import batch_type
+from reference.parallel.data_parallel import samples_of
 from reference.params import HOST
 
 
@@ -22,8 +22,8 @@ class Dataset(Protocol):
 class Batches:
     """Global batches of B samples, dealt out to d replicas in microbatches of b.
 
-    Together the replicas get the batch that one process would; `samples_of` in reference/parallel/data_parallel.py says how it
-    is dealt out.
+    Together the replicas get the batch that one process would; `samples_of` in reference/parallel/data_parallel.py says
+    how it is dealt out.
     """
 
     def __init__(self, dataset: Dataset | None, model: ModelConfig, topology: Topology, seq_length: int,

@@ -4,11 +4,11 @@ from math import isfinite, sqrt
 import numpy as np
 
 from mpi_impl import kernels
-from mpi_impl.runtime.arrays import narrowed, on_device
 from mpi_impl.comm.group import Group
 from mpi_impl.parallel.buffers import Buffer
-from reference.parallel.layout import Piece
+from mpi_impl.runtime.arrays import narrowed, on_device
 from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
+from reference.parallel.layout import Piece
 
 # Elements at a time: no more of a far shard is near at once.
 TILE = 1 << 16              # they stay in a core's cache

@@ -6,29 +6,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import dtype_of, to_host
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
-from mpi_impl.runtime.files import writing
 from mpi_impl.parallel.buffers import Buffer, FarShard, Shard, Whole
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.zero import GRADIENTS, Parameters, ShardedParameters
 from mpi_impl.recording.observed import ObservedPass
 from mpi_impl.recording.observer import Observer
+from mpi_impl.runtime.arrays import dtype_of, to_host
+from mpi_impl.runtime.files import writing
 from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
 from reference.config import ModelConfig
-from reference.parallel.data_parallel import samples_of
 from reference.dropout import Dropout
-from reference.parallel.layout import Piece
 from reference.models.model import model_tensors
 from reference.models.stage import has_embedding, has_head, stage_of
 from reference.optimizer import OptimizerConfig
+from reference.parallel.data_parallel import samples_of
+from reference.parallel.layout import Piece
+from reference.parallel.stages import layers_of_rank, layout_of, schedule_of, stages_of_ranks
 from reference.params import HOST
 from reference.precision import LossScaler, Precision
 from reference.schedules.generators import evaluation_schedule
-from reference.parallel.stages import layers_of_rank, layout_of, schedule_of, stages_of_ranks
 
 
 class StepResult(NamedTuple):

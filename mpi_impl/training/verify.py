@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import to_host
 from mpi_impl.comm.topology import Place, place
+from mpi_impl.runtime.arrays import to_host
 from mpi_impl.training.trainer import StepResult, Trainer
-from reference.training import trainer as training
 from reference.errors import UserError
 from reference.models.stage import join_stages
+from reference.parallel.stages import layouts_of_ranks
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS
-from reference.parallel.stages import layouts_of_ranks
+from reference.training import trainer as training
 
 SMALL = 256     # elements: of fewer a single one whose gradient has the other sign would count too much, in 16 bits
 

@@ -10,7 +10,7 @@ from functools import cache
 from math import inf, log
 from typing import NamedTuple
 
-from reference.costs.parameters import RING
+from reference.comm.ring import RING
 from reference.errors import UserError
 
 

@@ -1,44 +1,18 @@
-"""What a rank must hold, in bytes: model states and activations, as the papers' formulas, and then as an account of
-what this machine keeps, item by item, beside them.
+"""What activations a rank must hold, in bytes: as the papers' formulas, and then as an account of what this machine
+keeps, item by item, beside them. Model states: reference/parallel/model_states.py.
 
-Rajbhandari et al. 2020 is 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241.
-Letters as in reference/costs/parameters.py. A GB is 10^9 bytes, as in the papers' tables.
+Korthikanti et al. 2022 is 2205.05198, Qi et al. 2023 is 2401.10241.
+Letters as in reference/config.py. A GB is 10^9 bytes, as in the papers' tables.
 """
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from reference.schedules.actions import Action
-from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, check_zero_stage, require_one_of
+from reference.config import RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_one_of
 from reference.costs.parameters import pooled_columns
 from reference.models.model import sequences_of
 from reference.precision import FORMATS, Precision
-
-# ---- model states ---------------------------------------------------------------------------------------------------
-
-
-class ModelStates(NamedTuple):
-    """Bytes on each rank."""
-
-    parameters: float   # those that compute: 16-bit ones in the papers
-    gradients: float
-    optimizer: float
-
-
-def model_states(psi: int, d: int, zero_stage: int = 0, w: int = 2, g: int = 2, k: int = 12) -> ModelStates:
-    """Of psi parameters, the rank's share of the model, with ZeRO over d replicas. Raises UserError for no stage 0-3.
-
-    w bytes a parameter, g a gradient (2 in the paper; 4 where float32 main gradients are kept), and K for Adam in mixed
-    precision: a float32 copy and two moments are 12. Each stage cuts one more of them into d parts: K psi/d, then
-    (g + K) psi/d, then (w + g + K) psi/d (Rajbhandari et al. 2020, section 5).
-
-    Where all is of one dtype there is no copy: in float32 w = 4, g = 4 and K = 8; in float64 8, 8 and 16.
-    """
-    check_zero_stage(zero_stage)
-    return ModelStates(parameters=w * psi / (d if zero_stage >= 3 else 1),
-                       gradients=g * psi / (d if zero_stage >= 2 else 1),
-                       optimizer=k * psi / (d if zero_stage >= 1 else 1))
-
+from reference.schedules.actions import Action
 
 # ---- activations ----------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits
-from reference.costs.parameters import data_parallel_traffic, parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
-from reference.costs.memory import (activations_outside_layers, head_activations, layer_activations, model_states,
-                              most_in_flight)
+from reference.costs.memory import activations_outside_layers, head_activations, layer_activations, most_in_flight
+from reference.costs.parameters import parameters_of_stage
+from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.parallel.model_states import model_states
+from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.schedules.generators import check_microbatches
 from reference.schedules.simulate import Timeline, Times, simulate
-from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 
 HALF = 2                    # bytes of what is sent
 

@@ -1,15 +1,15 @@
-"""How long a step takes: a plan (reference/costs/plans.py) on hardware (reference/costs/hardware.py), by formulas; nothing is run.
+"""How long a step takes: a plan (plans.py) on hardware (hardware.py), by formulas; nothing is run.
 
 Each part of a step is counted as the papers count it, and divided by what the hardware does in a second:
 
     products      [n, k] @ [k, m] takes 2 n k m FLOPs, at the share of the peak that products of this size reach
     kernels       what is no product goes through memory, some times; and a layer takes some time however small it is
-    messages      of tensor parallelism: rings over b s h (reference/costs/parameters.py)
-    idle          of the pipeline: the schedule is played with these times (reference/schedules/simulate.py), or the closed form
+    messages      of tensor parallelism: rings over b s h (volumes.py)
+    idle          of the pipeline: the schedule is played with these times (`simulate`), or the closed form
     replicas      reduction of gradients, ZeRO's gathering, and waiting for the slowest of d
     optimizer     Adam, over the parameters that a rank owns
 
-Letters as in reference/costs/parameters.py.
+Letters as in reference/config.py.
 """
 from collections import Counter
 from functools import cache
@@ -17,11 +17,12 @@ from math import ceil
 from statistics import NormalDist
 from typing import NamedTuple
 
-from reference.costs.parameters import data_parallel_rings, iteration_flops
+from reference.costs.flops import iteration_flops
 from reference.costs.hardware import Group, Hardware, collective, slowest_link
 from reference.costs.plans import Plan
-from reference.schedules.simulate import Times, simulate
+from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
+from reference.schedules.simulate import Times, simulate
 
 BEFORE = 2      # groups of p microbatches, of a longer step, after which the rest repeats itself
 SPAN = 24       # microbatches, at least, over which it is seen how long it takes
@@ -279,7 +280,7 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
 
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
-    """Of gradients and parameters between d replicas (reference/costs/parameters.py, `data_parallel_rings`), less what is hidden
+    """Of gradients and parameters between d replicas (`data_parallel_rings`), less what is hidden
     behind the backward; and the sum of a tied table's gradients between the first stage and the last.
     """
     p, groups = plan.parallel, groups_of(plan)

@@ -3,9 +3,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
-from reference.parallel.layout import SEVERAL, Layout, Piece
 from reference.models.model import batch_type, sequences_of
 from reference.models.stage import has_embedding, has_head
+from reference.parallel.layout import SEVERAL, Layout, Piece
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from reference import counter_rng
 from reference.config import require_not_negative, require_positive
 from reference.errors import UserError
+from reference.kv_cache import forget, no_past
 from reference.models.gpt import next_logits
 from reference.ops import softmax
-from reference.kv_cache import forget, no_past
 
 
 @dataclass(frozen=True)

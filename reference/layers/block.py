@@ -18,8 +18,7 @@ from reference import ops
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
 from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.layers.mlp import (MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward,
-                                  sharded_mlp_forward)
+from reference.layers.mlp import MLP, mlp_backward, mlp_forward, mlp_tensors, sharded_mlp_backward, sharded_mlp_forward
 
 AFTER_ATTENTION, AFTER_MLP = "attention output", "mlp output"    # names of dropout's sites
 

@@ -20,7 +20,6 @@ from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward,
 from reference.models.stage import (KEEP_ALL, KEEP_INPUT, Reads, add_table, has_head, hidden_backward, hidden_forward,
                                     sharded_hidden_backward, sharded_hidden_forward, stage_tensors)
 
-
 HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
 CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reference.config import Recompute
+from reference.kv_cache import length_of
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
 from reference.ops import rotary_cos_sin
-from reference.kv_cache import length_of
 
 KEEP_ALL = Recompute()
 KEEP_INPUT = Recompute("full", num_layers=1 << 30)     # of a stage, and nothing else: for what goes forward only

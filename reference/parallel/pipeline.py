@@ -7,10 +7,10 @@ from itertools import chain
 
 import numpy as np
 
-from reference.schedules.actions import Action, Schedule, needs, result
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import has_head
 from reference.params import leaves, tree_map, with_names
+from reference.schedules.actions import Action, Schedule, needs, result
 from reference.schedules.simulate import Times, simulate
 
 

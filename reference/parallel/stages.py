@@ -1,9 +1,9 @@
 """Which layers each rank of a pipeline holds, and as which stages."""
-from reference.schedules.actions import Schedule
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.parallel.layout import Layout
 from reference.models.model import model_tensors
+from reference.parallel.layout import Layout
+from reference.schedules.actions import Schedule
 from reference.schedules.generators import make
 
 

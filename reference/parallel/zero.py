@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
+from reference.comm.ring import ring_all_gather
 from reference.config import check_zero_stage, number_of_microbatches
-from reference.costs.parameters import ring_all_gather
-from reference.parallel.data_parallel import samples_of
 from reference.dropout import Dropout
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
-from reference.parallel.layout import Layout
-from reference.costs.memory import ModelStates
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
 from reference.models.stage import stage_rotary
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
+from reference.parallel.data_parallel import samples_of
+from reference.parallel.layout import Layout
+from reference.parallel.model_states import ModelStates
 from reference.params import assign, initialize_shard, tree_map
 
 

@@ -1,20 +1,18 @@
-"""Pipeline schedules: who computes what when. Each function lists the actions of reference/schedules/actions.py for every rank.
+"""Pipeline schedules: who computes what when. Each function lists the actions (actions.py) of every rank.
 
-`python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs is told by
-reference/schedules/simulate.py. There ranks that start later often end later, too: this slant of the timeline is no idle time,
-unless something makes all ranks wait for one another between two steps.
+`python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs, simulate.py tells.
+There ranks that start later often end later, too: this slant of the timeline is no idle time, unless something makes
+all ranks wait for one another between two steps.
 
 Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
 """
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from inspect import signature
 
-from reference.schedules.actions import Action, Schedule, to_csv
 from reference.config import require_positive
 from reference.errors import UserError
-from reference.schedules.simulate import Times, activations_in_flight, simulate
+from reference.schedules.actions import Action, Schedule
 
 MOST_ACTIONS = 250_000      # of a kind on all ranks in one step: a schedule is a list of them all, made within seconds
 
@@ -236,32 +234,3 @@ def require_sizes(p: int, m: int, v: int = 1) -> None:
 
 
 # ---- on the command line --------------------------------------------------------------------------------------------
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Print a schedule, its bubble and its memory."""
-    parser = argparse.ArgumentParser(prog="reference.schedules", description=main.__doc__)
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    parser.add_argument("-p", type=int, default=4, help="ranks of the pipeline")
-    parser.add_argument("-m", type=int, default=8, help="microbatches")
-    parser.add_argument("-v", type=int, default=None, help="stages on each rank, for interleaved and forward-only")
-    parser.add_argument("--csv", action="store_true", help="print the schedule alone, as CSV")
-    options = parser.parse_args(argv)
-    try:
-        schedule = make(options.schedule, options.p, options.m, options.v)
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
-    if options.csv:
-        print(to_csv(schedule), end="")
-        return
-    v = schedule.stages // schedule.p
-    timeline = simulate(schedule, Times(forward=1 / v, input_gradient=1 / v, weight_gradient=1 / v))
-    print(schedule)
-    print(f"\nWith F = I = W = 1 for a rank's layers, and communication for nothing: idle / ideal time "
-          f"{timeline.bubble_fraction:.4g}, idle / longest span {timeline.bubble_rate:.4g}.")
-    print(f"Activations of one stage, which is {f'1/{v} of' if v > 1 else 'all of'} a rank's layers, in flight on each "
-          f"rank: {' '.join(map(str, activations_in_flight(schedule)))}.")
-
-
-if __name__ == "__main__":
-    main()

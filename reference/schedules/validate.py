@@ -7,8 +7,8 @@ what sending means:
 - blocking: a send waits until its receiver receives (a rendezvous). What a beginner writes. MPI hides the difference
   for small messages, which it buffers ("eager"), so a program may pass its tests and hang on real sizes.
 """
-from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower, needs, table
 from reference.errors import UserError
+from reference.schedules.actions import Action, Receive, Schedule, Send, Step, lower, needs, table
 
 
 class ScheduleError(UserError):

@@ -11,10 +11,10 @@ from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.models import bert
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
-from reference.parallel.data_parallel import samples_of
 from reference.models.model import sequences_of
 from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig
+from reference.parallel.data_parallel import samples_of
 from reference.params import join, leaves
 from reference.precision import Precision
 from tests.cases import Case, close

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 
 from mpi_impl.checkpoints.huggingface import WEIGHTS, Weights, check_weights, places_of
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_of
 from mpi_impl.data.tokenizer import NullTokenizer
-from reference.parallel import stages
 from reference.config import ARCHITECTURES, Recompute
 from reference.layers.attention import Attention
 from reference.layers.block import Block
@@ -27,6 +25,7 @@ from reference.layers.linear import Linear
 from reference.layers.mlp import MLP
 from reference.models.bert import BERT, bert_forward
 from reference.models.model import model_tensors
+from reference.parallel import stages
 from tests.cases import close
 from tests.checkpoints.bert_golden import GOLDEN, HEADS, direction, golden_batch
 from tests.checkpoints.bert_runs import Run, agrees, computed, gradients_of, model_in, saved_again

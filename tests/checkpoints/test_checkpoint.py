@@ -7,29 +7,27 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.manifest import Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.parallel.buffers import Whole
-from reference.training import trainer as training
-from reference.parallel.boxes import without_padding
 from reference.config import ModelConfig
 from reference.errors import UserError
+from reference.parallel.boxes import without_padding
 from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
 from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules.generators import make
+from reference.training import trainer as training
 from tests.allocated import most_bytes
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
 from tests.deep import every_other_deep
 from tests.mpi_impl.test_training import WITHOUT_V, places
 from tests.strategies import ANY_MODEL, Case, cases, trees_close
 from tests.training_theorems import Plan, connected
-
 
 # ---- any topology loads any other -----------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.models.gpt import gpt_tensors
 from reference.models.model import model_tensors
-from reference.params import leaves, tree_map, with_names
 from reference.parallel.stages import layout_of
+from reference.params import leaves, tree_map, with_names
 from reference.training.trainer import loss_and_gradients
 from tests.allocated import most_bytes
 from tests.checkpoints.gpt2_golden import TOKENS, direction

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors.numpy import load_file, save_file
 
 from mpi_impl.checkpoints.manifest import box_of, check_tiling, text_of

@@ -13,8 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.on_disk import TRACKER, check_free
@@ -22,7 +21,6 @@ from reference.errors import UserError
 from tests.checkpoints.saved_runs import SMALL, Run, load_and_train, train_and_save
 from tests.program import refusal
 from tests.training_theorems import connected
-
 
 # ---- whatever happens to the files ----------------------------------------------------------------------------------
 

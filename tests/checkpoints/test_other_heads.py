@@ -5,14 +5,13 @@ from math import lcm
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from reference.training import trainer as training
 from reference.config import ARCHITECTURES, ModelConfig
 from reference.models.model import model_tensors
 from reference.params import initialize, leaves, tree_map, with_names
+from reference.training import trainer as training
 from tests.checkpoints.gpt2_runs import said_of
 from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, joined, states, train_and_save
 from tests.mpi_impl.test_training import places

@@ -8,8 +8,8 @@ import pytest
 
 from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.on_disk import TRACKER
-from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.data.saved_tokenizer import SAVED
 from tests.launching import launch
 from tests.mpi_impl.test_training import places
 from tests.program import pretrain, refusal

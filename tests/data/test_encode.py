@@ -1,7 +1,6 @@
 """Encoding a corpus: how the text is cut for the work does not show in the tokens."""
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data import encode
 from mpi_impl.data.sentences import split_sentences

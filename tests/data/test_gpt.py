@@ -3,8 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from mpi_impl.data.dataset import PARTS, shuffled, split_samples
 from mpi_impl.data.gpt import GPTDataset

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data import indexed
-from mpi_impl.data.indexed import (HEADER, TOKEN_TYPES, IndexedDataset, blocks, fingerprint, token_dtype,
-                                   write_indexed)
+from mpi_impl.data.indexed import HEADER, TOKEN_TYPES, IndexedDataset, blocks, fingerprint, token_dtype, write_indexed
 from reference.errors import UserError
 
 VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])

@@ -1,7 +1,6 @@
 """Sentences: nothing is lost, and they end where a reader would say, most of the time."""
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.sentences import split_sentences
 

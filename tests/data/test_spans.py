@@ -3,8 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data import spans
 from mpi_impl.data.indexed import IndexedDataset, write_indexed

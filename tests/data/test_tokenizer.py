@@ -7,23 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.data.tokenizer import (
-    END_OF_DOCUMENT,
-    SPECIAL,
-    TRAINED,
-    BertWordPieceCase,
-    BertWordPieceLowerCase,
-    ByteLevelBPETokenizer,
-    GPT2BPETokenizer,
-    NullTokenizer,
-    given_tokenizer,
-    trained_type,
-)
+from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, SPECIAL, TRAINED, BertWordPieceCase, BertWordPieceLowerCase,
+                                     ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, given_tokenizer,
+                                     trained_type)
 from reference.errors import UserError
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "def f(x):\n    return x\n" * 9, "übergroße Größe"]

@@ -4,8 +4,7 @@ from math import isclose, log
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.gpt import GPTDataset
 from mpi_impl.data.unigram import unigram_cross_entropy

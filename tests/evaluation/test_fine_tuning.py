@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer
 from mpi_impl.evaluation.arguments import Course
@@ -16,13 +15,13 @@ from mpi_impl.evaluation.sums import Sums
 from mpi_impl.generation.replica import trained
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import Trainer
-from reference.training import trainer as training
 from reference.config import ModelConfig
 from reference.models.bert import choice_scores
 from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.precision import Precision
+from reference.training import trainer as training
 from tests.checkpoints.reading import with_a_layer_too_few
 from tests.evaluation.runs import evaluate, metrics, params_of, save, split
 from tests.evaluation.test_race import written

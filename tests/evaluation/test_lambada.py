@@ -4,14 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from mpi_impl.evaluation.lambada import LAMBADA, words_right
 from mpi_impl.evaluation.scored import ScoredBatch
 from reference.errors import UserError
-from tests.evaluation.little_gpt import LittleGPT, Letters, batches
+from tests.evaluation.little_gpt import Letters, LittleGPT, batches
 
 WORDS = ["".join(letters) for n in (1, 2) for letters in product("ab", repeat=n)]
 CONTEXTS = st.lists(st.sampled_from([*WORDS, "aba"]), min_size=1, max_size=6).map(" ".join)

@@ -1,7 +1,6 @@
 """The likeliest word of a vocabulary that is cut: what argmax over the whole would give, without gathering it."""
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from mpi_impl.layers.cross_entropy import likeliest

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset, answers_right

@@ -3,8 +3,7 @@ from math import ceil, exp
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.evaluation.scored import ScoredBatch
 from mpi_impl.evaluation.wikitext103 import WikiText103, detokenized, original_tokens

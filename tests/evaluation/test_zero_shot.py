@@ -7,8 +7,7 @@ from math import exp
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.evaluation.passes import WordsPass

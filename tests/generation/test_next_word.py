@@ -3,8 +3,7 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from reference import counter_rng
 from reference.errors import UserError

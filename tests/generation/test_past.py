@@ -1,14 +1,13 @@
 """The key/value cache: the model that sees words one by one says what it says when it sees them all at once."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.generation.decoding import Sampling, continuation, generate, positions_for
+from reference.kv_cache import Past, length_of, no_past
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.models.stage import stage_of
 from reference.params import tree_map
-from reference.kv_cache import Past, length_of, no_past
 from tests.spy import SpyArray
 from tests.strategies import cases, close
 

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from mpi_impl.data.saved_tokenizer import SAVED, is_saved, load, save
-from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer,
-                                     GPT2BPETokenizer, NullTokenizer, given_tokenizer)
+from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, GPT2BPETokenizer,
+                                     NullTokenizer, given_tokenizer)
 from reference.errors import UserError
 
 TEXT = "The cat sat on the mat, and the dog sat on the cat. "

@@ -1,7 +1,6 @@
 """A text that is written as it comes: nothing is lost, and no character is written before it is whole."""
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.generation.stream import Stream

@@ -2,15 +2,14 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.generation.words import generate
 from reference.config import ModelConfig
 from reference.generation.decoding import Sampling
 from tests.cases import Case
-from tests.gpu import device
 from tests.generation.texts import Text, logits_equal_uncached, on_ranks, texts
+from tests.gpu import device
 from tests.program import refusal
 from tests.spy import SpyArray
 from tests.strategies import cases

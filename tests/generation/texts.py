@@ -6,8 +6,8 @@ import numpy as np
 from mpi_impl.checkpoints.huggingface import within_segment
 from mpi_impl.generation.replica import Replica, loaded
 from mpi_impl.generation.words import generate, last_logits
-from reference.generation import decoding as textbook
 from reference.config import ParallelConfig
+from reference.generation import decoding as textbook
 from reference.generation.decoding import Sampling
 from reference.models.gpt import gpt_logits, gpt_tensors
 from reference.params import leaves, shard

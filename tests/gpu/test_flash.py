@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
 from mpi_impl.kernels.cuda import flash
 from reference import ops
 from tests.gpu import device
-from tests.gpu.test_kernels import SEEDS, draw, gpu, same, wide    # noqa: F401 - gpu is a fixture
+from tests.gpu.test_kernels import SEEDS, draw, gpu, same, wide  # noqa: F401 - gpu is a fixture
 from tests.installed import installed
 from tests.reference.test_ops import lengths
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.runtime.arrays import dtype_of, is_half
 from mpi_impl.kernels import fused
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
+from mpi_impl.runtime.arrays import dtype_of, is_half
 from reference import ops, optimizer
 from reference.dropout import Site
 from reference.optimizer import OptimizerConfig

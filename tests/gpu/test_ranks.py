@@ -3,8 +3,7 @@
 On a GPU if there is one (`./run.sh test-cuda`), which ranks share; else in the emulation.
 """
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from reference.config import ModelConfig, Recompute
 from tests import rank_theorems as theorems, training_theorems

@@ -4,10 +4,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.programs import pretraining
 from mpi_impl.comm.device import Device, Memory
+from mpi_impl.programs import pretraining
 from tests.gpu import device
-from tests.mpi_impl.test_device import corpus    # noqa: F401 - a fixture
+from tests.mpi_impl.test_device import corpus  # noqa: F401 - a fixture
 from tests.program import pretrain
 from tests.spy import SpyArray
 

@@ -9,7 +9,6 @@ from grading.draws import Draws, graded
 from grading.grade import Mark, marks
 from grading.lab_source import LABS, notebook_of
 
-
 HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS", re.DOTALL)
 SEED = "a seed that the answers of these tests do not know"
 

@@ -3,8 +3,7 @@ import csv
 import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from grading.canvas import Lab, column_of, fill, main, read_roster
 from grading.release import opened

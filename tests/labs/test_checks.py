@@ -1,14 +1,12 @@
 """What checks say: nothing of what is right, and of what is wrong where, what was expected, what came, and a hint."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from grading import checks
 from grading.answers import CURRENT
-from grading.checks import (CheckFailed, difference, each, expect, expect_dicts, expect_equal, expect_values, passed,
-                            run)
+from grading.checks import CheckFailed, difference, each, expect, expect_dicts, expect_equal, expect_values, passed, run
 from grading.lab_group import OPERATIONS
 
 NUMBERS = hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e6, 1e6))

@@ -4,8 +4,7 @@ import re
 
 import nbformat
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 from grading import checks

@@ -3,8 +3,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from grading.lab_group import DTYPES, OPERATIONS, LabGroup
 from mpi_impl.launching.pool import RankFailure

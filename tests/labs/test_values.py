@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from grading.values import from_bytes, to_bytes

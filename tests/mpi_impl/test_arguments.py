@@ -4,8 +4,8 @@ import pytest
 from mpi_impl.programs.arguments import parse
 from reference.config import Recompute
 from reference.errors import UserError
-from reference.precision import LossScaling, Precision
 from reference.parallel.stages import stages_of_ranks
+from reference.precision import LossScaling, Precision
 
 EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48 --num-attention-heads 4 --seq-length 16
     --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 24 --lr 0.01 --min-lr 0.001

@@ -2,8 +2,7 @@
 from unittest import mock
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.topology import place
 from mpi_impl.training.batches import Batches, whole_batch

@@ -1,19 +1,18 @@
 """Where a rank's part of a flat buffer is: whoever loads, changes and stores finds the same numbers everywhere."""
 import gc
 import os
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.parallel.buffers import FarShard, Shard, Whole
 from reference.config import ModelConfig
-from reference.parallel.layout import Layout, Piece
 from reference.models.gpt import gpt_tensors
+from reference.parallel.layout import Layout, Piece
 from tests.spy import SpyArray
 from tests.strategies import cases
 

@@ -8,15 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm.carriers import Carrier, Direct
 from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.training.trainer import Trainer
 from reference.schedules.simulate import Times
 from tests.fake_cuda import on_gpus

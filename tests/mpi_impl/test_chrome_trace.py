@@ -3,8 +3,7 @@ import json
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.reports.timelines.chrome_trace import complete_events, write_chrome_trace

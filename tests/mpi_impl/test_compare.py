@@ -5,8 +5,8 @@ A bug is planted in run B alone, on ranks that it bites, and B is compared with 
 import pytest
 
 from mpi_impl.recording.differences import compare
-from reference.schedules.actions import from_csv
 from reference.config import Recompute
+from reference.schedules.actions import from_csv
 from tests import training_theorems
 from tests.deep import one_fast_of
 from tests.launching import command, launch

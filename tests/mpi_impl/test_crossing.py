@@ -3,14 +3,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.hosts import Hosts, crossing, split_groups
 from mpi_impl.comm.ledger import Entry, Ledger, Total, bytes_between_hosts, ring_bytes
 from mpi_impl.reports.traffic import Line, inside_and_between, table
-from reference.costs.parameters import tensor_parallel_traffic
+from reference.costs.volumes import tensor_parallel_traffic
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 BYTES = 8       # of an element

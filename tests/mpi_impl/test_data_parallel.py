@@ -5,8 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.models import stage as stages
@@ -15,9 +14,9 @@ from mpi_impl.parallel.data_parallel import Gradients
 from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
-from reference.parallel.layout import Layout
 from reference.models.model import model_tensors
 from reference.optimizer import OptimizerConfig
+from reference.parallel.layout import Layout
 from reference.params import leaves, tree_map
 from reference.precision import Precision
 from tests.deep import one_fast_of

@@ -5,12 +5,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.programs import pretraining
 from mpi_impl.comm.carriers import Direct, Pinned
+from mpi_impl.comm.device import Device, Memory, Seat, backend_of, carriers_of, device_of, gpus_here, told
 from mpi_impl.comm.group import library, reads_devices
 from mpi_impl.comm.nccl import NCCL
-from mpi_impl.comm.device import Device, Memory, Seat, backend_of, carriers_of, device_of, gpus_here, told
 from mpi_impl.launching.pool import RankFailure
+from mpi_impl.programs import pretraining
 from reference.errors import UserError
 from reference.params import HOST
 from tests.deep import one_fast_of

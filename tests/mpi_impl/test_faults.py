@@ -10,8 +10,8 @@ import pytest
 
 from mpi_impl.checkpoints.checkpoint import check_files
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
-from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.launching.launch import OPEN_MPI_SETTINGS
 from tests.launching import environment
 from tests.program import pretrain

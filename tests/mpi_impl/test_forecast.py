@@ -6,15 +6,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
 from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, measured, remedy, time_told, told
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.parameters import iteration_flops
+from reference.costs.flops import iteration_flops
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision

@@ -3,13 +3,12 @@ import struct
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 
 from mpi_impl.comm.trace import Slice
 from mpi_impl.reports.timelines.gantt import (COLORS, DPI, HIGHEST, LEFT, NARROWEST, RIGHT, WIDEST, Panel, cells_of,
-                                     draw_timelines, shade, timelines_figure)
+                                              draw_timelines, shade, timelines_figure)
 from mpi_impl.reports.timelines.timelines import slices_of, timeline_of
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, simulate

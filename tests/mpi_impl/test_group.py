@@ -5,15 +5,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mpi4py import MPI
 
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.comm import topology as topology_module
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Entry, Ledger, Total, ring_bytes, wire_bytes
 from mpi_impl.comm.topology import Place, place
+from mpi_impl.runtime.arrays import dtype_of
 from reference.comm import collectives
 from reference.config import ParallelConfig
 from reference.errors import UserError

@@ -7,16 +7,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.runtime.arrays import dtype_of, is_half, narrowed, widened
 from mpi_impl.kernels import cpu
 from mpi_impl.layers.attention import core_again
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.cross_entropy import cross_entropy_forward
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward, logits_backward, logits_forward
+from mpi_impl.runtime.arrays import dtype_of, is_half, narrowed, widened
 from reference import ops
 from reference.config import ModelConfig
 from reference.dropout import Site
@@ -26,7 +25,7 @@ from reference.params import leaves, tree_map
 from reference.precision import FORMATS
 from tests import rank_theorems as theorems
 from tests.allocated import most_bytes
-from tests.mpi_impl.test_kernels import SEEDS, arrays, sites, small_tiles    # noqa: F401
+from tests.mpi_impl.test_kernels import SEEDS, arrays, sites, small_tiles  # noqa: F401
 from tests.reference.test_ops import lengths
 from tests.spy import SpyArray, to_device
 from tests.strategies import Case, cases, close

@@ -9,7 +9,8 @@ from mpi_impl.reports.layer_memory import formula_of, layer_formula, variants, v
 from mpi_impl.reports.memory import RankMemory
 from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.memory import Account, model_states, total
+from reference.costs.memory import Account, total
+from reference.parallel.model_states import model_states
 from reference.precision import Precision
 
 MODEL = ModelConfig(2, 420, 84, 11, 13)      # a and h that all the t below divide

@@ -3,16 +3,15 @@ import weakref
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.models import gpt, stage
 from mpi_impl.models.units import Unit
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
-from reference.parallel.layout import map_units
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
+from reference.parallel.layout import map_units
 from reference.precision import Precision
 from tests import rank_theorems as theorems
 from tests.reference.test_recompute import arrays_in

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from mpi_impl.reports import layer_memory
-from mpi_impl.reports import memory
+from mpi_impl.reports import layer_memory, memory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, Recompute

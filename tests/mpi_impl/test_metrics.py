@@ -10,8 +10,8 @@ from mpi_impl.reports.metrics import Metrics, duration
 from mpi_impl.reports.traffic import compare, report, summary, table
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
-from reference.parallel.stages import layouts_of_ranks
 from reference.costs.traffic import Work, traffic
+from reference.parallel.stages import layouts_of_ranks
 
 
 def test_progress(capsys, tmp_path):

@@ -6,19 +6,18 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.models import bert, gpt
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.training import trainer as training
 from reference.config import ModelConfig
 from reference.models.stage import join_stages
 from reference.optimizer import OptimizerConfig, learning_rate
 from reference.params import assign, join, leaves, tree_map
 from reference.precision import FORMATS, LossScaling, Precision
+from reference.training import trainer as training
 from tests.deep import every_other_deep, one_fast_of
 from tests.mpi_impl.test_training import runs
 from tests.rank_theorems import first_checks

@@ -5,15 +5,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.parallel.buffers import FarShard, Shard, Whole
 from mpi_impl.training import optimizer
 from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
-from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
+from reference.parallel.layout import Layout
 from reference.params import HOST, leaves
 from tests.strategies import cases, close
 

@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.parallel.pipeline import Pipeline, tag
-from reference.schedules.actions import Action, Receive, Schedule, needs, result, user_stage
 from reference.config import ParallelConfig
 from reference.errors import UserError
+from reference.schedules.actions import Action, Receive, Schedule, needs, result, user_stage
 from reference.schedules.generators import SCHEDULES, evaluation_schedule, interleaved, make, one_f_one_b, zero_bubble_v
 from reference.schedules.validate import validate
 from tests.spy import SpyArray

@@ -9,8 +9,8 @@ import pytest
 from mpi_impl.plot_schedule import main, times
 from mpi_impl.reports.timelines import gantt
 from mpi_impl.reports.timelines.timelines import slices_of
-from reference.schedules.actions import Action, to_csv
 from reference.errors import UserError
+from reference.schedules.actions import Action, to_csv
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, activations_in_flight, simulate
 

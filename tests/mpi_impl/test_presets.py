@@ -1,12 +1,13 @@
 """The paper's models, by name: their sizes, their training, and that options have the last word."""
 import pytest
 
-from mpi_impl.reports.forecast import Measured, Plan
-from mpi_impl.reports.throughput import counted, throughput_of
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.reports.forecast import Measured, Plan
+from mpi_impl.reports.throughput import counted, throughput_of
 from reference.config import ModelConfig
-from reference.costs.parameters import iteration_flops, parameters
+from reference.costs.flops import iteration_flops
+from reference.costs.parameters import parameters
 from reference.errors import UserError
 
 WORDS = {"gpt": 50_257, "bert": 30_522}

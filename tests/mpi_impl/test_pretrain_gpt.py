@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.cached import prepare
-from mpi_impl.runtime.files import check_folder
-from mpi_impl.parallel import buffers
+from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launching.pool import RankFailure
+from mpi_impl.parallel import buffers
+from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
 from tests.planted import Bug, planted_run
 from tests.program import pretrain, refusal

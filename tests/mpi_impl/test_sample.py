@@ -5,11 +5,11 @@ import pytest
 
 from mpi_impl.programs.sample import TEMPERATURE, sample
 from mpi_impl.training.trainer import Trainer
-from reference.training import trainer as training
 from reference.config import ModelConfig, ParallelConfig
 from reference.generation.decoding import Sampling, generate
 from reference.optimizer import OptimizerConfig
 from reference.precision import Precision
+from reference.training import trainer as training
 from tests.deep import every_other_deep, one_fast_of
 from tests.training_theorems import connected
 

@@ -7,16 +7,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mpi4py import MPI
 
 from grading.limited_rank import NO_SINGLE_COPY
-from mpi_impl.runtime.arrays import dtype_of
-from mpi_impl.comm import group as group_module
-from mpi_impl.comm import shared_memory
+from mpi_impl.comm import group as group_module, shared_memory
 from mpi_impl.comm.group import Group, shared_key
 from mpi_impl.comm.shared_memory import SharedMemory
+from mpi_impl.runtime.arrays import dtype_of
 from reference.comm import collectives
 from tests.launching import launch, write_program
 from tests.strategies import close

@@ -8,7 +8,7 @@ import pytest
 from mpi_impl.reports.forecast import Measured, Plan
 from mpi_impl.reports.throughput import PEAKS, Throughput, counted, peak_of, rate_told, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.parameters import iteration_flops
+from reference.costs.flops import iteration_flops
 from reference.precision import Precision
 from tests.program import pretrain, pretrain_bert
 

@@ -4,8 +4,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments
@@ -19,10 +18,10 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
+from reference.parallel.stages import schedule_of
 from reference.precision import Precision
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, simulate
-from reference.parallel.stages import schedule_of
 from tests.deep import every_other_deep
 
 TIME = st.floats(0.1, 10)

@@ -1,12 +1,11 @@
 """The main theorem: training on t x p x d ranks, by any schedule, is training in one process."""
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from reference.config import ModelConfig, Recompute
-from reference.schedules.generators import SCHEDULES, make, takes_v
-from reference.parallel.stages import schedule_of
 from reference.costs.traffic import Work
+from reference.parallel.stages import schedule_of
+from reference.schedules.generators import SCHEDULES, make, takes_v
 from tests.mpi_impl.test_pipeline import orders
 from tests.rank_theorems import as_is
 from tests.strategies import ANY_MODEL, Case, cases, recomputes

@@ -7,12 +7,11 @@ from unittest import mock
 import pytest
 
 from mpi_impl import demos
-from mpi_impl.demos import __main__ as listing
-from mpi_impl.demos import deadlock, train, zero
+from mpi_impl.demos import __main__ as listing, deadlock, train, zero
 from mpi_impl.demos.tiny_gpt import POSITIONS, tiny_gpt
 from mpi_impl.launching.pool import RankAssertion, RankFailure
-from reference.schedules.actions import from_csv
 from reference.costs.parameters import parameters
+from reference.schedules.actions import from_csv
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import activations_in_flight
 from tests.launching import command, launch

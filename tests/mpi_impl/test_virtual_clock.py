@@ -3,16 +3,15 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.parallel.pipeline import Pipeline
-from reference.schedules.actions import Action
 from reference.config import ParallelConfig
+from reference.schedules.actions import Action
 from reference.schedules.generators import SCHEDULES, make
 from reference.schedules.simulate import Times, simulate
 

@@ -4,31 +4,30 @@ That every stage trains as one process does is the main theorem's business (test
 """
 import gc
 import weakref
-from itertools import product
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from mpi_impl.models import stage
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.buffers import Shard, Whole
 from mpi_impl.parallel.zero import GatheredUnit, Parameters, ShardedGradients, ShardedParameters
 from mpi_impl.training.trainer import Trainer
-from reference.training import trainer as training
 from reference.batches import GPTBatch
 from reference.config import ARCHITECTURES, POSITION_EMBEDDINGS, ModelConfig
 from reference.errors import UserError
-from reference.parallel.layout import Layout
 from reference.optimizer import OptimizerConfig, sum_of_squares
+from reference.parallel.layout import Layout
 from reference.params import Tensor, leaves, tree_map
 from reference.precision import Precision
+from reference.training import trainer as training
 from tests.deep import every_other_deep, one_fast_of
 from tests.strategies import Case, recomputes
 from tests.training_theorems import Plan, connected, dealt, training_equals_one_process

@@ -1,17 +1,16 @@
 """The pictures of the flat buffer: every element has its tensor and its owner, and what is filled is what is held."""
 from math import isclose, prod
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from matplotlib.colors import to_hex
 
 from mpi_impl.demos.tiny_gpt import tiny_gpt
 from mpi_impl.notebook.pictures.buffers import STAGES, TINTS, draw_layout, draw_stages
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
 from mpi_impl.reports.charts import MEMORY
-from reference.parallel.layout import Layout
-from reference.costs.memory import model_states
 from reference.models.gpt import gpt_tensors
+from reference.parallel.layout import Layout
+from reference.parallel.model_states import model_states
 
 TINTED = {tint for pair in TINTS for tint in pair}
 

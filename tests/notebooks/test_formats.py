@@ -1,13 +1,12 @@
 """The pictures of formats: their bits and numbers are the format's, and shares are those of what rounding does."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.colors import to_hex
 
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.notebook.pictures.formats import (BITS, FATES, draw_bits, draw_fates, draw_number_lines, draw_rounding,
                                                 draw_scale, fates_of, may_err, numbers_between)
+from mpi_impl.runtime.arrays import dtype_of
 from reference.precision import FORMATS, rounded
 
 HALVES = [FORMATS["float16"], FORMATS["bfloat16"]]

@@ -1,11 +1,10 @@
 """The pictures of schedules, and their sliders: what they show is what the simulator says of those schedules."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from mpi_impl.notebook.pipeline_sliders import TRAINING, explore_schedules
 from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, held, play
+from mpi_impl.notebook.pipeline_sliders import TRAINING, explore_schedules
 from reference.errors import UserError
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from reference.schedules.simulate import activations_in_flight

@@ -1,19 +1,18 @@
 """What a plan says of memory, traffic and idle time, beside the papers' formulas written out once more; its picture."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.colors import to_hex
 
-from mpi_impl.notebook.plan import MODELS, draw_plan, plan, published
 from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.plan import MODELS, draw_plan, plan, published
 from mpi_impl.reports.charts import MEMORY
 from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.parameters import parameters
-from reference.errors import UserError
 from reference.costs.plans import Plan
 from reference.costs.traffic import Work, traffic
+from reference.errors import UserError
 
 S, V = 2048, 51_200
 POWERS = st.sampled_from((1, 2, 4, 8))

@@ -1,13 +1,12 @@
 """The ring adds up, in the steps and with the messages of which it is told; and the picture shows who is in a sum."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.colors import to_hex
 
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
 from mpi_impl.notebook.pictures.shards import OWNERS
-from reference.costs.parameters import ring_all_reduce as cost
+from reference.comm.ring import ring_all_reduce as cost
 
 RANKS = st.integers(2, 8)
 

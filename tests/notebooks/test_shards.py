@@ -1,8 +1,7 @@
 """The picture of shards: its rectangles tile each matrix, in the colours of their owners."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 

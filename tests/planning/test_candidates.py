@@ -7,18 +7,18 @@ from functools import cache
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.planning import candidates
 from mpi_impl.planning.candidates import Job, check, described, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
-from reference.errors import UserError
-from reference.costs.memory import layer_activations, model_states
+from reference.costs.memory import layer_activations
 from reference.costs.plans import Plan
-from reference.parallel.stages import schedule_of, stages_of_ranks
 from reference.costs.step_time import step_time
+from reference.errors import UserError
+from reference.parallel.model_states import model_states
+from reference.parallel.stages import schedule_of, stages_of_ranks
 from tests.deep import every_other_deep
 from tests.plan_cases import REAL, model_of
 

@@ -3,8 +3,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.plan import model_of as model_of_options, parse as parse_plan
 from mpi_impl.planning.candidates import Job

@@ -14,10 +14,11 @@ from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.picture import LABELS, TIME, draw_plans, label
 from mpi_impl.planning.profiles import load, save
 from mpi_impl.planning.reasons import reasons
-from mpi_impl.reports.charts import MEMORY
 from mpi_impl.programs.presets import PRESETS
+from mpi_impl.reports.charts import MEMORY
 from reference.config import ModelConfig
-from reference.costs.parameters import iteration_flops, parameters
+from reference.costs.flops import iteration_flops
+from reference.costs.parameters import parameters
 from reference.errors import UserError
 from tests.plan_cases import REAL
 

@@ -4,12 +4,11 @@ import tomllib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.planning.profiles import HERE, hardware_of, known, load, save
-from reference.errors import UserError
 from reference.costs.hardware import Link
+from reference.errors import UserError
 from tests.plan_cases import REAL
 
 NUMBERS = st.floats(1e-9, 1e18).map(lambda x: float(f"{x:.6g}"))

@@ -8,9 +8,9 @@ import pytest
 from mpi_impl.planning.candidates import Job, Timed, check
 from mpi_impl.planning.reasons import AS_FAST, NAMES, is_plain, reasons
 from reference.config import ParallelConfig, Recompute
-from reference.errors import UserError
 from reference.costs.hardware import Link
 from reference.costs.step_time import StepTime, step_time
+from reference.errors import UserError
 from tests.plan_cases import REAL, model_of
 
 NUMBER = r"(\d+(?:\.\d+)?(?:e-?\d+)?)"

@@ -1,7 +1,6 @@
 """Batches: a row has all of a sample, and the loss of a global batch does not depend on how it is dealt out."""
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig

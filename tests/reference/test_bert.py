@@ -1,7 +1,6 @@
 """BERT: its gradients, stages and shards; the formulas of its papers; who sees whom; and what counts in its loss."""
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from reference.batches import BERTBatch
 from reference.layers.block import block_backward, block_forward, block_tensors

@@ -2,12 +2,11 @@
 from math import prod
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
+from reference.models.gpt import gpt_tensors
 from reference.parallel.boxes import boxes_of_piece, boxes_of_run, inside, overlap, shape_of, without_padding
 from reference.parallel.layout import Layout
-from reference.models.gpt import gpt_tensors
 from reference.params import leaves
 from tests.reference.test_layout import BUCKET, PARTS
 from tests.strategies import cases

@@ -1,7 +1,6 @@
 """Collectives over lists: what each means, and what one is made of. For f and g see test_mappings.py."""
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.comm.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from tests.strategies import close

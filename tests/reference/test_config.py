@@ -1,7 +1,6 @@
 """Sizes that do not fit together are refused, with a sentence that names the option, its value and the rule."""
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)

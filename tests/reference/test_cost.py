@@ -9,23 +9,24 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from reference.schedules.actions import Send, lower
 from reference import ops
 from reference.comm import mappings
+from reference.comm.ring import ring_all_gather, ring_all_reduce
 from reference.config import LARGEST, ModelConfig, ParallelConfig, Recompute
-from reference.costs.parameters import (bubble_fraction, bubbles, data_parallel_traffic, forward_flops, iteration_flops, parameters,
-                            parameters_of_stage, parameters_per_rank, pipeline_traffic, published_parameters,
-                            ring_all_gather, ring_all_reduce, tensor_parallel_traffic, training_seconds, utilization)
+from reference.costs.bubbles import bubble_fraction, bubbles
+from reference.costs.flops import forward_flops, iteration_flops, training_seconds, utilization
+from reference.costs.parameters import parameters, parameters_of_stage, parameters_per_rank, published_parameters
+from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.errors import UserError
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
-from reference.parallel.layout import Layout
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import KEEP_ALL, Reads, hidden_forward, stage_rotary
+from reference.parallel.layout import Layout
 from reference.params import leaves, split, tree_map
+from reference.schedules.actions import Send, lower
 from reference.schedules.generators import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.schedules.simulate import Times, simulate
 from tests.strategies import ANY_MODEL, cases

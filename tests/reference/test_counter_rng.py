@@ -1,7 +1,6 @@
 """Random numbers that are a function of seed, purpose and index."""
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.counter_rng import bits, key, normal, uniform
 

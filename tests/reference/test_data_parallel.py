@@ -1,7 +1,6 @@
 """Dealing a batch out to replicas and microbatches changes neither the loss nor the gradient."""
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.parallel.data_parallel import samples_of
 from tests.strategies import cases

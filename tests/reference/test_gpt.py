@@ -1,11 +1,10 @@
 """The whole model: its gradients, its stages, its shards, and what makes it a language model."""
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from reference.models.gpt import gpt_forward, gpt_logits, gpt_tensors
 from reference.models.model import model_tensors
-from reference.models.stage import join_stages, stage_of, has_embedding, has_head
+from reference.models.stage import has_embedding, has_head, join_stages, stage_of
 from reference.params import leaves, tree_map
 from tests import textbook_theorems as theorems
 from tests.strategies import ANY_MODEL, cases, close, recomputes, trees_close

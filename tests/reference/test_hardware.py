@@ -4,12 +4,11 @@ from math import log
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from reference.costs.parameters import RING
-from reference.errors import UserError
+from reference.comm.ring import RING
 from reference.costs.hardware import Group, Link, collective, leaving, size_of_product, slowest_link
+from reference.errors import UserError
 from tests.plan_cases import IDEAL, REAL
 
 SIDES = st.integers(1, 5000)

@@ -1,8 +1,7 @@
 """In the textbook, every sharded layer is the unsharded one: output, input gradient and every weight gradient."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.layers.cross_entropy import sharded_cross_entropy_forward, unsafe_cross_entropy
 from reference.layers.mlp import MLP, mlp_forward, mlp_tensors, rows_first_mlp_forward

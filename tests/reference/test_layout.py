@@ -2,11 +2,10 @@
 from math import prod
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from reference.parallel.layout import ALONE, Layout, unit_of
 from reference.models.gpt import gpt_tensors
+from reference.parallel.layout import ALONE, Layout, unit_of
 from reference.params import leaves, tree_map
 from tests.strategies import cases, trees_close
 

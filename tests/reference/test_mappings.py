@@ -1,8 +1,7 @@
 """f and g, and sequence parallelism's pair: adjoint, conjugate, and what they keep is enough."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.comm.collectives import all_reduce
 from reference.comm.mappings import SEQUENCE, TENSOR_PARALLEL, SequenceParallelRegion

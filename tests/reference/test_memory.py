@@ -4,15 +4,15 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from reference.schedules.actions import parse_action
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.errors import UserError
 from reference.costs.memory import (Account, StageBytes, activations_outside_layers, array_bytes, layer_activations,
-                              model_states, most_in_flight, peak_activations, rank_activations, total)
+                                    most_in_flight, peak_activations, rank_activations, total)
+from reference.errors import UserError
+from reference.parallel.model_states import model_states
 from reference.precision import FORMATS, Precision
+from reference.schedules.actions import parse_action
 from reference.schedules.generators import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from reference.schedules.simulate import activations_in_flight
 from tests.strategies import cases

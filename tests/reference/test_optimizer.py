@@ -1,8 +1,7 @@
 """Adam, clipping and the learning rate, against their definitions."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate, sum_of_squares

@@ -1,8 +1,7 @@
 """Trees, their split over ranks and their initial values."""
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.config import ModelConfig
 from reference.errors import UserError

@@ -1,14 +1,13 @@
 """A pipeline computes what one process does, whatever the schedule."""
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from reference.schedules.actions import needs
 from reference.models.model import model_tensors
 from reference.models.stage import join_stages
 from reference.parallel.pipeline import cut_into_stages, in_time, pipeline_gradients
-from reference.schedules.generators import SCHEDULES, make
 from reference.parallel.stages import layers_of_stage
+from reference.schedules.actions import needs
+from reference.schedules.generators import SCHEDULES, make
 from reference.training.trainer import loss_and_gradients
 from tests.cases import cut
 from tests.strategies import ANY_MODEL, cases, close, trees_close

@@ -4,18 +4,18 @@ papers' formulas written out: tests/notebooks/test_plan.py.
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
-from reference.schedules.actions import Send, lower
 from reference.config import ParallelConfig, Recompute
+from reference.costs.memory import layer_activations
 from reference.costs.parameters import parameters_of_stage
-from reference.errors import UserError
-from reference.costs.memory import layer_activations, model_states
 from reference.costs.plans import Plan
+from reference.errors import UserError
+from reference.parallel.model_states import model_states
+from reference.parallel.stages import layers_of_rank, layouts_of_ranks, schedule_of, stages_of_ranks
+from reference.schedules.actions import Send, lower
 from reference.schedules.generators import SCHEDULES, check_microbatches, make
 from reference.schedules.simulate import activations_in_flight
-from reference.parallel.stages import layers_of_rank, layouts_of_ranks, schedule_of, stages_of_ranks
 from tests.plan_cases import model_of, plans
 
 

@@ -4,8 +4,7 @@ from math import inf, nan
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from reference.batches import GPTBatch
 from reference.config import ModelConfig

@@ -2,8 +2,8 @@
 import pytest
 
 from mpi_impl.notebook.plan import MODELS
-from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING
 from reference.costs.parameters import parameters
+from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING
 from tests.reference.test_cost import PTD_P as TESTED
 
 

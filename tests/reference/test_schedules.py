@@ -2,14 +2,13 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from reference.schedules.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
 from reference.errors import UserError
-from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe, interleaved, main,
-                                 make,
-                                 one_f_one_b, zero_bubble_v)
+from reference.schedules.__main__ import main
+from reference.schedules.actions import Action, Receive, Schedule, Send, from_csv, lower, parse_action, table, to_csv
+from reference.schedules.generators import (SCHEDULES, dualpipe_v, evaluation_schedule, forward_only, gpipe,
+                                            interleaved, make, one_f_one_b, zero_bubble_v)
 from reference.schedules.validate import ScheduleError, validate
 
 SIZES = st.integers(1, 6)

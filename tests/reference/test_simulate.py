@@ -1,11 +1,10 @@
 """What schedules cost: the closed forms of the papers, and their published figures."""
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.schedules.actions import Action, from_csv
 from reference.schedules.generators import (dualpipe_v, forward_only, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
-                                 zero_bubble_h2, zero_bubble_v)
+                                            zero_bubble_h2, zero_bubble_v)
 from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 RANKS, MORE, TIME = st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)

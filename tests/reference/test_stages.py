@@ -1,12 +1,11 @@
 """Which layers are whose: all of them somewhere, in order, and nobody with much more than others."""
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
-from reference.schedules.generators import SCHEDULES
 from reference.parallel.stages import layers_of_rank, layers_of_stage, schedule_of, stages_of_ranks
+from reference.schedules.generators import SCHEDULES
 
 TRAINING = [name for name in SCHEDULES if name != "forward-only"]
 

@@ -1,4 +1,4 @@
-"""A step's time, part by part: with all else for nothing, each is its formula of reference/costs/parameters.py over what the
+"""A step's time, part by part: with all else for nothing, each is its formula over what the
 hardware does in a second; and a schedule of which a part is played takes what it takes when all of it is.
 """
 from dataclasses import fields, replace
@@ -6,20 +6,20 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
-from reference.costs import step_time as module
+from reference.comm.ring import ring_all_gather
 from reference.config import RECOMPUTE, ParallelConfig, Recompute
-from reference.costs.parameters import (data_parallel_traffic, forward_flops, iteration_flops, pipeline_traffic, ring_all_gather,
-                            tensor_parallel_traffic)
+from reference.costs import step_time as module
+from reference.costs.flops import forward_flops, iteration_flops
 from reference.costs.hardware import Link
 from reference.costs.plans import Plan
-from reference.schedules.simulate import Times, simulate
-from reference.parallel.stages import schedule_of
 from reference.costs.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second,
-                                 groups_of, layer, played_makespan, rank_works, replica_messages, sending, sizes_of,
-                                 slowest_of, stage_works, step_time)
+                                       groups_of, layer, played_makespan, rank_works, replica_messages, sending,
+                                       sizes_of, slowest_of, stage_works, step_time)
+from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
+from reference.parallel.stages import schedule_of
+from reference.schedules.simulate import Times, simulate
 from tests.plan_cases import FREE, IDEAL, REAL, model_of, plans
 
 LINK = Link(latency=0.0, bandwidth=1e6)

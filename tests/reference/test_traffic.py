@@ -2,14 +2,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
-from reference.schedules.actions import Send, lower
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.parameters import parameters_of_stage, pipeline_traffic, tensor_parallel_traffic
-from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.costs.parameters import parameters_of_stage
 from reference.costs.traffic import Work, edges, layouts_of_ranks, traffic
+from reference.costs.volumes import pipeline_traffic, tensor_parallel_traffic
+from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
+from reference.schedules.actions import Send, lower
 from tests.reference.test_stages import pipelines
 
 COUNT, SIZE = st.integers(0, 5), st.integers(1, 8)

@@ -4,19 +4,19 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from reference.batches import GPTBatch
+from reference.comm.ring import ring_all_gather
 from reference.config import ModelConfig
-from reference.costs.parameters import data_parallel_traffic, ring_all_gather
+from reference.costs.volumes import data_parallel_traffic
 from reference.errors import UserError
-from reference.costs.memory import model_states
 from reference.optimizer import OptimizerConfig
+from reference.parallel.model_states import model_states
+from reference.parallel.zero import ZeroTrainer
 from reference.params import join
 from reference.precision import Precision
 from reference.training.trainer import Trainer
-from reference.parallel.zero import ZeroTrainer
 from tests.planted import planted
 from tests.strategies import Case, cases, close, trees_close
 

@@ -7,8 +7,8 @@ come.
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
-from mpi_impl.data.prepare.clean import normalized
 from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, text_of_file, text_of_line
+from mpi_impl.data.prepare.clean import normalized
 from reference.errors import UserError
 
 LARGEST = 1 << 28   # bytes of a document: it is held in memory, several times over, with its tokens

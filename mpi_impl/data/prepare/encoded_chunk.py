@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.corpus import counted
 from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
+from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, signature
 from mpi_impl.data.tokenizer import Tokenizer, given_tokenizer
 from mpi_impl.runtime.files import LARGEST, check_readable, folder_aside

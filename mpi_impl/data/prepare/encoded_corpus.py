@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare.chunks import Part
 from mpi_impl.data.prepare.encoded_chunk import ChunkReport, report_of
-from mpi_impl.data.indexed import IndexedDataset
 
 
 def chunk_folder(work: Path, number: int) -> Path:

@@ -30,16 +30,16 @@ from typing import Any, TextIO, TypedDict
 import numpy as np
 import tokenizers
 
-from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.corpus import BAD_KINDS, counted
+from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
+from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
 from mpi_impl.data.prepare.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
 from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
-from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
 from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
 from mpi_impl.data.prepare.progress import Progress
-from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
 from mpi_impl.data.prepare.workers import cores, mapped
+from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.runtime.files import LARGEST, check_folder, check_name, check_writable, folder_aside, replacing
 from mpi_impl.runtime.formats import read_json

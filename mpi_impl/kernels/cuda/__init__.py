@@ -10,7 +10,7 @@ of our own (kernels/fused).
 import numpy as np
 
 from mpi_impl.kernels.cuda.attention import (attention_core, attention_core_again, attention_core_backward,
-                                              cached_attention)
+                                             cached_attention)
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import (adam_update, add_branch, add_branch_and_norm, cross_entropy_backward, dropout,
                                     dropout_backward, exp_and_sum, gelu, gelu_backward, gelu_exact, gelu_exact_backward,

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import is_half
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
 from mpi_impl.kernels.fused import attention_probs, attention_probs_backward, number, rows_of
+from mpi_impl.runtime.arrays import is_half
 from reference.ops import CoreInputs, Mask, masked
 
 

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.kernels.fused import number
+from mpi_impl.runtime.arrays import dtype_of
 
 PLAIN, TRANSPOSED = 0, 1      # cuBLAS's operations
 DEFAULT = -1                  # its choice of an algorithm

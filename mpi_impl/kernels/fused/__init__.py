@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import is_half, on_device
 from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, site_of
+from mpi_impl.runtime.arrays import is_half, on_device
 from reference.ops import Mask
 
 # At most, on a GPU: a few for each of its processors.

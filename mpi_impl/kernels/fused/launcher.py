@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.runtime.arrays import dtype_of, on_device
 from mpi_impl.kernels.fused import core
+from mpi_impl.runtime.arrays import dtype_of, on_device
 
 FOLDER = Path(__file__).parent
 SOURCES = sorted(path.stem for path in FOLDER.glob("*.cu"))

@@ -1,4 +1,4 @@
-"""Pictures of the flat buffer under a rank's tensors (reference/parallel/layout.py): what lies where, in which bucket, and whose
+"""Pictures of the flat buffer under a rank's tensors (reference/parallel/layout.py): what lies where, and whose
 part it is; and what ZeRO leaves of it on each rank.
 """
 from math import prod
@@ -10,7 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
 from mpi_impl.reports.charts import MEMORY
 from reference.parallel.layout import Bucket, Layout, unit_of
-from reference.costs.memory import model_states
+from reference.parallel.model_states import model_states
 
 TINTS = (("#B4C7DE", "#D9E4F0"), ("#DFCCAC", "#F0E6D4"))     # units take turns, and in each of them its tensors
 PADDING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#909090", "hatch": "/////", "linewidth": 0}

@@ -11,9 +11,10 @@ from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.notebook.pictures.shards import OWNERS
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
-from reference.costs.parameters import bubble_fraction, iteration_flops
-from reference.errors import UserError
+from reference.costs.bubbles import bubble_fraction
+from reference.costs.flops import iteration_flops
 from reference.costs.plans import Plan
+from reference.errors import UserError
 
 SHADES = LinearSegmentedColormap.from_list("blues", ["#EAF3FA", OWNERS[0]])
 TOO_MUCH, BEST = "#D0D0D0", OWNERS[1]

@@ -10,8 +10,8 @@ from mpi_impl.notebook.pictures.shards import OWNERS
 from mpi_impl.reports.charts import GRID, finish
 from mpi_impl.reports.timelines.gantt import Panel, timelines_figure
 from mpi_impl.reports.timelines.timelines import slices_of
+from reference.costs.bubbles import bubble_fraction
 from reference.schedules.actions import Schedule
-from reference.costs.parameters import bubble_fraction
 from reference.schedules.generators import make
 from reference.schedules.simulate import Span, Timeline, Times, simulate
 

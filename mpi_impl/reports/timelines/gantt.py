@@ -11,8 +11,8 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from mpi_impl.comm.trace import Slice
-from mpi_impl.runtime.pictures import save
 from mpi_impl.reports.timelines.timelines import timeline_of
+from mpi_impl.runtime.pictures import save
 from reference.schedules.actions import KINDS
 
 # Near those of Okabe and Ito. People who are blind to red or green can tell these apart, and their pale shades.

@@ -49,7 +49,7 @@ class TracedSteps:
         pipeline = self.topology.pipeline.from_all(list(self.steps))
         if self.topology.world.rank == 0:
             from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
-            from mpi_impl.reports.timelines.gantt import Panel, draw_timelines   # matplotlib takes a second to import
+            from mpi_impl.reports.timelines.gantt import Panel, draw_timelines  # matplotlib takes a second to import
 
             write_chrome_trace(str(Path(folder, TRACE)), [list(chain(*steps)) for steps in everyone])
             clock = self.trace.clock

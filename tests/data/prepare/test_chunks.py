@@ -5,8 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from mpi_impl.data.prepare import chunks as chunks_module
 from mpi_impl.data.prepare.chunks import chunks, documents, sources

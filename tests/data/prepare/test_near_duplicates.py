@@ -2,8 +2,7 @@
 import numpy as np
 import pytest
 from datasketch import MinHashLSH
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from mpi_impl.data.prepare import near_duplicates as module
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, SHINGLE, near_duplicates, signature

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_impl.data.prepare import preparation as program
-from mpi_impl.data.prepare import progress
+from mpi_impl.data.indexed import IndexedDataset
+from mpi_impl.data.prepare import preparation as program, progress
 from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.prepare.clean import normalized
-from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare.near_duplicates import near_duplicates, signature
 from mpi_impl.data.prepare.preparation import Preparation, main, parse, size_of
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer

@@ -1,0 +1,49 @@
+"""How many elements a rank sends for each way to split a model, as the papers' formulas. Every message: traffic.py.
+
+The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
+1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.
+"""
+from reference.comm.ring import ring_all_gather, ring_all_reduce
+from reference.config import check_zero_stage
+
+
+def tensor_parallel_traffic(b: int, s: int, h: int, t: int, gathers_again: bool = False) -> float:
+    """8 b s h (t - 1)/t a layer and microbatch: four all-reduces of b s h (Narayanan et al. 2021, section 3.2).
+
+    g after attention and after the MLP, f in the backward of both (Shoeybi et al. 2019, figure 4). Sequence parallelism
+    cuts each all-reduce into its two halves and sends as much (Korthikanti et al. 2022, section 4.2.2), as long as
+    the gathered inputs of attention and MLP are kept. If the backward `gathers_again`, that makes 10 b s h (t - 1)/t.
+    """
+    x = b * s * h
+    return 4 * ring_all_reduce(x, t) + (2 * ring_all_gather(x, t) if gathers_again else 0)
+
+
+def pipeline_traffic(b: int, s: int, h: int, t: int = 1, v: int = 1) -> float:
+    """b s h between neighbours, for each microbatch and each direction (Narayanan et al. 2021, section 3.2).
+
+    All t tensor-parallel ranks would send the same: with the scatter/gather optimisation (section 4.1) each sends 1/t,
+    and the receivers gather. Interleaved, a microbatch comes by v times.
+    """
+    return v * b * s * h / t
+
+
+def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1) -> float:
+    """A step of m microbatches on d replicas of psi parameters: 2 psi (d - 1)/d for one, with ZeRO-3 3 psi (d - 1)/d.
+
+    Raises UserError for a stage that is not 0 to 3.
+    """
+    return data_parallel_rings(zero_stage, m) * ring_all_gather(psi, d)
+
+
+def data_parallel_rings(zero_stage: int, m: int) -> int:
+    """How often psi parameters or gradients go around in a step: an all-gather and a reduce-scatter once, an all-reduce
+    twice.
+
+    Plain: an all-reduce of the gradients. ZeRO-1 and 2 cut it in two: a reduce-scatter of gradients, and after the
+    optimizer's step an all-gather of parameters. ZeRO-3 gathers parameters twice, for forward and backward, as it does
+    not keep them (Rajbhandari et al. 2020, section 7). ZeRO-2 scatters gradients after every microbatch, and ZeRO-3
+    gathers for each, too: m + 1 and 3 m. Raises UserError for a stage that is not 0 to 3.
+    """
+    check_zero_stage(zero_stage)
+    return (2, 2, m + 1, 3 * m)[zero_stage]
+
