@@ -11,7 +11,8 @@ import mpi_impl
 
 ROOT = Path(mpi_impl.__file__).parent
 MIRRORED = [f"{folder}.{path.stem}" for folder in ("layers", "models")
-            for path in sorted((ROOT / folder).glob("*.py")) if path.stem != "__init__"]
+            for path in sorted((ROOT / folder).glob("*.py")) if path.stem not in ("__init__", "units")]    # see below
+# units.py: what a stage's loop asks for, since ranks gather tensors with ZeRO-3. The textbook's are always there.
 ONLY_ON_RANKS = {"region", "group", "grads", "sink"}      # where to send, and where gradients go
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
              "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
