@@ -327,3 +327,9 @@ def test_a_schedule_is_made_by_its_name():
         make("interleaved", 2, 4)
     with pytest.raises(UserError, match="'zbv' is no schedule. There are gpipe, 1f1b,"):
         make("zbv", 2, 4)
+
+
+def test_the_command_needs_something_to_print_on(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(SystemExit, match="standard output is closed"):
+        main([])
