@@ -10,7 +10,7 @@ from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluation.arguments import check_architecture, check_tuning, course, optimizer_of, parallel_of_tuning
+from mpi_impl.evaluation.arguments import check_architecture, check_tuning, completed, course, optimizer_of
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
@@ -43,7 +43,8 @@ class FineTuning:
         ranks.instruments.carriers = self.device.carriers
         self.begin: Pretrained = ranks.from_first(self.find_model)
         self.model = self.begin.model
-        self.parallel, self.microbatches = parallel_of_tuning(args, self.model, ranks.size)
+        self.args, self.parallel, self.microbatches = completed(args, self.model, ranks.size)
+        args = self.args
         self.topology = connect(ranks, self.parallel)
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
         ranks.from_each(self.read)

@@ -1,6 +1,7 @@
 """A GPT on WikiText-103 or LAMBADA, as it is: nothing is learnt of them."""
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class ZeroShot(ABC):
         ranks.instruments.carriers = device.carriers
         self.telling = Telling(args.metrics_file, ranks.rank == 0)
         source, tokenizer = ranks.from_first(self.find_model)
-        args.seq_length = seq_length(args, source.model)
+        self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
         self.dataset: ScoredDataset | None = None       # on ranks that read only, rank 0 among them
         ranks.from_each(lambda: self.read(source, tokenizer))
