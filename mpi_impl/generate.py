@@ -7,17 +7,16 @@ from itertools import count
 
 import numpy as np
 
-from mpi_impl.comm.device import device_of
-from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.generation.words import generate
-from mpi_impl.launching.entry import give_up, leave_within, run
+from mpi_impl.launching.entry import run
 from mpi_impl.programs.generation_options import Settings, check_top_k, parse
+from mpi_impl.programs.program import Program, run_program
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.files import read_text
 from reference.config import ModelConfig, check_model_fits
@@ -26,22 +25,21 @@ from reference.parallel.stages import stages_of_ranks
 from reference.precision import Precision
 
 
-class Generation:
+class Generation(Program):
     """One rank's part of the program."""
 
     def __init__(self, settings: Settings, ranks: Group):
-        self.settings, self.args, self.world = settings, settings.args, ranks
-        device = device_of(self.args.device, ranks, self.args.distributed_backend)
-        ranks.instruments.carriers = device.carriers
+        super().__init__(settings.args, ranks)
+        self.settings = settings
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
         source, self.prompts, self.eod = ranks.from_first(self.prepare)
         self.model: ModelConfig = source.model
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
-        near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
+        near = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
         self.replica = loaded(self.model, topology, near, read)
         placed = ranks.hosts().told(topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told, placed, self.about_length()]))
+        self.told = "\n".join(filter(None, [source.told(), self.device.told, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
         """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
@@ -63,7 +61,7 @@ class Generation:
             f"note: a text may get {longest:,} tokens long, and the model has {n:,} positions: whenever they are used "
             f"up, it goes on from the last {max(1, n // 2):,} tokens")
 
-    def run(self) -> None:
+    def work(self) -> None:
         self.say(f"{self.told}\n")
         began, tokens, texts = time.perf_counter(), 0, count()
         for prompt in self.prompts:
@@ -71,7 +69,6 @@ class Generation:
                 tokens += self.write(prompt, next(texts))
         seconds = time.perf_counter() - began
         self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def write(self, prompt: list[int], text: int) -> int:
         """A text, from its prompt to its end -> how many tokens that took, its end included."""
@@ -90,10 +87,6 @@ class Generation:
             stream.end()
         self.say("\n")
         return tokens
-
-    def say(self, text: str) -> None:
-        if self.world.rank == 0:
-            print(text, flush=True)
 
 
 def prompts_of(args) -> list[str]:
@@ -121,9 +114,7 @@ def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
 
 def main(argv: list[str] | None = None) -> None:
     settings = parse(argv, world().size)
-    watchdog = Watchdog(60 * settings.args.distributed_timeout_minutes, give_up)
-    Generation(settings, world(Instruments(watchdog=watchdog))).run()
-    leave_within(watchdog.limit)
+    run_program(partial(Generation, settings), settings.args)
 
 
 if __name__ == "__main__":

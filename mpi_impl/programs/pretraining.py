@@ -2,8 +2,9 @@
 this, each with its own samples.
 """
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,22 +15,18 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
-from mpi_impl.comm.clock import VirtualClock, WallClock
-from mpi_impl.comm.device import device_of
-from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
-from mpi_impl.comm.trace import Trace
-from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.blend import Blend, parse_blend
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.launching.entry import give_up, leave_within
 from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
+from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast, memory, taken, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
@@ -44,13 +41,6 @@ from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 
 
-def instruments(args) -> Instruments:
-    """What watches the ranks in this run: the ledger, the trace, and the time limit of every wait."""
-    clock = VirtualClock() if args.trace_clock == "virtual" else WallClock()
-    return Instruments(trace=Trace(clock),
-                       watchdog=Watchdog(60 * args.distributed_timeout_minutes, give_up))
-
-
 class Sources(NamedTuple):
     """The data of a run, as tokens on disk, and what all ranks must know of them."""
 
@@ -62,7 +52,7 @@ class Sources(NamedTuple):
     tokenizer: Tokenizer | None     # where the samples depend on it
 
 
-class Pretraining(ABC):
+class Pretraining(Program):
     """One rank's part of a run. What depends on the model is a subclass's."""
 
     architecture: str           # of ModelConfig
@@ -70,10 +60,9 @@ class Pretraining(ABC):
 
     @classmethod
     def main(cls, argv: list[str] | None = None) -> None:
-        """The program: run it on all ranks of the world."""
+        """Run the program on all ranks of the world."""
         settings = parse(argv, world().size, cls.architecture)
-        cls(settings, world(instruments(settings.args))).run()
-        leave_within(60 * settings.args.distributed_timeout_minutes)
+        run_program(partial(cls, settings), settings.args)
 
     @abstractmethod
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
@@ -88,11 +77,8 @@ class Pretraining(ABC):
         """What is still to be done when all steps are. Called by all ranks."""
 
     def __init__(self, settings: Settings, ranks: Group):
-        self.settings, self.args, self.world = settings, settings.args, ranks
-        self.first = ranks.rank == 0
-        self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
-        ranks.instruments.carriers = self.device.carriers
-        ranks.instruments.hosts = ranks.hosts()
+        super().__init__(settings.args, ranks)
+        self.settings = settings
         self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
@@ -206,7 +192,7 @@ class Pretraining(ABC):
 
     # ---- the run ----
 
-    def run(self) -> None:
+    def work(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
         self.say(self.device.told or kernels.told())
         self.say(forecast.told(self.forecast, self.hosts))
@@ -236,7 +222,6 @@ class Pretraining(ABC):
             self.report_ledger(self.metrics.steps, together)
             print(f"{held}\n", flush=True)
             self.report_outcome()
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> int:
         """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
@@ -330,10 +315,6 @@ class Pretraining(ABC):
             from mpi_impl.reports.losses import plot_losses  # matplotlib takes a second to import
             plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
             print(f"losses drawn in {self.args.plot}")
-
-    def say(self, text: str) -> None:
-        if self.first:
-            print(text, flush=True)
 
 
 def check_same_tokenizer(paths, tokenizers: list[Tokenizer]) -> None:
