@@ -1,5 +1,5 @@
 """Text from a trained GPT: `mpirun -np 4 python -m mpi_impl.generate --load DIR --tensor-model-parallel-size 2
---pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and changes no word.
+--pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and changes no token.
 """
 import time
 from functools import partial
@@ -42,8 +42,9 @@ class Generation(Program):
         self.told = "\n".join(filter(None, [source.told(), self.device.told, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
-        """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
-        the options name is said now, before anything is loaded.
+        """Return the model, the prompts as tokens, and the token that ends a document. Called by rank 0.
+
+        Raises UserError for whatever is wrong with what the options name, before anything is loaded.
         """
         source = find(self.args)
         model = source.model
@@ -55,7 +56,7 @@ class Generation(Program):
         return source, prompts, self.tokenizer.eod
 
     def about_length(self) -> str:
-        """A note, if a text may become longer than the model can see."""
+        """Return a note if a text may become longer than the model can see."""
         n, longest = self.model.max_position_embeddings, max(map(len, self.prompts)) + self.args.tokens_to_generate
         return "" if longest <= n else (
             f"note: a text may get {longest:,} tokens long, and the model has {n:,} positions: whenever they are used "
@@ -71,7 +72,7 @@ class Generation(Program):
         self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
 
     def write(self, prompt: list[int], text: int) -> int:
-        """A text, from its prompt to its end -> how many tokens that took, its end included."""
+        """Write a text, from its prompt to its end. Return how many tokens it has, its end included."""
         stream = Stream(self.tokenizer, partial(print, end="", flush=True)) if self.tokenizer else None
         if stream:
             stream.add(*prompt)
@@ -90,7 +91,7 @@ class Generation(Program):
 
 
 def prompts_of(args) -> list[str]:
-    """The prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
+    """Return the prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
     if args.prompts_file is None:
         return args.prompt or [""]
     text = read_text(args.prompts_file).replace("\r\n", "\n")
@@ -100,7 +101,7 @@ def prompts_of(args) -> list[str]:
 
 
 def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
-    """A prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
+    """Return a prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:      # bytes of the command line that are none

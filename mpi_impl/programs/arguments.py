@@ -44,7 +44,7 @@ class Settings:
     architecture: str = "gpt"  # of ModelConfig
 
     def of_a_step(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint must have in common with the one before, to compute the same."""
+        """Return what two runs must have in common to compute the same from one checkpoint on."""
         names = OF_A_STEP + (OF_A_BERTS_STEP if self.architecture == "bert" else ())
         found = {name: getattr(self.args, name) for name in names} | asdict(self.optimizer)
         return found | {"data_path": self.args.data_path and " ".join(self.args.data_path)}
@@ -60,7 +60,7 @@ class Settings:
 
 
 def heads(args, architecture: str) -> tuple[str, ...]:
-    """What the model predicts."""
+    """Return the names of what the model predicts."""
     return ("lm",) if architecture == "gpt" or args.bert_no_binary_head else ("lm", "sop")
 
 
@@ -113,7 +113,7 @@ def completed(args: PretrainingOptions, data_parallel_size: int) -> PretrainingO
 
 
 def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
-    """The schedule is 1F1B, or the interleaved one where it is said how many layers a stage has."""
+    """Return how ranks share the work. The schedule is 1F1B, or interleaved where the layers of a stage are given."""
     each = args.num_layers_per_virtual_pipeline_stage
     name = args.pipeline_schedule or ("1f1b" if each is None else "interleaved")
     if (name == "interleaved") != (each is not None):
@@ -139,7 +139,7 @@ def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
 
 
 def zero_stage(args) -> int:
-    """Megatron's distributed optimizer is ZeRO-1."""
+    """Return the stage of ZeRO. Megatron's distributed optimizer is stage 1."""
     if args.use_distributed_optimizer and args.zero_stage not in (None, 1):
         raise UserError(f"--use-distributed-optimizer is ZeRO-1, but --zero-stage is {args.zero_stage}. Give one of "
                         "them.")
@@ -176,7 +176,7 @@ def check_recompute_fits(recompute: Recompute, layers: int) -> None:
 
 
 def virtual_size(each: int, num_layers: int, p: int) -> int:
-    """v, so that none of the p v stages has more than `each` layers."""
+    """Return v, so that none of the p v stages has more than `each` layers."""
     for name, value in (("num_layers_per_virtual_pipeline_stage", each), ("num_layers", num_layers),
                         ("pipeline_model_parallel_size", p)):
         require_positive(name, value)

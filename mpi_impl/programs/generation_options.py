@@ -109,7 +109,7 @@ def check_model_and_prompts(args: GenerationOptions) -> None:
 
 
 def parallel_config(args, world_size: int) -> ParallelConfig:
-    """One replica on all ranks."""
+    """Return how all ranks share one replica. Raises UserError for ranks that are left over."""
     t, p = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     parallel = ParallelConfig.for_world(world_size, t, p)
     if parallel.data_parallel_size > 1:
@@ -129,7 +129,7 @@ def sampling(args: GenerationOptions, given: Mapping[str, Any]) -> Sampling:
 
 
 def check_top_k(top_k: int | None, model: ModelConfig) -> None:
-    """Raises UserError if there are not so many words."""
+    """Raises UserError if the vocabulary has fewer tokens."""
     if top_k is not None and top_k > model.vocab_size:
-        raise UserError(f"--top-k is {top_k}, but the model knows {model.vocab_size:,} words. Choose at most as many, "
-                        "or leave it out.")
+        raise UserError(f"--top-k is {top_k}, but the model has {model.vocab_size:,} tokens. Choose at most that "
+                        "number, or leave the option out.")

@@ -66,15 +66,15 @@ class Pretraining(Program):
 
     @abstractmethod
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
-        """The samples of an indexed data set. Raises UserError if there are none."""
+        """Open the samples of an indexed data set. Raises UserError if there are none."""
 
     @abstractmethod
     def baseline(self, dataset: Dataset, vocab_size: int) -> float | None:
-        """The validation loss of a model that knows nothing of context, if it is known."""
+        """Return the validation loss of a model that knows nothing of context, or None if it is not known."""
 
     @abstractmethod
     def conclude(self) -> None:
-        """What is still to be done when all steps are. Called by all ranks."""
+        """Do what remains after the last step. Called by all ranks."""
 
     def __init__(self, settings: Settings, ranks: Group):
         super().__init__(settings.args, ranks)
@@ -116,14 +116,14 @@ class Pretraining(Program):
     # ---- before the first step ----
 
     def check_files(self) -> Manifest | None:
-        """On rank 0: what will be written can be, and what is to be loaded is there. -> the checkpoint, if one is."""
+        """Check that outputs can be written and inputs are there. Return the checkpoint, if there is one. On rank 0."""
         check_outputs(self.args)
         loaded = self.check_checkpoints()
         self.check_weights()
         return loaded
 
     def check_checkpoints(self) -> Manifest | None:
-        """The checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
+        """Check that there is a checkpoint to go on from and something left to do, and that nothing is overwritten."""
         a, manifest = self.args, None
         if a.load:
             manifest = read_manifest(a.load)
@@ -135,13 +135,13 @@ class Pretraining(Program):
         return manifest
 
     def check_weights(self) -> None:
-        """The weights to begin with are all there, and have the shapes that their config.json asks for."""
+        """Check that all weights to begin with are there, in the shapes that their config.json asks for."""
         folder = self.args.load_hf
         if folder:
             check_weights(folder, self.settings.model(read_config(folder, self.architecture)["vocab_size"]))
 
     def prepare_data(self) -> Sources:
-        """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now."""
+        """Tokenize the corpus, and check everything about it. On rank 0."""
         a = self.args
         weights, paths = zip(*(parse_blend(a.data_path) if a.data_path else [(1, None)]))
         prepared = [prepare(path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file, a.data_cache_path,
@@ -163,7 +163,7 @@ class Pretraining(Program):
         return found
 
     def check_data(self, sources: Sources) -> float | None:
-        """On rank 0: whatever is wrong with the samples is said now -> the baseline of a single data set."""
+        """Check the samples, and return the baseline of a single data set. On rank 0."""
         datasets = [self.open_dataset(prefix, self.tokenizer) for prefix in sources.prefixes]
         for dataset in datasets:
             dataset.check_vocabulary(sources.vocab_size)
@@ -173,12 +173,12 @@ class Pretraining(Program):
         return self.baseline(datasets[0], sources.vocab_size) if self.args.eval_iters and len(datasets) == 1 else None
 
     def open_sources(self, sources: Sources):
-        """The samples, of one data set or of a blend."""
+        """Open the samples of one data set or of a blend."""
         datasets = [self.open_dataset(prefix, sources.tokenizer) for prefix in sources.prefixes]
         return datasets[0] if len(datasets) == 1 else Blend(datasets, sources.weights)
 
     def load(self) -> None:
-        """What the run begins with, if it is no beginning; and the textbook beside it, if there is one."""
+        """Load the checkpoint or the weights that the run begins with, for the verifier, too."""
         if self.loaded:
             checkpoint.load(self.trainer, self.args.load, self.loaded)
         if self.args.load_hf:
@@ -224,7 +224,7 @@ class Pretraining(Program):
             self.report_outcome()
 
     def train(self) -> int:
-        """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
+        """Train until --train-iters or --exit-interval says stop, and return the last iteration."""
         a = self.args
         first = self.trainer.iteration + 1
         for iteration in range(first, a.train_iters + 1):
@@ -251,7 +251,7 @@ class Pretraining(Program):
         return iteration
 
     def verify(self, iteration: int, result: StepResult) -> str:
-        """With --verify: the textbook's step, and how far the ranks are from it."""
+        """Compute the textbook's step with --verify, and tell how far the ranks are from it."""
         if self.verifier is None:
             return ""
         batch = None
@@ -260,7 +260,7 @@ class Pretraining(Program):
         return self.verifier.check(batch, result)
 
     def evaluate(self, iteration: int) -> None:
-        """The losses over the first --eval-iters global batches of the validation part, each head's the mean."""
+        """Compute each head's mean loss over the first --eval-iters global batches of the validation part."""
         if self.args.eval_iters == 0:
             return
         losses = [self.trainer.evaluate(self.batches.microbatches_of("validation", i), self.args.global_batch_size)
@@ -277,7 +277,7 @@ class Pretraining(Program):
     # ---- what it says ----
 
     def pipeline_ledger(self) -> Ledger:
-        """What the ranks of this rank's pipeline have sent, added up."""
+        """Return the sum of what the ranks of this rank's pipeline have sent."""
         together = Ledger()
         for ledger in self.topology.pipeline.from_all(self.world.ledger):
             together.add(ledger)
