@@ -1,5 +1,6 @@
 """Text from a trained GPT: `mpirun -np 4 python -m mpi_impl.generate --load DIR --tensor-model-parallel-size 2
---pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and changes no token.
+--pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and does not change
+the text.
 """
 import time
 from functools import partial
