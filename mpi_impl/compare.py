@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def recorded(name: str, run: str, until_compared: ExitStack) -> Recording:
-    """A run that was recorded, or is now, in a folder that lasts until the runs are compared."""
+    """Read a recording, or record a run now, in a folder that lasts until the runs are compared."""
     if not run.startswith("-"):
         return read(run)
     folder = until_compared.enter_context(TemporaryDirectory(prefix=f"recorded-{name}-"))
@@ -65,7 +65,7 @@ def recorded(name: str, run: str, until_compared: ExitStack) -> Recording:
 
 
 def ranks_and_options(name: str, run: str) -> tuple[int, list[str]]:
-    """What -n says, and the options of pretrain_gpt."""
+    """Split a run's options into the number after -n and those of pretrain_gpt."""
     try:
         words = shlex.split(run)
     except ValueError as error:
@@ -96,7 +96,7 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
 
 
 def first(found: Findings) -> list[str]:
-    """The first difference, for a person."""
+    """Describe the first difference."""
     one = found.differences[0]
     layer = "" if one.key.layer is None else f", layer {one.key.layer}"
     before = f"the {found.before:,} tensors before it agree, the last of them is {found.last}" if found.last else "none"
@@ -112,7 +112,7 @@ def first(found: Findings) -> list[str]:
 
 
 def ranks(one: Difference) -> str:
-    """Who differs from what is expected."""
+    """Name the ranks that differ from what is expected."""
     texts = []
     for run in ("A", "B"):
         held = sorted({rank for holder in one.holders if holder.run == run for rank in holder.ranks})
@@ -124,7 +124,7 @@ def ranks(one: Difference) -> str:
 
 
 def table(differences: list[Difference]) -> list[str]:
-    """The next few."""
+    """Tabulate the differences that follow the first."""
     if len(differences) == 1:
         return ["No other tensor differs."]
     rows = [("then", "off by", "relative", "where")]

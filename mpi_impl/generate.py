@@ -1,5 +1,6 @@
 """Text from a trained GPT: `mpirun -np 4 python -m mpi_impl.generate --load DIR --tensor-model-parallel-size 2
---pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and changes no word.
+--pipeline-model-parallel-size 2 --prompt "..."`. The number of ranks need not be that of training, and does not change
+the text.
 """
 import time
 from functools import partial
@@ -7,17 +8,16 @@ from itertools import count
 
 import numpy as np
 
-from mpi_impl.comm.device import device_of
-from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
-from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.generation.words import generate
-from mpi_impl.launching.entry import give_up, leave_within, run
+from mpi_impl.launching.entry import run
 from mpi_impl.programs.generation_options import Settings, check_top_k, parse
+from mpi_impl.programs.program import Program, run_program
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.files import read_text
 from reference.config import ModelConfig, check_model_fits
@@ -26,26 +26,26 @@ from reference.parallel.stages import stages_of_ranks
 from reference.precision import Precision
 
 
-class Generation:
+class Generation(Program):
     """One rank's part of the program."""
 
     def __init__(self, settings: Settings, ranks: Group):
-        self.settings, self.args, self.world = settings, settings.args, ranks
-        device = device_of(self.args.device, ranks, self.args.distributed_backend)
-        ranks.instruments.carriers = device.carriers
+        super().__init__(settings.args, ranks)
+        self.settings = settings
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
         source, self.prompts, self.eod = ranks.from_first(self.prepare)
         self.model: ModelConfig = source.model
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
-        near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
+        near = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
         self.replica = loaded(self.model, topology, near, read)
         placed = ranks.hosts().told(topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told, placed, self.about_length()]))
+        self.told = "\n".join(filter(None, [source.told(), self.device.told, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
-        """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
-        the options name is said now, before anything is loaded.
+        """Return the model, the prompts as tokens, and the token that ends a document. Called by rank 0.
+
+        Raises UserError for whatever is wrong with what the options name, before anything is loaded.
         """
         source = find(self.args)
         model = source.model
@@ -57,13 +57,13 @@ class Generation:
         return source, prompts, self.tokenizer.eod
 
     def about_length(self) -> str:
-        """A note, if a text may become longer than the model can see."""
+        """Return a note if a text may become longer than the model can see."""
         n, longest = self.model.max_position_embeddings, max(map(len, self.prompts)) + self.args.tokens_to_generate
         return "" if longest <= n else (
             f"note: a text may get {longest:,} tokens long, and the model has {n:,} positions: whenever they are used "
             f"up, it goes on from the last {max(1, n // 2):,} tokens")
 
-    def run(self) -> None:
+    def work(self) -> None:
         self.say(f"{self.told}\n")
         began, tokens, texts = time.perf_counter(), 0, count()
         for prompt in self.prompts:
@@ -71,10 +71,9 @@ class Generation:
                 tokens += self.write(prompt, next(texts))
         seconds = time.perf_counter() - began
         self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def write(self, prompt: list[int], text: int) -> int:
-        """A text, from its prompt to its end -> how many tokens that took, its end included."""
+        """Write a text, from its prompt to its end. Return how many tokens it has, its end included."""
         stream = Stream(self.tokenizer, partial(print, end="", flush=True)) if self.tokenizer else None
         if stream:
             stream.add(*prompt)
@@ -91,13 +90,9 @@ class Generation:
         self.say("\n")
         return tokens
 
-    def say(self, text: str) -> None:
-        if self.world.rank == 0:
-            print(text, flush=True)
-
 
 def prompts_of(args) -> list[str]:
-    """The prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
+    """Return the prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
     if args.prompts_file is None:
         return args.prompt or [""]
     text = read_text(args.prompts_file).replace("\r\n", "\n")
@@ -107,7 +102,7 @@ def prompts_of(args) -> list[str]:
 
 
 def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
-    """A prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
+    """Return a prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:      # bytes of the command line that are none
@@ -121,9 +116,7 @@ def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
 
 def main(argv: list[str] | None = None) -> None:
     settings = parse(argv, world().size)
-    watchdog = Watchdog(60 * settings.args.distributed_timeout_minutes, give_up)
-    Generation(settings, world(Instruments(watchdog=watchdog))).run()
-    leave_within(watchdog.limit)
+    run_program(partial(Generation, settings), settings.args)
 
 
 if __name__ == "__main__":

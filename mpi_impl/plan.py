@@ -69,7 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def model_of(args: argparse.Namespace) -> ModelConfig:
-    """Of the preset, whose sizes may be given anew; or of the sizes, of which none may be missing then."""
+    """Return the model of the preset, or of the sizes, which come first. Raises UserError if one is missing."""
     architecture = next((one for one, models in PRESETS.items() if args.preset in models), "gpt")
     preset = PRESETS[architecture].get(args.preset, {})
     sizes: dict[str, int] = {name: preset[name] for name in SIZES if name in preset}
@@ -97,7 +97,7 @@ def size_of(model: ModelConfig) -> str:
 
 
 def corpus(model: ModelConfig) -> str:
-    return (f"Add --data-path, and your corpus's tokenizer: the plan counts on {model.vocab_size:,} words. Without "
+    return (f"Add --data-path, and your corpus's tokenizer: the plan counts on {model.vocab_size:,} tokens. Without "
             "them it trains on Python's own source.")
 
 

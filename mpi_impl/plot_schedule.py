@@ -61,14 +61,14 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def named(options: argparse.Namespace) -> list[Schedule]:
-    """The schedules asked for by name. Those that take -v get it; if none does, the first one says so."""
+    """Make the schedules asked for by name. Those that take -v get it; if none does, the first one says so."""
     choose = [name for name in options.schedule if takes_v(name)]
     return [make(name, options.p, options.m, options.v if name in choose or not choose else None)
             for name in options.schedule]
 
 
 def read_csv(path: str) -> Schedule:
-    """The schedule in a file. Raises UserError if it cannot be read or cannot run."""
+    """Read the schedule in a file. Raises UserError if it cannot be read or cannot run."""
     text = read_text(path, LARGEST_CSV).removeprefix("\ufeff").rstrip()
     try:
         schedule = from_csv(text)
@@ -84,7 +84,7 @@ def read_csv(path: str) -> Schedule:
 
 
 def times(schedule: Schedule, options: argparse.Namespace) -> Times:
-    """By stage: each takes an equal share of the time that its rank's layers take."""
+    """Return the times of stages: each takes an equal share of the time that its rank's layers take."""
     rank_of, placement = schedule.rank_of(), schedule.placement()
     shares = [1 / len(placement[rank_of[stage]]) for stage in range(schedule.stages)]
     forward, i, w = ([share * time for share in shares]
@@ -93,14 +93,14 @@ def times(schedule: Schedule, options: argparse.Namespace) -> Times:
 
 
 def sized(name: str, schedule: Schedule) -> str:
-    """`1f1b, p = 4, m = 8`; with v where the ranks have that many stages, and it is more than one."""
+    """Return `1f1b, p = 4, m = 8`, with v where every rank has v > 1 stages."""
     stages = {len(stages) for stages in schedule.placement()}
     v = f", v = {max(stages)}" if len(stages) == 1 and max(stages) > 1 else ""
     return f"{name}, p = {schedule.p}, m = {schedule.microbatches}{v}"
 
 
 def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
-    """What a schedule costs, in a line."""
+    """Tell in a line what a schedule costs."""
     return (f"{sized(name, schedule)}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (idle / "
             f"ideal time), stages' activations in flight {' '.join(map(str, activations_in_flight(schedule)))}")
 

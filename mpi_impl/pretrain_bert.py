@@ -8,7 +8,7 @@ from mpi_impl.programs.pretraining import Pretraining
 
 
 class PretrainingBERT(Pretraining):
-    """Samples are pairs of pieces of text, some of whose words are masked."""
+    """Samples are pairs of pieces of text, some of whose tokens are masked."""
 
     architecture = "bert"
     sentences = True
@@ -19,10 +19,10 @@ class PretrainingBERT(Pretraining):
                            self.args.mask_prob, self.args.short_seq_prob)
 
     def baseline(self, dataset: Dataset, vocab_size: int) -> None:
-        """What masked words would cost without context depends on which are masked."""
+        """Return None: what masked tokens cost without context depends on which are masked."""
 
     def conclude(self) -> None:
-        """It writes no text."""
+        """Do nothing: a BERT writes no text."""
 
 
 main = PretrainingBERT.main

@@ -22,7 +22,7 @@ class PretrainingGPT(Pretraining):
         return unigram_cross_entropy(dataset, vocab_size)
 
     def conclude(self) -> None:
-        """--sample-tokens: on one replica, unless all must take part, with their parameters."""
+        """Sample --sample-tokens on one replica, or on all where each has only a shard of the parameters."""
         if self.args.sample_tokens and (self.topology.place.data == 0 or self.settings.parallel.zero_stage == 3):
             tokens = sample(self.trainer, self.sources.eod, self.args.sample_tokens, self.args.seed)
             if self.tokenizer is not None:

@@ -3,10 +3,9 @@
 Both have the same models, so few fields need more than another name. What is left out of a file has the value that
 `transformers` gives it. A field that asks for something that is not built here is refused, and none is passed over.
 """
-import argparse
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
@@ -108,32 +107,29 @@ def checked(path: str, name: str, value, kind: type):
     return value
 
 
-def adopt(parser: argparse.ArgumentParser, argv: Sequence[str] | None, folder: str,
-          architecture: str) -> argparse.Namespace:
-    """The options, once config.json has given those of the model that argv does not name.
+def adopted(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a folder decides: the model's, and its tokenizer, if it has one.
 
-    So has the folder given the tokenizer, if it has one. Dropout is no part of the model: its option counts, if it is
-    given. Raises UserError for another option that says something else than the file.
+    Dropout is no part of the model: its option counts, if it is given. Raises UserError for another given option that
+    says something else than the file.
     """
     config, path = read_config(folder, architecture), os.path.join(folder, CONFIG)
     layout, found = layout_in(folder)
     model, tokenizer = model_options(config), tokenizer_in(folder)
-    shares = {config[name] for name in layout.hidden_dropout}
-    parser.set_defaults(**model, **fewer_heads(layout, found), attention_dropout=config[layout.attention_dropout],
-                        hidden_dropout=shares.pop() if len(shares) == 1 else None)
-    if tokenizer:
-        parser.set_defaults(tokenizer_type=tokenizer["tokenizer_type"])
-    args = parser.parse_args(argv)
     for name, value in model.items():
-        if getattr(args, name) != value:
-            raise UserError(f"{option(name)} is {getattr(args, name)}, but {path} says {said(config, name)}. "
-                            "Leave the option out, or load another model.")
-    if args.hidden_dropout is None:
+        if given.get(name, value) != value:
+            raise UserError(f"{option(name)} is {given[name]}, but {path} says {said(config, name)}. Leave the option "
+                            "out, or load another model.")
+    shares = {config[name] for name in layout.hidden_dropout}
+    if len(shares) > 1 and "hidden_dropout" not in given:
         both = " and ".join(f"{name} is {config[name]}" for name in layout.hidden_dropout)
         raise UserError(f"{path} says that {both}, but here both are --hidden-dropout. Give that option.")
-    if tokenizer.get("tokenizer_type") == args.tokenizer_type and not any(vars(args).get(name) for name in OPTIONS):
-        vars(args).update(tokenizer)
-    return args
+    others = any(given.get(name) for name in OPTIONS) or given.get("tokenizer_type", "") not in (
+        "", tokenizer.get("tokenizer_type"))
+    if others and tokenizer:
+        tokenizer = {"tokenizer_type": tokenizer["tokenizer_type"]}
+    return model | fewer_heads(layout, found) | tokenizer | {
+        "hidden_dropout": shares.pop(), "attention_dropout": config[layout.attention_dropout]}
 
 
 def model_options(config: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +176,7 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
 # ---- out ------------------------------------------------------------------------------------------------------------
 
 
-def check_expressible(args: argparse.Namespace, architecture: str) -> None:
+def check_expressible(args: Any, architecture: str) -> None:
     """Raises UserError for a model that transformers has nothing for."""
     layouts = layouts_of(architecture)
     if not all(different := [differences(layout, vars(args)) for layout in layouts]):

@@ -1,32 +1,35 @@
 """The options of mpi_impl/evaluate.py, checked against one another and against the model."""
-import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mpi_impl.evaluation.options import EPOCHS, TASKS, parser
+from mpi_impl.evaluation.options import EPOCHS, OPTIONS, TASKS, TaskOptions
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
                                          optimizer_config, parallel_config, precision)
+from mpi_impl.programs.option_fields import check_not_empty, parse_given
 from mpi_impl.programs.options import NAMES
 from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, option, require_not_negative, require_positive)
+                              number_of_microbatches, require_not_negative, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 
+DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each task has options of its own, which "
+               "--task TASK --help shows.")
 PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "metrics_file", "save",
          "offload_folder")
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options, as far as they can be checked before the model is known. Raises UserError."""
+def parse(argv: Sequence[str] | None) -> Any:
+    """Return the options of a task, as far as they can be checked before the model is known. Raises UserError."""
     first = ArgumentParser(prog="evaluate", add_help=False)
     first.add_argument("--task", choices=tuple(TASKS))
-    args = parser(first.parse_known_args(argv)[0].task).parse_args(argv)
-    for name in PATHS:
-        if getattr(args, name, None) == "":
-            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
+    kind = OPTIONS.get(first.parse_known_args(argv)[0].task, TaskOptions)
+    given = parse_given("evaluate", DESCRIPTION, kind, argv)
+    check_not_empty(given, PATHS)
+    args: Any = kind(**given)
     if (args.load is None) == (args.load_hf is None):
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "
                         f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
@@ -89,22 +92,21 @@ def course(args, questions: int) -> Course:
     return Course(questions, args.global_batch_size, iterations)
 
 
-def parallel_of_tuning(args, model: ModelConfig, world_size: int) -> tuple[ParallelConfig, int]:
-    """How ranks share the work, and the number of microbatches in a step. Sets what is left open: the batch's size and
-    the sequence's length. Raises UserError for what does not go together.
+def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
+    """Return the options of tuning with what was left open filled in, how ranks share the work, and the number of
+    microbatches in a step. Raises UserError for what does not go together.
     """
-    args.num_layers, args.seq_length = model.num_layers, seq_length(args, model)
-    parallel = parallel_config(args, world_size)
+    parallel = parallel_config(args, world_size, model.num_layers)
     d = parallel.data_parallel_size
-    if args.global_batch_size is None:
-        args.global_batch_size = args.micro_batch_size * d
+    args = replace(args, seq_length=seq_length(args, model),
+                   global_batch_size=args.global_batch_size or args.micro_batch_size * d)
     m = number_of_microbatches(args.global_batch_size, args.micro_batch_size, d)
     check_schedule(args, parallel, m)
     check_sequence_fits(args.seq_length, parallel)
     check_model_fits(model, parallel)
     stages = stages_of_ranks(model, parallel)
     check_recompute_fits(parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
-    return parallel, m
+    return args, parallel, m
 
 
 def check_tuning(args) -> None:
@@ -125,4 +127,4 @@ def check_tuning(args) -> None:
 
 def optimizer_of(args, iterations: int) -> OptimizerConfig:
     """Adam for a run of so many iterations. Raises UserError."""
-    return optimizer_config(argparse.Namespace(**vars(args) | {"train_iters": max(iterations, 1)}))
+    return optimizer_config(replace(args, train_iters=max(iterations, 1)))

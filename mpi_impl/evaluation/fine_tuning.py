@@ -6,11 +6,10 @@ import numpy as np
 from mpi_impl import kernels
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.checkpoint import TOKENIZER
-from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluation.arguments import check_architecture, check_tuning, course, optimizer_of, parallel_of_tuning
+from mpi_impl.evaluation.arguments import check_architecture, check_tuning, completed, course, optimizer_of
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
@@ -19,6 +18,7 @@ from mpi_impl.evaluation.telling import Telling
 from mpi_impl.generation.replica import trained
 from mpi_impl.programs.arguments import Settings, precision
 from mpi_impl.programs.introduction import introduction
+from mpi_impl.programs.program import Program
 from mpi_impl.reports import forecast
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.runtime.outputs import check_outputs
@@ -33,17 +33,17 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "max_qa_length", "hidden
              "fp16", "bf16")
 
 
-class FineTuning:
+class FineTuning(Program):
     """One rank's part of the program."""
 
     def __init__(self, args, ranks: Group):
         check_tuning(args)
-        self.args, self.world, self.telling = args, ranks, Telling(args.metrics_file, ranks.rank == 0)
-        self.device = device_of(args.device, ranks, args.distributed_backend)
-        ranks.instruments.carriers = self.device.carriers
+        super().__init__(args, ranks)
+        self.telling = Telling(args.metrics_file, self.first)
         self.begin: Pretrained = ranks.from_first(self.find_model)
         self.model = self.begin.model
-        self.parallel, self.microbatches = parallel_of_tuning(args, self.model, ranks.size)
+        self.args, self.parallel, self.microbatches = completed(args, self.model, ranks.size)
+        args = self.args
         self.topology = connect(ranks, self.parallel)
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
         ranks.from_each(self.read)
@@ -96,7 +96,7 @@ class FineTuning:
 
     # ---- the run ----
 
-    def run(self) -> None:
+    def work(self) -> None:
         settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.precision, self.microbatches,
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
@@ -110,7 +110,6 @@ class FineTuning:
             self.ask("test")
         if self.args.save:
             self.save()
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> None:
         """Steps; after each epoch, and the last step, the validation part's questions."""

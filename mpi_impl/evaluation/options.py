@@ -1,64 +1,69 @@
 """The options of mpi_impl/evaluate.py, of which each task has its own. What they mean together: arguments.py."""
-from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.programs.generation_options import parallelism_options, tokenizer_options
-from mpi_impl.programs.options import (device_options, memory_options, parallelism_options as training_parallelism,
-                                       precision_options, training_options)
+from dataclasses import dataclass
+
+from mpi_impl.programs.generation_options import ForwardParallelismOptions, TokenizerOptions
+from mpi_impl.programs.option_fields import option_field, same_option
+from mpi_impl.programs.options import (DeviceOptions, MemoryOptions, ModelOptions, ParallelismOptions, PrecisionOptions,
+                                       ReportOptions, TrainingOptions)
 from reference.precision import FORMATS
 
-TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and whom each is for
-FILES = {"wikitext103": "WikiText-103's wiki.test.tokens", "lambada": "LAMBADA's lambada_test.jsonl",
-         "race": "RACE's folder, with train, dev and test in it"}
 EPOCHS = 3      # unless --epochs or --train-iters is given
 
 
-def parser(task: str | None) -> ArgumentParser:
-    """The options of a task; without one, a parser that only asks for it."""
-    p = ArgumentParser(prog="evaluate", description="Evaluate a model on published data, on any number of ranks. Each "
-                       "task has options of its own, which --task TASK --help shows.")
-    p.add_argument("--task", choices=tuple(TASKS), required=True,
-                   help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; a BERT's answers to RACE's "
-                        "questions, once it is tuned on them")
-    if task is not None:
-        groups = OF_RACE if task == "race" else OF_GPT
-        for title, add_options in (("what is evaluated", lambda g: data_options(g, task)), *groups):
-            add_options(p.add_argument_group(title))
-    if task == "race":
-        p.set_defaults(lr=2e-5, train_iters=None)
-    return p
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What is evaluated."""
+
+    task: str = option_field(
+        help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; a BERT's answers to RACE's questions, "
+        "once it is tuned on them", choices=("wikitext103", "lambada", "race"))
 
 
-def data_options(g, task: str) -> None:
-    g.add_argument("--data-path", required=True, metavar="PATH", help=FILES[task])
-    g.add_argument("--load", metavar="DIR", help="the model: the last checkpoint in this folder")
-    g.add_argument("--load-hf", metavar="DIR", help="or a model in Hugging Face's layout")
-    tokenizer_options(g)
-    g.add_argument("--seq-length", type=int, metavar="S", help="default: the longest that the model can see")
-    if task == "wikitext103":
-        g.add_argument("--overlapping-eval", type=int, default=32, metavar="O",
-                       help="how many tokens the window moves on: few give each of them more context, and take longer "
-                            "(default: 32)")
-    if task == "race":
-        g.add_argument("--max-qa-length", type=int, default=128, metavar="N",
-                       help="the longest that a question and an answer may be, in tokens (default: 128)")
-    g.add_argument("--metrics-file", metavar="F", help="write what is found out as JSON lines")
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions(TaskOptions, TokenizerOptions):
+    """The data and the model."""
+
+    data_path: str = option_field(metavar="PATH", help="the published data: WikiText-103's wiki.test.tokens, LAMBADA's "
+                                  "lambada_test.jsonl, or RACE's folder, with train, dev and test in it")
+    load: str | None = option_field(None, "the model: the last checkpoint in this folder", "DIR")
+    load_hf: str | None = option_field(None, "or a model in Hugging Face's layout", "DIR")
+    seq_length: int | None = option_field(None, "default: the longest that the model can see", "S")
+    metrics_file: str | None = option_field(None, "write what is found out as JSON lines", "F")
 
 
-def forward_options(g) -> None:
-    g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")
-    g.add_argument("--dtype", choices=tuple(FORMATS), default="float32", help="compute in this (default: float32)")
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotOptions(EvaluationOptions, ForwardParallelismOptions, DeviceOptions):
+    """How it is computed."""
+
+    micro_batch_size: int = same_option(TrainingOptions, "micro_batch_size", 4)
+    dtype: str = option_field("float32", "compute in this", choices=FORMATS)
 
 
-def tuning_options(g) -> None:
-    training_options(g)
-    g.add_argument("--epochs", type=int, metavar="N", help="pass so often through the questions, and answer the "
-                   f"validation part's after each (default: {EPOCHS}; 0: the model is "
-                   "tuned already)")
-    g.add_argument("--hidden-dropout", type=float, default=0.1)
-    g.add_argument("--attention-dropout", type=float, default=0.1)
-    g.add_argument("--save", metavar="DIR", help="save the tuned model in this folder at the end")
-    g.add_argument("--log-interval", type=int, default=10)
+@dataclass(frozen=True, kw_only=True)
+class WikiText103Options(ZeroShotOptions):
+    """WikiText-103."""
+
+    overlapping_eval: int = option_field(
+        32, "how many tokens the window moves on: few give each of them more context, and take longer", "O")
 
 
-OF_GPT = (("how it is computed", forward_options), ("parallelism", parallelism_options), ("device", device_options))
-OF_RACE = (("tuning", tuning_options), ("precision", precision_options), ("parallelism", training_parallelism),
-           ("device", device_options), ("memory", memory_options))
+@dataclass(frozen=True, kw_only=True)
+class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, ParallelismOptions, DeviceOptions,
+                  MemoryOptions):
+    """Tuning."""
+
+    max_qa_length: int = option_field(128, "the longest that a question and an answer may be, in tokens", "N")
+    epochs: int | None = option_field(
+        None, "pass so often through the questions, and answer the validation part's after each (default: "
+        f"{EPOCHS}; 0: the model is tuned already)", "N")
+    lr: float = same_option(TrainingOptions, "lr", 2e-5)
+    train_iters: int | None = same_option(TrainingOptions, "train_iters", None)
+    hidden_dropout: float = same_option(ModelOptions, "hidden_dropout", ModelOptions.hidden_dropout)
+    attention_dropout: float = same_option(ModelOptions, "attention_dropout", ModelOptions.attention_dropout)
+    save: str | None = option_field(None, "save the tuned model in this folder at the end", "DIR")
+    log_interval: int = same_option(ReportOptions, "log_interval", ReportOptions.log_interval)
+
+
+TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and whom each is for
+OPTIONS: dict[str, type[TaskOptions]] = {
+    "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions}

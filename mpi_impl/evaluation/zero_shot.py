@@ -1,11 +1,11 @@
 """A GPT on WikiText-103 or LAMBADA, as it is: nothing is learnt of them."""
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from dataclasses import replace
 
 import numpy as np
 
 from mpi_impl import kernels
-from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import Topology, connect
 from mpi_impl.data.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.parallel.passes import ForwardPass
+from mpi_impl.programs.program import Program
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, reads
@@ -37,7 +38,7 @@ class ScoredBatches(Batches):
         self.unpack, self.shape = ScoredBatch.unpack, (micro_batch_size, ScoredBatch.width(seq_length))
 
 
-class ZeroShot(ABC):
+class ZeroShot(Program):
     """One rank's part of the program. What depends on the task is a subclass's."""
 
     make_pass: type[ForwardPass]
@@ -52,12 +53,11 @@ class ZeroShot(ABC):
         """On rank 0, from the sum over all samples: a line for a person, and numbers by name."""
 
     def __init__(self, args, ranks: Group):
-        self.args, self.world = args, ranks
-        device = device_of(args.device, ranks, args.distributed_backend)
-        ranks.instruments.carriers = device.carriers
+        super().__init__(args, ranks)
+        device = self.device
         self.telling = Telling(args.metrics_file, ranks.rank == 0)
         source, tokenizer = ranks.from_first(self.find_model)
-        args.seq_length = seq_length(args, source.model)
+        self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
         self.dataset: ScoredDataset | None = None       # on ranks that read only, rank 0 among them
         ranks.from_each(lambda: self.read(source, tokenizer))
@@ -95,7 +95,7 @@ class ZeroShot(ABC):
                 f"{c.world_size} ranks: tensor parallel {c.tensor_model_parallel_size} x pipeline parallel "
                 f"{c.pipeline_model_parallel_size} x data parallel {c.data_parallel_size}")
 
-    def run(self) -> None:
+    def work(self) -> None:
         self.telling.say(self.told)
         began = time.perf_counter()
         with np.errstate(over="ignore", invalid="ignore"):     # logits without end are told of once, in a sentence
@@ -107,7 +107,6 @@ class ZeroShot(ABC):
             self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                              f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
             self.telling.write(task=self.args.task, **numbers, seconds=seconds)
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
 
 class Perplexity(ZeroShot):

@@ -73,7 +73,7 @@ def run(main: Callable[[], object]) -> None:
         check_surroundings()
         main()
     except KeyboardInterrupt:
-        time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted at once: let the first one say so
+        time.sleep(0 if is_first_rank() else 0.5)  # all ranks are interrupted: let the first one say so
         end_all("Interrupted.", 130)
     except (Exception, SystemExit) as error:
         end_together(error, world)
@@ -121,7 +121,7 @@ def leave_within(seconds: float) -> None:
 
 
 def print_by_lines() -> None:
-    """Let each printed line leave at once and in one piece, though stdout is a pipe to the launcher."""
+    """Let each printed line leave immediately and in one piece, though stdout is a pipe to the launcher."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # and not what a test or a notebook put in its place
         # Even if PYTHONUNBUFFERED is set; and what a terminal has no letters for is no reason to end.
         sys.stdout.reconfigure(line_buffering=True, write_through=False, errors="replace")
@@ -168,7 +168,7 @@ def end_all(words: str, status: int) -> NoReturn:
 
 
 def end_all_from_thread(words: str, status: int) -> None:
-    """The same, for a thread beside one that is stuck in MPI. Of ranks that do so almost at once, one speaks."""
+    """Do the same in a thread beside one that is stuck in MPI. Of ranks that fail together, one speaks."""
     from mpi_impl.comm import group
 
     signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others
@@ -178,7 +178,7 @@ def end_all_from_thread(words: str, status: int) -> None:
 
 
 def give_up(waited: str) -> None:
-    """Ends the job, from the thread that watches over a rank's waits."""
+    """End the job, from the thread that watches over a rank's waits."""
     from mpi_impl.comm import group
 
     world = group.world()
@@ -199,7 +199,7 @@ def give_up_meeting() -> None:
 
 
 def end_together(error: BaseException, world) -> None:
-    """If all ranks have come to their end, let the first that failed speak, and end. Return if others still work."""
+    """Let the first rank that failed speak, and end, if all ranks have reached their end. Return if others work."""
     try:
         if not world.everyone_arrives(PATIENCE):
             return
@@ -215,7 +215,7 @@ def end_together(error: BaseException, world) -> None:
 
 
 def first_failure(status: int, world) -> int:
-    """The lowest rank whose exit status is not zero; rank 0 if all are."""
+    """Return the lowest rank whose exit status is not zero, or rank 0 if all are zero."""
     import numpy as np
 
     failed = np.array([world.size - world.rank if status else 0])
@@ -223,12 +223,12 @@ def first_failure(status: int, world) -> int:
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether nobody meant the program to end like this."""
+    """Report whether nobody meant the program to end like this."""
     return not isinstance(error, UserError | SystemExit)
 
 
 def exit_status(error: BaseException) -> int:
-    """The status with which the job ends."""
+    """Return the status with which the job ends."""
     if isinstance(error, SystemExit):  # Python's own rule: nothing is 0, a text is printed and means 1
         return status_byte(error.code) if isinstance(error.code, int) else int(error.code is not None)
     return 1 if is_bug(error) else 2
@@ -240,7 +240,7 @@ def status_byte(status: int) -> int:
 
 
 def last_words(error: BaseException, where: str) -> str:
-    """What a person reads at the end. `where` names the rank, if that matters; the sentence comes last."""
+    """Return what a person reads at the end. `where` names the rank, if that matters; the sentence comes last."""
     if isinstance(error, UserError):
         return f"error on {where}: {error}" if where else f"error: {error}"
     if isinstance(error, SystemExit):
@@ -291,7 +291,7 @@ class ArgumentParser(argparse.ArgumentParser):
         self.register("type", float, finite_float)
 
     def parse_args(self, args=None, namespace=None):
-        """The options; an unknown one is refused with the name of the closest that exists."""
+        """Parse the options. Raises UserError for an unknown one, with the name of the closest that exists."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = shortened(unknown[0].split("=")[0])
@@ -301,7 +301,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return options
 
     def _check_value(self, action, value) -> None:
-        """As argparse does it, but the closest choice is named."""
+        """Check a choice as argparse does, and name the closest one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:

@@ -42,7 +42,7 @@ class Host(NamedTuple):
 
 
 def read_hosts(path: str) -> list[Host]:
-    """The hosts of a file, in its order. Raises UserError for a file that is missing, or has a line that is wrong."""
+    """Read the hosts of a file, in its order. Raises UserError for a missing file or a wrong line."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line.split("#")[0].strip() for line in file]
@@ -62,7 +62,7 @@ def read_hosts(path: str) -> list[Host]:
 
 
 def parse_line(line: str, where: str) -> Host:
-    """'node1 slots=4' or 'node1:4'."""
+    """Parse 'node1 slots=4' or 'node1:4'."""
     found = LINE.fullmatch(line)
     if not found:
         raise UserError(f"{where} is {line!r}, but a line has a host and its slots and no more, as in `node1 slots=4` "
@@ -77,7 +77,7 @@ def parse_line(line: str, where: str) -> Host:
 
 
 def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
-    """The hosts that so many ranks need, each with as many as it gets: one after the other is filled.
+    """Fill one host after the other with ranks, and return the hosts that are needed, each with its ranks.
 
     Raises UserError if there are more ranks than slots.
     """
@@ -93,7 +93,7 @@ def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
 
 
 def written_for(vendor: str, hosts: Sequence[Host]) -> str:
-    """The file as the launcher of this MPI library reads it."""
+    """Return the file's text as the launcher of this MPI library reads it."""
     between = " slots=" if vendor == "Open MPI" else ":"
     return "".join(f"{name}{between}{slots}\n" for name, slots in hosts)
 
@@ -140,7 +140,7 @@ def check_answer(name: str, ssh: subprocess.Popen) -> None:
 
 
 def is_here(name: str) -> bool:
-    """Whether this is a name of this machine: whether a socket can have its address."""
+    """Report whether this is a name of this machine: whether a socket can have its address."""
     try:
         with socket.socket() as one:
             one.bind((name, 0))

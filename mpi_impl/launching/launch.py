@@ -128,7 +128,7 @@ def check_program(module: list[str] | None, script: list[str]) -> None:
 
 
 def module_exists(name: str) -> bool:
-    """Whether Python can find the module. It is looked for and not imported, and neither are the packages above it."""
+    """Report whether Python can find the module, without importing it or the packages above it."""
     package, *submodules = name.split(".")
     try:
         spec = importlib.util.find_spec(package)
@@ -143,7 +143,7 @@ def module_exists(name: str) -> bool:
 
 
 def mpi_vendor() -> str:
-    """The name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded to be asked, but not started."""
+    """Return the name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded, but not started."""
     mpi4py.rc.initialize = False
     try:
         from mpi_impl.comm.group import library
@@ -156,7 +156,7 @@ def mpi_vendor() -> str:
 
 
 def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
-    """The command that starts this many ranks of whatever follows it, on the hosts of a file of its own, if given."""
+    """Return the command that starts ranks of whatever follows it, on the hosts of a machine file, if given."""
     if machines is None and nodes_of_slurm() > 1 and shutil.which("srun"):
         return ["srun", "-n", str(ranks)]
     return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
@@ -169,7 +169,7 @@ def nodes_of_slurm() -> int:
 
 @contextlib.contextmanager
 def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
-    """The path of a file with these hosts for this MPI's launcher, while it runs; None without hosts."""
+    """Write a file with these hosts for this MPI's launcher, and hand out its path; None without hosts."""
     if not hosts:
         yield None
         return
@@ -180,13 +180,13 @@ def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
 
 
 def exported(vendor: str, environment: Mapping[str, str]) -> list[str]:
-    """Arguments by which ranks on other hosts get these variables. Open MPI wants to be asked; others send all."""
+    """Return the arguments by which ranks on other hosts get these variables. Only Open MPI has to be asked."""
     names = sorted(filter(TRAVELS.match, environment)) if vendor == "Open MPI" else []
     return [word for name in names for word in ("-x", name)]
 
 
 def find_mpiexec(vendor: str) -> str:
-    """The mpiexec of this MPI library: the one beside this Python if it fits, else the first that does on PATH."""
+    """Find the mpiexec of this MPI library: the one beside this Python if it fits, else the first that does on PATH."""
     folders = [str(Path(sys.executable).parent), *os.get_exec_path()]
     others = []
     for name in LAUNCHER_NAMES:
@@ -209,7 +209,7 @@ def launcher_version(path: str) -> str:
 
 
 def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> dict[str, str]:
-    """This process's environment variables, and what launcher and ranks need. The user's own have the last word."""
+    """Return this process's environment variables, and what launcher and ranks need. The user's own take precedence."""
     settings = {
         "SLURM_MPI_TYPE": "pmix" if vendor == "Open MPI" else "pmi2",  # how srun's ranks find one another
         "SLURM_KILL_BAD_EXIT": "1",                                    # srun: a rank that fails ends the others
@@ -271,7 +271,7 @@ def outcome(process: subprocess.Popen, timeout: float | None) -> int:
 
 
 def described(number: int) -> str:
-    """A signal and what it usually means, for the end of a sentence."""
+    """Describe a signal and what it usually means, for the end of a sentence."""
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     hint = {
         "SIGKILL": "; out of memory is a common cause: choose smaller sizes",

@@ -72,7 +72,7 @@ class Answer(NamedTuple):
 
 
 def print_in_order(printed: list[str]) -> None:
-    """What each rank has printed, one after the other."""
+    """Print what each rank has printed, one after the other."""
     print(*printed, sep="", end="")
 
 
@@ -81,7 +81,7 @@ class Pool:
 
     def __init__(self, size: int = 8, show: Callable[[list[str]], object] = print_in_order,
                  program: str = "mpi_impl.launching.pool_rank", largest: int | None = None):
-        """`show` is handed what the ranks have printed; `program` is the module that each of them runs.
+        """Describe a pool. `show` is handed what the ranks print; `program` is the module that each of them runs.
 
         A rank that says more than `largest` bytes at a time is taken for dead.
         """
@@ -90,7 +90,7 @@ class Pool:
         self._failures = 0
 
     def run(self, n: int, function: Callable, *args, timeout: float = 30.0) -> list:
-        """`function(group, *args)` on the first n ranks, where `group` is those n; the results in rank order.
+        """Call `function(group, *args)` on the first n ranks, where `group` is those n. Return results in rank order.
 
         The function travels by reference, so it must stand at the top level of a module that the ranks can import.
         What the ranks print is printed here, in rank order. `timeout` is in seconds.
@@ -125,7 +125,7 @@ class Pool:
 
     @property
     def up(self) -> bool:
-        """Whether the ranks are there, with all that earlier runs have left in them."""
+        """Report whether the ranks are there, with all that earlier runs have left in them."""
         return self._world is not None
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Pool:
 
 
 def pickled(function: Callable, args: tuple) -> bytes:
-    """The call as bytes, or a TypeError that says why it cannot travel."""
+    """Return the call as bytes. Raises TypeError, which says why it cannot be sent."""
     if getattr(function, "__module__", None) == "__main__":
         raise TypeError(f"The ranks cannot import {title(function)}, since it is defined in the main program or in "
                         "a notebook's cell. Move it to a module.")
@@ -174,7 +174,7 @@ class World:
                 raise
 
     def run(self, jobs: Sequence[Job], timeout: float) -> list[Answer]:
-        """The answer of each rank that has a job, in rank order; within the timeout and a second, whatever they do."""
+        """Return the answer of each rank that has a job, in rank order, within the timeout and a second."""
         for rank, job in enumerate(jobs):
             self._tell(rank, tuple(job))     # which needs no import to be unpickled
         answers = self._hear(range(len(jobs)), timeout)
@@ -187,7 +187,7 @@ class World:
         return [answers.get(rank, mute) for rank in range(len(jobs))]
 
     def output(self) -> str:
-        """What the processes wrote past Python since this was last asked."""
+        """Return what the processes wrote past Python since the last call."""
         text = os.pread(self._log.fileno(), 1 << 20, self._log_read)
         self._log_read += len(text)
         return text.decode(errors="replace")
@@ -203,7 +203,7 @@ class World:
         self._log.close()
 
     def _welcome(self, listener: socket.socket, size: int) -> list[Connection]:
-        """The connections of all ranks, in rank order."""
+        """Accept the connections of all ranks, and return them in rank order."""
         deadline = time.monotonic() + START_LIMIT
         listener.settimeout(0.2)
         while len(self._connections) < size:
@@ -233,7 +233,7 @@ class World:
             self._connections[rank].send_bytes(pickle.dumps(message))
 
     def _hear(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
-        """The answers that arrive in time: once a rank has failed, the others have PATIENCE left."""
+        """Return the answers that arrive in time: once a rank has failed, the others have PATIENCE left."""
         deadline = time.monotonic() + seconds
         waiting: dict[Any, int] = {self._connections[rank]: rank for rank in ranks}
         answers: dict[int, Answer] = {}
@@ -251,7 +251,7 @@ class World:
 
 
 def start(size: int, program: str, address: str, log) -> subprocess.Popen:
-    """The launcher, in a session of its own: a Ctrl-C is for the caller, which then ends the ranks."""
+    """Start the launcher in a session of its own: a Ctrl-C is for the caller, which then ends the ranks."""
     vendor = mpi_vendor()
     command = [*launcher(vendor, size), sys.executable, "-m", program, address]
     environment = launch_environment(vendor, size)
@@ -261,7 +261,7 @@ def start(size: int, program: str, address: str, log) -> subprocess.Popen:
 
 
 def failure(title: str, answers: list[Answer], output: str, timeout: float) -> RankFailure:
-    """The exception that tells what every rank did."""
+    """Return the exception that tells what every rank did."""
     lines = [f"{title} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s.\n", *stories(answers)]
     if output:
         lines.append(f"\n--- written by the processes themselves\n{output}")
@@ -272,7 +272,7 @@ def failure(title: str, answers: list[Answer], output: str, timeout: float) -> R
 
 
 def stories(answers: list[Answer]) -> list[str]:
-    """What became of each rank that did not return, or that had printed. Ranks with the same story share it."""
+    """Tell what became of each rank that did not return, or that printed. Ranks with the same story share it."""
     told: dict[tuple[str, str, str], list[int]] = {}
     for what in ("died", "raised", "stuck", "returned"):     # the cause before its consequences
         for rank, answer in enumerate(answers):

@@ -91,14 +91,14 @@ class Rank:
         os._exit(0)
 
     def told(self, error: BaseException) -> str:
-        """The traceback, without the frames that are not the job's own."""
+        """Return the traceback, without the frames that are not the job's own."""
         trace = error.__traceback__
         while trace and trace.tb_next and is_machinery(trace.tb_frame):
             trace = trace.tb_next
         return "".join(traceback.format_exception(type(error), error, trace))
 
     def where(self) -> Answer:
-        """Where the rank is, told while it is there."""
+        """Tell where the rank is, while it is there."""
         return Answer("stuck", stack_of_main_thread(), printed=self.printed.getvalue())
 
     def send(self, answer: Answer) -> None:
@@ -117,27 +117,27 @@ class Rank:
                               assertion=isinstance(error, AssertionError))
 
     def call(self, job: Job) -> bytes:
-        """The pickled function and arguments -> the pickled result."""
+        """Call the pickled function with its arguments, and return the pickled result."""
         sys.path[:] = job.path
         function, args = pickle.loads(job.call)
         return pickle.dumps(function(self.group(job.ranks, job.era), *args))
 
     def group(self, n: int, era: int):
-        """The first n ranks, with a ledger and a trace of their own for this job."""
+        """Return the group of the first n ranks, with a ledger and a trace of its own for this job."""
         if (n, era) not in self.groups:
             self.groups[n, era] = self.world.only(range(n), "world")
         return self.comm.Group(self.groups[n, era].comm, "world", self.comm.Instruments())
 
 
 def stack_of_main_thread() -> str:
-    """The Python stack of the job, without the frames above it."""
+    """Return the Python stack of the job, without the frames above it."""
     frames = list(traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0]))[::-1]
     own = max(i for i, (frame, _) in enumerate(frames) if is_machinery(frame))
     return "".join(traceback.format_list(traceback.StackSummary.extract(frames[own + 1:] or frames)))
 
 
 def is_machinery(frame) -> bool:
-    """Whether a frame is of the pool, or of a function that says of itself that it only calls another's code."""
+    """Report whether a frame is the pool's, or of a function that marks itself as one that only calls others' code."""
     return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 

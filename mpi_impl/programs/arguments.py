@@ -1,13 +1,13 @@
 """The options of a command line, checked against one another, and made into configs."""
-import argparse
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from mpi_impl.checkpoints.huggingface_config import adopt, check_expressible
+from mpi_impl.checkpoints.huggingface_config import adopted, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
-from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.programs.options import parser
+from mpi_impl.programs.option_fields import check_not_empty, declared, filled, parse_given
+from mpi_impl.programs.options import NAMES, OPTIONS, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches, option, require_not_negative, require_positive)
@@ -24,6 +24,9 @@ OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "t
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
+PATHS = ("data_path", "vocab_file", "merge_file", "tokenizer_model", "data_cache_path", "metrics_file", "ledger",
+         "plot", "trace", "offload_folder", "save", "load", "load_hf", "save_hf", "record")
+
 # Options that say in other words what a preset says with the option behind them.
 INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_iters",
            "recompute_activations": "recompute_granularity"}
@@ -33,7 +36,7 @@ INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_ite
 class Settings:
     """What the options say, checked against one another and against the number of ranks."""
 
-    args: argparse.Namespace   # the plain values, under their options' names
+    args: Any                  # PretrainingOptions, in which nothing is left open that follows from the rest
     parallel: ParallelConfig
     optimizer: OptimizerConfig
     precision: Precision
@@ -41,24 +44,15 @@ class Settings:
     architecture: str = "gpt"  # of ModelConfig
 
     def of_a_step(self) -> dict[str, Any]:
-        """What a run that goes on from a checkpoint must have in common with the one before, to compute the same."""
+        """Return what two runs must have in common to compute the same from one checkpoint on."""
         names = OF_A_STEP + (OF_A_BERTS_STEP if self.architecture == "bert" else ())
         found = {name: getattr(self.args, name) for name in names} | asdict(self.optimizer)
         return found | {"data_path": self.args.data_path and " ".join(self.args.data_path)}
 
     def model(self, vocab_size: int) -> ModelConfig:
-        """The model, once the tokenizer has told its vocabulary. Raises UserError where sizes do not fit."""
-        a = self.args
-        model = ModelConfig(
-            a.num_layers, a.hidden_size, a.num_attention_heads, vocab_size, a.max_position_embeddings,
-            position_embedding_type=a.position_embedding_type, rotary_percent=a.rotary_percent,
-            untie_embeddings_and_output_weights=a.untie_embeddings_and_output_weights,
-            activation=a.activation, layernorm_epsilon=a.layernorm_epsilon,
-            init_method_std=a.init_method_std, hidden_dropout=a.hidden_dropout,
-            attention_dropout=a.attention_dropout, make_vocab_size_divisible_by=a.make_vocab_size_divisible_by,
-            fp16_lm_cross_entropy=a.fp16_lm_cross_entropy, architecture=self.architecture,
-            heads=heads(a, self.architecture),
-            apply_residual_connection_post_layernorm=a.apply_residual_connection_post_layernorm)
+        """Return the model, once the tokenizer has told its vocabulary. Raises UserError where sizes do not fit."""
+        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture,
+                       heads=heads(self.args, self.architecture))
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
@@ -66,23 +60,25 @@ class Settings:
 
 
 def heads(args, architecture: str) -> tuple[str, ...]:
-    """What the model predicts."""
+    """Return the names of what the model predicts."""
     return ("lm",) if architecture == "gpt" or args.bert_no_binary_head else ("lm", "sop")
 
 
-def parse(argv: list[str] | None, world_size: int, architecture: str = "gpt") -> Settings:
-    """Options -> Settings. When an option is given twice, the last one counts. Raises UserError."""
-    preset = preset_of(argv, architecture)
-    args = parser(architecture, preset).parse_args(argv)
-    check_names(args)
+def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> Settings:
+    """Turn a command line into Settings. When an option is given twice, the last one counts. Raises UserError."""
+    given = parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
+                        "data parallelism.", OPTIONS[architecture], argv)
+    check_not_empty(given, PATHS)
+    kind, preset = OPTIONS[architecture], preset_of(given, architecture)
+    args: Any = kind(**preset | given)
     check_states(args)
     check_device(args)
     if args.load_hf is not None:
-        args = adopt(parser(architecture, preset), argv, args.load_hf, architecture)
+        found = adopted(args.load_hf, architecture, given)      # also what is no option: a BERT's table is always tied
+        args = kind(**preset | {name: found[name] for name in found.keys() & declared(kind).keys()} | given)
     require_positive("micro_batch_size", args.micro_batch_size)
-    parallel = parallel_config(args, world_size)
-    if args.global_batch_size is None:
-        args.global_batch_size = args.micro_batch_size * parallel.data_parallel_size
+    parallel = parallel_config(args, world_size, args.num_layers)
+    args = completed(args, parallel.data_parallel_size)
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
     check_schedule(args, parallel, microbatches)
     check_iterations(args)
@@ -99,22 +95,25 @@ def parse(argv: list[str] | None, world_size: int, architecture: str = "gpt") ->
     return settings
 
 
-def preset_of(argv: list[str] | None, architecture: str) -> dict[str, Any]:
-    """The defaults that --preset stands for, without those that an option of another name takes the place of."""
-    p = ArgumentParser(prog=f"pretrain_{architecture}", add_help=False)
-    p.add_argument("--preset")
-    for name in INSTEAD:
-        p.add_argument(option(name), nargs="?", const=True)
-    given, _ = p.parse_known_args(argv)
-    preset = dict(PRESETS[architecture].get(given.preset, {}))
-    for name, replaced in INSTEAD.items():
-        if getattr(given, name) is not None:
-            preset.pop(replaced, None)
-    return preset
+def preset_of(given: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return what --preset stands for, without what an option of another name takes the place of."""
+    preset = PRESETS[architecture].get(given.get("preset", ""), {})
+    replaced = {INSTEAD[name] for name in given.keys() & INSTEAD.keys()}
+    return {name: value for name, value in preset.items() if name not in replaced}
 
 
-def parallel_config(args, world_size: int) -> ParallelConfig:
-    """The schedule is 1F1B, or the interleaved one where it is said how many layers a stage has."""
+def completed(args: PretrainingOptions, data_parallel_size: int) -> PretrainingOptions:
+    """Fill in what was left open and follows from the rest."""
+    found: dict[str, Any] = {}
+    if args.global_batch_size is None:
+        found["global_batch_size"] = args.micro_batch_size * data_parallel_size
+    if args.max_position_embeddings is None:
+        found["max_position_embeddings"] = args.seq_length
+    return replace(args, **found)
+
+
+def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
+    """Return how ranks share the work. The schedule is 1F1B, or interleaved where the layers of a stage are given."""
     each = args.num_layers_per_virtual_pipeline_stage
     name = args.pipeline_schedule or ("1f1b" if each is None else "interleaved")
     if (name == "interleaved") != (each is not None):
@@ -131,7 +130,7 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
     p = args.pipeline_model_parallel_size
     return ParallelConfig.for_world(
         world_size, args.tensor_model_parallel_size, p, pipeline_schedule=name,
-        virtual_pipeline_size=None if each is None else virtual_size(each, args.num_layers, p),
+        virtual_pipeline_size=None if each is None else virtual_size(each, num_layers, p),
         scatter_gather_tensors_in_pipeline=not args.no_scatter_gather_tensors_in_pipeline,
         ddp_bucket_size=1 << 20 if args.ddp_bucket_size is None else args.ddp_bucket_size,
         zero_stage=zero_stage(args), cpu_offload=cpu_offload(args),
@@ -140,7 +139,7 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
 
 
 def zero_stage(args) -> int:
-    """Megatron's distributed optimizer is ZeRO-1."""
+    """Return the stage of ZeRO. Megatron's distributed optimizer is stage 1."""
     if args.use_distributed_optimizer and args.zero_stage not in (None, 1):
         raise UserError(f"--use-distributed-optimizer is ZeRO-1, but --zero-stage is {args.zero_stage}. Give one of "
                         "them.")
@@ -177,7 +176,7 @@ def check_recompute_fits(recompute: Recompute, layers: int) -> None:
 
 
 def virtual_size(each: int, num_layers: int, p: int) -> int:
-    """v, so that none of the p v stages has more than `each` layers."""
+    """Return v, so that none of the p v stages has more than `each` layers."""
     for name, value in (("num_layers_per_virtual_pipeline_stage", each), ("num_layers", num_layers),
                         ("pipeline_model_parallel_size", p)):
         require_positive(name, value)
@@ -185,15 +184,6 @@ def virtual_size(each: int, num_layers: int, p: int) -> int:
         raise UserError(f"--num-layers-per-virtual-pipeline-stage is {each}, but with --num-layers {num_layers} and "
                         f"--pipeline-model-parallel-size {p} a rank holds no more than {most} in all.")
     return -(-num_layers // (p * each))
-
-
-def check_names(args) -> None:
-    """Raises UserError for a file's name that is given and empty, as an unset variable of a script gives it."""
-    for name in ("data_path", "vocab_file", "merge_file", "tokenizer_model", "data_cache_path", "metrics_file",
-                 "ledger", "plot", "trace", "offload_folder", "save", "load", "load_hf", "save_hf", "record"):
-        value = getattr(args, name)
-        if value == "" or (isinstance(value, list) and "" in value):
-            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
 
 
 def check_device(args) -> None:
@@ -224,7 +214,7 @@ def check_iterations(args) -> None:
     if args.exit_interval is not None:
         require_positive("exit_interval", args.exit_interval)
     for name in ("eval_iters", "sample_tokens"):
-        require_not_negative(name, getattr(args, name))
+        require_not_negative(name, getattr(args, name, 0))      # the second is a GPT's alone
     check_timeout(args.distributed_timeout_minutes)
     if args.trace_clock != "wall" and not args.trace:
         raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
@@ -237,10 +227,8 @@ def check_timeout(minutes: float) -> None:
 
 
 def check_sequence(args) -> None:
-    """Sets the longest position where it is left open."""
+    """Raises UserError if the model cannot see a whole sample."""
     require_positive("seq_length", args.seq_length)
-    if args.max_position_embeddings is None:
-        args.max_position_embeddings = args.seq_length
     if args.max_position_embeddings < args.seq_length:
         raise UserError(f"--max-position-embeddings is {args.max_position_embeddings}, but must be at least "
                         f"--seq-length, which is {args.seq_length}.")
@@ -279,14 +267,14 @@ def precision(args) -> Precision:
 
 
 def optimizer_config(args) -> OptimizerConfig:
+    """Return Adam's options, those that were left open as they follow from the rest. Raises UserError."""
     decay_iters = args.train_iters if args.lr_decay_iters is None else args.lr_decay_iters
+    warmup_iters = args.lr_warmup_iters
     if args.lr_warmup_fraction is not None:
         if args.lr_warmup_iters:
             raise UserError("--lr-warmup-fraction and --lr-warmup-iters say the same thing twice: give one of them.")
         if not 0 <= args.lr_warmup_fraction < 1:
             raise UserError(f"--lr-warmup-fraction is {args.lr_warmup_fraction}, but must be in [0, 1): it is a share "
                             "of --lr-decay-iters.")
-        args.lr_warmup_iters = round(args.lr_warmup_fraction * decay_iters)
-    return OptimizerConfig(
-        args.lr, decay_iters, args.min_lr, args.lr_decay_style, args.lr_warmup_iters, args.weight_decay,
-        args.clip_grad, args.adam_beta1, args.adam_beta2, args.adam_eps)
+        warmup_iters = round(args.lr_warmup_fraction * decay_iters)
+    return filled(OptimizerConfig, args, lr_decay_iters=decay_iters, lr_warmup_iters=warmup_iters)

@@ -9,7 +9,7 @@ from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
 def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
-    """How the ranks share the work, where they are, what they save, and the model."""
+    """Describe how the ranks share the work, where they are, what they save, and the model."""
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
@@ -22,7 +22,7 @@ def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
 
 
 def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
-    """Of a pipeline: the schedule, and how many layers its stages have, in order."""
+    """Describe a pipeline: its schedule, and how many layers its stages have, in order."""
     if p.pipeline_model_parallel_size == 1:
         return ""
     layers = {stage: len(held) for stages in stages_of_ranks(model, p) for stage, held in stages.items()}
@@ -31,7 +31,7 @@ def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
 
 
 def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
-    """What a rank does not keep, and what that costs."""
+    """Describe what a rank does not keep, and what that costs."""
     found = []
     if p.sequence_parallel:
         found.append("sequence parallel (the gathered inputs are " + (

@@ -1,205 +1,237 @@
-"""Megatron's command-line options for pre-training, and a few of our own. What they mean together: arguments.py."""
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+"""Megatron's options for pre-training, and a few of our own. What they mean together: arguments.py."""
+from dataclasses import dataclass
 
 from mpi_impl.comm.carriers import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.programs.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import POSITION_EMBEDDINGS, RECOMPUTE
+from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig
 from reference.ops import ACTIVATIONS
-from reference.optimizer import DECAY_STYLES
+from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules.generators import SCHEDULES
 
 NAMES = {"gpt": "GPT", "bert": "BERT"}      # of architectures, for people
-TOKENIZERS = {"gpt": "ByteLevelBPETokenizer", "bert": "BertWordPieceLowerCase"}      # unless --tokenizer-type is given
 
 
-def parser(architecture: str = "gpt", preset: Mapping[str, Any] = MappingProxyType({})) -> ArgumentParser:
-    """`preset` has other defaults, of options by name."""
-    p = ArgumentParser(prog=f"pretrain_{architecture}", description=f"Train a {NAMES[architecture]} on text with "
-                       "tensor, pipeline and data parallelism.")
-    p.add_argument("--preset", choices=PRESETS[architecture],
-                   help="a model of the paper (1909.08053) and its training: other defaults for the options below")
-    for title, add_options in (("model", model_options),
-                               *OF_ARCHITECTURES[architecture],
-                               ("parallelism", parallelism_options),
-                               ("device", device_options),
-                               ("memory", memory_options),
-                               ("training", training_options),
-                               ("precision", precision_options),
-                               ("data", data_options),
-                               ("saving and loading", state_options),
-                               ("what to report", report_options)):
-        add_options(p.add_argument_group(title))
-    p.set_defaults(**{"tokenizer_type": TOKENIZERS[architecture], **preset})
-    return p
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model."""
+
+    num_layers: int = option_field(4, metavar="L")
+    hidden_size: int = option_field(256, metavar="H")
+    num_attention_heads: int = option_field(8, metavar="A")
+    seq_length: int = option_field(128, metavar="S")
+    max_position_embeddings: int | None = option_field(None, "default: --seq-length", "N")
+    position_embedding_type: str = option_field(ModelConfig.position_embedding_type, choices=POSITION_EMBEDDINGS)
+    rotary_percent: float = option_field(ModelConfig.rotary_percent, "share of each head that rope turns")
+    make_vocab_size_divisible_by: int = option_field(
+        ModelConfig.make_vocab_size_divisible_by,
+        "the vocabulary is padded to a multiple of this x tensor-parallel size", "N")
+    activation: str = option_field(ModelConfig.activation, "gelu is GPT's, by way of tanh", choices=ACTIVATIONS)
+    apply_residual_connection_post_layernorm: bool = option_field(
+        False, "the residual connection begins behind each layer norm, as in the original BERT, not before it")
+    layernorm_epsilon: float = option_field(ModelConfig.layernorm_epsilon)
+    init_method_std: float = option_field(ModelConfig.init_method_std)
+    hidden_dropout: float = option_field(
+        ModelConfig.hidden_dropout, "share that training drops of the embedding, and of what each branch adds")
+    attention_dropout: float = option_field(
+        ModelConfig.attention_dropout, "share that training drops of attention's probabilities")
 
 
-def model_options(g) -> None:
-    g.add_argument("--num-layers", type=int, default=4, metavar="L")
-    g.add_argument("--hidden-size", type=int, default=256, metavar="H")
-    g.add_argument("--num-attention-heads", type=int, default=8, metavar="A")
-    g.add_argument("--seq-length", type=int, default=128, metavar="S")
-    g.add_argument("--max-position-embeddings", type=int, metavar="N", help="default: --seq-length")
-    g.add_argument("--position-embedding-type", choices=POSITION_EMBEDDINGS, default="learned_absolute")
-    g.add_argument("--rotary-percent", type=float, default=1.0, help="share of each head that rope turns")
-    g.add_argument("--make-vocab-size-divisible-by", type=int, default=128, metavar="N",
-                   help="the vocabulary is padded to a multiple of this x tensor-parallel size")
-    g.add_argument("--activation", choices=tuple(ACTIVATIONS), default="gelu", help="gelu is GPT's, by way of tanh")
-    g.add_argument("--apply-residual-connection-post-layernorm", action="store_true",
-                   help="the residual connection begins behind each layer norm, as in the original BERT, not before it")
-    g.add_argument("--layernorm-epsilon", type=float, default=1e-5)
-    g.add_argument("--init-method-std", type=float, default=0.02)
-    g.add_argument("--hidden-dropout", type=float, default=0.1,
-                   help="share that training drops of the embedding, and of what each branch adds (default: 0.1)")
-    g.add_argument("--attention-dropout", type=float, default=0.1,
-                   help="share that training drops of attention's probabilities (default: 0.1)")
+@dataclass(frozen=True, kw_only=True)
+class GPTOptions:
+    """GPT."""
+
+    untie_embeddings_and_output_weights: bool = option_field(False)
+    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N")
 
 
-def gpt_options(g) -> None:
-    g.add_argument("--untie-embeddings-and-output-weights", action="store_true")
-    g.add_argument("--sample-tokens", type=int, default=0, metavar="N", help="write N tokens of text at the end")
+@dataclass(frozen=True, kw_only=True)
+class BERTOptions:
+    """BERT."""
+
+    bert_no_binary_head: bool = option_field(
+        False, "predict masked tokens alone, not whether the two pieces of text were swapped")
+    mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
+    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than they need be", "P")
 
 
-def bert_options(g) -> None:
-    g.add_argument("--bert-no-binary-head", action="store_true",
-                   help="predict masked words alone, not whether the two pieces of text were swapped")
-    g.add_argument("--mask-prob", type=float, default=0.15, metavar="P", help="share of tokens to predict")
-    g.add_argument("--short-seq-prob", type=float, default=0.1, metavar="P",
-                   help="share of samples that are shorter than they need be")
-    g.set_defaults(untie_embeddings_and_output_weights=False, sample_tokens=0)      # what only a GPT may ask for
+@dataclass(frozen=True, kw_only=True)
+class ParallelismOptions:
+    """Parallelism."""
+
+    tensor_model_parallel_size: int = option_field(
+        1, "ranks that share each layer; data parallelism takes the rest of the world", "T")
+    pipeline_model_parallel_size: int = option_field(
+        1, "ranks (or groups of T) that hold the layers between them; what does not divide evenly goes to the first "
+        "stages, a layer more for each", "P")
+    pipeline_schedule: str | None = option_field(
+        None, "default: 1f1b, or interleaved where the following option is given",
+        choices=[name for name in SCHEDULES if name != "forward-only"])
+    num_layers_per_virtual_pipeline_stage: int | None = option_field(
+        None, "divide a rank's layers into several stages of at most N, for the interleaved schedule", "N")
+    no_scatter_gather_tensors_in_pipeline: bool = option_field(
+        False, "each of T ranks sends the whole activation to the next stage, not 1/T of it")
+    ddp_bucket_size: int | None = option_field(
+        None, "elements of gradients that are summed over the replicas in one go (default: 1048576)", "N")
+    distributed_timeout_minutes: float = option_field(
+        10.0, "end the run when a rank has waited so long for another (for --verify, too)", "M")
 
 
-OF_ARCHITECTURES = {"gpt": [("GPT", gpt_options)], "bert": [("BERT", bert_options)]}
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Device."""
+
+    device: str = option_field(
+        "cpu", "where ranks compute: each on a CPU core, or on the CUDA GPU of its number on its machine, which some "
+        "share if there are more ranks; cuda needs CuPy", choices=("cpu", "cuda"))
+    distributed_backend: str | None = option_field(
+        None, "how arrays get from GPU to GPU: collectives by NCCL, if every rank has a GPU of its own; by MPI from "
+        "GPU to GPU, if it is CUDA-aware; or staged through host memory (default: the first that is possible)",
+        choices=BACKENDS)
 
 
-def parallelism_options(g) -> None:
-    g.add_argument("--tensor-model-parallel-size", type=int, default=1, metavar="T",
-                   help="ranks that share each layer; data parallelism takes the rest of the world")
-    g.add_argument("--pipeline-model-parallel-size", type=int, default=1, metavar="P",
-                   help="ranks (or groups of T) that hold the layers between them; what does not divide evenly goes to "
-                        "the first stages, a layer more for each")
-    g.add_argument("--pipeline-schedule", choices=[name for name in SCHEDULES if name != "forward-only"],
-                   help="default: 1f1b, or interleaved where the following option is given")
-    g.add_argument("--num-layers-per-virtual-pipeline-stage", type=int, metavar="N",
-                   help="cut a rank's layers into several stages of at most N, for the interleaved schedule")
-    g.add_argument("--no-scatter-gather-tensors-in-pipeline", action="store_true",
-                   help="each of T ranks sends the whole activation to the next stage, not 1/T of it")
-    g.add_argument("--ddp-bucket-size", type=int, metavar="N",
-                   help="elements of gradients that are summed over the replicas in one go (default: 1048576)")
-    g.add_argument("--distributed-timeout-minutes", type=float, default=10, metavar="M",
-                   help="end the run when a rank has waited so long for another (for --verify, too)")
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """Memory."""
+
+    zero_stage: int | None = option_field(
+        None, "what the replicas shard, rather than each keep all: optimizer states (1), gradients, too (2), "
+        "parameters, too (3); default: 0, nothing", "N")
+    use_distributed_optimizer: bool = option_field(False, "the same as --zero-stage 1")
+    cpu_offload: bool = option_field(
+        False, "offload a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, to host memory "
+        "that it does not compute in")
+    offload_folder: str | None = option_field(None, "with --cpu-offload: to files in this folder", "DIR")
+    sequence_parallel: bool = option_field(
+        False, "shard what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
+    keep_gathered_inputs: bool = option_field(
+        False, "with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
+    recompute_granularity: str | None = option_field(
+        None, "of activations, keep only each layer's input (full), or all but attention's core (selective), and "
+        "compute the rest again in the backward", choices=RECOMPUTE)
+    recompute_activations: bool = option_field(False, "the same as --recompute-granularity selective")
+    recompute_method: str | None = option_field(
+        None, "of full: in groups of N layers (uniform, the default), or N layers of each stage (block)",
+        choices=("uniform", "block"))
+    recompute_num_layers: int | None = option_field(None, "default: 1", "N")
 
 
-def device_options(g) -> None:
-    g.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
-                   help="where ranks compute: each on a CPU core, or on the CUDA GPU of its number on its machine, "
-                        "which some share if there are more ranks; needs CuPy (default: cpu)")
-    g.add_argument("--distributed-backend", choices=BACKENDS,
-                   help="how arrays get from GPU to GPU: collectives by NCCL, if every rank has a GPU of its own; by "
-                        "MPI from GPU to GPU, if it is CUDA-aware; or staged through host memory (default: the first "
-                        "that is possible)")
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Training."""
+
+    micro_batch_size: int = option_field(4, metavar="b")
+    global_batch_size: int | None = option_field(
+        None, "default: --micro-batch-size x data-parallel size; more means gradient accumulation", "B")
+    train_iters: int | None = option_field(400)
+    exit_interval: int | None = option_field(None, "stop after an iteration that N divides", "N")
+    lr: float = option_field(1e-3)
+    min_lr: float = option_field(OptimizerConfig.min_lr)
+    lr_decay_style: str = option_field(OptimizerConfig.lr_decay_style, choices=DECAY_STYLES)
+    lr_decay_iters: int | None = option_field(None, "default: --train-iters")
+    lr_warmup_iters: int = option_field(OptimizerConfig.lr_warmup_iters)
+    lr_warmup_fraction: float | None = option_field(None, "of --lr-decay-iters")
+    weight_decay: float = option_field(OptimizerConfig.weight_decay)
+    clip_grad: float = option_field(OptimizerConfig.clip_grad, "largest global norm of the gradient; 0: no clipping")
+    adam_beta1: float = option_field(OptimizerConfig.adam_beta1)
+    adam_beta2: float = option_field(OptimizerConfig.adam_beta2)
+    adam_eps: float = option_field(OptimizerConfig.adam_eps)
+    seed: int = option_field(1234)
 
 
-def memory_options(g) -> None:
-    g.add_argument("--zero-stage", type=int, metavar="N",
-                   help="what the replicas share out, rather than each keep all: optimizer states (1), gradients, too "
-                        "(2), parameters, too (3); default: 0, nothing")
-    g.add_argument("--use-distributed-optimizer", action="store_true", help="the same as --zero-stage 1")
-    g.add_argument("--cpu-offload", action="store_true",
-                   help="keep a rank's shard of the optimizer's states, and with ZeRO-3 of the parameters, in host "
-                        "memory that it does not compute in")
-    g.add_argument("--offload-folder", metavar="DIR", help="with --cpu-offload: keep them in files in this folder")
-    g.add_argument("--sequence-parallel", action="store_true",
-                   help="cut what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
-    g.add_argument("--keep-gathered-inputs", action="store_true",
-                   help="with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
-    g.add_argument("--recompute-granularity", choices=RECOMPUTE,
-                   help="of activations, keep only each layer's input (full), or all but attention's core (selective), "
-                        "and compute the rest again in the backward")
-    g.add_argument("--recompute-activations", action="store_true",
-                   help="the same as --recompute-granularity selective")
-    g.add_argument("--recompute-method", choices=("uniform", "block"),
-                   help="of full: in groups of N layers (uniform, the default), or N layers of each stage (block)")
-    g.add_argument("--recompute-num-layers", type=int, metavar="N", help="default: 1")
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions:
+    """Precision."""
+
+    dtype: str = option_field("float32", choices=("float32", "float64"))
+    fp16: bool = option_field(False, "the model computes in float16, with a scaled loss; master weights, main "
+                              "gradients, moments and the loss are in float32")
+    bf16: bool = option_field(False, "the same in bfloat16, whose range needs no loss scale")
+    # Those of the loss scale are None unless they are given; reference/precision.py has their defaults.
+    loss_scale: float | None = option_field(
+        None, "of --fp16: a scale that never changes (default: it follows the gradients)", "S")
+    initial_loss_scale: float | None = option_field(None, "(default: 2^32)", "S")
+    min_loss_scale: float | None = option_field(None, "(default: 1)", "S")
+    loss_scale_window: int | None = option_field(
+        None, "steps without overflow, after which the scale is doubled (default: 1000)", "N")
+    hysteresis: int | None = option_field(
+        None, "how many overflows it takes before the scale is halved (default: 2)", "N")
+    fp16_lm_cross_entropy: bool = option_field(False, "compute the loss in float16, too")
 
 
-def training_options(g) -> None:
-    g.add_argument("--micro-batch-size", type=int, default=4, metavar="b")
-    g.add_argument("--global-batch-size", type=int, metavar="B",
-                   help="default: --micro-batch-size x data-parallel size; more means gradient accumulation")
-    g.add_argument("--train-iters", type=int, default=400)
-    g.add_argument("--exit-interval", type=int, metavar="N", help="stop after an iteration that N divides")
-    g.add_argument("--lr", type=float, default=1e-3)
-    g.add_argument("--min-lr", type=float, default=0.0)
-    g.add_argument("--lr-decay-style", choices=DECAY_STYLES, default="linear")
-    g.add_argument("--lr-decay-iters", type=int, help="default: --train-iters")
-    g.add_argument("--lr-warmup-iters", type=int, default=0)
-    g.add_argument("--lr-warmup-fraction", type=float, help="of --lr-decay-iters")
-    g.add_argument("--weight-decay", type=float, default=0.01)
-    g.add_argument("--clip-grad", type=float, default=1.0, help="largest global norm of the gradient; 0: no clipping")
-    g.add_argument("--adam-beta1", type=float, default=0.9)
-    g.add_argument("--adam-beta2", type=float, default=0.999)
-    g.add_argument("--adam-eps", type=float, default=1e-8)
-    g.add_argument("--seed", type=int, default=1234)
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Data."""
+
+    data_path: tuple[str, ...] | None = option_field(
+        None, "a text file, a folder, JSON lines, or the prefix of a Megatron .bin/.idx pair; or several to blend, "
+        "each behind its weight: 0.3 A 0.7 B; default: the source of Python's own standard library", "PATH")
+    split: str = option_field("969,30,1", "proportions of training, validation and test")
+    tokenizer_type: str = option_field("ByteLevelBPETokenizer", choices=TOKENIZER_TYPES)
+    tokenizer_model: str | None = option_field(None, "a tokenizer of that type that was trained before", "F")
+    vocab_size: int | None = option_field(
+        None, "of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer", "V")
+    vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
+    merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
+    data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
 
 
-def precision_options(g) -> None:
-    """Those of the loss scale are None unless they are given; reference/precision.py has their defaults."""
-    g.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="(default: float32)")
-    g.add_argument("--fp16", action="store_true", help="the model computes in float16, with a scaled loss; master "
-                   "weights, main gradients, moments and the loss are in float32")
-    g.add_argument("--bf16", action="store_true", help="the same in bfloat16, whose range needs no loss scale")
-    g.add_argument("--loss-scale", type=float, metavar="S", help="of --fp16: a scale that never changes (default: it "
-                   "follows the gradients)")
-    g.add_argument("--initial-loss-scale", type=float, metavar="S", help="(default: 2^32)")
-    g.add_argument("--min-loss-scale", type=float, metavar="S", help="(default: 1)")
-    g.add_argument("--loss-scale-window", type=int, metavar="N",
-                   help="steps without overflow, after which the scale is doubled (default: 1000)")
-    g.add_argument("--hysteresis", type=int, metavar="N",
-                   help="how many overflows it takes before the scale is halved (default: 2)")
-    g.add_argument("--fp16-lm-cross-entropy", action="store_true", help="compute the loss in float16, too")
+@dataclass(frozen=True, kw_only=True)
+class StateOptions:
+    """Saving and loading."""
+
+    save: str | None = option_field(None, "save a checkpoint in this folder at the end", "DIR")
+    save_interval: int | None = option_field(None, "with --save: after every N-th iteration, too", "N")
+    load: str | None = option_field(
+        None, "go on from the last checkpoint in this folder, on any number of ranks", "DIR")
+    load_hf: str | None = option_field(
+        None, "begin with the weights of a model in Hugging Face's layout", "DIR")
+    save_hf: str | None = option_field(None, "write the weights in that layout at the end", "DIR")
 
 
-def data_options(g) -> None:
-    g.add_argument("--data-path", nargs="+", metavar="PATH", help="a text file, a folder, JSON lines, or the prefix of "
-                   "a Megatron .bin/.idx pair; or several to blend, each behind its weight: 0.3 A 0.7 B; default: the "
-                   "source of Python's own standard library")
-    g.add_argument("--split", default="969,30,1", help="proportions of training, validation and test")
-    g.add_argument("--tokenizer-type", choices=tuple(TOKENIZER_TYPES))
-    g.add_argument("--tokenizer-model", metavar="F", help="a tokenizer of that type that was trained before")
-    g.add_argument("--vocab-size", type=int, metavar="V",
-                   help="of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer")
-    g.add_argument("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")
-    g.add_argument("--merge-file", metavar="F", help="GPT-2's merges.txt")
-    g.add_argument("--data-cache-path", metavar="DIR", help="default: ~/.cache/shardlab")
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What to report."""
+
+    log_interval: int = option_field(10)
+    log_throughput: bool = option_field(
+        False, "with each line the model's FLOP/s on a rank, and their share of the peak (MFU); and once the memory "
+        "that a rank should take, and took")
+    eval_interval: int = option_field(100)
+    eval_iters: int = option_field(10, "global batches in an evaluation; 0: none")
+    verify: bool = option_field(False, "also train in one process on rank 0, and fail if the two runs differ")
+    metrics_file: str | None = option_field(None, "write JSON lines, one for each iteration and evaluation", "F")
+    ledger: str | None = option_field(None, "write what was sent, and the predictions, as JSON", "F")
+    plot: str | None = option_field(None, "draw the losses, as a .png, .pdf or .svg", "F")
+    record: str | None = option_field(
+        None, "write every tensor of the first two iterations, for mpi_impl.compare", "DIR")
+    trace: str | None = option_field(None, "write what each rank did when, for Perfetto, and draw it", "DIR")
+    trace_clock: str = option_field(
+        "wall", "virtual: as if every rank had a device of its own, however many cores there are",
+        choices=("wall", "virtual"))
 
 
-def state_options(g) -> None:
-    g.add_argument("--save", metavar="DIR", help="save a checkpoint in this folder at the end")
-    g.add_argument("--save-interval", type=int, metavar="N", help="with --save: after every N-th iteration, too")
-    g.add_argument("--load", metavar="DIR",
-                   help="go on from the last checkpoint in this folder, on any number of ranks")
-    g.add_argument("--load-hf", metavar="DIR", help="begin with the weights of a model in Hugging Face's layout")
-    g.add_argument("--save-hf", metavar="DIR", help="write the weights in that layout at the end")
+@dataclass(frozen=True, kw_only=True)
+class GPTPretrainingOptions(ModelOptions, GPTOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
+                            PrecisionOptions, DataOptions, StateOptions, ReportOptions):
+    """A model of the paper."""
+
+    preset: str | None = option_field(
+        None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
+        choices=PRESETS["gpt"])
 
 
-def report_options(g) -> None:
-    g.add_argument("--log-interval", type=int, default=10)
-    g.add_argument("--log-throughput", action="store_true",
-                   help="with each line the model's FLOP/s on a rank, and their share of the peak (MFU); and once the "
-                        "memory that a rank should take, and took")
-    g.add_argument("--eval-interval", type=int, default=100)
-    g.add_argument("--eval-iters", type=int, default=10, help="global batches in an evaluation; 0: none")
-    g.add_argument("--verify", action="store_true",
-                   help="also train in one process on rank 0, and fail if the two runs differ")
-    g.add_argument("--metrics-file", metavar="F", help="write JSON lines, one for each iteration and evaluation")
-    g.add_argument("--ledger", metavar="F", help="write what was sent, and the predictions, as JSON")
-    g.add_argument("--plot", metavar="F", help="draw the losses: a .png, .pdf or .svg")
-    g.add_argument("--record", metavar="DIR",
-                   help="write every tensor of the first two iterations, for mpi_impl.compare")
-    g.add_argument("--trace", metavar="DIR", help="write what each rank did when, for Perfetto, and draw it")
-    g.add_argument("--trace-clock", choices=("wall", "virtual"), default="wall",
-                   help="virtual: as if every rank had a device of its own, however many cores there are")
+@dataclass(frozen=True, kw_only=True)
+class BERTPretrainingOptions(ModelOptions, BERTOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
+                             TrainingOptions, PrecisionOptions, DataOptions, StateOptions, ReportOptions):
+    """A model of the paper."""
+
+    tokenizer_type: str = same_option(DataOptions, "tokenizer_type", "BertWordPieceLowerCase")
+    preset: str | None = option_field(
+        None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
+        choices=PRESETS["bert"])
+
+
+PretrainingOptions = GPTPretrainingOptions | BERTPretrainingOptions
+OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}

@@ -2,8 +2,9 @@
 this, each with its own samples.
 """
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,22 +15,18 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
-from mpi_impl.comm.clock import VirtualClock, WallClock
-from mpi_impl.comm.device import device_of
-from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
-from mpi_impl.comm.trace import Trace
-from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.blend import Blend, parse_blend
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.launching.entry import give_up, leave_within
 from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
+from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, description
 from mpi_impl.reports import forecast, memory, taken, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
@@ -44,13 +41,6 @@ from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 
 
-def instruments(args) -> Instruments:
-    """What watches the ranks in this run: the ledger, the trace, and the time limit of every wait."""
-    clock = VirtualClock() if args.trace_clock == "virtual" else WallClock()
-    return Instruments(trace=Trace(clock),
-                       watchdog=Watchdog(60 * args.distributed_timeout_minutes, give_up))
-
-
 class Sources(NamedTuple):
     """The data of a run, as tokens on disk, and what all ranks must know of them."""
 
@@ -62,7 +52,7 @@ class Sources(NamedTuple):
     tokenizer: Tokenizer | None     # where the samples depend on it
 
 
-class Pretraining(ABC):
+class Pretraining(Program):
     """One rank's part of a run. What depends on the model is a subclass's."""
 
     architecture: str           # of ModelConfig
@@ -70,29 +60,25 @@ class Pretraining(ABC):
 
     @classmethod
     def main(cls, argv: list[str] | None = None) -> None:
-        """The program: run it on all ranks of the world."""
+        """Run the program on all ranks of the world."""
         settings = parse(argv, world().size, cls.architecture)
-        cls(settings, world(instruments(settings.args))).run()
-        leave_within(60 * settings.args.distributed_timeout_minutes)
+        run_program(partial(cls, settings), settings.args)
 
     @abstractmethod
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
-        """The samples of an indexed data set. Raises UserError if there are none."""
+        """Open the samples of an indexed data set. Raises UserError if there are none."""
 
     @abstractmethod
     def baseline(self, dataset: Dataset, vocab_size: int) -> float | None:
-        """The validation loss of a model that knows nothing of context, if it is known."""
+        """Return the validation loss of a model that knows nothing of context, or None if it is not known."""
 
     @abstractmethod
     def conclude(self) -> None:
-        """What is still to be done when all steps are. Called by all ranks."""
+        """Do what remains after the last step. Called by all ranks."""
 
     def __init__(self, settings: Settings, ranks: Group):
-        self.settings, self.args, self.world = settings, settings.args, ranks
-        self.first = ranks.rank == 0
-        self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
-        ranks.instruments.carriers = self.device.carriers
-        ranks.instruments.hosts = ranks.hosts()
+        super().__init__(settings.args, ranks)
+        self.settings = settings
         self.loaded = ranks.from_first(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
@@ -130,14 +116,14 @@ class Pretraining(ABC):
     # ---- before the first step ----
 
     def check_files(self) -> Manifest | None:
-        """On rank 0: what will be written can be, and what is to be loaded is there. -> the checkpoint, if one is."""
+        """Check that outputs can be written and inputs are there. Return the checkpoint, if there is one. On rank 0."""
         check_outputs(self.args)
         loaded = self.check_checkpoints()
         self.check_weights()
         return loaded
 
     def check_checkpoints(self) -> Manifest | None:
-        """The checkpoint to go on from is there, with something left to do, and new ones overwrite none."""
+        """Check that there is a checkpoint to go on from and something left to do, and that nothing is overwritten."""
         a, manifest = self.args, None
         if a.load:
             manifest = read_manifest(a.load)
@@ -149,13 +135,13 @@ class Pretraining(ABC):
         return manifest
 
     def check_weights(self) -> None:
-        """The weights to begin with are all there, and have the shapes that their config.json asks for."""
+        """Check that all weights to begin with are there, in the shapes that their config.json asks for."""
         folder = self.args.load_hf
         if folder:
             check_weights(folder, self.settings.model(read_config(folder, self.architecture)["vocab_size"]))
 
     def prepare_data(self) -> Sources:
-        """On rank 0: the corpus as tokens on disk, and whatever is wrong with them is said now."""
+        """Tokenize the corpus, and check everything about it. On rank 0."""
         a = self.args
         weights, paths = zip(*(parse_blend(a.data_path) if a.data_path else [(1, None)]))
         prepared = [prepare(path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file, a.data_cache_path,
@@ -177,7 +163,7 @@ class Pretraining(ABC):
         return found
 
     def check_data(self, sources: Sources) -> float | None:
-        """On rank 0: whatever is wrong with the samples is said now -> the baseline of a single data set."""
+        """Check the samples, and return the baseline of a single data set. On rank 0."""
         datasets = [self.open_dataset(prefix, self.tokenizer) for prefix in sources.prefixes]
         for dataset in datasets:
             dataset.check_vocabulary(sources.vocab_size)
@@ -187,12 +173,12 @@ class Pretraining(ABC):
         return self.baseline(datasets[0], sources.vocab_size) if self.args.eval_iters and len(datasets) == 1 else None
 
     def open_sources(self, sources: Sources):
-        """The samples, of one data set or of a blend."""
+        """Open the samples of one data set or of a blend."""
         datasets = [self.open_dataset(prefix, sources.tokenizer) for prefix in sources.prefixes]
         return datasets[0] if len(datasets) == 1 else Blend(datasets, sources.weights)
 
     def load(self) -> None:
-        """What the run begins with, if it is no beginning; and the textbook beside it, if there is one."""
+        """Load the checkpoint or the weights that the run begins with, for the verifier, too."""
         if self.loaded:
             checkpoint.load(self.trainer, self.args.load, self.loaded)
         if self.args.load_hf:
@@ -206,7 +192,7 @@ class Pretraining(ABC):
 
     # ---- the run ----
 
-    def run(self) -> None:
+    def work(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
         self.say(self.device.told or kernels.told())
         self.say(forecast.told(self.forecast, self.hosts))
@@ -236,10 +222,9 @@ class Pretraining(ABC):
             self.report_ledger(self.metrics.steps, together)
             print(f"{held}\n", flush=True)
             self.report_outcome()
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> int:
-        """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
+        """Train until --train-iters or --exit-interval says stop, and return the last iteration."""
         a = self.args
         first = self.trainer.iteration + 1
         for iteration in range(first, a.train_iters + 1):
@@ -266,7 +251,7 @@ class Pretraining(ABC):
         return iteration
 
     def verify(self, iteration: int, result: StepResult) -> str:
-        """With --verify: the textbook's step, and how far the ranks are from it."""
+        """Compute the textbook's step with --verify, and tell how far the ranks are from it."""
         if self.verifier is None:
             return ""
         batch = None
@@ -275,7 +260,7 @@ class Pretraining(ABC):
         return self.verifier.check(batch, result)
 
     def evaluate(self, iteration: int) -> None:
-        """The losses over the first --eval-iters global batches of the validation part, each head's the mean."""
+        """Compute each head's mean loss over the first --eval-iters global batches of the validation part."""
         if self.args.eval_iters == 0:
             return
         losses = [self.trainer.evaluate(self.batches.microbatches_of("validation", i), self.args.global_batch_size)
@@ -292,7 +277,7 @@ class Pretraining(ABC):
     # ---- what it says ----
 
     def pipeline_ledger(self) -> Ledger:
-        """What the ranks of this rank's pipeline have sent, added up."""
+        """Return the sum of what the ranks of this rank's pipeline have sent."""
         together = Ledger()
         for ledger in self.topology.pipeline.from_all(self.world.ledger):
             together.add(ledger)
@@ -330,10 +315,6 @@ class Pretraining(ABC):
             from mpi_impl.reports.losses import plot_losses  # matplotlib takes a second to import
             plot_losses(self.args.plot, self.metrics.losses, self.metrics.validation, self.sources.baseline)
             print(f"losses drawn in {self.args.plot}")
-
-    def say(self, text: str) -> None:
-        if self.first:
-            print(text, flush=True)
 
 
 def check_same_tokenizer(paths, tokenizers: list[Tokenizer]) -> None:

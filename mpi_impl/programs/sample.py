@@ -4,9 +4,9 @@ from mpi_impl.generation.words import generate
 from mpi_impl.training.trainer import Trainer
 from reference.generation.decoding import Sampling
 
-TEMPERATURE = 0.8     # below 1, likely words become likelier: a small model rambles less
+TEMPERATURE = 0.8     # below 1, probable tokens become more probable: a small model rambles less
 
 
 def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[int]:
-    """`count` tokens that follow first_token, alike on all ranks of a replica, which call this together."""
+    """Sample `count` tokens after first_token. All ranks of a replica call this, and get the same tokens."""
     return list(generate(trained(trainer), [first_token], count, Sampling(TEMPERATURE, seed=seed)))

@@ -9,24 +9,24 @@ HALVES = frozenset([np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)])
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of a format. NumPy has no bfloat16 of its own."""
+    """Return the dtype of a format. NumPy has no bfloat16 of its own."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def is_half(x) -> bool:
-    """Whether x is an array of one of the formats of two bytes."""
+    """Report whether x is an array of one of the formats of two bytes."""
     return getattr(x, "dtype", None) in HALVES
 
 
 def widened(x):
-    """An array of halves in float32, which loses nothing; anything else as it is. Of a plain tuple, each."""
+    """Widen an array of halves to float32, which loses nothing, or each of a tuple. Leave anything else as it is."""
     if type(x) is tuple:
         return tuple(map(widened, x))
     return x.astype(np.float32) if is_half(x) else x
 
 
 def narrowed(x, dtype: np.dtype):
-    """x of float32 in a format of two bytes: the nearest number there is, infinity beyond the largest.
+    """Round x of float32 to a format of two bytes: to the nearest number, or to infinity beyond the largest.
 
     x as it is, if it is in that format already.
 
@@ -51,15 +51,15 @@ def on_device(x) -> bool:
 
 
 def address(x) -> int:
-    """Where the elements are, on the host or on the device."""
+    """Return the address of the elements, on the host or on the device."""
     return x.data.ptr if on_device(x) else x.ctypes.data
 
 
 def to_host(x):
-    """A contiguous host array with x's elements: x itself if it is one."""
+    """Return a contiguous host array with x's elements: x itself if it is one."""
     return np.ascontiguousarray(x.get() if on_device(x) else x)
 
 
 def moved_to(host, x):
-    """A host array, moved to where x lives."""
+    """Move a host array to the memory in which x is."""
     return np.asarray(host, like=x) if on_device(x) else host

@@ -83,7 +83,7 @@ def read_text(path: str, largest: int = LARGEST) -> str:
 
 
 def is_there(path: str) -> bool:
-    """Whether there is a file or folder of this name. Raises UserError if nobody may tell, as in a locked folder."""
+    """Report whether there is a file or folder of this name. Raises UserError in a locked folder."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -95,7 +95,7 @@ def is_there(path: str) -> bool:
 
 
 def path_inside(folder: str, name: str, source: str) -> str:
-    """The path of a file in a folder, by the name that the file `source` gives it.
+    """Return the path of a file in a folder, by the name that the file `source` gives it.
 
     Raises UserError for a name that could lead out of the folder.
     """
@@ -190,7 +190,7 @@ def open_for_writing(path: str, begins: str = "") -> TextIO:
 
 
 def check_writable(path: str) -> None:
-    """Raises UserError unless a file of this name can be written, at once or aside. What is there stays as it is."""
+    """Raises UserError unless a file of this name can be written, directly or aside. What it holds stays."""
     check_name(path)
     if os.path.lexists(path) and not os.path.isfile(path):
         what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"

@@ -26,7 +26,7 @@ def read_json(path: str, kind: type[Content], largest: int = LARGEST_SETTINGS) -
 
 
 def json_value(text: bytes, kind: type[Content], where: str) -> Content:
-    """The value that a JSON text spells. `where` names the text. Raises UserError if it is of another type."""
+    """Decode a JSON text. `where` names it. Raises UserError if it is of another type."""
     try:
         return msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=kind)
     except msgspec.ValidationError as error:
@@ -51,7 +51,7 @@ def read_toml(path: str, kind: type[Content]) -> Content:
 
 
 def sentence(error: Exception) -> str:
-    """The library's words, to follow a colon."""
+    """Return the library's message in a form that can follow a colon."""
     words = str(error).rstrip(".").replace(" - at ", ", at ")
     return words[:1].lower() + words[1:]
 

@@ -30,7 +30,7 @@ class OptionPath(NamedTuple):
     files: str | None = None     # of a folder: which files in it are the option's
 
     def holds(self, path: str) -> bool:
-        """Whether a file is this one, or one of this folder's."""
+        """Report whether a file is this one, or one of this folder's."""
         if self.files is None:
             return same_file(self.path, path)
         inside = os.path.relpath(os.path.realpath(path), os.path.realpath(self.path))
@@ -45,7 +45,7 @@ class OptionPath(NamedTuple):
 
 
 def same_file(a: str, b: str) -> bool:
-    """Whether two names lead to one file, which need not be there yet."""
+    """Report whether two names lead to one file, which need not exist yet."""
     if os.path.realpath(a) == os.path.realpath(b):
         return True
     return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
@@ -79,7 +79,7 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 
 def paths_read(values: dict) -> list[OptionPath]:
-    """The files and folders that the options name to be read."""
+    """Return the files and folders that the options name as inputs."""
     found = [OptionPath(name, values[name], own) for name, own in FOLDERS_READ.items() if values.get(name)]
     found += [OptionPath(name, path) for name in FILES_READ for path in listed(values.get(name))]
     for name in ("data_path", "input"):
@@ -90,7 +90,7 @@ def paths_read(values: dict) -> list[OptionPath]:
 
 
 def listed(value: str | list[str] | None) -> list[str]:
-    """The paths of an option that may be given with one, several or none."""
+    """Return the paths of an option, which may have one, several or none."""
     return [value] if isinstance(value, str) else value or []
 
 

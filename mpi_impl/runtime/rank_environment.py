@@ -39,7 +39,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 
 def launched_rank_and_size() -> tuple[int, int] | None:
-    """This process's rank and how many there are, as its launcher says. None for a process started by itself."""
+    """Return this process's rank and the number of ranks, as its launcher says; None without a launcher."""
     for rank, size in LAUNCHER_VARIABLES:
         if is_count(os.environ.get(rank, "")) and is_count(os.environ.get(size, "")):
             return int(os.environ[rank]), int(os.environ[size])
@@ -47,7 +47,7 @@ def launched_rank_and_size() -> tuple[int, int] | None:
 
 
 def ranks_here() -> int:
-    """How many ranks of the job are on this machine, as far as the launcher says; else, in all."""
+    """Return the number of ranks on this machine, if the launcher tells it, or in all."""
     _, size = launched_rank_and_size() or (0, 1)
     return next((int(os.environ[name]) for name in LOCAL_VARIABLES if is_count(os.environ.get(name, ""))), size)
 
@@ -66,13 +66,13 @@ def is_count(text: str) -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that speaks for the job. It is known before MPI starts."""
+    """Report whether this process speaks for the job. This is known before MPI starts."""
     launched = launched_rank_and_size()
     return launched is None or launched[0] == 0
 
 
 def thread_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that give a rank one BLAS thread; none if the user has set any of them."""
+    """Return the variables that give a rank one BLAS thread, or none if the user has set any of them."""
     return {} if any(name in environment for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, "1")
 
 
@@ -87,7 +87,7 @@ def prepare() -> None:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Linux; it knows what a container or a batch system allows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -116,12 +116,12 @@ def forget_shared_memory() -> None:
 
 
 def shared_memory() -> set[str]:
-    """All such files that have a name: for a moment while a job starts, or for good if it was killed then."""
+    """List such files that have a name: for a moment while a job starts, or for good if it was killed then."""
     return set(glob(f"{SHARED_MEMORY}*"))
 
 
 def shared_memory_left() -> float:
-    """Bytes that the system has left for memory that processes share. Infinite where it does not say: a container may
+    """Return the bytes that are left for memory that processes share. Infinite where it does not say: a container may
     have 64 MiB of it, a machine half of all its memory.
     """
     with contextlib.suppress(OSError, AttributeError):
@@ -132,12 +132,12 @@ def shared_memory_left() -> float:
 
 def forget_abandoned_memory(before: set[str]) -> None:
     """Remove those that were not there `before` the ranks were started, and that no process has now."""
-    if abandoned := shared_memory() - before:       # asked first: what another job makes now is mapped at once
+    if abandoned := shared_memory() - before:       # asked first: what another job makes now is mapped immediately
         remove(abandoned.difference(*(mapped_by(pid) for pid in os.listdir("/proc") if pid.isdigit())))
 
 
 def mapped_by(pid: str) -> set[str]:
-    """Those that a process has; nothing if the system does not say."""
+    """Return those that a process has mapped; nothing if the system does not say."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as maps:
         return {line.split()[5] for line in maps if SHARED_MEMORY in line}
     return set()

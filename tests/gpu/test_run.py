@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.device import Device, Memory
-from mpi_impl.programs import pretraining
+from mpi_impl.programs import program
 from tests.gpu import device
 from tests.mpi_impl.test_device import corpus  # noqa: F401 - a fixture
 from tests.program import pretrain
@@ -35,7 +35,7 @@ def pretrain_there(group, options):
     if device.REAL:
         pretrain(group, options)
     else:
-        with device.gpu(), mock.patch.object(pretraining, "device_of", emulated), \
+        with device.gpu(), mock.patch.object(program, "device_of", emulated), \
                 mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
             pretrain(group, options)
 

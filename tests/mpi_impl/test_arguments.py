@@ -1,9 +1,18 @@
 """Megatron's options become configs; what cannot be is refused in a sentence before any work."""
+from dataclasses import MISSING, FrozenInstanceError
+
 import pytest
 
+from mpi_impl.evaluation.options import RACEOptions, WikiText103Options, ZeroShotOptions
+from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.programs.arguments import parse
-from reference.config import Recompute
+from mpi_impl.programs.generation_options import GenerationOptions
+from mpi_impl.programs.option_fields import add_options, declared, parse_given
+from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
+from reference.config import ModelConfig, Recompute, option
 from reference.errors import UserError
+from reference.generation.decoding import Sampling
+from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
 from reference.precision import LossScaling, Precision
 
@@ -244,3 +253,37 @@ def test_an_empty_name_of_a_file_is_refused(name):
                                                                     for name in ("nccl", "mpi", "staged"))])
 def test_ways_between_ranks_that_go_with_their_device(options):
     assert parse(options.split(), world_size=8).args.distributed_backend == options.split()[-1]
+
+
+@pytest.mark.parametrize("kind, config", [(GPTPretrainingOptions, ModelConfig), (BERTPretrainingOptions, ModelConfig),
+                                          (GPTPretrainingOptions, OptimizerConfig), (GenerationOptions, Sampling)])
+def test_a_default_is_that_of_the_config_which_it_fills(kind, config):
+    """It stands once: in the textbook, where that has one. (BERT's table is tied, so that no option says so.)"""
+    options, filling = declared(kind), declared(config)
+    for name in options.keys() & filling.keys():
+        if filling[name].default is not MISSING and filling[name].default is not None:
+            assert options[name].default == filling[name].default, name
+
+
+def test_settings_are_never_changed():
+    settings = parse([], 1)
+    for one, name in ((settings, "microbatches"), (settings.args, "lr"), (settings.optimizer, "lr")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(one, name, 1)
+
+
+@pytest.mark.parametrize("kind", [GPTPretrainingOptions, BERTPretrainingOptions, GenerationOptions, RACEOptions,
+                                  WikiText103Options, ZeroShotOptions])
+def test_help_tells_of_every_option_and_its_default(kind):
+    parser = ArgumentParser(prog="program")
+    add_options(parser, kind)
+    text = " ".join(parser.format_help().split())
+    for name, one in declared(kind).items():
+        assert option(name) in text
+        if one.default not in (MISSING, None, False):
+            assert f"default: {one.default}" in text, name
+
+
+def test_only_what_is_given_is_parsed():
+    assert parse_given("p", "", GPTPretrainingOptions, "--lr 1 --verify --data-path a b".split()) == {
+        "lr": 1.0, "verify": True, "data_path": ("a", "b")}

@@ -10,7 +10,7 @@ from mpi_impl.comm.device import Device, Memory, Seat, backend_of, carriers_of, 
 from mpi_impl.comm.group import library, reads_devices
 from mpi_impl.comm.nccl import NCCL
 from mpi_impl.launching.pool import RankFailure
-from mpi_impl.programs import pretraining
+from mpi_impl.programs import program
 from reference.errors import UserError
 from reference.params import HOST
 from tests.deep import one_fast_of
@@ -155,7 +155,7 @@ def test_a_whole_run_on_a_device(ranks, corpus, tmp_path, capfd, n, way, more):
 
 
 def pretrain_on_spies(group, options):
-    with mock.patch.object(pretraining, "device_of", on_spies), fake_cuda() as cupy, \
+    with mock.patch.object(program, "device_of", on_spies), fake_cuda() as cupy, \
             mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
         pretrain(group, options)
         assert (cupy.cuda.nccl.alive > 0) == ("nccl" in options)
