@@ -86,7 +86,7 @@ def test_what_it_leaves_in_padding_becomes_0(monkeypatch):
     """Whatever that is; all other gradients stay as they are. It is told that queries there are real."""
     graph, numbers = FakeGraph(), {name: name for name in "q k v context dcontext dq dk dv stats queries keys".split()}
     cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=0), get_current_stream=lambda: SimpleNamespace(ptr=0))
-    monkeypatch.setattr(flash, "built", lambda *arguments: (graph, numbers))
+    monkeypatch.setattr(flash, "build_plan", lambda *arguments: (graph, numbers))
     monkeypatch.setattr(flash, "handle", lambda device: None)
     q, stats = device.put(np.zeros((2, 4, 3, 8), np.float16)), device.put(np.zeros((2, 3, 4, 1), np.float32))
     cache = flash.FlashCache(q, q, q, False, device.put(np.array([3, 1])), q, stats)

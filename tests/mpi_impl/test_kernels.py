@@ -1,4 +1,4 @@
-"""The table of kernels is complete, and every fast kernel of a core is its textbook twin, on shapes that fit no tile."""
+"""The table of kernels is complete, and every fast kernel of a core is its textbook twin, also off its tiles."""
 import inspect
 import math
 from types import SimpleNamespace
