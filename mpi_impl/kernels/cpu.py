@@ -16,7 +16,7 @@ ATTENTION_ROWS = 64       # queries at a time; keys after the last of them are s
 
 
 def tiles(*arrays):
-    """Split the arrays [n, m] alike into pieces of whole rows."""
+    """Split all arrays [n, m] into the same pieces of whole rows."""
     count, width = arrays[0].shape
     step = max(1, TILE // width)
     for start in range(0, count, step):

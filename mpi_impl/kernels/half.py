@@ -42,7 +42,7 @@ cached_attention = rounding(cpu.cached_attention)
 
 
 def in_parts(elements, *arrays):
-    """Split the arrays [..., n] alike into parts of whole rows, so that little is in float32 at the same time."""
+    """Split all arrays [..., n] into the same parts of whole rows, so that little is in float32 at the same time."""
     flat = [rows(x) for x in arrays]
     step = max(1, elements // flat[0].shape[1])
     for start in range(0, len(flat[0]), step):

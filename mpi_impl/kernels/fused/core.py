@@ -108,7 +108,6 @@ def text_of(path: Path) -> str:
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
-
 STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS)}
 TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "int": ctypes.c_int, "double": ctypes.c_double,
          "Index": ctypes.c_uint64}
