@@ -34,16 +34,16 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale = score_scale(q)
     q, k, v, y = heads_first(q, k, v, context)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
-        p, where = probs[some, heads, block, :keys], rows_at(some, heads, block, keys, a, s)
-        real = None if lengths is None else lengths[some]
-        np.matmul(q[some, heads, block], k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
+        p, where = probs[samples, heads, block, :keys], rows_at(samples, heads, block, keys, a, s)
+        real = None if lengths is None else lengths[samples]
+        np.matmul(q[samples, heads, block], k[samples, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
         dropped, here = None, None
         if site is not None:
             dropped = np.empty(p.shape, p.dtype)
-            here = site._replace(first=tuple(map(sum, zip(site.first, (some.start, heads.start, block.start, 0)))))
+            here = site._replace(first=tuple(map(sum, zip(site.first, (samples.start, heads.start, block.start, 0)))))
         attention_probs(probs, dropped, mask and mask.keep, here, real, p.shape, where, scale, causal)
-        np.matmul(p if dropped is None else dropped, v[some, heads, :keys], out=y[some, heads, block])
+        np.matmul(p if dropped is None else dropped, v[samples, heads, :keys], out=y[samples, heads, block])
     return context, core
 
 
@@ -53,25 +53,25 @@ def attention_core_backward(dcontext, cache):
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     scale = score_scale(q)
     q, k, v, dcontext, dq, dk, dv = heads_first(q, k, v, dcontext, dq, dk, dv)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
-        p, where = probs[some, heads, block, :keys], rows_at(some, heads, block, keys, a, s)
-        dy, dropped = dcontext[some, heads, block], p
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
+        p, where = probs[samples, heads, block, :keys], rows_at(samples, heads, block, keys, a, s)
+        dy, dropped = dcontext[samples, heads, block], p
         if mask is not None:
-            dropped = p * mask.keep[some, heads, block, :keys]
+            dropped = p * mask.keep[samples, heads, block, :keys]
             dropped *= p.dtype.type(mask.scale)
-        dv[some, heads, :keys] += dropped.swapaxes(2, 3) @ dy
-        dp = dy @ v[some, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v
+        dv[samples, heads, :keys] += dropped.swapaxes(2, 3) @ dy
+        dp = dy @ v[samples, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v
         # forward: dropped = dropout(softmax(q k^T / sqrt(d)))
         attention_probs_backward(dp, probs, mask, p.shape, where, scale, dp)
-        np.matmul(dp, k[some, heads, :keys], out=dq[some, heads, block])
-        dk[some, heads, :keys] += dp.swapaxes(2, 3) @ q[some, heads, block]
+        np.matmul(dp, k[samples, heads, :keys], out=dq[samples, heads, block])
+        dk[samples, heads, :keys] += dp.swapaxes(2, 3) @ q[samples, heads, block]
     return gradients
 
 
-def rows_at(some: slice, heads: slice, block: slice, keys: int, a: int, s: int):
+def rows_at(samples: slice, heads: slice, block: slice, keys: int, a: int, s: int):
     """Locate a block of attention_blocks in the probabilities.
 
     It is some samples with all heads of each, or some heads of one sample: heads follow one another.
     """
-    return rows_of((some.start * a + heads.start) * s * s + block.start * s, (s, s), block.start,
+    return rows_of((samples.start * a + heads.start) * s * s + block.start * s, (s, s), block.start,
                    block.stop - block.start, keys)

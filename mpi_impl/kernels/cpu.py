@@ -192,22 +192,23 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
     q, k, v, y = heads_first(q, k, v, context)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
-        p = probs[some, heads, block, :keys]
-        np.matmul(q[some, heads, block] * scale, k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
+        p = probs[samples, heads, block, :keys]
+        k_transposed = k[samples, heads, :keys].swapaxes(2, 3)
+        np.matmul(q[samples, heads, block] * scale, k_transposed, out=p)          # [rows, d] @ [d, keys]
         if causal and keys > block.start:                             # the last columns are the rows' own positions
             p[..., block.start:] += FUTURE[:block.stop - block.start, :keys - block.start]
         if lengths is not None:
-            p += np.where(np.arange(keys) < lengths[some, None, None, None], 0, -np.inf).astype(p.dtype)
+            p += np.where(np.arange(keys) < lengths[samples, None, None, None], 0, -np.inf).astype(p.dtype)
         p -= np.maximum.reduce(p, axis=-1, keepdims=True)
         np.exp(p, out=p)
         p *= 1 / (p @ ones[:keys])                                    # BLAS adds a row up faster than NumPy
         if mask is not None:
-            for i, j in product(range(b)[some], range(a)[heads]):
+            for i, j in product(range(b)[samples], range(a)[heads]):
                 draw_rows(site, starts[i, j, block], mask.keep[i, j, block, :keys])
-            p = p * mask.keep[some, heads, block, :keys]              # the scale comes last, where there is less to do
-        probs[some, heads, block, keys:] = 0
-        np.matmul(p, v[some, heads, :keys], out=y[some, heads, block])      # [rows, keys] @ [keys, d] -> [rows, d]
+            p = p * mask.keep[samples, heads, block, :keys]           # the scale comes last, where there is less to do
+        probs[samples, heads, block, keys:] = 0
+        np.matmul(p, v[samples, heads, :keys], out=y[samples, heads, block])  # [rows, keys] @ [keys, d] -> [rows, d]
     if mask is not None:
         context *= mask.scale
     return context, core
@@ -219,21 +220,21 @@ def attention_core_backward(dcontext, cache):
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     scale = q.dtype.type(score_scale(q))
     q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
-        p, dy = probs[some, heads, block, :keys], dcontext[some, heads, block]
-        along = (dy * y[some, heads, block]).sum(-1, keepdims=True)   # of dp * p: since y is p @ v, of dy * y
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
+        p, dy = probs[samples, heads, block, :keys], dcontext[samples, heads, block]
+        along = (dy * y[samples, heads, block]).sum(-1, keepdims=True)  # of dp * p: since y is p @ v, of dy * y
         dropped = p
         if mask is not None:
-            keep = mask.keep[some, heads, block, :keys]
+            keep = mask.keep[samples, heads, block, :keys]
             dropped, dy = p * keep, dy * dy.dtype.type(mask.scale)
-        dv[some, heads, :keys] += dropped.swapaxes(2, 3) @ dy
-        dp = dy @ v[some, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v * scale
+        dv[samples, heads, :keys] += dropped.swapaxes(2, 3) @ dy
+        dp = dy @ v[samples, heads, :keys].swapaxes(2, 3)             # forward: context = dropped @ v * scale
         if mask is not None:
             dp *= keep                                                # forward: dropped = p * keep
         dp -= along                                                   # forward: p = softmax(scores)
         dp *= p
-        np.multiply(dp @ k[some, heads, :keys], scale, out=dq[some, heads, block])    # forward: q k^T / sqrt(d)
-        dk[some, heads, :keys] += dp.swapaxes(2, 3) @ (q[some, heads, block] * scale)
+        np.multiply(dp @ k[samples, heads, :keys], scale, out=dq[samples, heads, block])  # forward: q k^T / sqrt(d)
+        dk[samples, heads, :keys] += dp.swapaxes(2, 3) @ (q[samples, heads, block] * scale)
     return gradients
 
 
@@ -276,9 +277,9 @@ def attention_blocks(b, s, a, causal, lengths=None, room=None):
         keys = end if causal else s
         fit = max(1, room // ((end - start) * keys))
         for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
-            some = slice(i, i + max(1, fit // a))
-            real = keys if lengths is None else min(keys, int(lengths[some].max()))
-            yield some, slice(j, j + fit), slice(start, end), real
+            samples = slice(i, i + max(1, fit // a))
+            real = keys if lengths is None else min(keys, int(lengths[samples].max()))
+            yield samples, slice(j, j + fit), slice(start, end), real
 
 
 FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them
