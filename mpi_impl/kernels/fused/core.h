@@ -14,8 +14,8 @@ static Place blockIdx{0}, gridDim{1};
 using std::sqrt;
 
 // exp of doubles is the library's. exp of floats is ours, within 2 units in the last place, and a compiler can
-// vectorize it: 2^n e^r, where |r| is at most half of log(2), by a polynomial (S. Moshier, Cephes: expf). It is 0 below -88 and
-// infinity above 88.4.
+// vectorize it: 2^n e^r, where |r| is at most half of log(2), by a polynomial (S. Moshier, Cephes: expf). It is 0 below
+// -88 and infinity above 88.4.
 inline float exp(float x) {
     x = x < -88.f ? -88.f : x > 89.f ? 89.f : x;
     float n = std::floor(x * 1.44269504f + 0.5f);
