@@ -133,9 +133,9 @@ for rate in 1.5e-4, 1e-5:
 # This is the place in the machine that moves weights; `param` is a master weight, `model` gets the model's copy:
 
 # %%
-from mpi_impl.kernels import adam_update
+from mpi_impl.kernels.plain import adam_update, copy_to_model
 
-print(inspect.getsource(adam_update))
+print(inspect.getsource(adam_update), inspect.getsource(copy_to_model), sep="\n\n")
 
 # %% [markdown]
 # ## Two: long sums

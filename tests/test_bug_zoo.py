@@ -156,7 +156,7 @@ ON_RANKS: dict[str, tuple] = {
         only_inputs_are_kept, CASE, Recompute("selective")),
     # gradients and optimizer
     "gradients overwritten, not accumulated": (
-        Bug("mpi_impl.kernels", "grad += rows(", "grad[...] = rows("),
+        Bug("mpi_impl.kernels.plain", "grad += rows(", "grad[...] = rows("),
         rank_theorems.mlp_equals_whole, CASE),
     "replicas' gradients not summed": (
         Bug("mpi_impl.parallel.data_parallel",
@@ -528,7 +528,7 @@ IN_16_BITS: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", "if self.precision.half:", "if False:"),
         test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
     "master weights that the model never sees": (
-        Bug("mpi_impl.kernels", "model[...] = narrowed(param, model.dtype)", "pass"),
+        Bug("mpi_impl.kernels.plain", "model[...] = narrowed(param, model.dtype)", "pass"),
         test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
     "an overflow that only its rank sees": (                 # the others move their weights
         Bug("mpi_impl.training.optimizer",

@@ -11,13 +11,15 @@ from functools import wraps
 from statistics import median
 from unittest import mock
 
+from mpi_impl import kernels
 from mpi_impl.comm.group import Group
 from mpi_impl.kernels import cuda, fused
+from mpi_impl.layers import attention
 
 # kind -> where the functions are that do such work
-KINDS = {"attention": [(cuda, "attention_core"), (cuda, "attention_core_backward")],
+KINDS = {"attention": [(attention, "attention_core"), (attention, "attention_core_backward")],
          "matrix products": [(cuda, "multiply")],
-         "optimizer": [(cuda, "adam_update"), (cuda, "sum_of_squares")],
+         "optimizer": [(kernels, "adam_update"), (kernels, "sum_of_squares")],
          "element-wise, our kernels": [(fused, "launch")],
          "communication": [(Group, name) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")]}
 REST = "element-wise by CuPy, and waiting"

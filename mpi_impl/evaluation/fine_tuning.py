@@ -101,7 +101,7 @@ class FineTuning(Program):
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.telling.say(introduction(settings, self.model, self.world.hosts()))
-        self.telling.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
+        self.telling.say(f"{self.device.told or kernels.describe()}\n{forecast.told(self.forecast, self.hosts)}\n"
                          f"{self.begin.told}")
         self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
                          f"test; {self.course.iterations:,} iterations")

@@ -70,7 +70,7 @@ class ZeroShot(Program):
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
         placed = ranks.hosts().told(self.topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told or kernels.told(), self.about(), placed]))
+        self.told = "\n".join(filter(None, [source.told(), device.told or kernels.describe(), self.about(), placed]))
 
     def find_model(self) -> tuple[Source, Tokenizer]:
         """On rank 0."""

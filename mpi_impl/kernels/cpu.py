@@ -1,7 +1,6 @@
-"""Fast spellings for NumPy on one core: in place, tile by tile, so that a tile stays in the cache until it is done.
+"""Fast NumPy on one core: in place, tile by tile, so that a tile stays in the cache until it is done.
 
-Each function takes, gives and means what its namesake in reference/ops.py does, where its docstring stands. What has
-no spelling of its own here is the textbook's.
+Each function has the arguments and results of its namesake in reference/ops.py or plain.py, where its docstring is.
 """
 from itertools import product
 from math import pi, sqrt
@@ -16,12 +15,8 @@ from reference.ops import Mask, rows
 ATTENTION_ROWS = 64       # queries at a time; keys after the last of them are skipped
 
 
-def __getattr__(name):
-    return getattr(ops, name)
-
-
 def tiles(*arrays):
-    """The arrays [n, m], all cut alike into pieces of whole rows."""
+    """Split all arrays [n, m] into the same pieces of whole rows."""
     count, width = arrays[0].shape
     step = max(1, TILE // width)
     for start in range(0, count, step):
@@ -39,7 +34,7 @@ def linear(x, w, b=None):
 
 
 def gelu(x):
-    """As x sigmoid(2 u) where the textbook has x (1 + tanh(u)) / 2: NumPy's exp is twice as fast as its tanh."""
+    """Compute x sigmoid(2 u), which is the textbook's x (1 + tanh(u)) / 2: NumPy's exp is twice as fast as its tanh."""
     y, sigmoid = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
     with np.errstate(over="ignore"):                                  # far to the left: 1 / (1 + infinity) is 0
         for x_, y_, sigmoid_ in tiles(rows(x), rows(y), rows(sigmoid)):
@@ -74,7 +69,7 @@ def gelu_backward(dy, cache):
 
 
 def layer_norm(x, weight, bias, epsilon):
-    """Means over a row are products with a column of 1/h: BLAS adds a row up faster than NumPy."""
+    """Compute means over a row as products with a column of 1/h: BLAS adds up a row faster than NumPy."""
     y, normed, h = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype), x.shape[-1]
     inverse_std, mean = np.empty((*x.shape[:-1], 1), x.dtype), np.full((h, 1), 1 / h, x.dtype)
     for x_, y_, normed_, inverse_std_ in tiles(rows(x), rows(y), rows(normed), rows(inverse_std)):
@@ -132,7 +127,7 @@ def dropout_backward(dy, mask):
 
 
 def row_starts(site, shape, like):
-    """uint64 [..., 1]: where each row of an array of this shape starts in the whole array. The indices ascend."""
+    """Return where each row of an array of this shape starts in the whole array: uint64 [..., 1], ascending."""
     return counter_rng.indices((*shape[:-1], 1), site.whole, site.first, like)
 
 
@@ -164,7 +159,7 @@ def draw_rows(site, start, keep):
 
 
 def scramble(x, scratch):
-    """counter_rng.scramble, in place."""
+    """Do in place what counter_rng.scramble does."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         np.right_shift(x, shift, out=scratch)
         x ^= scratch
@@ -177,7 +172,7 @@ def scramble(x, scratch):
 
 
 class AttentionCore(NamedTuple):
-    """Unlike the textbook's: q, k and v as they came, so that nothing is copied."""
+    """The cache of attention. Unlike the textbook's it has q, k and v as they came, so that nothing is copied."""
 
     q: Any         # [b, s, a, d]
     k: Any
@@ -197,22 +192,23 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
     q, k, v, y = heads_first(q, k, v, context)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
-        p = probs[some, heads, block, :keys]
-        np.matmul(q[some, heads, block] * scale, k[some, heads, :keys].swapaxes(2, 3), out=p)    # [rows, d] @ [d, keys]
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
+        p = probs[samples, heads, block, :keys]
+        k_transposed = k[samples, heads, :keys].swapaxes(2, 3)
+        np.matmul(q[samples, heads, block] * scale, k_transposed, out=p)          # [rows, d] @ [d, keys]
         if causal and keys > block.start:                             # the last columns are the rows' own positions
             p[..., block.start:] += FUTURE[:block.stop - block.start, :keys - block.start]
         if lengths is not None:
-            p += np.where(np.arange(keys) < lengths[some, None, None, None], 0, -np.inf).astype(p.dtype)
+            p += np.where(np.arange(keys) < lengths[samples, None, None, None], 0, -np.inf).astype(p.dtype)
         p -= np.maximum.reduce(p, axis=-1, keepdims=True)
         np.exp(p, out=p)
         p *= 1 / (p @ ones[:keys])                                    # BLAS adds a row up faster than NumPy
         if mask is not None:
-            for i, j in product(range(b)[some], range(a)[heads]):
+            for i, j in product(range(b)[samples], range(a)[heads]):
                 draw_rows(site, starts[i, j, block], mask.keep[i, j, block, :keys])
-            p = p * mask.keep[some, heads, block, :keys]              # the scale comes last, where there is less to do
-        probs[some, heads, block, keys:] = 0
-        np.matmul(p, v[some, heads, :keys], out=y[some, heads, block])      # [rows, keys] @ [keys, d] -> [rows, d]
+            p = p * mask.keep[samples, heads, block, :keys]           # the scale comes last, where there is less to do
+        probs[samples, heads, block, keys:] = 0
+        np.matmul(p, v[samples, heads, :keys], out=y[samples, heads, block])  # [rows, keys] @ [keys, d] -> [rows, d]
     if mask is not None:
         context *= mask.scale
     return context, core
@@ -224,26 +220,26 @@ def attention_core_backward(dcontext, cache):
     gradients = dq, dk, dv = np.empty(q.shape, q.dtype), np.zeros(q.shape, q.dtype), np.zeros(q.shape, q.dtype)
     scale = q.dtype.type(score_scale(q))
     q, k, v, y, dcontext, dq, dk, dv = heads_first(q, k, v, context, dcontext, dq, dk, dv)
-    for some, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
-        p, dy = probs[some, heads, block, :keys], dcontext[some, heads, block]
-        along = (dy * y[some, heads, block]).sum(-1, keepdims=True)   # of dp * p: since y is p @ v, of dy * y
+    for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
+        p, dy = probs[samples, heads, block, :keys], dcontext[samples, heads, block]
+        along = (dy * y[samples, heads, block]).sum(-1, keepdims=True)  # of dp * p: since y is p @ v, of dy * y
         dropped = p
         if mask is not None:
-            keep = mask.keep[some, heads, block, :keys]
+            keep = mask.keep[samples, heads, block, :keys]
             dropped, dy = p * keep, dy * dy.dtype.type(mask.scale)
-        dv[some, heads, :keys] += dropped.swapaxes(2, 3) @ dy
-        dp = dy @ v[some, heads, :keys].swapaxes(2, 3)                # forward: context = dropped @ v * scale
+        dv[samples, heads, :keys] += dropped.swapaxes(2, 3) @ dy
+        dp = dy @ v[samples, heads, :keys].swapaxes(2, 3)             # forward: context = dropped @ v * scale
         if mask is not None:
             dp *= keep                                                # forward: dropped = p * keep
         dp -= along                                                   # forward: p = softmax(scores)
         dp *= p
-        np.multiply(dp @ k[some, heads, :keys], scale, out=dq[some, heads, block])    # forward: q k^T / sqrt(d)
-        dk[some, heads, :keys] += dp.swapaxes(2, 3) @ (q[some, heads, block] * scale)
+        np.multiply(dp @ k[samples, heads, :keys], scale, out=dq[samples, heads, block])  # forward: q k^T / sqrt(d)
+        dk[samples, heads, :keys] += dp.swapaxes(2, 3) @ (q[samples, heads, block] * scale)
     return gradients
 
 
 def cached_attention(q, k, v):
-    """Block by block of queries: with all samples and heads at a time, since of a new word there is a row for each."""
+    """Go block by block of queries, all samples and heads at a time: a new token has only one row in each."""
     n, m = q.shape[1], k.shape[1]
     context = np.empty(q.shape, q.dtype)
     scale = q.dtype.type(score_scale(q))
@@ -261,18 +257,19 @@ def cached_attention(q, k, v):
 
 
 def score_scale(q) -> float:
-    """What q k^T is multiplied by, q [b, s, a, d]."""
+    """Return the factor of q k^T, for q [b, s, a, d]."""
     return 1 / sqrt(q.shape[-1])
 
 
 def heads_first(*arrays):
-    """Views [b, a, s, d] of arrays [b, s, a, d]."""
+    """View arrays [b, s, a, d] as [b, a, s, d]."""
     return [x.swapaxes(1, 2) for x in arrays]
 
 
 def attention_blocks(b, s, a, causal, lengths=None, room=None):
-    """Blocks of queries, and how many keys, from the first on, they may see: of some samples' heads at a time, as many
-    as make `room` probabilities (those that fit the cache). -> samples, heads, queries (slices), and keys.
+    """Yield blocks of queries: slices of samples, heads and queries, and how many of the first keys they may see.
+
+    A block has at most `room` probabilities (by default, what fits the cache), or those of one head.
     """
     room = room or 2 * TILE
     for start in range(0, s, ATTENTION_ROWS):
@@ -280,9 +277,9 @@ def attention_blocks(b, s, a, causal, lengths=None, room=None):
         keys = end if causal else s
         fit = max(1, room // ((end - start) * keys))
         for i, j in product(range(0, b, max(1, fit // a)), range(0, a, fit)):
-            some = slice(i, i + max(1, fit // a))
-            real = keys if lengths is None else min(keys, int(lengths[some].max()))
-            yield some, slice(j, j + fit), slice(start, end), real
+            samples = slice(i, i + max(1, fit // a))
+            real = keys if lengths is None else min(keys, int(lengths[samples].max()))
+            yield samples, slice(j, j + fit), slice(start, end), real
 
 
 FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), 1)   # added to scores: hides them
@@ -292,14 +289,13 @@ FUTURE = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32),
 
 
 def lookup_backward(dy, ids, dtable):
-    """Row by row: np.add.at needs several times as long."""
+    """Add row by row: np.add.at takes several times as long."""
     for i, row in zip(ids.reshape(-1).tolist(), rows(dy)):
         dtable[i] += row
     return dtable
 
 
 def exp_and_sum(logits, highest):
-    """logits [b, s, n], highest [b, s]: overwrite the logits with exp(logits - highest) -> its sums over n, [b, s]."""
     total = np.empty(highest.shape, logits.dtype)
     for logits_, highest_, total_ in tiles(rows(logits), highest.reshape(-1, 1), total.reshape(-1, 1)):
         logits_ -= highest_

@@ -194,7 +194,7 @@ class Pretraining(Program):
 
     def work(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
-        self.say(self.device.told or kernels.told())
+        self.say(self.device.told or kernels.describe())
         self.say(forecast.told(self.forecast, self.hosts))
         self.say(forecast.time_told(self.plan, self.measured))
         if self.throughput:

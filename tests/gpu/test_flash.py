@@ -29,13 +29,13 @@ def test_graphs_are_valid(form, causal, padded):
     forward = [*((name, shape, views) for name in "qkv"), ("context", shape, whole)]
     backward = [*forward, *((name, shape, whole) for name in ("dcontext", "dq", "dk", "dv"))]
     for build, layouts in ((flash.forward_graph, forward), (flash.backward_graph, backward)):
-        _, numbers = flash.described(build, tuple(layouts), form, causal, padded)
+        _, numbers = flash.describe_graph(build, tuple(layouts), form, causal, padded)
         more = {"stats", "queries", "keys"} if padded else {"stats"}
         assert numbers.keys() == {name for name, *_ in layouts} | more
 
 
 @device.needs_a_gpu
-@pytest.mark.skipif(device.REAL and not flash.is_there(), reason="needs cuDNN: pip install '.[cudnn12]'")
+@pytest.mark.skipif(device.REAL and not flash.is_available(), reason="needs cuDNN: pip install '.[cudnn12]'")
 @settings(max_examples=20)
 @given(st.data(), st.integers(1, 3), st.integers(2, 200), st.integers(1, 3), st.sampled_from([8, 16, 64, 96, 128]),
        st.booleans(), HALVES, SEEDS)
@@ -58,11 +58,11 @@ def test_it_is_the_textbooks(data, b, s, a, d, causal, form, seed):
 @pytest.mark.parametrize("change", [{"site": "drops"}, {"form": np.float32}, {"d": 12}, {"d": 256}, {"s": 1}])
 def test_what_it_does_not_take(change, monkeypatch):
     """Dropout, wide formats, heads of odd sizes, a single word: for these there are the other kernels."""
-    monkeypatch.setattr(flash, "is_there", lambda: True)
+    monkeypatch.setattr(flash, "is_available", lambda: True)
     plain = {"site": None, "form": np.float16, "d": 64, "s": 2}
     for case, taken in ((plain, True), (plain | change, False)):
         q = np.zeros((1, case["s"], 3, case["d"]), case["form"])
-        assert flash.takes(ops.CoreInputs(q, q, q, True, case["site"])) is taken
+        assert flash.supports(ops.CoreInputs(q, q, q, True, case["site"])) is taken
 
 
 class FakeGraph:
@@ -86,7 +86,7 @@ def test_what_it_leaves_in_padding_becomes_0(monkeypatch):
     """Whatever that is; all other gradients stay as they are. It is told that queries there are real."""
     graph, numbers = FakeGraph(), {name: name for name in "q k v context dcontext dq dk dv stats queries keys".split()}
     cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=0), get_current_stream=lambda: SimpleNamespace(ptr=0))
-    monkeypatch.setattr(flash, "built", lambda *arguments: (graph, numbers))
+    monkeypatch.setattr(flash, "build_plan", lambda *arguments: (graph, numbers))
     monkeypatch.setattr(flash, "handle", lambda device: None)
     q, stats = device.put(np.zeros((2, 4, 3, 8), np.float16)), device.put(np.zeros((2, 3, 4, 1), np.float32))
     cache = flash.FlashCache(q, q, q, False, device.put(np.array([3, 1])), q, stats)

@@ -147,6 +147,37 @@ def test_gelu_far_out(name, form):
     assert (backward(put(np.ones_like(x)), cache).get() == (x > 0)).all()
 
 
+@given(st.integers(1, 9), st.integers(1, 5), WIDTHS, FORMS, SEEDS)
+def test_relu_behind_a_linear_layer(n, h, m, form, seed):
+    """By CuPy's own functions, exact in every format but for the product."""
+    x, w, b, dy = (draw(seed + i, form, *shape) for i, shape in enumerate([(1, n, h), (h, m), (m,), (1, n, m)]))
+    y, positive = kernels.activated_linear(*map(put, (x, w, b)), "relu")
+    same(y, ops.relu(ops.linear(*wide(x, w, b)))[0], form, 3)
+    dx = kernels.ACTIVATIONS["relu"][1](put(dy), positive)
+    assert dx.dtype == dy.dtype and (dx.get() == dy * (y.get() > 0)).all()
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), FORMS, SEEDS)
+def test_rotate(b, s, a, pairs, form, seed):
+    """Each element of halves is rounded once: also the small difference of large products."""
+    x = draw(seed, form, b, s, a, 2 * pairs + 1)
+    angles = ops.rotary_cos_sin(s, 2 * pairs, x)
+    for name in ("rotate", "rotate_backward"):
+        found = getattr(kernels, name)(put(x), tuple(map(put, angles)))
+        expected = getattr(ops, name)(*wide(x), tuple(wide(*angles)))
+        same(found, expected, form)
+        assert (abs(found.get() - expected) <= FORMATS[form].epsilon / 2 * abs(expected) + 1e-6 * abs(x).max()).all()
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 20), FORMS, SEEDS)
+def test_lookup_backward(n, V, h, form, seed):
+    """Halves are added in float32, to what the table has."""
+    ids, dy = np.random.default_rng(seed).integers(V, size=(2, n)), draw(seed, form, 2, n, h)
+    dtable = draw(seed + 1, stays(form), V, h)
+    expected = ops.lookup_backward(*wide(dy), ids, *wide(dtable.copy()))
+    same(kernels.lookup_backward(put(dy), put(ids), put(dtable)), expected, stays(form))
+
+
 # ---- dropout, residual, layer norm ----------------------------------------------------------------------------------
 
 
@@ -249,7 +280,7 @@ def test_cached_attention(b, n, before, a, d, form, seed):
 
 
 def test_of_halves_no_probabilities_are_kept(monkeypatch):
-    monkeypatch.setattr(flash, "is_there", lambda: False)
+    monkeypatch.setattr(flash, "is_available", lambda: False)
     q = put(draw(1, "bfloat16", 2, 3, 4, 8))
     _, cache = kernels.attention_core(q, q, q, True, None)
     assert isinstance(cache, ops.CoreInputs)

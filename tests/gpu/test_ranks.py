@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from reference.config import ModelConfig, Recompute
 from tests import rank_theorems as theorems, training_theorems
 from tests.gpu import device
+from tests.mpi_impl.test_half import in_halves, smooth_cases
 from tests.strategies import ANY_MODEL, Case, cases, recomputes
 from tests.test_spy_layers import THEOREMS
 
@@ -31,6 +32,18 @@ def test_layers(ranks, theorem, case):
 @given(cases(sizes=st.integers(1, 4), architectures=ANY_MODEL), recomputes())
 def test_model(ranks, case, recompute):
     ranks.run(case.t, on_a_gpu, theorems.model_equals_whole, case, recompute)
+
+
+@settings(max_examples=6)
+@given(smooth_cases())
+def test_a_block_in_halves(ranks, case):
+    """Output, input gradient and weight gradients, within roundings of the format."""
+    ranks.run(case.t, block_in_halves, case)
+
+
+def block_in_halves(group, case):
+    with device.gpu(group.rank) as wrap:
+        in_halves(group, theorems.block_equals_whole, case, 12, wrap)
 
 
 BERT = {"architecture": "bert", "heads": ("lm", "sop")}

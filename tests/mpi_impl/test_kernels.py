@@ -1,13 +1,16 @@
-"""Every fast spelling is its textbook twin, on shapes that do not fit its tiles: NumPy's and the compiled one."""
+"""The table of kernels is complete, and every fast kernel of a core is its textbook twin, also off its tiles."""
+import inspect
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl import kernels
-from mpi_impl.kernels import compiled, cpu
+from mpi_impl.kernels import compiled, cpu, cuda, fused, half, plain
 from mpi_impl.kernels.fused import core
+from mpi_impl.runtime.arrays import dtype_of
 from reference import ops
 from reference.dropout import Site
 from tests.reference.test_ops import lengths
@@ -15,8 +18,17 @@ from tests.spy import SpyArray, to_device, to_host
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
-FAST = pytest.mark.parametrize("fast", [cpu, pytest.param(compiled, marks=pytest.mark.skipif(
-    not core.works(), reason="no C++ compiler"))], ids=["numpy", "compiled"])
+TABLE = {name: row for name, row in vars(kernels).items() if isinstance(row, kernels.Kernel)}
+
+
+def in_column(index):
+    """The functions of a column of the table."""
+    return SimpleNamespace(**{name: row[index] for name, row in TABLE.items()})
+
+
+FAST = pytest.mark.parametrize("fast", [
+    in_column(kernels.NUMPY), pytest.param(in_column(kernels.COMPILED), marks=pytest.mark.skipif(
+        not core.works(), reason="no C++ compiler"))], ids=["numpy", "compiled"])
 ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 
 
@@ -36,6 +48,51 @@ def draw(seed, dtype, *shape):
 def same(actual, expected, dtype):
     assert actual.dtype == expected.dtype == dtype
     close(actual, expected, 1e-11 if dtype == np.float64 else 1e-4)
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_column_takes_the_arguments_of_the_textbook(name):
+    """In their order; what a function takes besides has a default."""
+    twin = list(inspect.signature(TABLE[name].textbook).parameters.values())
+    for column, function in TABLE[name]._asdict().items():
+        mine = list(inspect.signature(function).parameters.values())
+        assert [(p.name, p.default) for p in mine[:len(twin)]] == [(p.name, p.default) for p in twin], column
+        assert all(p.default is not p.empty for p in mine[len(twin):]), column
+
+
+def test_the_table_names_functions_by_its_rows():
+    """A function of another name than its row's would be in the wrong place; `in turn` are those of two other rows."""
+    in_turn = {"drop_then_add", "add_then_norm", "multiply_then_activate", "repeat_core"}
+    for name, row in TABLE.items():
+        assert {function.__name__ for function in row} - in_turn <= {name}
+        twin = getattr(ops, name, None)
+        assert twin is None or row.textbook is twin or name == "cross_entropy_backward"     # ours gets other arguments
+
+
+def test_no_kernel_is_missing_from_its_row():
+    """A fast function that no column names would never run."""
+    for module in (plain, cpu, compiled, half, fused, cuda):
+        for name in vars(module).keys() & TABLE.keys():
+            assert getattr(module, name) in TABLE[name], f"{module.__name__}.{name}"
+
+
+def test_the_first_array_chooses_the_column(monkeypatch):
+    wide, sixteen = np.ones((1, 1)), np.ones((1, 1), np.float16)
+    for works in (True, False):
+        monkeypatch.setattr(core, "works", lambda works=works: works)
+        for x in (wide, wide.astype(np.float32)):
+            assert kernels.column(x) == (kernels.COMPILED if works else kernels.NUMPY)
+        for x in (sixteen, sixteen.astype(dtype_of("bfloat16")), (sixteen, wide), [sixteen]):
+            assert kernels.column(x) == kernels.HALF
+        assert kernels.column(SpyArray(wide)) == kernels.TEXTBOOK
+    monkeypatch.setattr(cuda, "has_kernels_for", lambda x: isinstance(x, SpyArray))
+    assert kernels.column(SpyArray(sixteen)) == kernels.column((SpyArray(wide), wide)) == kernels.CUDA
+
+
+# ---- a column's functions, and the textbook's -----------------------------------------------------------------------
 
 
 GELUS = pytest.mark.parametrize("name", ["gelu", "gelu_exact"])
@@ -110,11 +167,11 @@ def test_exp_of_floats():
     """Ours, within two units in the last place wherever it is a normal number; beyond, 0 and infinity."""
     x = np.concatenate([np.linspace(-87, 88, 200_001), np.linspace(-1, 1, 20_001)]).astype(np.float32)
     y, zeros = x[None, None].copy(), np.zeros((1, 1), np.float32)
-    compiled.exp_and_sum(y, zeros)
+    fused.exp_and_sum(y, zeros)
     exact = np.exp(x.astype(np.float64))
     assert (abs(y[0, 0] - exact) <= 2 * np.spacing(exact.astype(np.float32))).all()
     far = np.array([[[-np.inf, -1e30, -89, 89, 1e30, np.inf, np.nan]]], np.float32)
-    compiled.exp_and_sum(far, zeros)
+    fused.exp_and_sum(far, zeros)
     np.testing.assert_array_equal(far[0, 0], [0, 0, 0, np.inf, np.inf, np.inf, np.nan])
 
 
@@ -239,7 +296,7 @@ def test_dropout(fast, array, dtype, seed):
     x, dy = draw(seed, dtype, *shape), draw(seed + 1, dtype, *shape)
     (y, mask), (expected, expected_mask) = (m.dropout(x, site) for m in (fast, ops))
     assert (mask.keep == expected_mask.keep).all() and mask.scale == expected_mask.scale
-    assert (fast.draw_mask(site, shape, x).keep == mask.keep).all()
+    assert (cpu.draw_mask(site, shape, x).keep == mask.keep).all()
     same(y, expected, dtype)
     same(fast.dropout_backward(dy, mask), ops.dropout_backward(dy, expected_mask), dtype)
     dy[..., ::2] = np.inf                    # what is dropped is 0 whatever it was: an overflow there is none

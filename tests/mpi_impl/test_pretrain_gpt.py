@@ -129,7 +129,7 @@ STEP = "result = StepResult(losses, norm, rate, scale)"
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [
         ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
         ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
-        ("weights", "mpi_impl.kernels", "        if decays:", "        if False:"),
+        ("weights", "mpi_impl.training.optimizer", "in_shard.stop, of.tensor.decay", "in_shard.stop, False"),
     ]),
     ("weights", "mpi_impl.training.trainer", STEP,
      f"self.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n            {STEP}"),

@@ -1,7 +1,7 @@
-"""Attention's core on a GPU: by cuDNN where it can be (flash.py), else by products and softmax, a sample at a time.
+"""Attention's core on a GPU: by cuDNN where possible (flash.py), else by products and softmax, a sample at a time.
 
-Of halves the cache has q, k and v, and no probabilities, as in FlashAttention (Dao et al. 2022); else it has
-probabilities and mask, as the textbook's.
+For halves the cache has q, k and v, and no probabilities, as in FlashAttention (Dao et al. 2022); otherwise it has
+probabilities and mask, as the textbook's has.
 """
 from math import sqrt
 from typing import Any, NamedTuple
@@ -10,7 +10,8 @@ import numpy as np
 
 from mpi_impl.kernels.cuda import flash
 from mpi_impl.kernels.cuda.gemm import multiply
-from mpi_impl.kernels.fused import attention_probs, attention_probs_backward, number, rows_of
+from mpi_impl.kernels.fused import attention_probs, attention_probs_backward, number
+from mpi_impl.kernels.fused.structs import rows_of
 from mpi_impl.runtime.arrays import is_half
 from reference.ops import CoreInputs, Mask, masked
 
@@ -27,7 +28,7 @@ class AttentionCore(NamedTuple):
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
     inputs = CoreInputs(q, k, v, causal, site, lengths)
-    if flash.takes(inputs):
+    if flash.supports(inputs):
         return flash.attention_core(inputs)
     context, core = np.empty_like(q, order="C"), None if is_half(q) else empty_core(inputs, len(q))
     for i in range(len(q)):
@@ -37,8 +38,8 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
 
 
 def attention_core_again(inputs):
-    """CoreInputs -> the cache of attention_core. Of halves it is the inputs, unless cuDNN keeps something besides."""
-    return inputs if is_half(inputs.q) and not flash.takes(inputs) else attention_core(*inputs)[1]
+    """Make the cache of attention_core again. For halves it is the inputs, unless cuDNN keeps more."""
+    return inputs if is_half(inputs.q) and not flash.supports(inputs) else attention_core(*inputs)[1]
 
 
 def attention_core_backward(dcontext, cache):
@@ -80,8 +81,9 @@ def cached_attention(q, k, v):
 
 
 def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
-    """Fill the probabilities and mask [1, a, s, s] of sample i -> what dropout lets through of them [a, s, s], in the
-    format of q; the probabilities themselves are in what is computed in.
+    """Fill the probabilities, as `number`s, and the mask [1, a, s, s] of sample i.
+
+    -> what dropout lets through of the probabilities [a, s, s], in the format of q
     """
     (q, k, _, causal, site, lengths), probs = inputs, core.probs[0]
     multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
@@ -94,7 +96,7 @@ def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
 
 
 def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:
-    """With room for the probabilities and the mask of so many samples."""
+    """Allocate the probabilities and the mask of this number of samples."""
     q, k, v, _, site, _ = inputs
     _, s, a, _ = q.shape
     probs = np.empty_like(q, shape=(samples, a, s, s), dtype=number(q.dtype), order="C")
@@ -102,10 +104,10 @@ def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:
 
 
 def sample(core: AttentionCore, i: int) -> AttentionCore:
-    """The same with the probabilities and the mask of sample i alone: views."""
+    """Select the probabilities and the mask of sample i alone, as views."""
     return core._replace(probs=core.probs[i:i + 1], mask=core.mask and Mask(core.mask.keep[i:i + 1], core.mask.scale))
 
 
 def heads(x, i: int):
-    """Of x [b, s, a, d]: the view [a, s, d] of sample i."""
+    """View sample i of x [b, s, a, d] as [a, s, d]."""
     return x[i].swapaxes(0, 1)

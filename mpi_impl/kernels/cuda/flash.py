@@ -1,11 +1,11 @@
 """Attention's core by cuDNN: FlashAttention (Dao et al. 2022), for halves, where nothing is dropped.
 
-The package is `nvidia-cudnn-frontend`, an extra. cuDNN's own dropout draws other masks than ours, so that attention
-with dropout takes the way of attention.py; so does what cuDNN does not do.
+The package is `nvidia-cudnn-frontend`, an extra. cuDNN's own dropout draws other masks than ours, so attention.py
+computes attention with dropout, and whatever else cuDNN does not support.
 
-cuDNN promises nothing about what it writes beyond the lengths that it is given. So it is told that all queries are
-real, as the others have it: their results are finite, and of their gradients the keys get what they shall. Only in the
-gradients of padded keys and values we write the zeros.
+cuDNN does not define what it writes beyond the lengths that it is given. So we tell it that all queries are real, as
+they are in the other implementations: their results are finite, and the keys get the right gradients from them. We
+write zeros ourselves only into the gradients of padded keys and values.
 """
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from reference.ops import CoreInputs
 
 
 class FlashCache(NamedTuple):
-    """What the backward needs."""
+    """The arrays that the backward needs."""
 
     q: Any            # [b, s, a, d]
     k: Any
@@ -30,15 +30,15 @@ class FlashCache(NamedTuple):
     stats: Any        # float32 [b, a, s, 1]: log of the sum of exp of each row of scores
 
 
-def takes(inputs: CoreInputs) -> bool:
-    """Whether cuDNN can do it: halves, no dropout, heads of a size that it has kernels for, and more than one word."""
+def supports(inputs: CoreInputs) -> bool:
+    """Report whether cuDNN has kernels for it: halves, no dropout, some sizes of heads, more than one token."""
     _, s, _, d = inputs.q.shape
-    return is_half(inputs.q) and inputs.site is None and d % 8 == 0 and d <= 128 and s > 1 and is_there()
+    return is_half(inputs.q) and inputs.site is None and d % 8 == 0 and d <= 128 and s > 1 and is_available()
 
 
 @cache
-def is_there() -> bool:
-    """Whether cuDNN and the package are installed, neither too old, and the GPU is new enough (Ampere, 2020)."""
+def is_available() -> bool:
+    """Report whether cuDNN and the package are installed and recent, and the GPU is new enough (Ampere, 2020)."""
     if find_spec("cudnn") is None or find_spec("cupy") is None:
         return False
     import cudnn
@@ -70,12 +70,12 @@ def attention_core_backward(dcontext, cache: FlashCache):
 
 
 def clear_padding(x, lengths) -> None:
-    """Of halves [b, s, a, d], contiguous: 0 beyond the lengths, also where there was no number. So, bit by bit."""
+    """Write 0 beyond the lengths of halves [b, s, a, d], contiguous: bit by bit, since NaN times 0 is NaN."""
     bits = x.view(np.uint16)
     bits *= (np.arange(x.shape[1], like=lengths) < lengths[:, None])[:, :, None, None]
 
 
-# ---- graphs: built once for shapes, strides and format; numbers of tensors stand for names -------------------------
+# ---- graphs: built once for each shape, layout and format; they name tensors by numbers ----------------------------
 
 
 def run(build, arrays, stats, causal, lengths) -> None:
@@ -84,7 +84,7 @@ def run(build, arrays, stats, causal, lengths) -> None:
     import cupy
     layouts = tuple((name, x.shape, tuple(step // x.itemsize for step in x.strides)) for name, x in arrays.items())
     form, device = str(arrays["q"].dtype), cupy.cuda.Device().id
-    graph, numbers = built(build, layouts, form, causal, lengths is not None, device)
+    graph, numbers = build_plan(build, layouts, form, causal, lengths is not None, device)
     cudnn.set_stream(handle=handle(device), stream=cupy.cuda.get_current_stream().ptr)
     workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
     others = {"stats": stats}
@@ -102,10 +102,10 @@ def handle(device: int):
 
 
 @lru_cache(maxsize=64)
-def built(build, layouts, form: str, causal: bool, padded: bool, device: int):
-    """A graph that is ready to run, and the numbers of its tensors."""
+def build_plan(build, layouts, form: str, causal: bool, padded: bool, device: int):
+    """Build a graph that is ready to run -> the graph, and the numbers of its tensors."""
     import cudnn
-    graph, numbers = described(build, layouts, form, causal, padded, handle(device))
+    graph, numbers = describe_graph(build, layouts, form, causal, padded, handle(device))
     graph.build_operation_graph()
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     graph.check_support()
@@ -113,8 +113,8 @@ def built(build, layouts, form: str, causal: bool, padded: bool, device: int):
     return graph, numbers
 
 
-def described(build, layouts, form: str, causal: bool, padded: bool, its_handle=None):
-    """A graph that cuDNN has found valid, which needs no GPU; and the numbers of its tensors by name."""
+def describe_graph(build, layouts, form: str, causal: bool, padded: bool, its_handle=None):
+    """Make a graph and let cuDNN validate it, which needs no GPU -> the graph, and its tensors' numbers by name."""
     import cudnn
     graph = cudnn.pygraph(io_data_type=getattr(cudnn.data_type, {"float16": "HALF", "bfloat16": "BFLOAT16"}[form]),
                           intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT,
@@ -134,12 +134,12 @@ def described(build, layouts, form: str, causal: bool, padded: bool, its_handle=
 
 
 def heads_first(shape, steps):
-    """cuDNN's dimensions and strides [b, a, s, d] of an array [b, s, a, d]."""
+    """Reorder the shape and strides of an array [b, s, a, d] to cuDNN's [b, a, s, d]."""
     return [[x[0], x[2], x[1], x[3]] for x in (shape, steps)]
 
 
 def lengths_of(cudnn, graph, b: int):
-    """int32 [b, 1, 1, 1]: how many queries and keys of each sample cuDNN shall see."""
+    """Declare how many queries and keys of each sample cuDNN shall see: int32 [b, 1, 1, 1]."""
     return {name: graph.tensor(name=name, dim=[b, 1, 1, 1], stride=[1, 1, 1, 1], data_type=cudnn.data_type.INT32)
             for name in ("queries", "keys")}
 

@@ -15,15 +15,15 @@ DEFAULT = -1                  # its choice of an algorithm
 
 
 def multiply(x, y, out, add: bool = False, scale: float = 1.0):
-    """out = scale x @ y, or with `add` out += it: x [r, k], y [k, c], out [r, c], or [n, ...] of each.
+    """Set out = scale x @ y, or with `add` out += it: x [r, k], y [k, c], out [r, c], or [n, ...] of each.
 
-    x and y have one dtype, out that one or `number(it)`. Each has neighbours along a row or along a column; out along a
-    row. The others' rows and columns may be apart.
+    x and y have one dtype; out has that one or `number(it)`. The rows of out are contiguous, and the rows or columns of
+    x and y are, else they are copied. There may be gaps between rows (or columns).
     """
     (r, k), c = x.shape[-2:], y.shape[-1]
     assert y.shape[-2] == k and out.shape[-2:] == (r, c), f"{x.shape} @ {y.shape} is not {out.shape}"
     (how_x, step_x, x), (how_y, step_y, y), (how_out, step_out, whole) = map(layout, (x, y, out))
-    assert how_out == PLAIN and whole is out, "what is computed needs neighbours along a row"
+    assert how_out == PLAIN and whole is out, "the rows of out are not contiguous"
     if out.size == 0:
         return out
     library, codes = cublas()
@@ -41,8 +41,9 @@ def multiply(x, y, out, add: bool = False, scale: float = 1.0):
 
 
 def layout(x):
-    """How x [..., rows, columns] lies: -> PLAIN or TRANSPOSED, elements from row to row (or column to column), and x,
-    or a copy if it lies in neither way.
+    """Find the memory layout of x [..., rows, columns].
+
+    -> PLAIN or TRANSPOSED, elements from row to row (or column to column), and x, or a copy if it has neither layout
     """
     rows, columns = x.shape[-2:]
     row, column = (step // x.itemsize for step in x.strides[-2:])
@@ -55,7 +56,7 @@ def layout(x):
 
 @cache
 def cublas():
-    """The library, and what it calls the formats."""
+    """Return the library, and its codes of the formats."""
     from cupy.cuda import runtime
     from cupy_backends.cuda.libs import cublas
     names = {"float64": "64F", "float32": "32F", "float16": "16F", "bfloat16": "16BF"}
@@ -63,14 +64,14 @@ def cublas():
 
 
 def handle() -> int:
-    """cuBLAS's, of this rank's GPU."""
+    """Return cuBLAS's handle of this rank's GPU."""
     from cupy.cuda.device import get_cublas_handle
     return get_cublas_handle()
 
 
 @cache
 def factors(dtype, scale: float, add: bool):
-    """What cuBLAS shall compute in, the addresses where it finds alpha and beta, and the array that has them."""
+    """Return the type in which cuBLAS computes, the addresses of alpha and beta, and the array that holds them."""
     library, _ = cublas()
     values = np.array([scale, float(add)], dtype)
     compute = library.CUBLAS_COMPUTE_64F if dtype == np.float64 else library.CUBLAS_COMPUTE_32F

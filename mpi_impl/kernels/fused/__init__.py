@@ -1,30 +1,31 @@
-"""Kernels of our own in CUDA C++ (*.cu), one for what the textbook does in several steps; and what calls them.
+"""Our own kernels in CUDA C++ (*.cu), each for several steps of the textbook, and the functions that call them.
 
-Each function here takes, gives and means what its namesake in reference/ops.py does, where its docstring stands, for
-arrays on a GPU and on the host alike: a GPU gets the sources from CuPy, and for a CPU's core they are compiled as plain
-C++ (launcher.py). Arrays of two-byte formats are read, computed in float32, and rounded once.
+Each function has the arguments and results of its namesake in reference/ops.py or plain.py, where its docstring is, for
+arrays on a GPU and on the host: CuPy compiles the sources for a GPU, and core.py compiles them as plain C++ for a CPU's
+core. Arrays of two-byte formats are read, computed in float32, and rounded once.
 """
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed, site_of
+from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed
+from mpi_impl.kernels.fused.structs import site_of
 from mpi_impl.runtime.arrays import is_half, on_device
 from reference.ops import Mask
 
-# At most, on a GPU: a few for each of its processors.
-BLOCKS = 512        # that take several rows each
-FLAT_BLOCKS = 2048  # that go over a flat array
+# The most blocks on a GPU: a few for each of its processors.
+BLOCKS = 512        # of several rows each
+FLAT_BLOCKS = 2048  # over a flat array
 
 
 def number(dtype) -> np.dtype:
-    """What is computed in, for arrays of this dtype: float64, or float32 for all others."""
+    """Return the dtype to compute in, for arrays of this one: float64 for itself, float32 for all others."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def count(x) -> int:
-    """Of rows."""
+    """Return the number of rows."""
     return x.size // x.shape[-1]
 
 
@@ -36,7 +37,7 @@ def contiguous(x):
 
 
 def gelu(x, bias=None, exact=False):
-    """Of x + bias, which overwrites x. Of halves the cache is that, else what it is multiplied by is kept, too."""
+    """Apply GeLU to x + bias, which overwrites x. The cache is that sum and, except for halves, its factor."""
     x = contiguous(x) if bias is None else x
     y, gate = np.empty_like(x, order="C"), None if is_half(x) else np.empty_like(x, order="C")
     launch("activation.gelu", x.dtype, count(x), x, bias, y, gate, exact, x.shape[-1], packed(x.shape[-1], x, y, gate))
@@ -59,11 +60,14 @@ def gelu_exact_backward(dy, cache):
     return gelu_backward(dy, cache, exact=True)
 
 
+GELUS = {"gelu": gelu, "gelu_exact": gelu_exact}
+
+
 # ---- dropout, the residual sum, layer norm --------------------------------------------------------------------------
 
 
 class Normed(NamedTuple):
-    """What layer norm writes."""
+    """The arrays that layer norm writes."""
 
     y: object             # [..., h]
     normed: object        # [..., h], before weight and bias
@@ -76,7 +80,10 @@ class Normed(NamedTuple):
 
 
 def add_and_norm(x, residual, site, norm=None):
-    """x [b, s, h] -> dropout(x) + residual, and its Mask; norm, if there is one, is (weight, bias, epsilon, Normed)."""
+    """Add dropout(x) [b, s, h] and the residual -> the sum, and dropout's Mask.
+
+    Normalize the sum if `norm` is not None but (weight, bias, epsilon, Normed).
+    """
     x, residual = contiguous(x), None if residual is None else contiguous(residual)
     total = None if site is None and residual is None else np.empty_like(x)
     keep = None if site is None else np.empty_like(x, dtype=bool)
@@ -143,8 +150,9 @@ def cross_entropy_backward(probs, dloss, ids, held):
 # ---- the optimizer --------------------------------------------------------------------------------------------------
 
 
-def adam_update(states, grad, model, runs, factor, step, rate, c):
-    """One pass over each run. For the arguments see kernels.adam_update."""
+def adam_update(states, grad, model, runs, factor, step, rate, config):
+    """Go over each run once."""
+    c = config
     corrected = rate / (1 - c.adam_beta1**step), 1 / (1 - c.adam_beta2**step)
     scalars = *corrected, c.adam_beta1, 1 - c.adam_beta1, c.adam_beta2, 1 - c.adam_beta2, c.adam_eps
     for part, decays in runs:
@@ -155,7 +163,7 @@ def adam_update(states, grad, model, runs, factor, step, rate, c):
 
 
 def sum_of_squares(x):
-    """Of the flat x, on a device -> a number there, in float64: nobody waits for it yet."""
+    """Sum in float64."""
     sums = np.zeros_like(x, shape=blocks_for(x, FLAT_BLOCKS), dtype=np.float64)
     launch("adam.sum_of_squares", x.dtype, sums.size, x, np.uint64(x.size), sums)
     return sums.sum()
@@ -163,20 +171,12 @@ def sum_of_squares(x):
 
 # ---- attention's probabilities --------------------------------------------------------------------------------------
 
-ROWS = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "u8"), ("first_query", "i4"), ("queries", "i4"),
-                 ("keys", "i4"), ("width", "i4")], align=True)      # softmax.cu's struct Rows
-
-
-def rows_of(offset: int, head: tuple[int, int], first_query: int, queries: int, keys: int) -> np.ndarray:
-    """Those of some queries of some heads, in probabilities [b, a, *head] from element `offset` on."""
-    return np.array([(offset, prod(head), head[1], first_query, queries, keys, head[1])], ROWS)
-
 
 def attention_probs(scores, dropped, keep, site, lengths, shape, where, scale, causal):
-    """In place: rows of q k^T become probabilities, softmax(scale x them), where `where` (rows_of) says.
+    """Turn rows of q k^T into probabilities, softmax(scale x them), in place; `where` (rows_of) locates them.
 
-    shape [samples, heads, queries, keys] is that of the part, lengths [samples] are its own. What dropout lets through
-    at `site` goes to `dropped`, likewise, if it is given; `keep` lies as the scores do.
+    shape [samples, heads, queries, keys] is that of the part, and lengths [samples] are its own. `dropped`, if it is
+    given, gets what dropout at `site` lets through, in this shape; `keep` has the layout of the scores.
     """
     assert lengths is None or lengths.dtype == np.int64, "the kernel reads 8 bytes of each length"
     form = scores.dtype if dropped is None else dropped.dtype
@@ -185,7 +185,9 @@ def attention_probs(scores, dropped, keep, site, lengths, shape, where, scale, c
 
 
 def attention_probs_backward(ddropped, probs, mask, shape, where, scale, dscores):
-    """The gradient of what attention_probs got, from that of what dropout let through: both as `shape`, and may be one.
+    """Compute dscores, the gradient of attention_probs's input, from that of its `dropped`.
+
+    Both have this shape, and may be one array.
     """
     keep, kept_scale = mask or (None, 1.0)
     launch("softmax.attention_probs_backward", dscores.dtype, prod(shape[:3]), ddropped, probs, keep, where,

@@ -1,8 +1,8 @@
 // AdamW and the sum of squares, on flat buffers (reference/optimizer.py: adam_update).
 
-// The optimizer's states are numbers, and so is the gradient, which is multiplied by `factor` first. `model` gets the
-// weight in the model's format, if it has one of its own. `rate` and `root` have Adam's corrections in them: rate /
-// (1 - beta1^step) and 1 / (1 - beta2^step).
+// The optimizer's states and the gradient are numbers. The gradient is multiplied by `factor` first. `model`, if it is
+// given, gets the weight in the model's format. `rate` and `root` include Adam's corrections:
+// rate / (1 - beta1^step) and 1 / (1 - beta2^step).
 extern "C" __global__ void adam(number *param, number *grad, number *m, number *v, element *model, Index count,
                                 double factor, double rate, double root, double beta1, double rest1, double beta2,
                                 double rest2, double epsilon, double decay) {
@@ -19,7 +19,7 @@ extern "C" __global__ void adam(number *param, number *grad, number *m, number *
 
 #if !defined(CORE)  // where BLAS does it
 
-// Each block adds up its part, in double precision; who calls adds up the blocks' sums.
+// Each block adds up its part, in double precision; the caller adds up the blocks' sums.
 extern "C" __global__ void sum_of_squares(const element *x, Index count, double *sums) {
     __shared__ double of_warps[32];
     double sum = 0;

@@ -1,6 +1,6 @@
-// What all kernels use: the format of the arrays, sums over a block, and the bits of reference/counter_rng.py.
+// Shared by all kernels: the format of the arrays, sums over a block, and the bits of reference/counter_rng.py.
 //
-// Compiled once for each format that arrays may have: an `element` is what they hold, a `number` what is computed in.
+// Compiled once for each format that arrays may have: they hold `element`s, and we compute in `number`s.
 // Nothing is included, so that it compiles wherever there is a compiler.
 
 typedef unsigned char Byte;
@@ -56,8 +56,8 @@ __device__ inline element narrow(number x) {
 // ---- a thread's columns of a row ------------------------------------------------------------------------------------
 
 // Memory is fastest in words of 16 bytes. Where rows and arrays allow it (`packed`), a thread takes that many elements
-// at a time, else one: PACKED(function, (arguments), further template arguments) calls the one or the other. No loop
-// asks what is alike for all of its columns: that is a template argument, too.
+// at a time, else one: PACKED(function, (arguments), further template arguments) calls one or the other. No loop
+// tests a condition that is the same for all of its columns: that is a template argument, too.
 constexpr int PACK = 16 / sizeof(element);
 
 template <int N> struct alignas(N * sizeof(element)) Pack { element of[N]; };
@@ -83,7 +83,7 @@ template <int N> inline void store(element *x, const Pack<N> &pack) { *x = pack.
 #define EACH_PACK(column, width) for (int column = threadIdx.x * N; column < width; column += blockDim.x * N)
 #define EACH_COLUMN(column, width) for (int column = threadIdx.x; column < width; column += blockDim.x)
 #define EACH(i) for (int i = 0; i < N; ++i)
-// Of a flat array, over all blocks.
+// Loops over a flat array, shared by all blocks.
 #define EACH_ELEMENT(i, count) \
     for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (Index)gridDim.x * blockDim.x)
 
@@ -111,7 +111,7 @@ template <class Operation> __device__ inline number over_block(number x) {
     return x;
 }
 
-// ---- what dropout keeps ---------------------------------------------------------------------------------------------
+// ---- dropout's mask -------------------------------------------------------------------------------------------------
 
 // Where dropout draws for an array [n, second, third, width] (reference/dropout.py's Site): the element at (i, j, k, l)
 // has the number first + i * along[0] + j * along[1] + k * along[2] + l in the whole array.

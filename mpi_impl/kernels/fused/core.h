@@ -13,9 +13,9 @@ static Place blockIdx{0}, gridDim{1};
 
 using std::sqrt;
 
-// Of doubles exp is the library's. Of floats it is ours, within 2 units in the last place, and such that a compiler can
-// do it for a vector at a time: 2^n e^r, where r is at most half of log(2), by a polynomial (S. Moshier, Cephes: expf).
-// 0 below -88, infinity above 88.4.
+// exp of doubles is the library's. exp of floats is ours, within 2 units in the last place, and a compiler can
+// vectorize it: 2^n e^r, where |r| is at most half of log(2), by a polynomial (S. Moshier, Cephes: expf). It is 0 below
+// -88 and infinity above 88.4.
 inline float exp(float x) {
     x = x < -88.f ? -88.f : x > 89.f ? 89.f : x;
     float n = std::floor(x * 1.44269504f + 0.5f);
@@ -33,8 +33,8 @@ inline float exp(float x) {
     return y * power;
 }
 
-// Of floats erf is ours, too, within 3 units in the last place: by a polynomial in x^2 where |x| < 1, and beyond as
-// 1 - e^(-x^2) times a polynomial in t = 1 / (1 + |x| / 2). Their coefficients make the largest relative error least.
+// erf of floats is ours, too, within 3 units in the last place: by a polynomial in x^2 where |x| < 1, and elsewhere as
+// 1 - e^(-x^2) times a polynomial in t = 1 / (1 + |x| / 2). The coefficients minimize the largest relative error.
 inline float erf(float x) {
     float size = std::fabs(x), square = x * x, t = 1.f / (1.f + 0.5f * size);
     float near = 7.853861389e-5f;

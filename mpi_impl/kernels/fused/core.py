@@ -1,7 +1,6 @@
 """The kernels for one core of a CPU: the same sources as plain C++ (core.h), compiled once on each machine.
 
-Where there is no C++ compiler, or nowhere to keep what it makes, nothing is lost but time: kernels/cpu.py does the same
-in NumPy.
+Without a C++ compiler, or a writable folder for its output, only time is lost: kernels/cpu.py does the same in NumPy.
 """
 import ctypes
 import fcntl
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mpi_impl.kernels.fused.structs import ROWS, SITE
+
 FOLDER = Path(__file__).parent
 FORMATS = ("float64", "float32")       # a core computes halves in float32 (kernels/half.py)
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared",
@@ -27,13 +28,13 @@ KERNEL = re.compile(r'extern "C" __global__ void (\w+)\(([^)]*)\)')
 
 @cache
 def compiler() -> str:
-    """The C++ compiler of this machine, or ""."""
+    """Find the C++ compiler of this machine, or ""."""
     return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), "")
 
 
 @cache
 def works() -> bool:
-    """Whether kernels can be had here: they are compiled if they are not there yet."""
+    """Report whether kernels work on this machine, and compile them if that has not been done yet."""
     try:
         return bool(compiler()) and all(map(library, FORMATS))
     except (OSError, RuntimeError, subprocess.SubprocessError):     # no home is a RuntimeError
@@ -42,7 +43,7 @@ def works() -> bool:
 
 @cache
 def library(form: str) -> ctypes.CDLL:
-    """All kernels for a format. Ranks that need them at the same time wait for the first one's.
+    """Load all kernels for a format. Ranks that need them at the same time wait for the first one to compile them.
 
     Raises OSError or SubprocessError.
     """
@@ -61,7 +62,7 @@ def library(form: str) -> ctypes.CDLL:
 
 
 def instructions() -> str:
-    """What this processor can do: an image of a machine may wake up on another one."""
+    """Return this processor's instruction sets: an image of a machine may start on another one."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -70,7 +71,7 @@ def instructions() -> str:
 
 
 def folder() -> Path:
-    """Where this user keeps what was compiled. Raises OSError."""
+    """Make the folder in which this user's compiled kernels are kept. Raises OSError."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "shardlab")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return home
@@ -80,10 +81,10 @@ def folder() -> Path:
 
 
 def translation_unit() -> str:
-    """All sources, each in a namespace of its own, and for each kernel a function that goes through the blocks."""
+    """Join all sources, each in a namespace of its own, with a function for each kernel that loops over the blocks."""
     parts = [text_of(FOLDER / "core.h"), text_of(FOLDER / "common.cuh")]
     for path in sorted(FOLDER.glob("*.cu")):
-        text = on_a_core(text_of(path))
+        text = without_gpu_code(text_of(path))
         parts += [f"namespace {path.stem}_ {{", text.replace('extern "C" ', ""),
                   *(loop(name, parameters) for name, parameters in KERNEL.findall(text)), "}"]
     return "\n".join(parts)
@@ -96,8 +97,8 @@ def loop(name: str, parameters: str) -> str:
             f"    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({names});\n}}")
 
 
-def on_a_core(text: str) -> str:
-    """Without what is for GPUs alone."""
+def without_gpu_code(text: str) -> str:
+    """Remove what is for GPUs alone."""
     return re.sub(r"#if !defined\(CORE\).*?#endif", "", text, flags=re.DOTALL)
 
 
@@ -107,28 +108,14 @@ def text_of(path: Path) -> str:
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
-
-class Site(ctypes.Structure):
-    """common.cuh's."""
-
-    _fields_ = [("first", ctypes.c_uint64), ("along", ctypes.c_uint64 * 3), ("key", ctypes.c_uint32 * 2),
-                *((name, ctypes.c_uint32) for name in ("threshold", "second", "third", "dropping")),
-                ("scale", ctypes.c_double)]
-
-
-class Rows(ctypes.Structure):
-    """softmax.cu's."""
-
-    _fields_ = [*((name, ctypes.c_uint64) for name in ("offset", "head_step", "row_step")),
-                *((name, ctypes.c_int) for name in ("first_query", "queries", "keys", "width"))]
-
-
-TYPES = {"Site": Site, "Rows": Rows, "int": ctypes.c_int, "double": ctypes.c_double, "Index": ctypes.c_uint64}
+STRUCTS = {dtype: np.ctypeslib.as_ctypes_type(dtype) for dtype in (SITE, ROWS)}
+TYPES = {"Site": STRUCTS[SITE], "Rows": STRUCTS[ROWS], "int": ctypes.c_int, "double": ctypes.c_double,
+         "Index": ctypes.c_uint64}
 
 
 @cache
 def function(name: str, form: str) -> Callable:
-    """A kernel for arrays of a format, as a function of the number of blocks and its arguments."""
+    """Return a kernel for arrays of a format, as a function of the number of blocks and its arguments."""
     found = getattr(library(form), f"core_{name}")
     found.argtypes = [ctypes.c_int, *parameter_types(name)]
     found.restype = None
@@ -142,12 +129,9 @@ def parameter_types(name: str) -> list:
 
 
 def as_argument(x):
-    """An array's address, a struct, or a number as it is."""
+    """Convert an array to its address, a struct to ctypes's; leave a number as it is."""
     if not isinstance(x, np.ndarray):
         return int(x) if isinstance(x, np.integer) else x
     if x.dtype.names:
-        return STRUCTS[x.dtype.names[0]].from_buffer_copy(x.tobytes())
+        return STRUCTS[x.dtype].from_buffer_copy(x.tobytes())
     return x.__array_interface__["data"][0]
-
-
-STRUCTS = {one._fields_[0][0]: one for one in (Site, Rows)}     # by what their first field is called

@@ -1,5 +1,5 @@
 // Dropout, the residual sum and layer norm behind it, in one (reference/layers/block.py: add_branch; reference/ops.py:
-// layer_norm), one block for each row. What a thread writes of a row it reads again, nobody else: no one needs to wait.
+// layer_norm), one block for each row. A thread reads only the columns that it wrote itself: none needs to wait.
 
 struct Norm {
     const element *weight, *bias;
@@ -7,7 +7,7 @@ struct Norm {
     number *inverse_std, epsilon;
 };
 
-// sum = x * mask * scale + residual, as far as there are such -> the sum over this thread's columns.
+// sum = x * mask * scale + residual, without the terms that are not given -> its total over this thread's columns.
 template <int N, bool DROP, bool ADD>
 __device__ number add(const element *x, const element *residual, element *sum, Byte *keep, const Site &site,
                       Index start, int width) {

@@ -1,15 +1,15 @@
 // Softmax, in place where it can be: of attention's scores, and of the logits in the loss. One block for each row.
 
-// Where the rows of attention are, of which each block takes one: there are `queries` to a head, `row_step` elements
-// apart, and heads are `head_step` apart. The first row is at `offset`, and of query `first_query`. (A GPU takes all of
-// a sample; a core takes what fits its cache, a few heads' rows at a time.)
+// Where attention's rows are; each block takes one. A head has `queries` rows, `row_step` elements apart, and heads are
+// `head_step` apart. The first row is at `offset`, and belongs to query `first_query`. (A GPU takes a whole sample;
+// a core takes what fits its cache, a few heads' rows at a time.)
 struct Rows {
     Index offset, head_step, row_step;
     int first_query, queries, keys, width;
 
     __device__ Index start(Index row) const { return offset + row / queries * head_step + row % queries * row_step; }
 
-    // With `causal`, a query sees the keys up to its own; and with `lengths`, those of its sample that are no padding.
+    // With `causal`, a query sees the keys up to its own; and with `lengths`, those of its sample that are not padding.
     __device__ int seen(Index row, int causal, const Index *lengths, int heads) const {
         int before = first_query + (int)(row % queries) + 1, seen = causal && before < keys ? before : keys;
         int real = lengths ? (int)lengths[row / queries / heads] : keys;
@@ -69,7 +69,7 @@ extern "C" __global__ void attention_probs_backward(const number *ddropped, cons
     else backward<false>(ddropped, probs, nullptr, kept_scale, scale, dscores, rows.keys);
 }
 
-// logits [rows, width] become exp(logits - highest); total gets the sums over rows, of the exponentials before they are
+// logits [rows, width] become exp(logits - highest); total gets each row's sum of the exponentials before they are
 // rounded.
 template <int N>
 __device__ number exponentials(element *logits, number highest, int width) {
@@ -107,7 +107,7 @@ extern "C" __global__ void cross_entropy_backward(element *probs, const element 
     Index row = blockIdx.x, target = targets[row];
     element *mine = probs + row * width;
     number d = widen(dloss[row]), at_target = (widen(mine[target]) - 1) * d;
-    __syncthreads();  // before anyone overwrites the target's
+    __syncthreads();  // before any thread overwrites the target's
     PACKED(scaled, (mine, d, width));
     __syncthreads();
     if (threadIdx.x == 0 && held[row]) mine[target] = narrow(at_target);

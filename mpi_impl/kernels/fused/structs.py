@@ -1,0 +1,29 @@
+"""The structs that kernels take, as NumPy arrays of one element."""
+from math import prod
+
+import numpy as np
+
+# common.cuh's Site, and softmax.cu's Rows
+SITE: np.dtype = np.dtype([("first", "u8"), ("along", "u8", 3), ("key", "u4", 2), ("threshold", "u4"),
+                           ("second", "u4"), ("third", "u4"), ("dropping", "u4"), ("scale", "f8")])
+ROWS: np.dtype = np.dtype([("offset", "u8"), ("head_step", "u8"), ("row_step", "u8"), ("first_query", "i4"),
+                           ("queries", "i4"), ("keys", "i4"), ("width", "i4")])
+NO_SITE = np.array([(0, (0, 0, 0), (0, 0), 0, 1, 1, 0, 1.0)], SITE)
+
+
+def site_of(site, shape) -> np.ndarray:
+    """Describe a Site (reference/dropout.py) for an array of up to four dimensions, as [b, s, h] or [b, a, s, s].
+
+    A site that is None drops nothing.
+    """
+    if site is None:
+        return NO_SITE
+    steps = [prod(site.whole[axis + 1:]) for axis in range(len(shape))]
+    first = sum(start * step for start, step in zip(site.first, steps)) % 2**64
+    along, (second, third) = (0, 0, *steps[:-1])[-3:], (1, 1, *shape[:-1])[-2:]
+    return np.array([(first, along, site.key, site.threshold, second, third, 1, site.scale)], SITE)
+
+
+def rows_of(offset: int, head: tuple[int, int], first_query: int, queries: int, keys: int) -> np.ndarray:
+    """Locate the rows of some queries of some heads in probabilities [b, a, *head], from element `offset` on."""
+    return np.array([(offset, prod(head), head[1], first_query, queries, keys, head[1])], ROWS)
