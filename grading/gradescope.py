@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def instructors(path: Path):
-    """The instructor's notebook. Raises UserError."""
+    """Return the instructor's notebook. Raises UserError."""
     try:
         source = nbformat.read(path, as_version=4)
     except OSError as error:
@@ -56,7 +56,7 @@ def instructors(path: Path):
 
 
 def results_of(graded: Graded, hidden: set[str], visibility: str) -> dict:
-    """Gradescope's results.json. Where a student may not see every check, the sum is not told."""
+    """Return Gradescope's results.json. If a student may not see every check, it omits the total."""
     told = [f"{graded.points:g} of {graded.of:g} points."] if visibility == "visible" else ["The lab has been graded."]
     return {"output": " ".join(told + graded.remarks), "visibility": "visible", "stdout_visibility": "hidden",
             "tests": [test_of(mark, visibility if mark.check in hidden else "visible") for mark in graded.marks]}

@@ -23,7 +23,7 @@ NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
 
 
 class Printed(io.StringIO):
-    """Takes what is printed, up to a limit."""
+    """A stream that keeps what is printed, up to a limit."""
 
     def write(self, text: str) -> int:
         if self.tell() + len(text) > PRINTED:
@@ -64,8 +64,8 @@ class LimitedRank(Rank):
             raise MemoryError(f"the answer returned {len(data):,} bytes; {LARGEST:,} are the limit")
         return data
 
-    def told(self, error: BaseException) -> str:
-        """The traceback, of lines of the answer alone."""
+    def own_traceback(self, error: BaseException) -> str:
+        """Return the traceback, with lines of the answer alone."""
         found = traceback.TracebackException.from_exception(error)
         found.stack = of_answers(found.stack)
         text = "".join(found.format()) if found.stack else "".join(found.format_exception_only())
@@ -88,7 +88,9 @@ def of_answers(stack: traceback.StackSummary) -> traceback.StackSummary:
 
 
 def defined(answers: dict[str, str], name: str):
-    """The function of that name, from cells that are run in order. Raises NameError, or what its own cell raised."""
+    """Return the function of that name, from cells that are run in order. Raises NameError, or what its own cell
+    raised.
+    """
     __tracebackhide__ = True
     names: dict = {"__name__": "answer"}
     errors: list[BaseException] = []    # a cell that fails is no harm to the others

@@ -112,7 +112,7 @@ def course_seed(path: Path) -> str:
 # ---- what must not be lost ----
 
 def check_course(folder: Path) -> None:
-    """The folder is a course, or new. Raises UserError."""
+    """Check that the folder is a course, or new. Raises UserError."""
     check_folder(str(folder))
     with reading(str(folder)):
         strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -122,7 +122,7 @@ def check_course(folder: Path) -> None:
 
 
 def check_unchanged(path: Path) -> None:
-    """The instructor's notebook is as it was made. Raises UserError."""
+    """Check that the instructor's notebook was not changed by hand. Raises UserError."""
     if not path.exists():
         return
     try:
@@ -136,7 +136,7 @@ def check_unchanged(path: Path) -> None:
 
 
 def check_submissions(folder: Path, lab: str, notebook) -> None:
-    """What has been graded can be graded again: it has the same cells. Raises UserError."""
+    """Check that graded submissions can be graded again: the lab has the same cells. Raises UserError."""
     database = folder / "gradebook.db"
     if not database.exists():
         return
@@ -155,7 +155,7 @@ def check_submissions(folder: Path, lab: str, notebook) -> None:
 
 
 def opened(database: Path) -> Gradebook:
-    """nbgrader's gradebook. Raises UserError."""
+    """Open nbgrader's gradebook. Raises UserError."""
     find_programs()
     try:
         return Gradebook(f"sqlite:///{database}", "shardlab")
@@ -165,7 +165,7 @@ def opened(database: Path) -> Gradebook:
 
 
 def find_programs() -> None:
-    """nbgrader starts alembic, which is beside this Python, but on PATH only where .venv has been activated."""
+    """Put this Python's folder on PATH: nbgrader starts alembic, which PATH has only if .venv has been activated."""
     beside = str(Path(sys.executable).parent)
     if beside not in os.get_exec_path():
         os.environ["PATH"] = os.pathsep.join([beside, *os.get_exec_path()])
@@ -178,13 +178,13 @@ def about(cell) -> dict:
 
 
 def signed(notebook):
-    """With a digest by which changes are found."""
+    """Add a digest that reveals changes."""
     notebook.metadata["shardlab"] = {"made": digest(notebook)}
     return notebook
 
 
 def digest(notebook) -> str:
-    """Of what matters in a notebook; Jupyter adds to the rest when it saves one."""
+    """Return the digest of what matters in a notebook; Jupyter changes the rest when it saves one."""
     cells = [[cell.cell_type, cell.source, about(cell)] for cell in notebook.cells]
     return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
 
@@ -203,7 +203,7 @@ def release(folder: Path, lab: str) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file whole or not at all."""
     with writing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -214,7 +214,7 @@ def write(path: Path, data: bytes) -> None:
 # ---- Gradescope ----
 
 def autograder(lab: str, notebook, seed: str) -> bytes:
-    """The zip that Gradescope takes: how to set up, how to run, and all that is needed for it."""
+    """Make Gradescope's zip: setup, start, and everything that is needed for it."""
     lock = (ROOT / "requirements.lock").read_text()
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
              SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),

@@ -1,8 +1,8 @@
 """Write the lengths into the tables of docs/reading.md: `python tools/reading.py`.
 
 A row of a table links to a file and says which part of it to read: `all`, `to X` (from the first line), `X` or
-`X to Y`, where X and Y are functions, classes or methods (`Class.method`), given whole. Several parts stand in one cell,
-separated by commas. Between X and its end count all lines: code, comments and blank ones.
+`X to Y`, where X and Y are functions, classes or methods (`Class.method`), and Y is included. A cell may list several
+parts, separated by commas. All lines count: code, comments and blank ones.
 """
 import ast
 import re

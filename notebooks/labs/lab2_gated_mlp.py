@@ -445,7 +445,7 @@ for n, F in ((3, 7), (8, 11)):
 # | call | what it does |
 # |---|---|
 # | `group.all_gather(x, axis)` | all ranks' `x`, joined in rank order along `axis`; their lengths along it may differ |
-# | `group.reduce_scatter(x, axis)` | this rank's part of the sum of all `x` along `axis`, split as by `np.array_split` |
+# | `group.reduce_scatter(x, axis)` | this rank's part of the sum of all `x` along `axis`, as by `np.array_split` |
 #
 # Two things are different now:
 #

@@ -209,7 +209,7 @@ def test_the_loss_follows_from_what_is_told(ranks, capsys, n):
 
 @pytest.mark.parametrize("n", SIZES)
 def test_less_is_kept(ranks, capsys, n):
-    """Sharded by positions, everything outside the regions takes 1/t of the bytes; the demo says what is sent instead."""
+    """Sharded by positions, everything outside the regions takes 1/t of the bytes; the demo says what is sent."""
     lines = told(ranks, capsys, "sequence_parallel", n)
     start = next(at for at, line in enumerate(lines) if "sharded by positions  bytes" in line)
     x = 2 * round_up(8, n) * 4 * round_up(4, n)
