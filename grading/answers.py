@@ -46,7 +46,7 @@ def load_ipython_extension(shell) -> None:
         """%%answer NAME: this cell is handed in. It runs here as any cell does, and checks run it on ranks."""
         name = line.strip()
         if not name.isidentifier():
-            print(f"{MAGIC} needs the name of the task, as it stood in the first line of this cell.")
+            print(f"{MAGIC} needs the name of the task, as in the first line of this cell.")
             return
         CURRENT[name] = "\n" + cell
         # IPython drops an empty first line: with a comment in place of the magic, errors name the lines that one sees.

@@ -60,11 +60,11 @@ def read_roster(path: Path) -> list[list[str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8 ({error}). Export the gradebook from Canvas anew.") from error
+        raise UserError(f"{path} is not a CSV file in UTF-8 ({error}). Export it from Canvas again.") from error
     missing = [name for name in ("Student", "ID") if not rows or name not in rows[0]]
     if missing:
-        raise UserError(f"{path} is no export of Canvas's gradebook: its first row names no column {missing[0]}. In "
-                        "Canvas, choose Export Entire Gradebook.")
+        raise UserError(f"{path} is not an export of Canvas's gradebook: its first row names no column "
+                        f"{missing[0]}. In Canvas, choose Export Entire Gradebook.")
     return rows
 
 

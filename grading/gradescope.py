@@ -49,7 +49,7 @@ def instructors(path: Path):
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}. It should be the instructor's notebook.") from error
     except Exception as error:      # nbformat has many
-        raise UserError(f"{path} is no notebook ({type(error).__name__}). Make it anew with ./run.sh labs.") from error
+        raise UserError(f"{path} is not a notebook ({type(error).__name__}). Make it with ./run.sh labs.") from error
     if not no_marks(source, ""):
         raise UserError(f"{path} has no checks: it should be the instructor's notebook, made with ./run.sh labs.")
     return source

@@ -107,7 +107,7 @@ class LabGroup:
         kinds = [f"{kind} {list(shape)}" for kind, shape in self._group.from_all((x.dtype.name, x.shape))]
         other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:
-            raise ValueError(f"only arrays of one shape and dtype can be added up: rank 0 has come with {kinds[0]}, "
+            raise ValueError(f"only arrays of one shape and dtype can be added up: rank 0 passed {kinds[0]}, "
                              f"rank {other} with {kinds[other]}.")
         return x
 

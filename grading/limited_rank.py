@@ -105,7 +105,7 @@ def defined(answers: dict[str, str], name: str):
         return names[name]
     if errors:
         raise errors[0]
-    raise NameError(f"there is no function {name}: has it been renamed?")
+    raise NameError(f"there is no function {name}: was it renamed?")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Forbidden:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in FORBIDDEN:
             raise ImportError(f"{name} may not be imported: an answer is checked without Shardlab's own packages, and "
-                              "speaks to other ranks through `group` alone")
+                              "communicates only through `group`")
         return None
 
 

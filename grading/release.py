@@ -99,7 +99,7 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
         print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
               flush=True)
-    print(f"The course is in {folder}. notebooks/labs/README.md tells how to go on.")
+    print(f"The course is in {folder}. notebooks/labs/README.md explains the next steps.")
 
 
 def course_seed(path: Path) -> str:
@@ -117,8 +117,8 @@ def check_course(folder: Path) -> None:
     with reading(str(folder)):
         strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if strange and not (folder / "nbgrader_config.py").is_file():
-        raise UserError(f"{folder} is no course: it holds {strange[0]}, but no nbgrader_config.py. Name a new folder, "
-                        "as in ./run.sh labs ~/course.")
+        raise UserError(f"{folder} is not a course: it holds {strange[0]}, but no nbgrader_config.py. Name a new "
+                        "folder, as in ./run.sh labs ~/course.")
 
 
 def check_unchanged(path: Path) -> None:
@@ -131,7 +131,7 @@ def check_unchanged(path: Path) -> None:
     except Exception:       # nbformat has many
         changed = True
     if changed:
-        raise UserError(f"{path} has been changed by hand, and would be lost. Make the change in notebooks/labs/"
+        raise UserError(f"{path} has been changed by hand, and this would be lost. Make the change in notebooks/labs/"
                         f"{path.stem}.py, from which it is made, and move the notebook away.")
 
 
@@ -160,7 +160,7 @@ def opened(database: Path) -> Gradebook:
     try:
         return Gradebook(f"sqlite:///{database}", "shardlab")
     except Exception as error:      # those of a database
-        raise UserError(f"{database} is no gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
+        raise UserError(f"{database} is not a gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
                         "copy of the right one there.") from error
 
 

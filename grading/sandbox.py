@@ -64,7 +64,7 @@ class Sandbox:
             return Outcome([one["result"] for one in returned], [int(one["sent"]) for one in returned],
                            [answer.printed for answer in found])
         except (ValueError, TypeError, KeyError):
-            raise AnswerFailed(f"{function} has not come back by its return.") from None
+            raise AnswerFailed(f"{function} did not end with a return.") from None
 
     def close(self) -> None:
         self.pool.close()

@@ -49,15 +49,15 @@ def found_in(folder: Path, name: str) -> Path:
     if len(others) == 1:
         return others[0]
     if not others:
-        raise Unreadable(f"There is no notebook: {name} was to be handed in.")
-    raise Unreadable(f"There are {len(others)} notebooks, and none of them is called {name}: hand in that one.")
+        raise Unreadable(f"There is no notebook: {name} was expected.")
+    raise Unreadable(f"There are {len(others)} notebooks, and none of them is called {name}: submit that one.")
 
 
 def read(path: Path):
     """Return the cells of a notebook: kind, text, and nbgrader's metadata. Raises Unreadable."""
     try:
         if path.stat().st_size > LARGEST:
-            raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and hand it in again.")
+            raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and submit it again.")
         notebook = json.loads(path.read_text(encoding="utf-8-sig"))
         return nbformat.from_dict({"cells": [cell_of(cell) for cell in cells_of(notebook)]})
     except OSError as error:
@@ -65,10 +65,10 @@ def read(path: Path):
     except (ValueError, RecursionError):
         empty = not path.read_bytes().strip()
         raise Unreadable(f"{path.name} is {'empty' if empty else 'no notebook: it is not JSON'}. Open it in Jupyter, "
-                         "save it, and hand it in again.") from None
+                         "save it, and submit it again.") from None
     except (KeyError, TypeError, AttributeError):
-        raise Unreadable(f"{path.name} is no notebook: it is JSON, but has no cells. Open it in Jupyter, save it, and "
-                         "hand it in again.") from None
+        raise Unreadable(f"{path.name} is not a notebook: it is JSON, but has no cells. Open it in Jupyter, save it, "
+                         "and submit it again.") from None
 
 
 def cells_of(notebook: dict) -> list:

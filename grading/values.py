@@ -44,7 +44,7 @@ def described(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = np.asarray(value)
         if value.dtype.kind not in "biuf":
-            raise TypeError(f"an array of {value.dtype} cannot be handed over: make it one of numbers")
+            raise TypeError(f"an array of {value.dtype} cannot be passed: make it one of numbers")
         arrays.append(value)
         return ["array", [value.dtype.str, value.shape]]
     if isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def described(value: Any, arrays: list[np.ndarray]) -> Any:
                 [described(item, arrays) for item in value]]
     if isinstance(value, dict):
         return ["dict", [[described(key, arrays), described(item, arrays)] for key, item in value.items()]]
-    raise TypeError(f"a {type(value).__name__} cannot be handed over: only numbers, texts, arrays, and lists, tuples "
+    raise TypeError(f"a {type(value).__name__} cannot be passed: only numbers, texts, arrays, and lists, tuples "
                     "and dicts of them")
 
 

@@ -129,7 +129,7 @@ def table(losses: dict[Run, np.ndarray], iterations: int) -> str:
         rows.append([str(layers), order, f"{np.median(finals):.3f}", f"{finals[0]:.3f}", f"{finals[-1]:.3f}",
                      f"{stuck} of {len(finals)}"])
     return (f"{aligned(rows, left=(1,))}\nThe final loss is the mean of the last tenth of {iterations} iterations, in "
-            f"nats; who knows nothing of the other numbers has ln {NUMBERS} = {CHANCE:.3f}.")
+            f"nats; a guess without looking at the other numbers has ln {NUMBERS} = {CHANCE:.3f}.")
 
 
 if __name__ == "__main__":

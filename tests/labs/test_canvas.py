@@ -139,6 +139,6 @@ def test_from_file_to_file(monkeypatch, tmp_path, capsys):
     with pytest.raises(UserError, match="give --output another name"):
         run(monkeypatch, tmp_path, "--output", tmp_path / "roster.csv")
     (tmp_path / "gradebook.db").write_bytes(b"no database" * 100)
-    with pytest.raises(UserError, match="is no gradebook of nbgrader's"):
+    with pytest.raises(UserError, match="is not a gradebook of nbgrader's"):
         run(monkeypatch, tmp_path)
     assert "out.csv is written" in capsys.readouterr().out

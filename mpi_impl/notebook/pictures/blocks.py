@@ -93,7 +93,7 @@ def draw_edge(axes, edge: Edge, label: str, middle: float, t: int) -> None:
 def draw_legend(figure, t: int, sequence_parallel: bool) -> None:
     entries = [Patch(color=OWNERS[rank % len(OWNERS)], label=f"rank {rank}'s own") for rank in range(t)]
     if not sequence_parallel:
-        entries.append(Patch(color=WHOLE, label=f"alike on every rank: done {t} times"))
+        entries.append(Patch(color=WHOLE, label=f"identical on every rank: done {t} times"))
     figure.legend(handles=entries, loc="lower left", bbox_to_anchor=(0.05, 0), ncols=len(entries), frameon=False,
                   fontsize=9, handlelength=1.2, columnspacing=1.2, handletextpad=0.5)
     strips = f"; a thin strip is 1/{t} of the positions" if sequence_parallel else ""
