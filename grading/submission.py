@@ -64,8 +64,8 @@ def read(path: Path):
         raise Unreadable(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         empty = not path.read_bytes().strip()
-        raise Unreadable(f"{path.name} is {'empty' if empty else 'no notebook: it is not JSON'}. Open it in Jupyter, "
-                         "save it, and submit it again.") from None
+        raise Unreadable(f"{path.name} is {'empty' if empty else 'not a notebook: it is not JSON'}. Open it in "
+                         "Jupyter, save it, and submit it again.") from None
     except (KeyError, TypeError, AttributeError):
         raise Unreadable(f"{path.name} is not a notebook: it is JSON, but has no cells. Open it in Jupyter, save it, "
                          "and submit it again.") from None

@@ -73,7 +73,7 @@ def test_the_solution_has_all_points_and_says_so():
 
 @pytest.mark.parametrize("source, said", [
     ("%%answer one\ndef one(): return 2", "it is not one\nHint: count"),
-    ("%%answer one\nno Python", "SyntaxError"), ("%%answer one", "there is no function one: has it been renamed"),
+    ("%%answer one\nno Python", "SyntaxError"), ("%%answer one", "there is no function one: was it renamed"),
     ("%%answer one\n%timeit 1\n" + ONE, "SyntaxError"), ("%%answer one\ndef one(x): return 1", "TypeError"),
     ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be passed"),
 ])

@@ -165,7 +165,7 @@ def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
     assert sandbox.run(answers, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
     with pytest.raises(AnswerFailed, match="ValueError: this one"):
         sandbox.run(answers, "g", (), 1, OPERATIONS, 5.0)
-    with pytest.raises(AnswerFailed, match="there is no function g: has it been renamed"):
+    with pytest.raises(AnswerFailed, match="there is no function g: was it renamed"):
         sandbox.run({"f": FINE}, "g", (), 1, OPERATIONS, 5.0)
 
 
