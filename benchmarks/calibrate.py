@@ -51,13 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def calibrate(ranks: int) -> Hardware:
-    """The profile of one core, while `ranks` are at work."""
+    """Return the profile of one core, while `ranks` are working."""
     with Pool(ranks) as pool:
         return profile([pool.run(ranks, machine.measure, timeout=LIMIT)[0]], ranks)
 
 
 def profile(measured: Sequence[dict[tuple, float]], ranks: int) -> Hardware:
-    """From one measurement or several, at other times: of each thing the median."""
+    """Return the profile from one or several measurements at different times: the median of each quantity."""
     seconds = {key: median(one[key] for one in measured) for key in measured[0]}
     largest = machine.LARGEST
     peak = 2 * largest**3 / seconds["product", largest, largest, largest]
@@ -76,7 +76,7 @@ def profile(measured: Sequence[dict[tuple, float]], ranks: int) -> Hardware:
 
 
 def efficiency(seconds: dict[tuple, float], peak: float) -> tuple[tuple[float, float], ...]:
-    """Share of the peak by size: sizes within a factor of 1.4 are one, with the median of both."""
+    """Return the fraction of the peak by size: sizes within a factor of 1.4 are merged, with the median of both."""
     found: dict[int, list[tuple[float, float]]] = {}
     for shape in machine.PRODUCTS:
         size = size_of_product(*shape)
@@ -98,7 +98,7 @@ def cores_of(seconds: dict[tuple, float], peak: float) -> tuple[float, float]:
 
 
 def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Hardware:
-    """The passes and overheads that explain what the shards took beside their products, forward and backward."""
+    """Return the passes and overheads that explain the time of shards beyond their products, forward and backward."""
     ways = [least_squares([counts(shard) for shard in times],
                           [took[way] - products(bare, shard, way) for shard, took in times.items()],
                           [took[way] for took in times.values()]) for way in (0, 1)]
@@ -109,21 +109,23 @@ def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Har
 
 
 def counts(shard: Shard) -> list[float]:
-    """Of what the time may be a sum: elements outside and inside, layers, elements of the embedding, and logits."""
+    """Return the terms of the time: elements outside and inside, layers, elements of the embedding, and logits."""
     x = shard.b * shard.s * shard.h
     words = shard.model.padded_vocab_size(shard.t) // shard.t
     return [shard.L * x, shard.L * x / shard.t, shard.L, x, shard.b * shard.s * words]
 
 
 def products(hardware: Hardware, shard: Shard, way: int) -> float:
-    """Seconds of a shard's matrix products and attention's cores: forward, or backward."""
+    """Return the seconds of a shard's matrix products and attention's cores: forward, or backward."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
     forward, input_gradient, weight_gradient = work_of(plan, hardware, shard.L, first=True, last=True)
     return input_gradient.products + weight_gradient.products if way else forward.products
 
 
 def least_squares(rows: list[list[float]], values: list[float], scales: list[float]) -> list[float]:
-    """Factors, none below 0, whose sums over a row are near its value; a miss counts as a share of the row's scale."""
+    """Return factors, none below 0, whose sums over a row are near its value; a miss counts relative to the row's
+    scale.
+    """
     a, y = np.array(rows) / np.array(scales)[:, None], np.array(values) / np.array(scales)
     used = list(range(a.shape[1]))
     while True:
@@ -139,7 +141,7 @@ def least_squares(rows: list[list[float]], values: list[float], scales: list[flo
 
 
 def link(messages: dict[int, float], ranks: int) -> Link:
-    """The latency and the bandwidth with which a ring would take as long."""
+    """Return the latency and the bandwidth with which a ring would take the same time."""
     sizes = np.array(list(messages))
     turns, sent = 2 * (ranks - 1), 2 * (ranks - 1) / ranks * sizes
     times = list(messages.values())

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measured(name: str, sizes) -> list[tuple[float, float]]:
-    """Seconds and FLOPs of a step at each size."""
+    """Return seconds and FLOPs of a step at each size."""
     contenders = [contender(name, size) for size in sizes]
     try:
         for one in contenders:
@@ -73,13 +73,13 @@ def contender(name: str, size: int) -> Contender:
 
 
 def at(name: str, size: int) -> tuple[Work, int, int]:
-    """The base with one size changed: the work of a microbatch, how many there are, and ranks."""
+    """Return the base with one size changed: the work of a microbatch, the number of microbatches, and ranks."""
     work = BASE._replace(**{name: size}) if name in BASE._fields else BASE
     return work, size if name == "m" else 1, size if name == "ranks" else 1
 
 
 def flops(name: str, size: int) -> float:
-    """Of each rank."""
+    """Return the FLOPs of each rank."""
     work, m, ranks = at(name, size)
     return work.flops * m / ranks
 

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def case_of(text: str) -> tuple[str, int]:
-    """Raises UserError for no work, or no number of ranks that divides it."""
+    """Return the case. Raises UserError if there is no work, or no number of ranks that divides it."""
     name, _, ranks = text.partition(":")
     if name not in WORKS or not ranks.isdecimal() or int(ranks) < 1 or WORKS[name].a % int(ranks):
         raise UserError(f"There is no case {text}. Write it as {' or '.join(f'{work}:2' for work in WORKS)}, with a "
@@ -78,7 +78,7 @@ def described(work: Work) -> str:
 
 
 def measure(name: str, ranks: int, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds of a step of each contender: the median over all turns."""
+    """Return the seconds of a step of each contender: the median over all turns."""
     with ExitStack() as stack:
         contenders = [stack.enter_context(closing(one)) for one in started(name, ranks, options)]
         steps = {one: warmed_up(one, options.seconds) for one in contenders}
@@ -90,7 +90,7 @@ def measure(name: str, ranks: int, options: argparse.Namespace) -> dict[str, flo
 
 
 def warmed_up(contender: Contender, seconds: float) -> int:
-    """How many steps it takes in so many seconds, at least 1, after a first few that do not count."""
+    """Return how many steps fit into this many seconds, at least 1, after a first few that do not count."""
     contender.turn(2)
     return max(1, round(seconds / median(contender.turn(3))))
 
@@ -111,7 +111,7 @@ def started(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Cont
 
 
 def torch_world(ranks: int) -> dict[str, str]:
-    """What torch.distributed wants to know, but for the rank, which turns.py gives."""
+    """Return the environment of torch.distributed, except the rank, which turns.py adds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

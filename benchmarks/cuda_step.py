@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def check_torch() -> None:
-    """Raises UserError without a PyTorch that has CUDA."""
+    """Raise UserError without a PyTorch that has CUDA."""
     try:
         import torch
     except ImportError:
@@ -71,7 +71,7 @@ def check_torch() -> None:
 
 
 def versions() -> list[str]:
-    """Of what takes part, as far as it is there."""
+    """Return the versions of everything that takes part, as far as it is installed."""
     found = []
     for package in PACKAGES:
         try:
@@ -82,7 +82,7 @@ def versions() -> list[str]:
 
 
 def measure(work: Work, options) -> dict[str, float]:
-    """Seconds of a step of each contender: the median over all rounds."""
+    """Return the seconds of a step of each contender: the median over all rounds."""
     times: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for who, command in commands(work, options.no_peer).items():
@@ -107,7 +107,7 @@ def environment() -> dict[str, str]:
 
 
 def where(work: Work) -> str:
-    """A table of the kinds of work in our step."""
+    """Return a table of the kinds of work in our step."""
     command = [*commands(work, True)["ours"], "--where"]
     done = subprocess.run(command, env={**os.environ, **environment()}, stdout=subprocess.PIPE, text=True)
     if done.returncode:

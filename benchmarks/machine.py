@@ -32,7 +32,7 @@ LARGEST = 1024      # the square product whose rate is taken for the peak
 
 
 class Shard(NamedTuple):
-    """What one of t ranks computes: of a GPT of L layers on b samples."""
+    """The computation of one of t ranks: of a GPT of L layers on b samples."""
 
     b: int
     s: int
@@ -61,7 +61,7 @@ UPDATED, COPIED = ModelConfig(4, 256, 8, 1024, 128), 1 << 20
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
+    """Return the CPU time of one call."""
     count, began = 0, time.thread_time()
     while (took := time.thread_time() - began) < ENOUGH:
         work()
@@ -109,12 +109,12 @@ def probed(group: Group, standard: Callable[[], object]) -> float:
 
 
 def probe(alone: Group) -> Callable[[], object]:
-    """Something of everything that a step does, some milliseconds long."""
+    """Do a little of everything that a step does, for some milliseconds."""
     return passes(SHARDS[PROBE], TensorParallelRegion(alone))[1]
 
 
 def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:
-    """Each with its key: what it is, and its sizes."""
+    """Return the works by key: kind and sizes."""
     yield from ((("product", *shape), product(*shape)) for shape in PRODUCTS)
     for sizes in CORES:
         forward, backward = core(*sizes)
@@ -138,14 +138,14 @@ def product(n: int, k: int, m: int) -> Callable[[], object]:
 
 
 def core(b: int, s: int, a: int, d: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Attention's, softmax included: forward, and backward."""
+    """Compute attention's core, softmax included: forward, and backward."""
     q, k, v, dy = np.random.default_rng(0).normal(size=(4, b, s, a, d)).astype(np.float32)
     cache = attention_core(q, k, v, True)[1]
     return lambda: attention_core(q, k, v, True), lambda: attention_core_backward(dy, cache)
 
 
 def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A forward; and a forward with its backward."""
+    """Return two functions: a forward; and a forward with its backward."""
     c, rng = shard.model, np.random.default_rng(0)
     tensors = gpt_tensors(c, range(c.num_layers))
     params = tree_map(lambda tensor: 0.02 * rng.normal(size=tensor.local_shape(shard.t)).astype(np.float32), tensors)
@@ -164,20 +164,20 @@ def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], obj
 
 
 def units_of(tree: GPT) -> GPT:
-    """As a stage's loop asks for them."""
+    """Return units as a stage's loop asks for them."""
     return replace(tree, embedding=tree_map(lambda table: Unit("table", table), tree.embedding),
                    blocks={layer: Unit("block", block) for layer, block in tree.blocks.items()},
                    final_layernorm=Unit("norm", tree.final_layernorm))
 
 
 def update(alone: Group) -> Callable[[], object]:
-    """Adam's, of a model with UPDATED parameters, with the norm before."""
+    """Run Adam on a model with UPDATED parameters, with the norm before."""
     trainer = Trainer(UPDATED, OptimizerConfig(1e-4, 1), connect(alone, ParallelConfig()), 1, Precision("float32"))
     return lambda: trainer.optimizer.step(trainer.gradients.own, alone)
 
 
 def copy() -> Callable[[], object]:
-    """Of COPIED bytes, as many as a layer's activations may have: they are read, and written."""
+    """Copy COPIED bytes, the size of a layer's activations: they are read, and written."""
     x = np.ones(COPIED // 4, np.float32)
     y = np.empty_like(x)
     return lambda: np.copyto(y, x)
@@ -189,7 +189,7 @@ SIZES = [1 << i for i in range(8, 22, 2)]      # bytes
 
 
 def messages(group: Group) -> dict[tuple, float]:
-    """Seconds of an all-reduce of so many bytes over all ranks."""
+    """Return the seconds of an all-reduce of this many bytes over all ranks."""
     found = {}
     for size in SIZES:
         x, times = np.zeros(size // 4, np.float32), []

@@ -42,30 +42,33 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def strong_plan(kind: str, n: int) -> Plan:
-    """The same model and batch for all."""
+    """Return the plan with the same model and batch for all."""
     return shared_out(gpt(LAYERS, 256), kind, n, B)
 
 
 def weak_plan(kind: str, n: int) -> Plan:
-    """Work that grows with n."""
+    """Return the plan with work that grows with n."""
     layers, width = (n if kind == "p" else 4), (WIDTHS[n] if kind == "t" else 256)
     return shared_out(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
 
 
 def gpt(layers: int, width: int) -> ModelConfig:
-    """Heads for eight ranks; and few words, so that the last stage of a pipeline has little more than the others."""
+    """Return a GPT with heads for eight ranks and a small vocabulary, so that a pipeline's last stage has little extra
+    work.
+    """
     return ModelConfig(layers, width, 8, 256, 128, hidden_dropout=0.0, attention_dropout=0.0)
 
 
 def shared_out(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
-    """Over n ranks of one kind. A pipeline has microbatches of one sample, the others of two."""
+    """Return the plan over n ranks of one kind. A pipeline has microbatches of one sample, the others of two."""
     t, p, d = (n if kind == one else 1 for one in "tpd")
     b = 1 if kind == "p" else 2
     return Plan(model, ParallelConfig(t, p, d), number_of_microbatches(batch, b, d), b)
 
 
 def scaling(turns: int, steps: int) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
-    """Strong and weak, by kind and ranks: how many times as fast; and a rank's FLOP/s, as a share."""
+    """Return strong and weak scaling, by kind and ranks: the speedup, and a rank's FLOP/s as a fraction of one rank's.
+    """
     keys = [(of, kind, n) for of in (strong_plan, weak_plan) for kind in "tpd" for n in RANKS]
     clocks = [n > cores() for _, _, n in keys]
     ones = [key for key in keys if key[2] == 1]             # by both clocks

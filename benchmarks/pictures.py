@@ -1,4 +1,4 @@
-"""Predicted beside measured step times, and how a step scales with the ranks."""
+"""Pictures of predicted and measured step times, and of how a step scales with the ranks."""
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -8,7 +8,7 @@ NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
 
 
 def draw_predictions(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float]) -> Figure:
-    """A row for each topology, the slowest on top: a bar for what was measured, a stroke for what was predicted."""
+    """Draw a row for each topology, the slowest on top: a bar for the measured time, a stroke for the predicted one."""
     order = sorted(range(len(names)), key=lambda i: -measured[i])
     figure = Figure((8.5, 0.32 * len(names) + 1.2), layout="constrained")
     axes = figure.add_subplot()
@@ -25,7 +25,7 @@ def draw_predictions(names: Sequence[str], predicted: Sequence[float], measured:
 
 def draw_scaling(strong: Mapping[str, Mapping[int, float]], weak: Mapping[str, Mapping[int, float]],
                  cores: int) -> Figure:
-    """By kind of parallelism and ranks: how many times as fast; and FLOP/s of a rank, as a share of one rank's."""
+    """Draw speedups by kind of parallelism and ranks, and FLOP/s of a rank as a fraction of one rank's."""
     figure = Figure((10.5, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     ranks = sorted({n for found in strong.values() for n in found})

@@ -75,12 +75,12 @@ def is_virtual(plan: Plan) -> bool:
 
 
 def on_clock(hardware: Hardware, plan: Plan) -> Hardware:
-    """On the virtual clock messages take what its link says."""
+    """Return the hardware of the plan's clock: on the virtual one messages take the time of its link."""
     return replace(hardware, inside=INFINIBAND, between=INFINIBAND) if is_virtual(plan) else hardware
 
 
 def slowed(hardware: Hardware, times: float) -> Hardware:
-    """A device on which all takes so many times as long; messages do not."""
+    """Return a device on which everything except messages takes this many times as long."""
     return replace(hardware, peak=hardware.peak / times, bandwidth=hardware.bandwidth / times,
                    overhead=(hardware.overhead[0] * times, hardware.overhead[1] * times))
 

@@ -1,4 +1,4 @@
-"""The time of training steps by many plans, each on ranks, by the wall's clock or by the virtual one."""
+"""The time of training steps with many plans, each on ranks, on the wall clock or on the virtual one."""
 import argparse
 import time
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ LIMIT = 300.0   # seconds that ranks have for a turn
 
 
 class Measured(NamedTuple):
-    """Seconds: medians over steps."""
+    """Seconds, as medians over steps."""
 
     step: float     # of the slowest rank
     probe: float    # of machine.py's probe before each step, which tells how fast the machine was then
 
 
 def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measured:
-    """Train by the plan on all of these ranks, in float32."""
+    """Train with the plan on all of these ranks, in float32."""
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
     trainer = Trainer(plan.model, OptimizerConfig(1e-4, 1), topology, 1, Precision("float32"))
@@ -55,7 +55,7 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
 
 
 def together(ranks: Group, clock: VirtualClock | None) -> float:
-    """All begin a step at one time -> what time it is."""
+    """Let all ranks begin a step at the same time, and return that time."""
     if clock is None:
         ranks.from_all(None)
         return time.perf_counter()
@@ -67,7 +67,7 @@ def together(ranks: Group, clock: VirtualClock | None) -> float:
 
 
 def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """How often they are measured, and where to draw it. Raises UserError."""
+    """Parse how often to measure, and where to draw it. Raises UserError."""
     p = ArgumentParser(prog=prog, description=description)
     p.add_argument("--turns", type=int, default=3, metavar="N", help="of each plan (default: 3)")
     p.add_argument("--steps", type=int, default=4, metavar="N", help="of each turn (default: 4)")

@@ -25,7 +25,7 @@ class Contender:
     """A program with some processes, all of which call `serve`."""
 
     def __init__(self, name: str, commands: Sequence[Sequence[str]], environment: Mapping[str, str], processes: int):
-        """`commands` are what is started: one launcher for all processes, or one command for each of them."""
+        """Start `commands`: one launcher for all processes, or one command for each of them."""
         self.name, self.folder = name, tempfile.TemporaryDirectory()
         path = str(Path(self.folder.name, "socket"))
         with socket.socket(socket.AF_UNIX) as listener:
@@ -44,7 +44,7 @@ class Contender:
                     self.check_start(deadline)
 
     def check_start(self, deadline: float) -> None:
-        """Raises SystemExit if a process has died, or the time is up."""
+        """Raise SystemExit if a process has died, or the time is up."""
         died = any(process.poll() is not None for process in self.started)
         if died or time.monotonic() > deadline:
             self.close()
@@ -52,7 +52,7 @@ class Contender:
                 "a process of it has died." if died else f"not all of it was there after {START_LIMIT:g} s."))
 
     def turn(self, steps: int) -> list[float]:
-        """Let all processes take so many steps -> seconds of each, of the slowest process."""
+        """Let all processes take this many steps. Return the seconds of each, of the slowest process."""
         for connection in self.connections:
             connection.sendall(struct.pack("!i", steps))
         found = [self.answer(connection) for connection in self.connections]
@@ -83,7 +83,7 @@ class Contender:
 
 
 def serve(step: Callable[[], object]) -> None:
-    """Take steps when told to, and say how many seconds each has taken; return when there is nobody to tell."""
+    """Take steps on request, and report the seconds of each; return when there is nobody to report to."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[PLACE])
         while told := connection.recv(4):

@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], float]:
-    """Train on these ranks -> F, I and W of each rank, for all its stages, and the time of a step, in seconds."""
+    """Train on these ranks. Return F, I and W of each rank, for all its stages, and the time of a step, in seconds."""
     trace = Trace(VirtualClock(memory=memory), recording=True)
     topology = connect(Group(ranks.comm, "world", Instruments(trace=trace)),
                        ParallelConfig(pipeline_model_parallel_size=ranks.size, pipeline_schedule=name,
@@ -76,7 +76,7 @@ def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], fl
 
 
 def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
-    """What this rank did in each step; one step before them is for warming up."""
+    """Return what this rank did in each step; one step before them is for warming up."""
     shape = MICRO_BATCH, MODEL.max_position_embeddings
     tokens = np.arange(prod(shape)).reshape(shape) % MODEL.vocab_size
     steps = []
@@ -88,7 +88,7 @@ def steps_of(trainer: Trainer, trace: Trace) -> list[list]:
 
 
 def closed_form(name: str, by_rank: list[list[float]]) -> float:
-    """A step's time from F, I and W of each rank, for all its stages."""
+    """Return a step's time from F, I and W of each rank, for all its stages."""
     slowest = max(by_rank, key=sum)
     bubble = 0.0
     for times in by_rank:

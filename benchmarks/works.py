@@ -1,4 +1,4 @@
-"""What is computed in the benchmarks of training steps, by whoever takes part."""
+"""The work that all contenders of the step benchmarks do."""
 from typing import NamedTuple
 
 
@@ -8,9 +8,9 @@ class Work(NamedTuple):
     h: int      # columns
     L: int      # layers
     a: int      # heads
-    s: int      # words in a sample
+    s: int      # tokens in a sample
     b: int      # samples
-    V: int      # words in the vocabulary
+    V: int      # tokens in the vocabulary
 
     @property
     def tokens(self) -> int:
@@ -18,7 +18,9 @@ class Work(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of a step's matrix products: 6 for each weight and token, and of attention's what the mask leaves."""
+        """Return the FLOPs of a step's matrix products: 6 for each weight and token, and for attention what the mask
+        leaves.
+        """
         weights = 12 * self.L * self.h**2 + self.V * self.h
         attention = 2 * self.L * self.h * (self.s + 1) / 2      # q k^T and probabilities times v, for a token
         return 6 * self.tokens * (weights + attention)

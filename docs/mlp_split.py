@@ -1,4 +1,4 @@
-"""Draws mlp_split.svg, the README's picture: `python docs/mlp_split.py`."""
+"""The README's picture mlp_split.svg: `python docs/mlp_split.py`."""
 from pathlib import Path
 
 import matplotlib
@@ -13,7 +13,7 @@ FADED = {"#8ab6e8": "#e2eefb", "#f5b277": "#fdeede"}
 
 
 def matrix(axes, x, y, width, height, color, name, shape):
-    """A matrix with its lower left corner at (x, y); the name inside, the shape below."""
+    """Draw a matrix with its lower left corner at (x, y); the name inside, the shape below."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor="#444444", linewidth=1))
     axes.text(x + width / 2, y + height / 2, name, ha="center", va="center", fontsize=13)
     axes.text(x + width / 2, y - 0.1, shape, ha="center", va="top", fontsize=8.5, color="#555555")
@@ -25,7 +25,7 @@ def arrow(axes, start, end, **style):
 
 
 def operator(axes, x, name, forward, backward):
-    """f or g: a bar across both ranks, with what it does each way."""
+    """Draw f or g: a bar across both ranks, with its operation in each direction."""
     axes.add_patch(FancyBboxPatch((x - 0.17, -2.55), 0.34, 5.1, boxstyle="round,pad=0.02,rounding_size=0.15",
                                   facecolor="#444444", edgecolor="none"))
     axes.text(x, 0, name, ha="center", va="center", fontsize=17, color="white", style="italic")
@@ -34,7 +34,7 @@ def operator(axes, x, name, forward, backward):
 
 
 def lane(axes, rank, y):
-    """What one rank does between f and g."""
+    """Draw what one rank does between f and g."""
     color = RANKS[rank]
     axes.add_patch(FancyBboxPatch((2.75, y - 1.12), 9.1, 2.24, boxstyle="round,pad=0.02,rounding_size=0.12",
                                   facecolor=FADED[color], edgecolor="none"))
@@ -54,7 +54,7 @@ def lane(axes, rank, y):
 
 
 def whole_matrices(axes, y):
-    """A and B before the cut, in the colours of the ranks that hold their parts."""
+    """Draw A and B before the split, in the colours of the ranks that hold their parts."""
     for rank, color in enumerate(RANKS):
         matrix(axes, 3.95 + 1.3 * rank, y - 0.4, 1.3, 0.8, color, f"$A_{rank}$", "")
         matrix(axes, 8.8, y + 0.05 - 0.65 * rank, 0.8, 0.65, color, f"$B_{rank}$", "")

@@ -1,4 +1,4 @@
-"""The cells that are handed in: the magic `%%answer`, and the same cells read from a notebook."""
+"""The cells that students submit: the magic `%%answer`, and the same cells read from a notebook."""
 MAGIC = "%%answer"
 
 # The sources of the answers that checks are about, by name: those of this notebook, or of the submission in hand.
@@ -6,14 +6,14 @@ CURRENT: dict[str, str] = {}
 
 
 class CellFailed(Exception):
-    """An answer's own cell has failed, and the error has been shown. This one ends `Run All`, without a traceback."""
+    """An answer whose own cell has failed, after the error has been shown. It ends `Run All`, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 def source_of(cell: str) -> str:
-    """A cell's code without the magic, in whose place there is an empty line: so lines keep their numbers."""
+    """Return a cell's code with an empty line instead of the magic, so that lines keep their numbers."""
     first, _, rest = cell.lstrip("\n").partition("\n")
     return cell[:len(cell) - len(cell.lstrip("\n"))] + "\n" + rest if first.startswith(MAGIC) else cell
 
@@ -34,19 +34,19 @@ def name_of(cell) -> str | None:
 
 
 def answers_of(notebook) -> dict[str, str]:
-    """The answers of a notebook by name. Of two with one name the last counts, as when all cells are run."""
+    """Return the answers of a notebook by name. If two have one name, the last counts, as when all cells are run."""
     return {name: source_of(cell.source) for cell in notebook.cells if (name := name_of(cell))}
 
 
 def load_ipython_extension(shell) -> None:
-    """`%load_ext grading`: the magic, for whoever works on a lab."""
+    """Load the magic: `%load_ext grading`."""
     CURRENT.clear()
 
     def answer(line: str, cell: str) -> None:
         """%%answer NAME: this cell is handed in. It runs here as any cell does, and checks run it on ranks."""
         name = line.strip()
         if not name.isidentifier():
-            print(f"{MAGIC} needs the name of the task, as it stood in the first line of this cell.")
+            print(f"{MAGIC} needs the name of the task, as in the first line of this cell.")
             return
         CURRENT[name] = "\n" + cell
         # IPython drops an empty first line: with a comment in place of the magic, errors name the lines that one sees.

@@ -54,22 +54,22 @@ def named(text: str) -> tuple[str, str]:
 
 
 def read_roster(path: Path) -> list[list[str]]:
-    """The rows of Canvas's export. Raises UserError."""
+    """Read the rows of Canvas's export. Raises UserError."""
     try:
         rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is no CSV file in UTF-8 ({error}). Export the gradebook from Canvas anew.") from error
+        raise UserError(f"{path} is not a CSV file in UTF-8 ({error}). Export it from Canvas again.") from error
     missing = [name for name in ("Student", "ID") if not rows or name not in rows[0]]
     if missing:
-        raise UserError(f"{path} is no export of Canvas's gradebook: its first row names no column {missing[0]}. In "
-                        "Canvas, choose Export Entire Gradebook.")
+        raise UserError(f"{path} is not an export of Canvas's gradebook: its first row names no column "
+                        f"{missing[0]}. In Canvas, choose Export Entire Gradebook.")
     return rows
 
 
 def read_gradebook(database: Path) -> list[Lab]:
-    """What nbgrader has graded. Raises UserError."""
+    """Read what nbgrader has graded. Raises UserError."""
     if not database.is_file():
         raise UserError(f"There is no {database}: --course names the folder that ./run.sh labs has made.")
     with opened(database) as gradebook:
@@ -80,7 +80,7 @@ def read_gradebook(database: Path) -> list[Lab]:
 
 
 def fill(rows: list[list[str]], labs: list[Lab], columns: dict[str, str]) -> list[str]:
-    """Write the scores into the rows. -> what the instructor should know, in sentences."""
+    """Write the scores into the rows. Return what the instructor should know, in sentences."""
     if unknown := set(columns) - {lab.name for lab in labs}:
         known = ", ".join(lab.name for lab in labs)
         raise UserError(f"--column names {sorted(unknown)[0]}, but the course has {known}.")
@@ -112,14 +112,14 @@ def fill(rows: list[list[str]], labs: list[Lab], columns: dict[str, str]) -> lis
 
 
 def of_students(rows: list[list[str]]) -> list[int]:
-    """The numbers of the rows that are a student's. Above them stand points and postings; at the end a test student."""
+    """Return the numbers of the rows that belong to students. Points and postings come first, a test student last."""
     at = rows[0].index("ID")
     return [i for i, row in enumerate(rows)
             if i > 0 and len(row) > at and row[at].strip() and name(row) != "Student, Test"]
 
 
 def places(rows: list[list[str]], students: set[str]) -> dict[int, str]:
-    """For rows, whose they are in nbgrader."""
+    """Map rows to their students in nbgrader."""
     found: dict[int, str] = {}
     for key in KEYS:
         if key not in rows[0]:
@@ -133,7 +133,7 @@ def places(rows: list[list[str]], students: set[str]) -> dict[int, str]:
 
 
 def column_of(header: list[str], lab: str, said: str | None) -> int | None:
-    """The column of a lab: the one that was named, or that has its name or number. Raises UserError."""
+    """Return the column of a lab: the one that was named, or that has its name or number. Raises UserError."""
     titles = [re.sub(r"\s*\(\d+\)$", "", title).strip() for title in header]
     if said is not None:
         fitting = [i for i, title in enumerate(header) if said in (title, titles[i])]
@@ -149,7 +149,7 @@ def column_of(header: list[str], lab: str, said: str | None) -> int | None:
 
 
 def number(lab: str) -> str:
-    """'Lab 1', of lab1_collectives."""
+    """Return 'Lab 1' for lab1_collectives."""
     found = re.match(r"lab(\d+)", lab)
     return f"Lab {found[1]}" if found else lab
 

@@ -19,14 +19,14 @@ LIMIT = 5.0     # seconds for a run, if a check says nothing else
 
 
 class CheckFailed(AssertionError):
-    """An answer is not right. The message says what, where, and gives a hint; a notebook shows no traceback."""
+    """A wrong answer. The message says what is wrong and where, with a hint; a notebook shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
 
 
 def each(values: Sequence) -> Each:
-    """An argument of which every rank gets its own."""
+    """Make an argument of which every rank gets its own."""
     return Each(values)
 
 
@@ -47,7 +47,7 @@ def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS
 
 def run_given(source: str, n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS,
               limit: float | None = None) -> Outcome:
-    """As `run`, of a function that the lab gives as text, and not of an answer. Raises CheckFailed."""
+    """Run a function like `run`, but one that the lab gives as text instead of an answer. Raises CheckFailed."""
     try:
         return GIVEN.run({"given": source}, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
@@ -61,7 +61,7 @@ def close() -> None:
 
 
 def expect(true: bool, what: str, hint: str = "") -> None:
-    """Raises CheckFailed with this sentence if it is not true."""
+    """Raise CheckFailed with this sentence unless the condition is true."""
     if not true:
         raise CheckFailed(f"{what}{hinted(hint)}")
 
@@ -79,7 +79,7 @@ def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "",
 
 
 def expect_values(results: Sequence, names: Sequence[str]) -> list[list]:
-    """Every rank has returned one value for each name -> for each name the list of what the ranks returned."""
+    """Split what the ranks returned, one value for each name, into a list for each name."""
     for rank, result in enumerate(results):
         expect(isinstance(result, list | tuple) and len(result) == len(names),
                f"rank {rank} should return {len(names)} values: {', '.join(names)}.", "look at the last line.")
@@ -87,7 +87,7 @@ def expect_values(results: Sequence, names: Sequence[str]) -> list[list]:
 
 
 def expect_dicts(found: Sequence, expected: Sequence[Mapping], what: str, hint: str = "") -> None:
-    """Every rank's dict has the expected arrays under the expected keys. Raises CheckFailed."""
+    """Check that every rank's dict has the expected arrays under the expected keys. Raises CheckFailed."""
     for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
         has = f"a dict with {', '.join(map(repr, mine))}" if isinstance(mine, dict) else f"a {type(mine).__name__}"
         expect(isinstance(mine, dict) and set(mine) == set(right),
@@ -97,7 +97,7 @@ def expect_dicts(found: Sequence, expected: Sequence[Mapping], what: str, hint: 
 
 
 def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
-    """Where and how they differ, as a sentence; '' if they do not."""
+    """Describe where and how two values differ, in a sentence; '' if they do not."""
     if mine is None:
         return "Nothing (None) was returned: is there a return?"
     try:
@@ -123,7 +123,7 @@ def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
 
 
 def passed(what: str) -> None:
-    """Say so."""
+    """Print that the check has passed."""
     print(f"passed: {what}")
 
 

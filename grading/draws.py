@@ -22,7 +22,7 @@ PUBLIC = "public"
 
 
 class Draws:
-    """The draws of one submission that is being graded."""
+    """The random draws of one submission during grading."""
 
     def __init__(self, seed: str, answers: Mapping[str, str]):
         self.submission = digest(seed, sorted(answers.items()))

@@ -15,13 +15,13 @@ from grading.draws import Draws, graded, new_seed
 
 
 class Mark(NamedTuple):
-    """What one check gave."""
+    """The result of one check."""
 
     check: str       # its grade_id
     title: str       # its first line
     points: float
     of: float
-    said: str        # what the author of the answer is told
+    said: str        # the message for the author of the answer
 
 
 def grade(source, submitted, seed: str | None = None) -> list[Mark]:
@@ -44,7 +44,7 @@ def grade(source, submitted, seed: str | None = None) -> list[Mark]:
 
 
 def no_marks(source, said: str) -> list[Mark]:
-    """No points for any check, for a reason that makes it needless to run them."""
+    """Return zero points for all checks, for a reason that makes it pointless to run them."""
     cells = [(cell, cell.metadata.get("nbgrader", {})) for cell in source.cells if cell.cell_type == "code"]
     return [Mark(about["grade_id"], title(cell.source), 0.0, float(about["points"]), said)
             for cell, about in cells if about.get("grade")]
@@ -70,7 +70,7 @@ def marks(source, draws: Draws) -> list[Mark]:
 
 
 def checked(code: str, name: str, names: dict) -> tuple[bool, str]:
-    """Run one check. -> whether it passed, and what it said."""
+    """Run one check. Return whether it passed, and its message."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -85,5 +85,5 @@ def checked(code: str, name: str, names: dict) -> tuple[bool, str]:
 
 
 def title(source: str) -> str:
-    """The comment in the first line of a check."""
+    """Return the comment in the first line of a check."""
     return source.partition("\n")[0].lstrip("# ")

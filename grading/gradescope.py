@@ -43,20 +43,20 @@ def main() -> None:
 
 
 def instructors(path: Path):
-    """The instructor's notebook. Raises UserError."""
+    """Return the instructor's notebook. Raises UserError."""
     try:
         source = nbformat.read(path, as_version=4)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}. It should be the instructor's notebook.") from error
     except Exception as error:      # nbformat has many
-        raise UserError(f"{path} is no notebook ({type(error).__name__}). Make it anew with ./run.sh labs.") from error
+        raise UserError(f"{path} is not a notebook ({type(error).__name__}). Make it with ./run.sh labs.") from error
     if not no_marks(source, ""):
         raise UserError(f"{path} has no checks: it should be the instructor's notebook, made with ./run.sh labs.")
     return source
 
 
 def results_of(graded: Graded, hidden: set[str], visibility: str) -> dict:
-    """Gradescope's results.json. Where a student may not see every check, the sum is not told."""
+    """Return Gradescope's results.json. If a student may not see every check, it omits the total."""
     told = [f"{graded.points:g} of {graded.of:g} points."] if visibility == "visible" else ["The lab has been graded."]
     return {"output": " ".join(told + graded.remarks), "visibility": "visible", "stdout_visibility": "hidden",
             "tests": [test_of(mark, visibility if mark.check in hidden else "visible") for mark in graded.marks]}

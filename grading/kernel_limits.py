@@ -41,20 +41,22 @@ X32 = 0x40000000                                # numbers from here on are the s
 
 
 def system() -> ctypes.CDLL | None:
-    """The C library, if this is Linux."""
+    """Return the C library, if this is Linux."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
     return None
 
 
 def landlock_version() -> int:
-    """Of this kernel; 0 if it has none."""
+    """Return this kernel's version of Landlock; 0 if it has none."""
     libc = system()
     return max(0, libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)) if libc else 0
 
 
 def landlock(readable: Collection[str]) -> bool:
-    """Let this thread, and those that it will start, open nothing but these folders, for reading. -> whether it can."""
+    """Allow this thread, and threads that it will start, to open only these folders, for reading. Return whether it
+    can.
+    """
     libc, version = system(), landlock_version()
     if libc is None or version < 1:
         return False
@@ -76,7 +78,7 @@ def landlock(readable: Collection[str]) -> bool:
 
 
 def seccomp() -> bool:
-    """Let no thread of this process make the system calls that are refused. -> whether it can."""
+    """Forbid the refused system calls to all threads of this process. Return whether it can."""
     libc, machine = system(), platform.machine()
     if libc is None or machine not in REFUSED:
         return False

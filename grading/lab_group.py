@@ -1,4 +1,4 @@
-"""The ranks as an answer sees them: a few operations, those that the lab allows, counted."""
+"""The group of ranks as an answer sees it: the few operations that the lab allows, counted."""
 import sys
 from collections.abc import Collection
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class LabGroup:
     __slots__ = ("rank", "size", "sent", "waiting", "_group", "_allowed", "_made")      # no dict to write into
 
     def __init__(self, group, allowed: Collection[str]):
-        """`group` is a mpi_impl.comm.group.Group, which is what speaks MPI."""
+        """Wrap `group`, a mpi_impl.comm.group.Group, which calls MPI."""
         self.rank, self.size = group.rank, group.size
         self.sent = 0                                        # elements that this rank has sent to others
         self.waiting: tuple[str, int | None] | None = None   # the operation that it is in, and the rank it waits for
@@ -40,7 +40,7 @@ class LabGroup:
             self._posted_send(x, to)()
 
     def receive(self, source: int) -> np.ndarray:
-        """What rank `source` sends."""
+        """Return what rank `source` sends."""
         with self._in("receive", source):
             return self._received(source)
 
@@ -55,7 +55,7 @@ class LabGroup:
     # ---- all together ----
 
     def all_reduce(self, x, op: str = "sum") -> np.ndarray:
-        """The elementwise sum (or with op="max" the maximum) of all ranks' x, on every rank."""
+        """Return the elementwise sum (or with op="max" the maximum) of all ranks' x, on every rank."""
         with self._in("all_reduce"):
             x = self._agreed(as_array(x))
             if op not in ("sum", "max"):
@@ -64,21 +64,21 @@ class LabGroup:
             return self._group.all_reduce(x.copy(), "an answer", op)
 
     def all_gather(self, x, axis: int = 0) -> np.ndarray:
-        """All ranks' x, joined in rank order along `axis`, on every rank. Along it they may differ in length."""
+        """Return all ranks' x, joined in rank order along `axis`, on every rank. Along it they may differ in length."""
         with self._in("all_gather"):
             parts = self._group.from_all(as_array(x))
             self.sent += sum(part.size for part in parts) * (self.size - 1) // self.size
             return np.concatenate(parts, axis)
 
     def reduce_scatter(self, x, axis: int = 0) -> np.ndarray:
-        """Of the sum of all ranks' x this rank's piece along `axis`, cut as np.array_split does."""
+        """Return this rank's piece of the sum of all ranks' x along `axis`, split as np.array_split does."""
         with self._in("reduce_scatter"):
             x = self._agreed(as_array(x))
             self.sent += x.size * (self.size - 1) // self.size
             return np.array_split(self._group.all_reduce(x.copy(), "an answer"), self.size, axis)[self.rank]
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Return when all ranks have called it."""
         with self._in("barrier"):
             self._group.from_all(None)
 
@@ -102,16 +102,17 @@ class LabGroup:
             self.waiting = None
 
     def _agreed(self, x: np.ndarray) -> np.ndarray:
-        """x, if all ranks have come with arrays of one shape and dtype. Raises ValueError on all of them."""
+        """Return x, if all ranks have passed arrays of one shape and dtype. Raises ValueError on all of them otherwise.
+        """
         kinds = [f"{kind} {list(shape)}" for kind, shape in self._group.from_all((x.dtype.name, x.shape))]
         other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:
-            raise ValueError(f"only arrays of one shape and dtype can be added up: rank 0 has come with {kinds[0]}, "
+            raise ValueError(f"only arrays of one shape and dtype can be added up: rank 0 passed {kinds[0]}, "
                              f"rank {other} with {kinds[other]}.")
         return x
 
     def _posted_send(self, x, to: int):
-        """Begin it. -> a function that waits until it is over."""
+        """Begin a send, and return a function that waits until it has ended."""
         x = as_array(x)
         head = np.full(LONGEST_SHAPE + 2, -1)
         head[:2 + x.ndim] = DTYPES.index(x.dtype.name), x.ndim, *x.shape
@@ -135,7 +136,7 @@ class LabGroup:
 
 
 def as_array(x) -> np.ndarray:
-    """Contiguous, and of a kind that can be sent. Raises TypeError."""
+    """Return a contiguous array of a kind that can be sent. Raises TypeError."""
     if x is None:
         raise TypeError("None cannot be sent, an array can: is there a return in what has made it?")
     x = np.asarray(x, order="C")

@@ -1,4 +1,4 @@
-"""A lab as its author writes it, `notebooks/labs/*.py`, made into the notebook that nbgrader knows.
+"""A lab as its author writes it, `notebooks/labs/*.py`, converted to nbgrader's notebook.
 
 A source is a jupytext percent script. What a code cell is stands in its first line:
 
@@ -18,12 +18,12 @@ METADATA = {"language_info": {"name": "python"},
 
 
 def labs() -> list[Path]:
-    """The sources of all labs, in order."""
+    """Return the sources of all labs, in order."""
     return sorted(LABS.glob("lab*.py"))
 
 
 def notebook_of(source: Path):
-    """The instructor's notebook: answers solved, hidden tests in place."""
+    """Return the instructor's notebook, with solutions and hidden tests."""
     notebook = jupytext.read(source, fmt="py:percent")
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
@@ -33,7 +33,7 @@ def notebook_of(source: Path):
 
 
 def nbgrader_metadata(cell_type: str, said: dict, i: int) -> dict:
-    """What nbgrader calls the kinds of cells. Texts are locked, so that a task stays as it was set."""
+    """Return nbgrader's metadata for a kind of cell. Texts are locked, so that a task stays as it was set."""
     if cell_type != "code":
         about = {"grade_id": f"text_{i}", "grade": False, "solution": False, "locked": True}
     elif "answer" in said:

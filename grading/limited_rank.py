@@ -23,7 +23,7 @@ NO_SINGLE_COPY = {"MPIR_CVAR_CH4_CMA_ENABLE": "0",                      # MPICH
 
 
 class Printed(io.StringIO):
-    """Takes what is printed, up to a limit."""
+    """A stream that keeps what is printed, up to a limit."""
 
     def write(self, text: str) -> int:
         if self.tell() + len(text) > PRINTED:
@@ -65,7 +65,7 @@ class LimitedRank(Rank):
         return data
 
     def told(self, error: BaseException) -> str:
-        """The traceback, of lines of the answer alone."""
+        """Return the traceback, with lines of the answer alone."""
         found = traceback.TracebackException.from_exception(error)
         found.stack = of_answers(found.stack)
         text = "".join(found.format()) if found.stack else "".join(found.format_exception_only())
@@ -88,7 +88,9 @@ def of_answers(stack: traceback.StackSummary) -> traceback.StackSummary:
 
 
 def defined(answers: dict[str, str], name: str):
-    """The function of that name, from cells that are run in order. Raises NameError, or what its own cell raised."""
+    """Return the function of that name, from cells that are run in order. Raises NameError, or what its own cell
+    raised.
+    """
     __tracebackhide__ = True
     names: dict = {"__name__": "answer"}
     errors: list[BaseException] = []    # a cell that fails is no harm to the others
@@ -103,7 +105,7 @@ def defined(answers: dict[str, str], name: str):
         return names[name]
     if errors:
         raise errors[0]
-    raise NameError(f"there is no function {name}: has it been renamed?")
+    raise NameError(f"there is no function {name}: was it renamed?")
 
 
 if __name__ == "__main__":

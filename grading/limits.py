@@ -1,4 +1,4 @@
-"""What an answer's process may do: compute, and little else.
+"""The limits of an answer's process: it may compute, and little else.
 
 Three things hold it. The system's limits on memory and files. Landlock and seccomp, where Linux has them
 (`grading/kernel_limits.py`): the system opens no file but Python's own packages, and starts no process, whatever is
@@ -31,7 +31,7 @@ WITH_A_PATH = ("open", "os.listdir", "os.scandir", "os.chdir", "os.walk", "glob.
 
 
 def close_inherited_files() -> None:
-    """Close what the launcher has left open in us: to begin with. It needs the line PMI_FD, and no other."""
+    """Close files inherited from the launcher, first of all. We need the connection PMI_FD, and no other."""
     keep = int(os.environ.get("PMI_FD", -1))
     for file in range(3, 256):
         if file != keep:
@@ -57,7 +57,7 @@ def lock_up() -> None:
 
 
 def lock_processes() -> None:
-    """The rest of it: no processes, no threads, and the audit hook."""
+    """Lock the rest: no processes, no threads, and the audit hook."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     seccomp()
@@ -65,7 +65,7 @@ def lock_processes() -> None:
 
 
 def packages() -> list[str]:
-    """The folders of Python and of what is installed into it."""
+    """Return the folders of Python and of the packages installed into it."""
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *site.getsitepackages()}
     return sorted({os.path.realpath(folder) for folder in found})
 
@@ -76,12 +76,12 @@ def is_inside(path: str, folders: list[str]) -> bool:
 
 
 class Forbidden:
-    """An import hook: an answer is to be written, not imported."""
+    """An import hook that refuses modules: an answer has to be written, not imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in FORBIDDEN:
             raise ImportError(f"{name} may not be imported: an answer is checked without Shardlab's own packages, and "
-                              "speaks to other ranks through `group` alone")
+                              "communicates only through `group`")
         return None
 
 
@@ -110,7 +110,8 @@ def audit_hook(folders: list[str]) -> Callable:
 
 
 def cut_lines() -> None:
-    """Stdin, stdout, stderr, and the line to MPI's launcher, which would start any program for us, lead to nowhere."""
+    """Redirect stdin, stdout, stderr and the connection to MPI's launcher, which would start any program, to nowhere.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for file in (0, 1, 2, int(os.environ.get("PMI_FD", 0))):
         os.dup2(nowhere, file)
@@ -118,7 +119,7 @@ def cut_lines() -> None:
 
 
 def limit_memory() -> None:
-    """Memory, and the size of files that it could write. Where memory is short, it is the first to be ended."""
+    """Limit memory and the size of files. If memory is short, Linux ends this process first."""
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")

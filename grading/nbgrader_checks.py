@@ -1,4 +1,4 @@
-"""How nbgrader grades a lab: not by running the student's notebook, but by `grading.grade`, on limited ranks.
+"""nbgrader's grading of a lab through `grading.grade`, on limited ranks, without running the student's notebook.
 
 `nbgrader_config.py` of a course calls `configure`. Then `nbgrader autograde` takes from a submission the answers alone,
 puts them into the instructor's notebook, and writes below each check what it said: with no error it gives its points.
@@ -21,7 +21,7 @@ CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)
 
 
 def configure(c) -> None:
-    """`c` is nbgrader's configuration, as from `get_config()`."""
+    """Configure nbgrader; `c` is its configuration, as from `get_config()`."""
     c.CourseDirectory.course_id = "shardlab"
     c.FileNameCollectorPlugin.named_regexp = CANVAS_FILE
     c.Autograde.pre_convert_hook = the_lab_alone
@@ -32,13 +32,13 @@ def configure(c) -> None:
 
 
 def the_lab_alone(notebooks: list[str], **_) -> None:
-    """Whatever is in a student's folder: nbgrader is to look at the lab's own notebook, which `LabExporter` finds."""
+    """Let nbgrader see only the lab's own notebook, which `LabExporter` finds, whatever is in a student's folder."""
     folder = Path(notebooks[0]).parent
     notebooks[:] = [str(folder / f"{folder.name}.ipynb")]
 
 
 class LabExporter(NotebookExporter):
-    """Reads, in the place of a submission, the instructor's notebook with the student's answers.
+    """An exporter that replaces a submission by the instructor's notebook with the student's answers.
 
     So nbgrader meets no file that it cannot read, no cell that is missing, twice, or other than it should be, and who
     opens the result meets no page that a student has written.
@@ -55,7 +55,7 @@ class LabExporter(NotebookExporter):
 
 
 class RunChecks(NbGraderPreprocessor):
-    """In the place of nbgrader's Execute."""
+    """A preprocessor that replaces nbgrader's Execute."""
 
     def preprocess(self, nb, resources):
         about, coursedir = resources["nbgrader"], self.parent.parent.coursedir
@@ -74,13 +74,13 @@ class RunChecks(NbGraderPreprocessor):
 
 
 def source(coursedir, about: dict):
-    """The instructor's notebook."""
+    """Return the instructor's notebook."""
     folder = coursedir.format_path(coursedir.source_directory, ".", about["assignment"])
     return nbformat.read(Path(folder) / f"{about['notebook']}.ipynb", as_version=4)
 
 
 def assembled(source, submitted):
-    """The instructor's notebook with the answers of a submission."""
+    """Return the instructor's notebook with the answers of a submission."""
     given = {name: cell.source for cell in submitted.cells if (name := name_of(cell))}
     for cell in source.cells:
         if cell.cell_type == "code":
@@ -91,12 +91,12 @@ def assembled(source, submitted):
 
 
 def output_of(mark: Mark):
-    """What nbgrader takes for a cell's output: an error means no points."""
+    """Return a cell's output for nbgrader: an error means no points."""
     if mark.points < mark.of:
         return nbformat.v4.new_output("error", ename="CheckFailed", evalue=mark.said, traceback=mark.said.splitlines())
     return nbformat.v4.new_output("stream", name="stdout", text=mark.said)
 
 
 def escaped(text: str) -> str:
-    """A text for a page of Markdown: names in it are a student's."""
+    """Escape a text for a page of Markdown: its names are chosen by students."""
     return "".join(f"&#{ord(c)};" if c in "<>&*_`[]\\$|" else c for c in text)

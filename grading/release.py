@@ -99,7 +99,7 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
         points = [cell.metadata.nbgrader["points"] for cell in notebook.cells if "points" in about(cell)]
         print(f"{lab}: source, release and Gradescope's autograder; {len(points)} checks, {sum(points):g} points",
               flush=True)
-    print(f"The course is in {folder}. notebooks/labs/README.md tells how to go on.")
+    print(f"The course is in {folder}. notebooks/labs/README.md explains the next steps.")
 
 
 def course_seed(path: Path) -> str:
@@ -112,17 +112,17 @@ def course_seed(path: Path) -> str:
 # ---- what must not be lost ----
 
 def check_course(folder: Path) -> None:
-    """The folder is a course, or new. Raises UserError."""
+    """Check that the folder is a course, or new. Raises UserError."""
     check_folder(str(folder))
     with reading(str(folder)):
         strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if strange and not (folder / "nbgrader_config.py").is_file():
-        raise UserError(f"{folder} is no course: it holds {strange[0]}, but no nbgrader_config.py. Name a new folder, "
-                        "as in ./run.sh labs ~/course.")
+        raise UserError(f"{folder} is not a course: it holds {strange[0]}, but no nbgrader_config.py. Name a new "
+                        "folder, as in ./run.sh labs ~/course.")
 
 
 def check_unchanged(path: Path) -> None:
-    """The instructor's notebook is as it was made. Raises UserError."""
+    """Check that the instructor's notebook was not changed by hand. Raises UserError."""
     if not path.exists():
         return
     try:
@@ -131,12 +131,12 @@ def check_unchanged(path: Path) -> None:
     except Exception:       # nbformat has many
         changed = True
     if changed:
-        raise UserError(f"{path} has been changed by hand, and would be lost. Make the change in notebooks/labs/"
+        raise UserError(f"{path} has been changed by hand, and this would be lost. Make the change in notebooks/labs/"
                         f"{path.stem}.py, from which it is made, and move the notebook away.")
 
 
 def check_submissions(folder: Path, lab: str, notebook) -> None:
-    """What has been graded can be graded again: it has the same cells. Raises UserError."""
+    """Check that graded submissions can be graded again: the lab has the same cells. Raises UserError."""
     database = folder / "gradebook.db"
     if not database.exists():
         return
@@ -155,17 +155,17 @@ def check_submissions(folder: Path, lab: str, notebook) -> None:
 
 
 def opened(database: Path) -> Gradebook:
-    """nbgrader's gradebook. Raises UserError."""
+    """Open nbgrader's gradebook. Raises UserError."""
     find_programs()
     try:
         return Gradebook(f"sqlite:///{database}", "shardlab")
     except Exception as error:      # those of a database
-        raise UserError(f"{database} is no gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
+        raise UserError(f"{database} is not a gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
                         "copy of the right one there.") from error
 
 
 def find_programs() -> None:
-    """nbgrader starts alembic, which is beside this Python, but on PATH only where .venv has been activated."""
+    """Put this Python's folder on PATH: nbgrader starts alembic, which PATH has only if .venv has been activated."""
     beside = str(Path(sys.executable).parent)
     if beside not in os.get_exec_path():
         os.environ["PATH"] = os.pathsep.join([beside, *os.get_exec_path()])
@@ -178,13 +178,13 @@ def about(cell) -> dict:
 
 
 def signed(notebook):
-    """With a digest by which changes are found."""
+    """Add a digest that reveals changes."""
     notebook.metadata["shardlab"] = {"made": digest(notebook)}
     return notebook
 
 
 def digest(notebook) -> str:
-    """Of what matters in a notebook; Jupyter adds to the rest when it saves one."""
+    """Return the digest of what matters in a notebook; Jupyter changes the rest when it saves one."""
     cells = [[cell.cell_type, cell.source, about(cell)] for cell in notebook.cells]
     return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
 
@@ -203,7 +203,7 @@ def release(folder: Path, lab: str) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Write a file whole or not at all."""
     with writing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -214,7 +214,7 @@ def write(path: Path, data: bytes) -> None:
 # ---- Gradescope ----
 
 def autograder(lab: str, notebook, seed: str) -> bytes:
-    """The zip that Gradescope takes: how to set up, how to run, and all that is needed for it."""
+    """Make Gradescope's zip: setup, start, and everything that is needed for it."""
     lock = (ROOT / "requirements.lock").read_text()
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
              SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),

@@ -1,4 +1,4 @@
-"""Runs answers on limited ranks (`grading/limited_rank.py`), each a process of its own, and tells what went wrong."""
+"""The sandbox: runs answers on limited ranks (`grading/limited_rank.py`), in separate processes, and reports errors."""
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ PAST = {"send": "to send to", "receive": "to receive from", "exchange": "to exch
 
 
 class AnswerFailed(Exception):
-    """An answer that did not come to its end on every rank. The message is for its author."""
+    """An answer that did not finish on every rank. The message is for its author."""
 
     hangs = False       # whether that is all: no rank has failed, but some were not done in time
 
@@ -27,7 +27,7 @@ class Each:
 
 
 class Outcome(NamedTuple):
-    """What an answer has returned on each rank, how many elements each has sent, and what it has printed."""
+    """The result of an answer on each rank, how many elements each has sent, and what it has printed."""
 
     results: list
     sent: list[int]
@@ -64,14 +64,14 @@ class Sandbox:
             return Outcome([one["result"] for one in returned], [int(one["sent"]) for one in returned],
                            [answer.printed for answer in found])
         except (ValueError, TypeError, KeyError):
-            raise AnswerFailed(f"{function} has not come back by its return.") from None
+            raise AnswerFailed(f"{function} did not end with a return.") from None
 
     def close(self) -> None:
         self.pool.close()
 
 
 def shortened(answer: Answer) -> Answer:
-    """What it says, with the middle of a long traceback left out, and in characters that every file can hold."""
+    """Shorten a long traceback in the middle, and replace characters that some files cannot hold."""
     detail = answer.detail
     if len(detail) > TOLD:
         detail = f"{detail[:TOLD // 2]}\n[...]\n{detail[-TOLD // 2:]}"
@@ -82,13 +82,15 @@ def shortened(answer: Answer) -> Answer:
 
 
 def presentable(text: str) -> str:
-    """A text without lone surrogates, which no file can hold, and without control characters, which move a cursor."""
+    """Return a text without lone surrogates, which no file can hold, and without control characters, which move a
+    cursor.
+    """
     text = str(text).encode(errors="replace").decode()
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def what_failed(function: str, found: list[Answer], limit: float) -> str:
-    """For the answer's author: what each rank did, and who waits for whom."""
+    """Describe for the answer's author what each rank did, and which waits for which."""
     ranks, stuck = len(found), [rank for rank, answer in enumerate(found) if answer.what == "stuck"]
     where = f" on {ranks} ranks" if ranks > 1 else ""
     head = f"{function} did not come to an end{where}."
@@ -99,7 +101,8 @@ def what_failed(function: str, found: list[Answer], limit: float) -> str:
 
 
 def waiting(result: bytes) -> tuple | None:
-    """The operation that a stuck rank says it is in, and the rank it waits for; None if it says nothing of the kind."""
+    """Return the operation in which a stuck rank is, and the rank for which it waits; None if the report does not say.
+    """
     try:
         operation, other = from_bytes(result)
         known = operation in OPERATIONS and (other is None if operation not in PAST else type(other) is int)
@@ -109,7 +112,7 @@ def waiting(result: bytes) -> tuple | None:
 
 
 def waits(waiting: Mapping[int, Any]) -> list[str]:
-    """What each stuck rank waits for, and the circle, if they wait in one."""
+    """Describe what each stuck rank waits for, and the cycle, if they wait in one."""
     lines = []
     for rank, what in waiting.items():
         if what is None:
@@ -125,7 +128,7 @@ def waits(waiting: Mapping[int, Any]) -> list[str]:
 
 
 def circle_of(waits_for: Mapping[int, int]) -> list[int]:
-    """Ranks of which each waits for the next, and the last for the first; [] if there is no such circle."""
+    """Return ranks of which each waits for the next, and the last for the first; [] if there is no such cycle."""
     for start in waits_for:
         path = [start]
         while (following := waits_for.get(path[-1])) is not None:

@@ -1,4 +1,4 @@
-"""What students hand in, which may be anything: read without trust, and graded; what is odd is said in sentences."""
+"""Submissions, which may contain anything: read without trust, and graded; oddities are reported in sentences."""
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ LARGEST = 50 << 20      # bytes of a notebook
 
 
 class Unreadable(Exception):
-    """A submission that is no notebook. The message is for its author."""
+    """A submission that is not a notebook. The message is for its author."""
 
 
 class Graded(NamedTuple):
@@ -42,33 +42,33 @@ def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> G
 
 
 def found_in(folder: Path, name: str) -> Path:
-    """The notebook of this name in a folder, or the only one. Raises Unreadable."""
+    """Return the notebook of this name in a folder, or the only one. Raises Unreadable."""
     if (folder / name).is_file():
         return folder / name
     others = [path for path in sorted(folder.glob("*.ipynb")) if path.is_file()]
     if len(others) == 1:
         return others[0]
     if not others:
-        raise Unreadable(f"There is no notebook: {name} was to be handed in.")
-    raise Unreadable(f"There are {len(others)} notebooks, and none of them is called {name}: hand in that one.")
+        raise Unreadable(f"There is no notebook: {name} was expected.")
+    raise Unreadable(f"There are {len(others)} notebooks, and none of them is called {name}: submit that one.")
 
 
 def read(path: Path):
-    """The cells of a notebook: kind, text, and what nbgrader has written on them. Raises Unreadable."""
+    """Return the cells of a notebook: kind, text, and nbgrader's metadata. Raises Unreadable."""
     try:
         if path.stat().st_size > LARGEST:
-            raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and hand it in again.")
+            raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and submit it again.")
         notebook = json.loads(path.read_text(encoding="utf-8-sig"))
         return nbformat.from_dict({"cells": [cell_of(cell) for cell in cells_of(notebook)]})
     except OSError as error:
         raise Unreadable(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         empty = not path.read_bytes().strip()
-        raise Unreadable(f"{path.name} is {'empty' if empty else 'no notebook: it is not JSON'}. Open it in Jupyter, "
-                         "save it, and hand it in again.") from None
+        raise Unreadable(f"{path.name} is {'empty' if empty else 'not a notebook: it is not JSON'}. Open it in "
+                         "Jupyter, save it, and submit it again.") from None
     except (KeyError, TypeError, AttributeError):
-        raise Unreadable(f"{path.name} is no notebook: it is JSON, but has no cells. Open it in Jupyter, save it, and "
-                         "hand it in again.") from None
+        raise Unreadable(f"{path.name} is not a notebook: it is JSON, but has no cells. Open it in Jupyter, save it, "
+                         "and submit it again.") from None
 
 
 def cells_of(notebook: dict) -> list:
@@ -76,7 +76,7 @@ def cells_of(notebook: dict) -> list:
 
 
 def cell_of(cell: dict) -> dict:
-    """What grading looks at, of the kinds that it should be of."""
+    """Return the fields of a cell that grading needs, with the types that they should have."""
     text = cell.get("source", cell.get("input", ""))
     text = "".join(text) if isinstance(text, list) else str(text)
     metadata = cell.get("metadata", {})
@@ -87,7 +87,7 @@ def cell_of(cell: dict) -> dict:
 
 
 def remarks(source, submitted) -> list[str]:
-    """What is odd about a submission."""
+    """List what is odd about a submission."""
     tasks, given = list(answers_of(source)), [name for cell in submitted.cells if (name := name_of(cell))]
     if not set(tasks) & set(given):
         return [f"None of the answers of this lab ({', '.join(tasks)}) is in it: is it the notebook of another lab?"]
@@ -99,5 +99,5 @@ def remarks(source, submitted) -> list[str]:
 
 
 def presentable(name: str) -> str:
-    """A name that a student has chosen, for a sentence."""
+    """Return a name that a student has chosen, fit for a sentence."""
     return f"{name[:40]} ..." if len(name) > 40 else name

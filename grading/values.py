@@ -1,4 +1,4 @@
-"""What travels between a check and an answer: numbers, texts, arrays, and lists, tuples and dicts of them.
+"""Values that checks and answers exchange: numbers, texts, arrays, and lists, tuples and dicts of them.
 
 An answer's process is not trusted, so nothing that comes from it is ever unpickled, or believed without a look.
 """
@@ -15,7 +15,7 @@ TOO_MANY = "too many single values to hand over: put numbers into arrays"
 
 
 def to_bytes(value: Any) -> bytes:
-    """JSON, and behind it the arrays' elements. Raises TypeError for a value of any other kind."""
+    """Encode as JSON, followed by the arrays' elements. Raises TypeError for a value of any other kind."""
     arrays: list[np.ndarray] = []
     tree = json.dumps(described(value, arrays)).encode()
     if len(tree) > TREE:
@@ -24,7 +24,7 @@ def to_bytes(value: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """The inverse. Raises ValueError for anything that `to_bytes` has not made."""
+    """Decode what `to_bytes` has encoded. Raises ValueError for anything else."""
     try:
         length, _, rest = data.partition(b"\n")
         if int(length) > TREE:
@@ -38,13 +38,13 @@ def from_bytes(data: bytes) -> Any:
 
 
 def described(value: Any, arrays: list[np.ndarray]) -> Any:
-    """A tree that JSON knows: [kind, content]. Arrays are put aside."""
+    """Return a tree for JSON: [kind, content]. Arrays are stored separately."""
     if value is None or isinstance(value, bool | int | float | str):
         return ["plain", value]
     if isinstance(value, np.ndarray | np.generic):
         value = np.asarray(value)
         if value.dtype.kind not in "biuf":
-            raise TypeError(f"an array of {value.dtype} cannot be handed over: make it one of numbers")
+            raise TypeError(f"an array of {value.dtype} cannot be passed: make it one of numbers")
         arrays.append(value)
         return ["array", [value.dtype.str, value.shape]]
     if isinstance(value, list | tuple):
@@ -54,7 +54,7 @@ def described(value: Any, arrays: list[np.ndarray]) -> Any:
                 [described(item, arrays) for item in value]]
     if isinstance(value, dict):
         return ["dict", [[described(key, arrays), described(item, arrays)] for key, item in value.items()]]
-    raise TypeError(f"a {type(value).__name__} cannot be handed over: only numbers, texts, arrays, and lists, tuples "
+    raise TypeError(f"a {type(value).__name__} cannot be passed: only numbers, texts, arrays, and lists, tuples "
                     "and dicts of them")
 
 

@@ -2,16 +2,16 @@
 # # 1. Splitting matrices, the right and the wrong way
 #
 # A large language model is, for the most part, matrix products. The matrices of the largest models do not fit into one
-# device, so they are cut up and dealt out. There are several ways to cut a product, and all are correct. But what
-# stands *between* two products decides which of them are cheap, and one of them is a trap that raises no error.
+# device, so they are split into shards. There are several ways to split a product, and all are correct. But the
+# function *between* two products decides which of them are cheap, and one of them is a trap that raises no error.
 #
-# **You will** cut a product in three ways and see what each costs; put two of them together so that nothing has to be
-# sent in between; fall into the trap; and run the same thing on processes that really hold a part each.
+# **You will** split a product in three ways and see what each costs; combine two of them so that nothing has to be sent
+# in between; fall into the trap; and run the same thing on processes that really hold one shard each.
 #
 # **You need** NumPy and matrix products. No paper, no GPU, no MPI. About 20 minutes.
 #
-# The first cell is the same in all walkthroughs. It brings two things: figures show themselves, and `%%ranks` runs a
-# cell on several processes (we come to that at the end).
+# The first cell is the same in all walkthroughs. It does two things: figures are displayed automatically, and `%%ranks`
+# runs a cell on several processes (we come to that at the end).
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -22,13 +22,13 @@ from mpi_impl.notebook.pictures.shards import by_columns, by_rows, draw_matrices
 random = np.random.default_rng(1)
 
 # %% [markdown]
-# ## A product, cut in three ways
+# ## A product, split in three ways
 #
-# $Y = X A$. $X$ has a row for each word of a text and a column for each of $h$ numbers that describe the word; $A$ is
-# what the model has learnt. We have $t$ workers. Each is called a *rank* and has a number, from 0 to $t - 1$; the piece
-# of a matrix that one rank holds is its *shard*.
+# $Y = X A$. $X$ has a row for each token of a text (a word, or a part of one) and a column for each of $h$ numbers that
+# describe the token; $A$ is what the model has learnt. We have $t$ workers. Each is called a *rank* and has a number,
+# from 0 to $t - 1$; the piece of a matrix that one rank holds is its *shard*.
 #
-# **By rows of X.** Each rank takes some of the words, and needs all of $A$. Grey is what every rank must hold:
+# **By rows of X.** Each rank takes some of the tokens, and needs all of $A$. Grey is what every rank must hold:
 
 # %%
 rows, h, columns, t = 6, 4, 16, 4
@@ -37,12 +37,12 @@ draw_matrices([by_rows("X", rows, h, t), "x", whole("A", h, columns), "=", by_ro
               "by rows of X")
 
 # %% [markdown]
-# That is *data parallelism*, and it is good as long as $A$ fits. It does not make a rank's share of $A$ any smaller, so
-# it cannot be the answer to our question. (Six words for four ranks do not divide: two ranks have two words, two have
+# That is *data parallelism*, and it is good as long as $A$ fits. It does not make a rank's part of $A$ any smaller, so
+# it cannot be the answer to our question. (Six tokens do not divide by four ranks: two ranks have two tokens, two have
 # one. Try other numbers in the cell above.)
 #
 # **By columns of A.** Column $j$ of $Y$ is $X$ times column $j$ of $A$, and needs no other column. So a rank with some
-# columns of $A$ makes just those columns of $Y$, and nobody sends anything:
+# columns of $A$ computes just those columns of $Y$, and nobody sends anything:
 
 # %%
 draw_matrices([whole("X", rows, h), "x", by_columns("A", h, columns, t), "=", by_columns("Y", rows, columns, t)], t,
@@ -50,11 +50,11 @@ draw_matrices([whole("X", rows, h), "x", by_columns("A", h, columns, t), "=", by
 
 # %% [markdown]
 # **By rows of A.** A row of $A$ meets a column of $X$. A rank with some rows of $A$ needs only the columns of $X$ that
-# belong to them. What it gets is as large as $Y$, but it is not $Y$. It is one summand of it:
+# belong to them. Its result is as large as $Y$, but it is only one summand of $Y$:
 #
 # $$X A = X_0 A_0 + X_1 A_1 + X_2 A_2 + X_3 A_3$$
 #
-# The picture shows such *partial sums* as sheets behind one another. To have $Y$, the ranks must add them up.
+# The picture shows such *partial sums* as sheets behind one another. To get $Y$, the ranks must add them up.
 
 # %%
 draw_matrices([by_columns("X", rows, h, t), "x", by_rows("A", h, columns, t), "=",
@@ -62,7 +62,7 @@ draw_matrices([by_columns("X", rows, h, t), "x", by_rows("A", h, columns, t), "=
 
 # %% [markdown]
 # Are these claims true? We hold all ranks' shards in lists, one element for each rank, and compare. `np.array_split`
-# deals out as in the pictures: where the numbers do not divide, the first ranks have one more.
+# splits as in the pictures: if the numbers do not divide, the first ranks have one more.
 
 # %%
 X, A = random.normal(size=(rows, h)), random.normal(size=(h, columns))
@@ -78,14 +78,14 @@ print("by rows of A:    added up          ", np.allclose(sum(partial), Y))
 print("by rows of A:    rank 0's alone    ", np.allclose(partial[0], Y))
 
 # %% [markdown]
-# ## Two products with a bend between them
+# ## Two products with a nonlinear function between them
 #
 # The MLP, one half of every layer of a transformer, is
 #
 # $$Y = \mathrm{GeLU}(X A)\, B.$$
 #
-# $A$ has four times as many columns as rows, and $B$ the other way round. GeLU is a smooth bend, applied to each
-# element by itself. Without it two products would be no more than one.
+# $A$ has four times as many columns as rows, and $B$ four times as many rows as columns. GeLU is a smooth nonlinear
+# function, applied to each element by itself. Without it two products would be no more than one.
 #
 # We want every rank to hold $1/t$ of $A$ and $1/t$ of $B$. For $A$ there were two ways, by columns and by rows. Which?
 
@@ -110,7 +110,7 @@ figure
 #
 # ### The wrong way: rows first
 #
-# Cut $A$ by rows. Each rank has a partial sum of $X A$. Say it applies GeLU to that and goes on:
+# Split $A$ by rows. Each rank has a partial sum of $X A$. Suppose that it applies GeLU to that and goes on:
 
 # %%
 B = random.normal(size=(columns, h))
@@ -122,11 +122,11 @@ print(f"off by as much as {np.abs(wrong - right).max() / np.abs(right).max():.0%
 
 # %% [markdown]
 # Nothing failed, the shapes are right, the numbers have the right size, and a model that computes this *trains*: it is
-# just another model. You would find out when you load its weights somewhere else. This is why this project compares
+# just another model. You would find out when you load its weights somewhere else. That is why this project compares
 # everything with one process that splits nothing.
 #
 # It can be repaired: add up *before* GeLU. But then the ranks must send something in the middle of the layer, and it is
-# the largest thing there is, $4h$ numbers for each word:
+# the largest array of all, $4h$ numbers for each token:
 
 # %%
 repaired = gelu(sum(partial))[0] @ B
@@ -136,8 +136,8 @@ print(f"numbers to add up over the ranks: {partial[0].size} here, {repaired.size
 # %% [markdown]
 # ### The right way: columns first, then rows
 #
-# Cut $A$ by columns. A rank has whole columns of $X A$, so it can apply GeLU to them. What it has now are columns of
-# $\mathrm{GeLU}(X A)$. And columns on the left are just what the cut of $B$ *by rows* asks for:
+# Split $A$ by columns. A rank has whole columns of $X A$, so it can apply GeLU to them. Now it has columns of
+# $\mathrm{GeLU}(X A)$. And columns on the left are just what splitting $B$ *by rows* needs:
 
 # %%
 draw_matrices([whole("X", rows, h), "x", by_columns("A", h, columns, t), "  GeLU →", by_columns("Z", rows, columns, t),
@@ -150,12 +150,12 @@ sums = [gelu(X @ a)[0] @ b for a, b in shards]
 print("the same?", np.allclose(sum(sums), right))
 
 # %% [markdown]
-# Between $X$ and the partial sums of $Y$ no rank needs to know anything of another. There is one sum over the ranks, at
-# the end, of an array as large as $Y$. When all ranks add up an array of theirs, and all get the result, that is called
-# an **all-reduce**. Megatron-LM ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3) is built on this.
+# Between $X$ and the partial sums of $Y$ no rank needs data of another. There is one sum over the ranks, at the end, of
+# an array as large as $Y$. If every rank contributes an array, and every rank gets the sum, that is called an
+# **all-reduce**. Megatron-LM ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3) is built on this.
 #
-# What does each way send? With $b$ texts of $s$ words, an all-reduce of $N$ numbers on $t$ ranks that stand in a ring
-# costs each rank $2N(t-1)/t$ (walkthrough 2 and lab 1 say why):
+# What does each way send? With $b$ texts of $s$ tokens, an all-reduce of $N$ numbers over $t$ ranks in a ring costs
+# each rank $2N(t-1)/t$ (walkthrough 2 and lab 1 say why):
 
 # %%
 from mpi_impl.notebook.pictures.charts import draw_bars
@@ -168,10 +168,10 @@ draw_bars({"columns, then rows: Y": {"sent": megabytes * ring_all_reduce(b * s *
           "MB that each of 8 ranks sends in the forward of one MLP", unit=" MB")
 
 # %% [markdown]
-# And the way with rows first is not even done then: after GeLU every rank has all of $\mathrm{GeLU}(XA)$, so it holds
-# $t$ times as much, and cutting $B$ costs another sum.
+# And splitting by rows first costs even more: after GeLU every rank has all of $\mathrm{GeLU}(XA)$, so it holds $t$
+# times as much, and splitting $B$ costs another sum.
 #
-# The biases of the MLP follow the same logic. That of $A$ has an element for each *column*: it is cut with them. That
+# The biases of the MLP follow the same logic. That of $A$ has an element for each *column*: it is split with them. That
 # of $B$ belongs to $Y$. If every rank adds it to its partial sum, it is added $t$ times. It must be added **once, after
 # the sum**. In the textbook, `reference/layers/mlp.py`, that is this line:
 
@@ -187,11 +187,11 @@ print(inspect.getsource(mlp.sharded_mlp_forward))
 #
 # ## On real ranks
 #
-# So far one process held everybody's shards in a list. `%%ranks 4` runs a cell on four processes. Each has the
-# variables of its own, and they can speak to one another only through `group`. `rank` is a process's own number.
+# So far one process held everybody's shards in a list. `%%ranks 4` runs a cell on four processes. Each has its own
+# variables, and they can communicate only through `group`. `rank` is a process's own number.
 #
-# Every rank draws the same matrices (the same seed), and keeps only its shard. Then it computes its partial sum, and
-# `group.all_reduce` adds them up:
+# Every rank draws the same matrices (with the same seed), and keeps only its shard. Then it computes its partial sum,
+# and `group.all_reduce` adds them up:
 
 # %%
 # %%ranks 4
@@ -215,8 +215,8 @@ print(f"Y begins {Y[0, :3].round(3)}")
 print([np.allclose(y, right) for y in ranks["Y"]])
 
 # %% [markdown]
-# What a rank sends is written down by its *ledger*, and a collective may not be called without saying what for. One
-# all-reduce, of 24 numbers, of 8 bytes each:
+# A rank's *ledger* records what it sends, and every call of a collective must give a reason. One all-reduce, of 24
+# numbers, of 8 bytes each:
 
 # %%
 # %%ranks 4
@@ -228,8 +228,8 @@ if rank == 0:
 # %% [markdown]
 # ### What if one rank does not join in?
 #
-# An all-reduce needs everyone. If one rank does not come, the others wait for ever: that is what most hangs in large
-# training runs are. Here a cell has a time limit, and says where everybody was:
+# An all-reduce needs everyone. If one rank does not come, the others wait for ever: most hangs of large training runs
+# have this cause. Here a cell has a time limit, and shows where every rank was:
 
 # %% tags=["raises-exception"]
 # %%ranks 4 --timeout 2
@@ -239,22 +239,21 @@ if rank != 2:
 # %% [markdown]
 # ## What to take away
 #
-# | cut | a rank holds | what it makes | what must be sent |
+# | split | a rank holds | it computes | it must send |
 # |---|---|---|---|
 # | by rows of X | all of A | its rows of Y | nothing |
 # | by columns of A | 1/t of A | its columns of Y | nothing, as long as columns are what comes next |
 # | by rows of A | 1/t of A | a partial sum of Y | an all-reduce of Y |
 #
 # - Columns first, then rows: the MLP needs one all-reduce forward.
-# - Never apply what is not linear to a partial sum.
-# - A wrong cut raises no error. Compare with what one process computes.
+# - Never apply a nonlinear function to a partial sum.
+# - A wrong split raises no error. Compare with what one process computes.
 #
 # ## Try it
 #
-# 1. Change `t` to 3 or 5 and run everything again. What in the cells above is still true where the numbers do not
-#    divide?
+# 1. Change `t` to 3 or 5 and run everything again. What in the cells above is still true if the numbers do not divide?
 # 2. Replace GeLU by `lambda u: (3 * u, None)` in the wrong way. Why is it right now?
-# 3. Which way to cut would you choose for two products with *nothing* between them, $Y = X A B$?
+# 3. Which split would you choose for two products with *nothing* between them, $Y = X A B$?
 #
-# Next: [2. f and g, and why they are adjoint](02_f_and_g.ipynb). The demo to run beside it:
+# Next: [2. f and g, and why they are adjoint](02_f_and_g.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.mlp`.

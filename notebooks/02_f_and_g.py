@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 2. f and g, and why they are adjoint
 #
-# In [walkthrough 1](01_splitting_matrices.ipynb) an MLP was cut over $t$ ranks, and there was one sum over the ranks,
-# at its end. That was the forward pass. Training also has a backward pass, which asks how each number should have been
-# different. It needs a sum, too, at the *other* end, and who forgets it gets no error, only wrong gradients.
+# In [walkthrough 1](01_splitting_matrices.ipynb) an MLP was split over $t$ ranks, and there was one sum over the ranks,
+# at its end. That was the forward pass. Training also has a backward pass, which computes how each number should have
+# been different. It also needs a sum, at the *other* end, and if you forget it, you get no error, only wrong gradients.
 #
 # **You will** write the two operators of Megatron-LM, *f* and *g*, as matrices and see that each is the other's
-# transpose; check a cut MLP against numerical gradients; leave a sum out, or make it twice, and see what comes of it;
+# transpose; check a sharded MLP against numerical gradients; leave a sum out, or do it twice, and see what happens;
 # take an all-reduce apart into the steps of a ring; and find the same two matrices again in sequence parallelism.
 #
 # **You need** walkthrough 1 (rank, shard, partial sum, all-reduce) and the chain rule. About 30 minutes.
@@ -31,10 +31,10 @@ random = np.random.default_rng(2)
 # %% [markdown]
 # ## The two edges of a region
 #
-# Between $X$ and the partial sums of $Y$ every rank works for itself, on columns of its own. Call that the *region*.
-# Outside of it all ranks hold the same arrays. So there are two edges, and something happens at each of them, forward
-# and backward. [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053) (section 3, figure 3) call the edge where $X$
-# goes in **f**, and that where $Y$ comes out **g**. In the textbook, where a list has one array for each rank:
+# Between $X$ and the partial sums of $Y$ every rank works alone, on its own columns. Call that the *region*. Outside of
+# it all ranks hold the same arrays. So there are two edges, and something happens at each of them, forward and
+# backward. [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053) (section 3, figure 3) call the edge where $X$ goes
+# in **f**, and that where $Y$ comes out **g**. In the textbook, where a list has one array for each rank:
 
 # %%
 for name in ("enter", "enter_backward", "leave", "leave_backward"):
@@ -42,14 +42,14 @@ for name in ("enter", "enter_backward", "leave", "leave_backward"):
 
 # %% [markdown]
 # Forward, f does nothing at all. It has a name because of its backward. The reasons in the docstrings are good ones.
-# But there is a better way to know what a backward has to be, one that leaves nothing to remember.
+# But there is a better way to find out what a backward has to be, with nothing to remember.
 #
 # ## f and g as matrices
 #
 # Take three ranks, and an $x$ of three numbers. f takes $x$ (which all ranks hold) to what the ranks have *inside* the
 # region: nine numbers, three on each. g takes nine numbers, three on each rank, to three. Both are *linear*: no
-# products of inputs, no bend. And what is linear is a matrix. Column $j$ is what comes out when the $j$-th input is 1
-# and all others are 0, so we can read the matrices off the textbook's own functions:
+# products of inputs, no nonlinear function. And every linear map is a matrix. Column $j$ is the output when the $j$-th
+# input is 1 and all others are 0, so we can read the matrices off the textbook's own functions:
 
 # %%
 t, n = 3, 3
@@ -62,8 +62,8 @@ draw_maps([Map("f", f, out=dealt(n * t, t), into=alike(n)), Map("g", g, out=alik
           "f copies, g adds up")
 
 # %% [markdown]
-# The strips say whose a number is: beside the matrix that of what comes out, above it that of what goes in. f says
-# "every rank gets $x$", g says "add up what the ranks have". And one is the other, laid on its side:
+# The strips show which rank has a number: outputs to the left of the matrix, inputs above it. f says "every rank gets
+# $x$", g says "add up what the ranks have". And each is the other's transpose:
 
 # %%
 print("g is f transposed:", np.array_equal(g, f.T))
@@ -79,14 +79,14 @@ print("g is f transposed:", np.array_equal(g, f.T))
 #
 # The backward of *any* linear map is its transpose. For maps that are not written down as matrices one says *adjoint*
 # for the same thing: $f^*$ is the adjoint of $f$ if $\langle f x, y \rangle = \langle x, f^* y \rangle$ for all $x$ and
-# $y$. So, with no further thought about who used what:
+# $y$. So, without thinking about which rank used what:
 #
 # - the backward of f, which copies, is its transpose, which adds up: **g**;
 # - the backward of g, which adds up, is its transpose, which copies: **f**.
 #
-# With functions in place of matrices, and arrays $[b, s, h]$ (texts, words, numbers for each word) that are drawn at
-# random. Inside, the ranks hold different arrays, so the inner product is the sum over all of them. Outside, they hold
-# the same one, so it counts once:
+# Now with functions instead of matrices, and random arrays $[b, s, h]$ (texts, tokens, numbers for each token). Inside,
+# the ranks hold different arrays, so the inner product is the sum over all of them. Outside, they hold the same one, so
+# it counts once:
 
 # %%
 t, shape = 4, (2, 4, 8)
@@ -102,11 +102,11 @@ inside = sum((u * du).sum() for u, du in zip(us, region.leave_backward([dy] * t)
 print("<g u, y> = <u, g* y>:", abs(inside - outside) < 1e-12)
 
 # %% [markdown]
-# That is a test that knows nothing of MLPs, and it settles whether a forward and a backward fit together. The project
-# has it as a theorem about random shapes, in `tests/reference/test_mappings.py`.
+# This test knows nothing about MLPs, and it decides whether a forward and a backward fit together. The project has it
+# as a theorem about random shapes, in `tests/reference/test_mappings.py`.
 #
-# "Counts once" is not a detail. What if each rank's copy of $Y$ were taken for an array of its own? Then g is a map
-# from $t$ arrays to $t$ arrays, f after g:
+# "Counts once" is not a detail. What if we treated each rank's copy of $Y$ as a separate array? Then g is a map from
+# $t$ arrays to $t$ arrays, f after g:
 
 # %%
 both = f @ g
@@ -121,12 +121,12 @@ print("what each rank gets:", *backward)
 # differentiates an all-reduce in this way, in a program in which every rank computes the same loss, has the gradients
 # of $t$ losses. Megatron counts the loss once, and so g's backward copies.
 #
-# ## Held against numerical gradients
+# ## Compared with numerical gradients
 #
 # A *numerical* gradient needs no backward at all: move one number up a little and down a little, and see by how much
-# the loss changes. It is slow, and it is the judge. Here is the MLP of walkthrough 1 with the biases, from
+# the loss changes. It is slow, but it decides who is right. Here is the MLP of walkthrough 1 with the biases, from
 # `reference/layers/mlp.py`, on four ranks. The loss is $\langle dY, Y \rangle$ with a random $dY$, so $dY$ *is* its
-# gradient with respect to $Y$. (Random, since with ones in its place many a wrong backward looks right.)
+# gradient with respect to $Y$. (Random, because with ones many a wrong backward looks right.)
 
 # %%
 from reference.config import ModelConfig
@@ -156,8 +156,8 @@ def numerical(function, x, step=1e-5):
 measured = numerical(loss, x)
 
 # %% [markdown]
-# Now the backward, as it is, and with two mistakes that are easily made. `Dropped` takes f for an operator that does
-# nothing, backward too. `Twice` is what becomes of a program in which two people have thought of the sum.
+# Now the backward, as it is, and with two mistakes that are easily made. `Dropped` assumes that f does nothing in the
+# backward either. `Twice` is a program in which two people have each added the sum.
 
 # %%
 class Dropped(TensorParallelRegion):
@@ -179,8 +179,8 @@ for name, dxs in found.items():
           f"  alike on all ranks: {all(np.array_equal(dx, dxs[0]) for dx in dxs)}")
 
 # %% [markdown]
-# In the picture each point is one element of $dX$ on one rank: to the right as measured, upwards as the backward has
-# it. What is right lies on the line.
+# In the picture each point is one element of $dX$ on one rank: the measured value to the right, the computed one
+# upwards. Correct points lie on the line.
 
 # %%
 figure = Figure((9, 3.4), layout="constrained")
@@ -194,8 +194,8 @@ figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols
 figure
 
 # %% [markdown]
-# Dropped, each rank has a cloud of its own: its partial sum of $dX$. Twice, all are alike, which looks healthy, and on
-# a line that is four times too steep.
+# With `Dropped`, each rank has a cloud of its own: its partial sum of $dX$. With `Twice`, all ranks agree, which looks
+# healthy, but on a line that is four times too steep.
 #
 # What about the gradients of the *weights*, those that training is for?
 
@@ -205,13 +205,13 @@ for name, grads in weights.items():
     print(f"{name:10}  dA the same: {same}")
 
 # %% [markdown]
-# All right, in all three! For $dA = X^T dZ$ ($Z = XA$, before GeLU) needs no $dX$. The mistake hurts whoever is
+# They are right in all three cases! $dA = X^T dZ$ ($Z = XA$, before GeLU) needs no $dX$. The mistake hurts the layers
 # *below*.
 #
 # ## Eight layers deep
 #
-# So let there be something below: eight blocks of a transformer, each with attention and an MLP, each with an f of its
-# own, and around both a residual sum and a layer norm (walkthrough 5). What are the gradients of each layer's $A$ now?
+# So let there be something below: eight blocks of a transformer, each with attention and an MLP, each with its own f,
+# and around both a residual sum and a layer norm (walkthrough 5). What are the gradients of each layer's $A$ now?
 
 # %%
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
@@ -249,17 +249,17 @@ draw_curves({"as it is": [1.0] * L, "dropped": ratio(dropped), "twice": ratio(tw
             "norm / right norm", "the norm of dA, layer by layer (the backward goes from right to left)")
 
 # %% [markdown]
-# *Twice* grows on the way down, and someone will look. *Dropped* has norms that nobody would look at. But:
+# The gradients of *Twice* grow from layer to layer, which somebody will notice. The norms of *Dropped* look normal.
+# But:
 
 # %%
 off = [np.linalg.norm(joined(a) - joined(b)) / np.linalg.norm(joined(b)) for a, b in zip(dropped, right)]
 print("dropped, layers 1 to 8: dA is off by", *(f"{part:.0%}" for part in off))
 
 # %% [markdown]
-# And there is worse. A layer norm's gain is on every rank, and each moves its own copy by its own gradient. That works
-# because all have the same gradient. With f's sum left out they have different ones: after one step the ranks' copies
-# are different, what is outside the region is no longer alike, and g adds up the parts of models that do not belong
-# together.
+# And it gets worse. A layer norm's gain is replicated, and each rank updates its own copy with its own gradient. That
+# works because all have the same gradient. Without f's sum they have different ones: after one step the ranks' copies
+# differ, arrays outside the region are no longer identical, and g adds up parts of different models.
 
 # %%
 for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.items():
@@ -270,8 +270,8 @@ for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.item
 # %% [markdown]
 # ## On real ranks
 #
-# `mpi_impl/layers/mlp.py` is the same layer for one rank. Its `region` sends something, and wants to know what for. Its
-# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 6 says why not at once).
+# `mpi_impl/layers/mlp.py` is the same layer for one rank. Its `region` sends something, and asks for the reason. Its
+# backward adds the weights' gradients to `grads`, through a `sink` (walkthrough 6 explains why not directly).
 
 # %%
 from mpi_impl.layers import mlp as on_ranks
@@ -284,7 +284,7 @@ ranks["shards"], ranks["x"], ranks["dy"] = shards, x, dy      # to all ranks
 # %%
 # %%ranks 4
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.telling import traffic_table
+from mpi_impl.demos.printing import traffic_table
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.params import tree_map
@@ -309,12 +309,12 @@ print([np.allclose(dx, measured, atol=1e-6) for dx in ranks["dx"]])
 # The last column of the ledger says how many bytes each rank has sent. For an all-reduce of $N$ numbers that is
 # $2N(t-1)/t$, numbers of 8 bytes. Where does the formula come from?
 #
-# Say all ranks send their arrays to rank 0, which adds up and sends the sum back to each. Then rank 0 receives and
-# sends $(t-1)N$ numbers while the others wait. It is better to stand in a *ring*, where everyone sends to the next
-# rank only, all at the same time (Patarasuk and Yuan 2009). Each array is cut into $t$ pieces. In the picture there
-# is a row for each rank and a box for each piece of its array. Rank $i$ begins with a stripe of its own colour in
-# each of its boxes; a box with all colours is complete. What has just come, from the rank above (to rank 0 from the
-# last), has a frame:
+# Suppose that all ranks send their arrays to rank 0, which adds them up and sends the sum back to each. Then rank 0
+# receives and sends $(t-1)N$ numbers while the others wait. A *ring* is better: every rank sends to the next rank only,
+# all at the same time (Patarasuk and Yuan 2009). Each array is divided into $t$ pieces. In the picture there is a row
+# for each rank and a box for each piece of its array. Rank $i$ begins with a stripe of its own colour in each of its
+# boxes; a box with all colours is complete. A frame marks what has just arrived from the rank above (for rank 0, from
+# the last):
 
 # %%
 t = 4
@@ -322,15 +322,15 @@ steps = ring_all_reduce(np.tile(2 ** np.arange(t)[:, None], (1, t)))
 draw_ring(steps)
 
 # %% [markdown]
-# First the **reduce-scatter**: in each step a rank sends on the piece that it has just got, with its own numbers added.
-# After $t-1$ steps rank $i$ has piece $i$ of the sum, complete, and of the others only parts. Then the **all-gather**:
-# complete pieces go round, and take the places of the incomplete ones. Again $t-1$ steps. In each of these $2(t-1)$
-# steps every rank sends one piece, $N/t$ numbers, and nobody ever waits for one rank that is busier than the rest:
+# First the **reduce-scatter**: in each step a rank passes on the piece that it has just received, with its own numbers
+# added. After $t-1$ steps rank $i$ has the complete piece $i$ of the sum, and incomplete pieces otherwise. Then the
+# **all-gather**: complete pieces go around the ring and replace the incomplete ones, in another $t-1$ steps. In each of
+# these $2(t-1)$ steps every rank sends one piece, $N/t$ numbers, and no rank is busier than the others:
 #
 # $$2(t-1) \cdot \frac{N}{t} = \frac{2N(t-1)}{t} < 2N.$$
 #
-# (In the picture rank $i$'s numbers are $2^i$, so that the binary digits of a sum say who is in it. A stripe is a
-# digit.)
+# (In the picture rank $i$'s numbers are $2^i$, so that the binary digits of a sum show which ranks are in it. A stripe
+# is a digit.)
 
 # %%
 print("at the end each piece on each rank is", np.unique(steps[-1].held), "= 1 + 2 + 4 + 8")
@@ -352,8 +352,8 @@ print(f"piece {by_hand}, the same from MPI: {np.array_equal(by_hand, at_once)}")
 print("sent:", group.ledger.elements(operation="send"), "numbers; N (t-1)/t is", ring_all_gather(12, size))
 
 # %% [markdown]
-# So an all-reduce costs less than two arrays, on however many ranks. If all goes through rank 0, every further rank
-# makes it dearer:
+# So an all-reduce costs less than two arrays, on any number of ranks. If everything goes through rank 0, every further
+# rank makes it more expensive:
 
 # %%
 from reference.comm.ring import ring_all_reduce as cost_of_ring
@@ -367,13 +367,13 @@ draw_curves({"everything through rank 0": [size - 1 for size in sizes],
 # ## Sequence parallelism: the same matrices, other owners
 #
 # Outside the region all ranks hold the same $[b, s, h]$, and do the same with it: layer norms, dropout, residual sums,
-# $t$ times over. What they do there, they do for each position of a text by itself. So the positions can be dealt out:
-# outside, rank $i$ has $s/t$ of them ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 4.2.2). That
-# is *sequence parallelism*, and it is another `region`.
+# $t$ times over. All of that treats each position of a text separately. So the positions can be sharded: outside, rank
+# $i$ has $s/t$ of them ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 4.2.2). That is *sequence
+# parallelism*, and it is another `region`.
 #
-# Inside, all positions are needed. So where there was f, the ranks' positions must be joined: an **all-gather**. Where
-# there was g, the partial sums must be added up, but each rank needs only its positions of the sum: a
-# **reduce-scatter**. Their matrices, for three positions, one on each of three ranks:
+# Inside, all positions are needed. So f is replaced by an **all-gather**, which joins the ranks' positions. And g is
+# replaced by a **reduce-scatter**: the partial sums are added up, but each rank needs only its positions of the sum.
+# Their matrices, for three positions, one on each of three ranks:
 
 # %%
 t = 3
@@ -395,10 +395,10 @@ draw_maps([Map("all-gather", gather, out=dealt(n * t, t), into=dealt(n, t)),
 print("the same numbers as f and g:", np.array_equal(gather, f) and np.array_equal(scatter, g))
 
 # %% [markdown]
-# They *are* f and g. What has changed is the strips: whose the numbers outside are. So they are adjoint, and each is
-# the backward of the other. And an all-reduce is a reduce-scatter and then an all-gather, as the ring has shown. So as
-# much is sent as before: where f and g send nothing one way and an all-reduce the other way, these send half of it each
-# way.
+# They *are* f and g. Only the strips have changed: which rank has a number outside. So they are adjoint, and each is
+# the backward of the other. And an all-reduce is a reduce-scatter followed by an all-gather, as the ring has shown. So
+# the same amount is sent: f and g send nothing in one direction and an all-reduce in the other, and these send half of
+# it in each direction.
 #
 # On the four ranks of before: the same layer, the same shards, another region. Of the four positions each rank now has
 # one.
@@ -453,14 +453,14 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 #
 # ## Try it
 #
-# 1. Replace the random `dy` by `np.ones(shape)`. Do the three plots still tell the mistakes apart? Now let the layer be
-#    a softmax (`reference/ops.py`), whose outputs always add up to 1. What is its $dX$ for $dY = 1$, and which mistakes
-#    would you see?
+# 1. Replace the random `dy` by `np.ones(shape)`. Can you still distinguish the mistakes in the three plots? Now let the
+#    layer be a softmax (`reference/ops.py`), whose outputs always add up to 1. What is its $dX$ for $dY = 1$, and which
+#    mistakes would you see?
 # 2. Give `TensorParallelRegion` another wrong backward: let `leave_backward` add up, `return all_reduce(dys)`. Which of
 #    $dX$, $dA$, $dB$ are wrong now, and by what factor? Why does the last bias stay right?
 # 3. Eight ranks could also exchange all they have in pairs, three times: 0 with 1, then with 2, then with 4, and so on.
 #    How many numbers does each send? Say a message takes 5 µs, and 1 ns more for each number. For which $N$ is that
 #    faster than the ring? (MPI chooses by size, too.)
 #
-# Next: [3. Heads: how attention is cut](03_attention_heads.ipynb). The demos to run beside this one:
+# Next: [3. Heads: how attention is sharded](03_attention_heads.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.collectives` and `... -m mpi_impl.demos.sequence_parallel`.

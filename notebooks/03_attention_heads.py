@@ -1,14 +1,13 @@
 # %% [markdown]
-# # 3. Heads: how attention is cut
+# # 3. Heads: how attention is sharded
 #
-# The other half of a transformer's layer is attention. It has four matrices, and a softmax in the middle that would be
-# spoilt by partial sums. It is cut with hardly any thought, for its inventors have cut it already, into *heads*. But
-# there is a trap in how the matrices are stored, in which the shapes fit, the program runs, and the model is another
-# one.
+# The other half of a transformer's layer is attention. It has four matrices, and a softmax in the middle, which must
+# not be applied to partial sums. Sharding it is easy, because its inventors have already divided it into *heads*. But
+# there is a trap in how the matrices are stored: the shapes fit, the program runs, and the model is a different one.
 #
-# **You will** build four heads by hand, see where each of them looks, and deal them out to ranks; cut the fused matrix
-# of queries, keys and values the right and the wrong way; see what the root in the formula is for, and why it belongs
-# to the head; and do it all on real ranks, forward and backward.
+# **You will** build four heads by hand, see where each of them looks, and distribute them over ranks; shard the fused
+# matrix of queries, keys and values in the right and in the wrong way; see what the square root in the formula is for,
+# and why it belongs to the head; and do it all on real ranks, forward and backward.
 #
 # **You need** walkthroughs [1](01_splitting_matrices.ipynb) (columns, then rows) and [2](02_f_and_g.ipynb) (f and g).
 # About 25 minutes.
@@ -33,27 +32,27 @@ random = np.random.default_rng(3)
 # ## What a head does
 #
 # In attention each position of a text looks at others, and takes from each of them what it needs. Each of $s$ positions
-# has $h$ numbers, a row of $X$. From them a head makes three shorter rows, of $d$ numbers:
+# has $h$ numbers, a row of $X$. From them a head computes three shorter rows, of $d$ numbers:
 #
 # - a **query** $q$: what does this position look for?
 # - a **key** $k$: what does it have to offer?
 # - a **value** $v$: what does it give?
 #
-# Position $i$ takes from position $j$ the more, the better its query fits the key: their product $q_i \cdot k_j$ is the
-# *score*. Softmax ($e^{z_j}$ over the sum of all $e^{z_j}$) turns a position's scores into *shares* that add up to 1,
-# and what comes out is the values, mixed in these shares:
+# The better the query of position $i$ fits the key of position $j$, the more $i$ takes from $j$: their product
+# $q_i \cdot k_j$ is the *score*. Softmax ($e^{z_j}$ over the sum of all $e^{z_j}$) turns a position's scores into
+# *shares*, the attention weights, which add up to 1. The output is the values, mixed in these shares:
 #
 # $$\mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt{d}}\right) V$$
 #
-# In a GPT a position may look at itself and at those before it only. A layer has $a$ heads side by side, each with
-# matrices of its own for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In
-# walkthrough 7 it is the number of replicas: the papers use the letter for both.)
+# In a GPT a position may look only at itself and at those before it. A layer has $a$ heads side by side, each with its
+# own matrices for $q$, $k$ and $v$, and $d = h/a$. (In this walkthrough $d$ is the size of a head. In walkthrough 7 it
+# is the number of replicas: the papers use the letter for both.)
 #
 # ## Four heads, made by hand
 #
-# Training finds out what heads should look for. Ours are made by hand, so that we can see what they do. A word's row of
-# $X$ has three parts: a 1 that says which word it is; cosines and sines that say where it stands; and a 1 that is
-# always there.
+# Training finds out what heads should look for. Ours are made by hand, so that we can see what they do. Here every
+# token is a word. Its row of $X$ has three parts: a 1 that says which word it is; cosines and sines that say at which
+# position; and a 1 that is always there.
 
 # %%
 text = "the cat sat on the mat and the cat".split()
@@ -73,8 +72,8 @@ x[0, :, 16] = 1                                           # 16: always
 
 # %% [markdown]
 # Each head has a matrix $[h, d]$ for queries, one for keys and one for values. In the project they are one array,
-# *fused*: $[h, 3, a, d]$, so that one product of matrices does them all. `w[:, 0, i]` makes the queries of head $i$ and
-# `w[:, 1, i]` its keys. A score is large where the two are alike. Ours are to be:
+# *fused*: $[h, 3, a, d]$, so that one matrix product computes them all. `w[:, 0, i]` gives the queries of head $i$ and
+# `w[:, 1, i]` its keys. A score is large if the two are similar. Ours are:
 #
 # | head | query | key |
 # |---|---|---|
@@ -103,14 +102,14 @@ owners = owners_of(a, t)
 draw_patterns(cache.core.probs[0], owners, text, titles)
 
 # %% [markdown]
-# A row is a position, and says where it looks; the darker, the larger the share. Grey is what is hidden, the future.
-# Each head has a picture of its own, that no other head has any part in. That is the point: **heads learn nothing of
-# one another**, until a last matrix mixes what they have found, the *output projection* $[h, h]$. So we deal them out:
-# two ranks, two heads each. The colours say whose they are.
+# A row is a position, and shows where it looks; the darker, the larger the share. Grey is hidden: the future. Each head
+# has a picture of its own, to which no other head contributes. That is the point: **heads do not interact**, until a
+# last matrix mixes their results, the *output projection* $[h, h]$. So we distribute them: two ranks, two heads each.
+# The colours show which rank has which head.
 #
 # ## Why not some other way?
 #
-# Here is what it would cost to cut attention differently.
+# Here is the cost of other ways to shard attention.
 #
 # **Across a head.** Rank 0 has the first half of each query and key, rank 1 the second. A score is a sum over the $d$
 # numbers, so each rank has a partial sum of it. And softmax is not linear (the rule of walkthrough 1): the scores must
@@ -128,8 +127,8 @@ print("softmax is the sum of the halves' softmax:", np.allclose(sum(map(softmax,
 # **By positions.** Each rank takes some positions of the text. But each looks at keys and values of all others before
 # it, so those must be gathered, and each rank needs all of the weights.
 #
-# **By heads** there is g at the end, as in the MLP: one all-reduce of $b\,s\,h$ numbers. The numbers of GPT-3
-# ($s = 2048$, $h = 12288$, $a = 96$), of which each rank of eight would send, in 16 bits, for one text in one layer:
+# **By heads** there is g at the end, as in the MLP: one all-reduce of $b\,s\,h$ numbers. With the sizes of GPT-3
+# ($s = 2048$, $h = 12288$, $a = 96$), each of eight ranks would send, in 16 bits, for one text in one layer:
 
 # %%
 from reference.comm.ring import ring_all_gather, ring_all_reduce
@@ -142,22 +141,22 @@ draw_bars({name: {"sent": numbers * megabytes} for name, numbers in ways.items()
           "MB that each of 8 ranks sends in the forward of attention", unit=" MB")
 
 # %% [markdown]
-# By positions costs as much as by heads, but a rank then holds the whole layer. (For very long texts it is done all the
-# same; it is called context parallelism, and is not in this project.) By heads, a rank holds $1/t$ of the weights, and
-# $1/t$ of what grows with $s^2$: the shares $[b, a/t, s, s]$.
+# Splitting by positions costs the same as by heads, but a rank then holds the whole layer. (For very long texts it is
+# done nevertheless; it is called context parallelism, and is not in this project.) By heads, a rank holds $1/t$ of the
+# weights, and $1/t$ of what grows with $s^2$: the shares $[b, a/t, s, s]$.
 #
 # ## The trap: how Q, K and V are stored
 #
 # The fused array $[h, 3, a, d]$ can be read as a matrix of $3h$ columns: first all queries, head by head, then all
-# keys, then all values. Rank 0 needs the columns of *its heads* in each of the three. And who just cuts $3h$ columns in
-# two, as for the MLP's $A$?
+# keys, then all values. Rank 0 needs the columns of *its heads* in each of the three. What happens if we just split the
+# $3h$ columns in two, like the MLP's $A$?
 
 # %%
 draw_qkv({"by heads": np.tile(owners, (3, 1)), "straight through": owners_of(3 * a, t).reshape(3, a)}, a)
 
 # %% [markdown]
-# Straight through, rank 0 has *all queries* and half of the keys, and rank 1 not one query. It ought to fail at once.
-# It does not. A rank's $3h/t$ columns are reshaped to $[h, 3, a/t, d]$, and the shape is right:
+# Split straight through, rank 0 has *all queries* and half of the keys, and rank 1 not one query. It ought to fail
+# immediately. It does not. A rank's $3h/t$ columns are reshaped to $[h, 3, a/t, d]$, and the shape is right:
 
 # %%
 from reference.config import ModelConfig
@@ -181,27 +180,27 @@ for t in (1, 2, 4):
           f"  straight through off by {off(straight_through(t)):4.0%}")
 
 # %% [markdown]
-# What does rank 0 of two compute? It takes the first third of its columns for queries, which they are, those of heads 0
-# and 1. The second third it takes for keys, but those are the *queries* of heads 2 and 3. The last third it takes for
-# values: the keys of heads 0 and 1. It is an attention layer like any other, made of other weights. Trained from the
-# start in this way it learns. But with two ranks it is another model than with four, and what one has learnt is noise
-# to the other.
+# What does rank 0 of two compute? It takes the first third of its columns for queries, which is right: they are those
+# of heads 0 and 1. It takes the second third for keys, but those are the *queries* of heads 2 and 3. It takes the last
+# third for values: the keys of heads 0 and 1. That is a valid attention layer, with other weights. Trained from the
+# start in this way it learns. But with two ranks it is a different model than with four, and the weights of one are
+# noise to the other.
 #
-# In the project no one can make this mistake by hand: each tensor is declared with its shape and the *axis* along which
-# it is cut, and `split` (and the drawing of initial weights, and checkpoints) go by that.
+# In the project nobody can make this mistake by hand: each tensor is declared with its shape and the *axis* along which
+# it is split, and `split` (and the drawing of initial weights, and checkpoints) use that declaration.
 
 # %%
 print(inspect.getsource(attention_tensors))
 
 # %% [markdown]
 # `split=2` is axis $a$ of $[h, 3, a, d]$. (Megatron-LM stores the columns in another order, each head's query, key and
-# value side by side, for which straight through *is* by heads. Who converts weights between the two must permute them.)
+# value side by side, for which straight through *is* by heads. To convert weights between the two, permute them.)
 #
-# ## The way out: rows
+# ## The output projection: rows
 #
-# A rank has its heads' part of the *context*: $[b, s, h/t]$, as columns. Columns on the left ask for a cut by rows on
-# the right, as in the MLP. So the output projection is cut by rows, $d$ rows for each head, and each rank has a partial
-# sum:
+# A rank has its heads' part of the *context*: $[b, s, h/t]$, as columns. Columns on the left need a split by rows on
+# the right, as in the MLP. So the output projection is split by rows, $d$ rows for each head, and each rank has a
+# partial sum:
 
 # %%
 t = 2
@@ -210,7 +209,7 @@ draw_matrices([by_columns("context", s, h // 2, t, "[s, h]: heads side by side")
                partial_sums("Y", s, h // 2, "partial sums")], t, "the heads' results, and the rows that read them")
 
 # %% [markdown]
-# All of it, in the textbook, is this. `heads_forward` neither knows nor cares whether it has all heads or some; g is
+# In the textbook all of it is this function. `heads_forward` does not know whether it has all heads or some; g is
 # `region.leave`, and the bias comes once, after the sum.
 
 # %%
@@ -220,10 +219,10 @@ print(inspect.getsource(sharded_attention_forward))
 # ## The root belongs to the head
 #
 # Why is the score divided by $\sqrt{d}$? If the numbers of $q$ and $k$ vary by about 1, their product, a sum of $d$ of
-# such products, varies by $\sqrt{d}$. Scores that are large leave softmax no choice: one share is 1, all others are 0,
-# and there its gradient is 0 as well. Divided by $\sqrt{d}$ they vary by about 1, however large a head is
-# ([Vaswani et al. 2017](https://arxiv.org/abs/1706.03762), section 3.2.1). Here is the largest of 64 shares for random
-# queries and keys. The third curve is a mistake that is soon made: the root of the *model's* size, here $h = 16\,d$.
+# such products, varies by $\sqrt{d}$. With large scores softmax saturates: one share is 1, all others are 0, and its
+# gradient is 0 as well. Divided by $\sqrt{d}$ they vary by about 1, however large a head is ([Vaswani et al.
+# 2017](https://arxiv.org/abs/1706.03762), section 3.2.1). Here is the largest of 64 shares for random queries and keys.
+# The third curve is a common mistake: the root of the *model's* size, here $h = 16\,d$.
 
 # %%
 def largest(size, divisor):
@@ -239,11 +238,12 @@ draw_curves({"divided by the root of d": [largest(size, np.sqrt(size)) for size 
             "size d of a head", "largest of 64 shares", x=sizes, log="x")
 
 # %% [markdown]
-# Not divided, a large head sees one position only. Divided by $\sqrt{h}$, it sees all alike, a little of each.
+# Not divided, a large head sees only one position. Divided by $\sqrt{h}$, it sees a little of each position, nearly the
+# same of all.
 #
 # For us there is another point: $d$ is the same on any number of ranks. A rank computes it from what it holds,
-# `q.shape[-1]` of $[b, s, a/t, d]$. Were it to take the root of *its columns*, $h/t$, there would be a different model
-# for each $t$:
+# `q.shape[-1]` of $[b, s, a/t, d]$. If it took the root of *its columns*, $h/t$, there would be a different model for
+# each $t$:
 
 # %%
 scores = q @ k.T                                                          # of head 0, not divided
@@ -254,7 +254,7 @@ shares = softmax(scores[:2, :2] / np.sqrt(d))[1]
 print(f"with the root of d = h/a, whatever t is: {shares[0]:.0%} and {shares[1]:.0%}")
 
 # %% [markdown]
-# With one head on each rank, $t = a$, the mistake is not to be seen. A test that tries just that proves nothing.
+# With one head on each rank, $t = a$, the mistake is invisible. A test of that case alone proves nothing.
 #
 # ## On real ranks
 #
@@ -292,7 +292,7 @@ ranks["dy"] = dy
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.telling import traffic_table
+from mpi_impl.demos.printing import traffic_table
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.params import tree_map
 
@@ -304,7 +304,7 @@ with group.ledger.phase("backward"):
 print(traffic_table(group.ledger))
 
 # %% [markdown]
-# Is it right? The judge is the whole layer, in one process:
+# Is it right? Compare it with the whole layer, in one process:
 
 # %%
 from reference.params import join
@@ -316,12 +316,12 @@ for name in ("w_qkv", "b_qkv", "w_out", "b_out"):
     print(f"d{name}:", np.allclose(getattr(gathered, name), getattr(whole, name)))
 
 # %% [markdown]
-# As in the MLP: one all-reduce forward, one backward, of $b\,s\,h$ numbers each. Together a layer has four
+# It is as in the MLP: one all-reduce forward, one backward, of $b\,s\,h$ numbers each. Together a layer has four
 # ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), figure 4).
 #
-# One thing a rank must know that it cannot see in its arrays: *which* heads it has. Dropout draws at random what to
-# forget of the shares, and its draws go by the head's number in the whole layer (`first_head` in the source). A rank
-# that called its first head 0 would forget the same places in its heads as all others do in theirs. Nothing would fail.
+# One thing a rank must know that it cannot see in its arrays: *which* heads it has. Dropout sets random shares to 0,
+# and the random numbers depend on the head's number in the whole layer (`first_head` in the source). If every rank
+# called its first head 0, all ranks would drop the same places in their heads. Nothing would fail.
 #
 # ## Heads that do not divide
 #
@@ -338,8 +338,8 @@ except UserError as error:
     print(error)
 
 # %% [markdown]
-# It could be done. Two ranks with one head and one with two are right, too: heads learn nothing of one another, whoever
-# holds them. In the textbook we can try, with shards that we make ourselves:
+# It would be possible. Two ranks with one head and one with two are right, too: heads do not interact, whichever rank
+# holds them. In the textbook we can try it, with shards that we make ourselves:
 
 # %%
 stops = [0, 1, 2, 4]                                                      # heads 0; 1; 2 and 3
@@ -348,12 +348,12 @@ uneven = [replace(p, w_qkv=p.w_qkv[:, :, i:j], b_qkv=p.b_qkv[:, i:j], w_out=p.w_
 print("right with 1, 1 and 2 heads:", off(uneven) < 1e-12)
 
 # %% [markdown]
-# But g waits for the slowest. The rank with two heads takes twice as long, and the other two stand idle half of the
-# time: three ranks would be no faster than two. So Megatron, and this project, ask for $a$ to be a multiple of $t$.
+# But g waits for the slowest. The rank with two heads takes twice as long, and the other two are idle half of the time:
+# three ranks would be no faster than two. So Megatron, and this project, require $a$ to be a multiple of $t$.
 #
 # ## What to take away
 #
-# | tensor | whole | cut along | on a rank |
+# | tensor | whole | split along | on a rank |
 # |---|---|---|---|
 # | queries, keys, values | $[h, 3, a, d]$ | heads | $[h, 3, a/t, d]$ |
 # | their biases | $[3, a, d]$ | heads | $[3, a/t, d]$ |
@@ -361,18 +361,18 @@ print("right with 1, 1 and 2 heads:", off(uneven) < 1e-12)
 # | its bias | $[h]$ | not at all | $[h]$, added once, after g |
 #
 # - Heads are independent until the output projection. That is columns first, then rows, with softmax in between.
-# - A fused matrix has an inner structure. Cut along the axis of heads, and not through the $3h$ columns.
-# - The score is divided by $\sqrt{d}$, $d$ the size of a *head*. Whatever a rank computes from its own shapes must not
-#   change with $t$.
+# - A fused matrix has an inner structure. Split it along the axis of heads, not through the $3h$ columns.
+# - The score is divided by $\sqrt{d}$, $d$ the size of a *head*. A number that a rank computes from its own shapes must
+#   not change with $t$.
 #
 # ## Try it
 #
 # 1. Head 1 looks at the same word, itself included. Can you change its queries or keys so that it looks at the word
 #    that *followed* the same word, last time? (No. It takes two layers: what would the first have to do?)
 # 2. In `straight_through`, store the columns as Megatron does: `p.w_qkv.transpose(0, 2, 1, 3)` before the reshape, and
-#    `.reshape(h, a // t, 3, d).transpose(0, 2, 1, 3)` for each cut. Is it right now, and for which $t$?
+#    `.reshape(h, a // t, 3, d).transpose(0, 2, 1, 3)` for each piece. Is it right now, and for which $t$?
 # 3. In `mpi_impl/layers/attention.py` every rank could say `first_head=0`. Which cell of this walkthrough would notice?
 #    (The README shows a program that does.)
 #
-# Next: [4. Words: embedding and loss](04_embedding_and_loss.ipynb). The demo to run beside this one:
+# Next: [4. Tokens: embedding and loss](04_embedding_and_loss.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.attention`.

@@ -1,14 +1,14 @@
 # %% [markdown]
-# # 4. Words: embedding and loss
+# # 4. Tokens: embedding and loss
 #
-# A model computes with numbers, so at its beginning words become numbers, and at its end numbers become words again.
-# Both ends use the same table, with a row for each of 50,000 words. And what stands at the end, a number for every word
-# at every position, is among the largest arrays of the whole model. This walkthrough cuts the table and that array, and
-# gets the loss without ever putting the array together.
+# A model computes with numbers, so at its beginning tokens become numbers, and at its end numbers become tokens again.
+# Both ends use the same table, with a row for each of 50,000 tokens. And the output, a number for every token of the
+# vocabulary at every position, is among the largest arrays of the whole model. This walkthrough shards the table and
+# that array, and computes the loss without ever gathering the array.
 #
-# **You will** deal out the words of a vocabulary, and look up a text of which each rank knows a part; find out what
-# padding may not do; take the loss from split logits with three small sums; see three ways to get it wrong; and count
-# the bytes for models of real size.
+# **You will** distribute a vocabulary, and look up a text of which each rank knows a part; find out what padding must
+# not do; compute the loss from sharded logits with three small sums; see three ways to get it wrong; and count the
+# bytes for models of real size.
 #
 # **You need** walkthroughs [1](01_splitting_matrices.ipynb) and [2](02_f_and_g.ipynb). About 25 minutes.
 
@@ -30,11 +30,12 @@ from reference.params import initialize, split
 random = np.random.default_rng(4)
 
 # %% [markdown]
-# ## A table of words
+# ## A table of tokens
 #
-# The $V$ words that a model knows are its *vocabulary*, and a word is a number from 0 to $V - 1$. (In truth they are
-# parts of words, *tokens*.) The *embedding* is a table $E$, $[V, h]$: to embed a text is to look up the rows of its
-# words. The table is learnt, like all weights. Here are seven words, a text made of them, and a table with $h = 4$:
+# The $V$ tokens that a model knows are its *vocabulary*, and a token is a number from 0 to $V - 1$. (Real tokens are
+# mostly parts of words; here each is a whole word.) The *embedding* is a table $E$, $[V, h]$: to embed a text is to
+# look up the rows of its tokens. The table is learnt, like all weights. Here are seven tokens, a text made of them, and
+# a table with $h = 4$:
 
 # %%
 text = "the cat sat on the mat and the dog sat on the cat".split()
@@ -44,13 +45,13 @@ tokens = np.array([[vocabulary.index(word) for word in text]])       # [b, s] = 
 
 c = ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=1, vocab_size=V, max_position_embeddings=13,
                 init_method_std=0.8, make_vocab_size_divisible_by=1)
-tensors = Embedding(word_tensor(c), None)            # a table of words; the one of positions is left out here
+tensors = Embedding(word_tensor(c), None)            # the table of tokens; that of positions is left out here
 E = initialize(tensors, seed=4, dtype=np.float64).word
 print(vocabulary, tokens[0])
 
 # %% [markdown]
-# $V$ is large, 50,257 for GPT-2. So the table is cut by rows: each of $t$ ranks has $V/t$ words. Seven words do not
-# divide by four, so a row is put at the end for a word that does not exist: *padding*. `split` does that:
+# $V$ is large, 50,257 for GPT-2. So the table is sharded by rows: each of $t$ ranks has $V/t$ tokens. Seven tokens do
+# not divide by four, so a row for a token that does not exist is added at the end: *padding*. `split` does that:
 
 # %%
 shards = split(Embedding(E, None), tensors, t)
@@ -59,15 +60,15 @@ for rank, p in enumerate(shards):
     print(f"rank {rank} has {p.word.shape}:", *own, *["(padding)"] * (len(p.word) - len(own)))
 
 # %% [markdown]
-# ## Looking up what others hold
+# ## Looking up tokens that other ranks hold
 #
-# Every rank has the whole text. It looks up the words that it has, and for all others it answers **zero**. Of the
-# ranks' answers for a word all but one are zero, so their sum is the word's row. And a sum over the ranks we have: it
-# is g, an all-reduce of $b\,s\,h$ numbers. Backward g is nothing: each rank has all of $dX$, and adds it up for the
-# words that it holds.
+# Every rank has the whole text. It looks up the tokens that it has, and returns **zero** for all others. For every
+# token all but one of the ranks' results are zero, so their sum is the token's row. That sum over the ranks is g, an
+# all-reduce of $b\,s\,h$ numbers. Backward, g does nothing: each rank has all of $dX$, and adds it up for the tokens
+# that it holds.
 
 # %%
-owners = tokens[0] // len(shards[0].word)            # all shards have as many rows
+owners = tokens[0] // len(shards[0].word)            # all shards have the same number of rows
 draw_lookup(text, owners, t)
 
 # %%
@@ -76,8 +77,8 @@ xs, _ = embedding.sharded_embedding_forward(tokens, shards, TENSOR_PARALLEL)
 print("the same as in the whole table:", np.array_equal(xs[0], E[tokens]))
 
 # %% [markdown]
-# `np.where(held, ids, 0)`: a word that is not there gets row 0, and the row is then multiplied by `held`, which is 0.
-# What if one leaves out the zeros?
+# `np.where(held, ids, 0)`: a token that is not there gets row 0, and the row is then multiplied by `held`, which is 0.
+# What if we leave out the zeros?
 
 # %%
 ids, held = zip(*[local_ids(tokens, rank * len(p.word), len(p.word)) for rank, p in enumerate(shards)])
@@ -86,7 +87,8 @@ unmasked = sum(p.word[i] for p, i in zip(shards, ids))                # not mult
 print(f"off by {np.abs(unmasked - E[tokens]).max() / np.abs(E).max():.0%} of the largest element")
 
 # %% [markdown]
-# And without `np.where`, if it is zeroed in the end anyway? On two ranks, with four rows each:
+# And what if we leave out `np.where`, since the row is set to zero in the end anyway? On two ranks, with four rows
+# each:
 
 # %%
 for rank, p in enumerate(split(Embedding(E, None), tensors, 2)):
@@ -98,11 +100,11 @@ for rank, p in enumerate(split(Embedding(E, None), tensors, 2)):
     print(f"rank {rank}, rows {rows[0]} of {len(p.word)}: {error}")
 
 # %% [markdown]
-# In NumPy row $-1$ is the last row. Rank 1, for which the words of others have negative numbers, finds nothing to
-# complain of. So rank 0 fails, and rank 1 goes on to the all-reduce and waits there: a hang, on two ranks. On one rank,
-# which holds all words, everything is right.
+# In NumPy row $-1$ is the last row. Rank 1, for which the tokens of other ranks have negative numbers, gets no error.
+# So rank 0 fails, and rank 1 goes on to the all-reduce and waits there: a hang, on two ranks. On one rank, which holds
+# all tokens, everything is right.
 #
-# ## What padding may not do
+# ## What padding must not do
 #
 # Padding is there so that all ranks have arrays of one shape. Real sizes: the vocabulary of GPT-2, padded to a multiple
 # of 128 on each rank, as in Megatron (matrices of such sizes are faster):
@@ -115,30 +117,30 @@ for ranks_ in (1, 2, 4, 8):
     print(f"t = {ranks_}: {padded:,} rows, {padded - gpt2.vocab_size} of them padding, {padded // ranks_:,} on a rank")
 
 # %% [markdown]
-# How much there is of it depends on $t$. So if padding had any effect, a model on 8 ranks would be another one than on
-# 2. In this project it is storage and nothing else: never drawn, never decayed, not in a checkpoint. It cannot be
-# looked up, as no text has such a word. But it can do harm at the other end.
+# The amount of padding depends on $t$. So if padding had any effect, a model on 8 ranks would differ from one on two.
+# In this project it is storage and nothing else: never drawn, never decayed, not in a checkpoint. It cannot be looked
+# up, since no text has such a token. But it can do harm at the other end.
 #
 # ## The logits: the same table, as columns
 #
-# At its end, the model has a row $x$ of $h$ numbers for each position again. It says how well each word would fit as
-# the next one: the product of $x$ with the word's row of $E$. These numbers are the *logits*, $[b, s, V]$:
+# At its end, the model has a row $x$ of $h$ numbers for each position again. The product of $x$ with a token's row of
+# $E$ says how well that token would fit as the next one. These numbers are the *logits*, $[b, s, V]$:
 #
 # $$\text{logits} = X E^T$$
 #
 # To use $E$ once more, rather than a second table, is called *tying*; GPT-2 does it. It saves $V h$ parameters, and for
-# us it means that the cut is given. $E$ cut by rows is $E^T$ cut by columns. So it is a product of the first kind
-# (walkthrough 1): each rank makes the logits of its own words, and nothing is sent. At the entry stands f, for every
-# rank uses all of $X$.
+# us it means that the sharding is given. $E$ split by rows is $E^T$ split by columns. So it is a product of the first
+# kind (walkthrough 1): each rank computes the logits of its own tokens, and nothing is sent. Before it comes f, because
+# every rank uses all of $X$.
 
 # %%
 draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + -V % t, t), "=",
                by_columns("logits", len(text), V + -V % t, t)], t, "logits: a product cut by columns")
 
 # %% [markdown]
-# Which part of $E$'s gradient is on which rank? Words that were looked up get a part from the embedding. All words get
-# a part from the logits. Both are made where the row is, so they are just added up, and nothing is sent. (Where a
-# pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 6.)
+# Which part of $E$'s gradient is on which rank? Tokens that were looked up get a part from the embedding. All tokens
+# get a part from the logits. Both are computed on the rank that has the row, so they are just added up, and nothing is
+# sent. (If a pipeline has its two ends on different ranks, each has a copy of the table: walkthrough 6.)
 #
 # Our model has no layers in between, so $X$ is the embedding itself. And the padding?
 
@@ -149,27 +151,27 @@ for rank, part in enumerate(logits):
     print(f"rank {rank}: logits {part.shape}, after the first word {part[0, 0].round(2)}")
 
 # %% [markdown]
-# A padded word's logit is **minus infinity**. Left as it is, it would be 0 (a row of zeros, times $x$), and 0 is a
-# logit like any other: it has a share in the probabilities.
+# The logit of padding is **minus infinity**. Otherwise it would be 0 (a row of zeros, times $x$), and 0 is a logit like
+# any other: it would get some of the probability.
 #
 # ## The loss
 #
-# *Softmax* makes probabilities of logits: word $w$ has $e^{z_w}$ over the sum of all $e^{z_v}$. The loss at a position
-# is minus the logarithm of the probability of the *target*, the word that does come next. It is 0 where that is
-# certain:
+# *Softmax* turns logits into probabilities: token $w$ has $e^{z_w}$ over the sum of all $e^{z_v}$. The loss at a
+# position is minus the logarithm of the probability of the *target*, the token that does come next. It is 0 if the
+# target is certain:
 #
 # $$\ell = -\log \frac{e^{z_{target}}}{\sum_v e^{z_v}} = \log \sum_v e^{z_v} - z_{target}$$
 #
-# With the padding as a word like any other, the loss is larger, and more so the more padding there is:
+# If padding is treated as a token like any other, the loss is larger, and grows with the amount of padding:
 
 # %%
 from reference.ops import cross_entropy
 
-z, targets = (E[tokens] @ E.T)[:, :-1], tokens[:, 1:]                 # at each position the next word; [1, 12, 7]
+z, targets = (E[tokens] @ E.T)[:, :-1], tokens[:, 1:]                 # at each position the next token; [1, 12, 7]
 mean = cross_entropy(z, targets)[0].mean()
 
 for ranks_ in (1, 2, 3, 5):
-    none = -V % ranks_                                                # words that do not exist
+    none = -V % ranks_                                                # tokens that do not exist
     as_word = np.concatenate([z, np.zeros((1, 12, none))], axis=-1)
     masked = np.concatenate([z, np.full((1, 12, none), -np.inf)], axis=-1)
     print(f"t = {ranks_}, {none} padded: loss {cross_entropy(as_word, targets)[0].mean():.4f} with logit 0,"
@@ -178,16 +180,16 @@ for ranks_ in (1, 2, 3, 5):
 # %% [markdown]
 # ## Three numbers a position
 #
-# Each rank has the logits of its own words. To get the loss one could gather them all: then each rank has $[b, s, V]$
-# and does what one process would do. But look at the formula. All it needs to know of 50,000 logits is *two* numbers:
-# the sum of $e^{z}$, and the target's logit. The first is the sum of the ranks' sums. The second is known to one rank,
-# and if the others say 0, it is a sum as well (as with the lookup).
+# Each rank has the logits of its own tokens. To get the loss we could gather them all: then each rank has $[b, s, V]$
+# and does what one process would do. But look at the formula. All it needs from 50,000 logits is *two* numbers: the sum
+# of $e^{z}$, and the target's logit. The first is the sum of the ranks' sums. One rank knows the second, and if the
+# others contribute 0, it is a sum as well (as with the lookup).
 #
-# The third number is for safety. $e^{1000}$ is more than any computer can hold. Now the loss stays the same if the same
-# number is subtracted from all logits. So the largest of them is subtracted first. Then the largest power is $e^0 = 1$:
-# nothing overflows, and the sum is at least 1, so its logarithm is safe, too.
+# The third number is for safety. $e^{1000}$ is larger than any floating-point number. But the loss stays the same if
+# the same number is subtracted from all logits. So the largest of them is subtracted first. Then the largest power is
+# $e^0 = 1$: nothing overflows, and the sum is at least 1, so its logarithm is safe, too.
 #
-# Here are the logits at one position, where the word `sat` has been read and `on` comes next. For each step, what each
+# Here are the logits at one position, where the token `sat` has been read and `on` comes next. For each step, what each
 # rank contributes:
 
 # %%
@@ -208,8 +210,8 @@ print(f"loss: log {sum(sums):.3f} - ({sum(picked):.3f}) = {np.log(sum(sums)) - s
 
 # %% [markdown]
 # Three all-reduces (one of them takes the maximum, not the sum), each of one number for each position. In the textbook,
-# for all positions at once, this is way 3 of three (`reference/layers/cross_entropy.py` has all of them).
-# [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053) (section 3) have the idea; the maximum they do not mention.
+# for all positions together, this is way 3 of three (`reference/layers/cross_entropy.py` has all of them). [Shoeybi et
+# al. 2019](https://arxiv.org/abs/1909.08053) (section 3) have the idea, but do not mention the maximum.
 
 # %%
 from reference.layers.cross_entropy import (gathered_cross_entropy, sharded_cross_entropy_backward,
@@ -218,7 +220,7 @@ from reference.layers.cross_entropy import (gathered_cross_entropy, sharded_cros
 print(inspect.getsource(sharded_cross_entropy_forward))
 
 # %%
-parts = [part[:, :-1] for part in logits]            # the last word has no next one
+parts = [part[:, :-1] for part in logits]            # the last token has no next one
 loss, caches = sharded_cross_entropy_forward(parts, targets)
 print("as in one process:", np.allclose(loss, cross_entropy(z, targets)[0]))
 print("as when gathered: ", np.allclose(loss, gathered_cross_entropy(parts, targets)))
@@ -226,9 +228,9 @@ print("as when gathered: ", np.allclose(loss, gathered_cross_entropy(parts, targ
 # %% [markdown]
 # ### Three wrong ways
 #
-# **Softmax on each rank alone.** Then the probabilities add up to 1 on *each* rank, and the target competes with its
-# neighbours only. **Each rank's own maximum.** It is safe, and looks harmless, for any number may be subtracted. But it
-# must be the *same* number, or the ranks' sums are not in the same measure. At the position above:
+# **Softmax on each rank alone.** Then the probabilities add up to 1 on *each* rank, and the target competes only with
+# tokens of the same rank. **Each rank's own maximum.** It is safe, and looks harmless, since any number may be
+# subtracted. But it must be the *same* number, or the ranks' sums have different scales. At the position above:
 
 # %%
 alone = cross_entropy(here[owner], np.array(row))[0]
@@ -253,11 +255,11 @@ with np.errstate(over="ignore"):
               f"with the maximum {sharded_cross_entropy_forward(large, targets)[0].sum():.6g}")
 
 # %% [markdown]
-# ## The gradient needs nothing
+# ## The gradient needs no message
 #
-# What is the gradient of the loss with respect to the logits? Word $w$'s probability, less 1 if it is the target. Each
-# rank can compute that for its own words: the largest logit and the sum it has from the forward. So backward **nothing
-# is sent**, and what comes is cut as the logits are, just as the backward of the product wants it.
+# What is the gradient of the loss with respect to the logits? Token $w$'s probability, minus 1 if it is the target.
+# Each rank can compute that for its own tokens: it has the largest logit and the sum from the forward. So backward
+# **nothing is sent**, and the gradient is sharded like the logits, just as the backward of the product needs it.
 
 # %%
 dlogits = sharded_cross_entropy_backward(np.ones_like(loss), caches)
@@ -266,7 +268,7 @@ draw_words({"logits": np.concatenate(here), "gradient: probability, less 1 for t
 
 # %% [markdown]
 # The gradients of one position add up to 0. The step goes against the gradient, so the target's logit rises and all
-# others fall, most of all those that were too probable. Padding has probability 0, and gradient 0. Held against
+# others fall, most of all those that were too probable. Padding has probability 0, and gradient 0. Compare with
 # numerical gradients, from a random $d\ell$ for each position:
 
 # %%
@@ -285,7 +287,7 @@ print("add up to 0 at each position:", np.abs(found.sum(-1)).max() < 1e-12)
 # %% [markdown]
 # ## On real ranks
 #
-# The same with a process for each shard: words in, loss out, and back to the gradient of the table.
+# The same with a process for each shard: tokens in, loss out, and back to the gradient of the table.
 
 # %%
 ranks["shards"], ranks["tokens"], ranks["dloss"], ranks["V"] = shards, tokens, dloss, V
@@ -303,7 +305,7 @@ print(f"found {held.sum():2} of {tokens.size} words; x {x.shape}, logits {logits
 
 # %%
 # %%ranks 4
-from mpi_impl.demos.telling import traffic_table
+from mpi_impl.demos.printing import traffic_table
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import embedding_backward, logits_backward
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -342,8 +344,8 @@ print("dE as measured:", np.abs(dE[:V] - measured).max() < 1e-7, " padding's gra
 # %% [markdown]
 # ## What it saves
 #
-# For models of real size, on eight ranks, for one text: the logits, were they gathered; the three sums; and to compare,
-# one g of $b\,s\,h$ numbers, of which each layer has two. In float32, 4 bytes, as sums of exponentials want precision.
+# For models of real size, on eight ranks, for one text: gathering the logits; the three sums; and for comparison, one g
+# of $b\,s\,h$ numbers, of which each layer has two. In float32, 4 bytes, since sums of exponentials need precision.
 
 # %%
 from reference.comm.ring import ring_all_gather, ring_all_reduce
@@ -365,8 +367,8 @@ draw_bars(bars, "MB that each of 8 ranks sends for one text, in float32", unit="
 print(f"{ring_all_gather(gpt2.vocab_size, 8) / (3 * ring_all_reduce(1, 8)):,.0f} times less for GPT-2's vocabulary")
 
 # %% [markdown]
-# And to send less is not even the main thing. Who gathers the logits must *hold* them, all of them, on each rank, and
-# their gradient as well:
+# And sending less is not even the main advantage. A rank that gathers the logits also has to *store* them, all of them,
+# and their gradient as well:
 
 # %%
 draw_bars({f"{name}: {way}": {"held": 4e-6 * s * padded / part}
@@ -378,12 +380,12 @@ draw_bars({f"{name}: {way}": {"held": 4e-6 * s * padded / part}
 #
 # | | on a rank | forward | backward |
 # |---|---|---|---|
-# | table of words | $V/t$ rows, the last ones padding | | |
+# | table of tokens | $V/t$ rows, the last ones padding | | |
 # | embedding | looks up what it holds, else zero | g: all-reduce of $b\,s\,h$ | nothing |
-# | logits | those of its words; padding $-\infty$ | nothing | f: all-reduce of $b\,s\,h$ |
+# | logits | those of its tokens; padding $-\infty$ | nothing | f: all-reduce of $b\,s\,h$ |
 # | loss | a sum, and perhaps the target | 3 all-reduces of $b\,s$ | nothing |
 #
-# - Zero is what a rank says of what it does not hold. Then a sum puts things together: lookups, and the target's logit.
+# - A rank contributes zero for what it does not hold. Then a sum combines the results: lookups, and the target's logit.
 # - Padding depends on $t$, so it must have no effect: never looked up, no probability, no gradient.
 # - Subtract the *global* maximum. Each rank's own is safe, but wrong.
 # - Ask what a result needs to know of a large array before you send it.
@@ -394,8 +396,8 @@ draw_bars({f"{name}: {way}": {"held": 4e-6 * s * padded / part}
 #    infinity. What is its maximum, what its sum of exp? Does anything break? What about each rank's own maximum?
 # 2. Subtract the *smallest* logit in place of the largest, for logits that are 1000 times as large. What goes wrong?
 #    And with the mean?
-# 3. A language model is often asked for its most probable word only. What must the ranks send to find it, and how many
+# 3. Often only the most probable token of a language model is needed. What must the ranks send to find it, and how many
 #    numbers is that for each position?
 #
-# Next: [5. A whole block, on real ranks](05_a_block_on_real_ranks.ipynb). The demos to run beside this one:
+# Next: [5. A whole block, on real ranks](05_a_block_on_real_ranks.ipynb). The demos for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.embedding` and `... -m mpi_impl.demos.cross_entropy`.

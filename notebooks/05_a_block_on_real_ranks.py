@@ -2,13 +2,14 @@
 # # 5. A whole block on real ranks
 #
 # A transformer is a stack of equal *blocks*. A block is attention and an MLP, and a few small things around them: layer
-# norms, dropout, sums. The first walkthroughs have cut attention and the MLP over $t$ ranks. The small things are not
-# cut, and that raises three questions. What does it cost that every rank does them? What becomes of dropout, which
-# draws random numbers, when four ranks draw? And can they be cut after all?
+# norms, dropout, sums. The first walkthroughs have sharded attention and the MLP over $t$ ranks. The small things are
+# replicated, and that raises three questions. What does it cost that every rank does them? What happens to dropout,
+# which draws random numbers, when four ranks draw? And can they be sharded after all?
 #
-# **You will** run a block on four ranks, forward and backward, and find every number of one process again; count what
-# the ranks send and hold it against the formula of the papers; give dropout's random numbers a home, and see what
-# happens without; then cut what was whole (sequence parallelism), and forget what can be computed again (recompute).
+# **You will** run a block on four ranks, forward and backward, and get the same numbers as in one process; count what
+# the ranks send and compare it with the formula of the papers; make dropout's random numbers independent of the ranks,
+# and see what happens otherwise; then shard what was replicated (sequence parallelism), and drop what can be computed
+# again (recompute).
 #
 # **You need** walkthroughs 1 to 3: shards, an all-reduce, *f* and *g*, heads. About 25 minutes.
 
@@ -31,17 +32,17 @@ h = c.hidden_size
 # %% [markdown]
 # ## What a block is
 #
-# $x$ has $h$ numbers for each of $s$ positions of each of $b$ texts: $[b, s, h]$. A block makes as many of them, in two
-# *branches*:
+# $x$ has $h$ numbers for each of $s$ positions of each of $b$ texts: $[b, s, h]$. A block computes an array of the same
+# shape, in two *branches*:
 #
 # $$x \leftarrow x + \mathrm{dropout}(\mathrm{attention}(\mathrm{norm}(x))), \qquad
 #   x \leftarrow x + \mathrm{dropout}(\mathrm{MLP}(\mathrm{norm}(x))).$$
 #
 # - A *layer norm* makes the $h$ numbers of each position have mean 0 and variance 1, times a *gain* and plus a bias
 #   that are learnt.
-# - *Dropout* sets each number to 0 by chance, here every fifth, in training only, so that nothing comes to rely on one
-#   number. What is left is scaled up, so that the mean stays.
-# - The sum with $x$ is called *residual*: a branch only has to say what it would change.
+# - *Dropout* sets random numbers to 0, here one in five, in training only, so that nothing comes to rely on one number.
+#   The others are scaled up, so that the mean stays the same.
+# - The sum with $x$ is called *residual*: a branch only has to compute the change.
 #
 # In one process (`reference/layers/block.py`):
 
@@ -51,20 +52,19 @@ from reference.layers import block as textbook
 print(inspect.getsource(textbook.block_forward))
 
 # %% [markdown]
-# Every `..._forward` gives back what it computed and a *cache*: the arrays that the backward will need. They are the
+# Every `..._forward` returns its result and a *cache*: the arrays that the backward will need. They are the
 # *activations* that fill a device's memory. We come back to them.
 #
-# On $t$ ranks, attention and the MLP stand in regions between *f* and *g*: inside, each rank has its own heads, or its
+# On $t$ ranks, attention and the MLP are in regions between *f* and *g*: inside, each rank has its own heads, or its
 # own columns. Outside, all ranks hold the same $x$, and do the same with it:
 
 # %%
 draw_block(t)
 
 # %% [markdown]
-# So the norms, dropout and the sums are done $t$ times over. That is meant
-# ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3): the alternative would be to do them once and
-# send the result. They are cheap. For a block of GPT-3, the matrix products alone take this many operations for each
-# number of $x$:
+# So the norms, dropout and the sums are done $t$ times over. That is intended ([Shoeybi et al.
+# 2019](https://arxiv.org/abs/1909.08053), section 3): the alternative would be to do them once and send the result.
+# They are cheap. For a block of GPT-3, the matrix products alone take this many operations for each number of $x$:
 
 # %%
 from reference.costs.flops import forward_flops
@@ -76,8 +76,8 @@ per_number = (products.linear + products.attention) // gpt3.num_layers // (2048 
 print(f"{per_number:,} operations for each number of x; a norm, dropout or a sum takes ten or so")
 
 # %% [markdown]
-# Their weights are few, too. Which tensors of a block are cut, and along what, is declared in one place, with the shape
-# of the whole tensor. `split=None` means that every rank has all of it:
+# Their weights are few, too. One place declares which tensors of a block are split, and along which axis, with the
+# shape of the whole tensor. `split=None` means that every rank has all of it:
 
 # %%
 from reference.layers.block import block_tensors
@@ -101,8 +101,8 @@ for n in (1, 8):
 # %% [markdown]
 # ## On four ranks
 #
-# First one process, to know what is right. The gradient that comes from above, `dy`, is random: a wrong backward can
-# hide behind ones, but not behind random numbers. `None` stands where rotary embeddings would be.
+# First one process, to know the right result. The gradient that comes from above, `dy`, is random: a wrong backward can
+# look right with ones, but not with random numbers. `None` means that there are no rotary embeddings.
 
 # %%
 from reference.dropout import Dropout
@@ -116,8 +116,8 @@ y, cache = textbook.block_forward(x, whole, c, None, dropout)
 dx, grads = textbook.block_backward(dy, whole, cache, c)
 
 # %% [markdown]
-# Now the ranks. `ranks["x"] = x` gives every rank a variable. Each rank then makes its shard of the weights by itself,
-# without the whole: an initial weight is a function of the tensor's name and of the element's place in it.
+# Now the ranks. `ranks["x"] = x` gives every rank a variable. Each rank then draws its shard of the weights by itself,
+# without the whole: an initial weight is a function of the tensor's name and of the element's index in it.
 
 # %%
 ranks["c"], ranks["x"], ranks["dy"] = c, x, dy
@@ -145,9 +145,9 @@ def through(region, x, dy, dropout):
     return y, cache, dx, grads
 
 # %% [markdown]
-# A *sink* is where a backward hands its weight gradients; the immediate one adds them at once (walkthrough 6 has
-# another). The machine's `block_forward` is that of the textbook, but for `region`, where *f* and *g* are. Here it is
-# run, with dropout on:
+# A *sink* receives the weight gradients of a backward; the immediate one adds them immediately (walkthrough 6 has
+# another). The machine's `block_forward` is that of the textbook, except for `region`, which contains *f* and *g*. Here
+# it runs, with dropout on:
 
 # %%
 # %%ranks 4
@@ -164,16 +164,16 @@ for what, found, expected in [("y", ranks["y"], [y] * t), ("dx", ranks["dx"], [d
     print(f"{what}, on every rank: off by less than 1e-12?", all(off(*pair) < 1e-12 for pair in zip(found, expected)))
 
 # %% [markdown]
-# Equal to rounding: float64 has 16 digits, and the ranks add up in another order than one process does.
+# They are equal up to rounding: float64 has 16 digits, and the ranks add up in another order than one process.
 #
 # ## What it sends
 #
-# The ledger has it in writing (its last column takes every collective as a ring, as the papers do):
+# The ledger lists it (its last column assumes that every collective runs as a ring, as the papers do):
 
 # %%
 # %%ranks 4
 from mpi_impl.comm.ledger import ring_bytes
-from mpi_impl.demos.telling import traffic_table
+from mpi_impl.demos.printing import traffic_table
 
 through(TensorParallelRegion(group), x, dy, dropout)
 sent = sum(ring_bytes(entry, total) for entry, total in group.ledger.totals.items())
@@ -181,10 +181,9 @@ if rank == 0:
     print(traffic_table(group.ledger))
 
 # %% [markdown]
-# Two all-reduces forward: *g* after attention and *g* after the MLP. Two backward: *f* before each. Each adds up an
-# array as large as $x$, and in a ring that sends $2\frac{t-1}{t}$ times as much. The formula of the papers (Shoeybi et
-# al. 2019, figure 4; [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 3.2), for a block and a
-# microbatch:
+# Two all-reduces forward: *g* after attention and *g* after the MLP. Two backward: *f* before each. Each sums an array
+# as large as $x$, and in a ring that sends $2\frac{t-1}{t}$ times its size. The formula of the papers (Shoeybi et al.
+# 2019, figure 4; [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 3.2), for a block and a microbatch:
 #
 # $$4 \cdot 2\,\tfrac{t-1}{t}\, b s h$$
 
@@ -201,14 +200,14 @@ print(f"GPT-3 on 8 ranks: each sends {megabytes:,.0f} MB for a block and a micro
 # %% [markdown]
 # That is why tensor parallelism stays inside one server, where the links are fast.
 #
-# ## Dropout: who draws what?
+# ## Dropout: which rank draws what?
 #
 # There are two kinds of places where a block drops. *Outside* the regions, after attention and after the MLP, all ranks
-# hold the same array, and must go on holding the same: **all must draw the same mask**. *Inside*, attention drops some
-# of its probabilities, and each rank has other heads: **each must draw its own**.
+# hold the same array, and must keep it the same: **all must draw the same mask**. *Inside*, attention drops some of its
+# probabilities, and each rank has other heads: **each must draw its own**.
 #
-# Here a mask is no sequence of random numbers but a function: whether an element is kept depends on the seed, the step,
-# the layer, the place in the block, and *where the element stands in the whole array*. A rank asks for its own part:
+# Here a mask is not a sequence of random numbers but a function: whether an element is kept depends on the seed, the
+# step, the layer, the place in the block, and *the element's index in the whole array*. A rank asks for its own part:
 
 # %%
 from reference.ops import draw_mask
@@ -251,9 +250,10 @@ print(f"rank 1's y is off from rank 0's by {off(ranks['wrong'][1], ranks['wrong'
 draw_masks({"outside, with\na seed for\neach rank": drawn()["outside:\nall the same"]})
 
 # %% [markdown]
-# All ranks should hold the same $y$, and no two do. Nothing complains: shapes are right, and the next *g* adds up
-# partial sums that belong to *different* inputs. What becomes of it? Let the block learn for 25 steps to give some
-# fixed target. Every rank has a copy of the norms' gains. Copies that start alike, and get alike gradients, stay alike:
+# All ranks should hold the same $y$, and no two do. There is no error: shapes are right, and the next *g* adds up
+# partial sums that belong to *different* inputs. What are the consequences? Let the block learn for 25 steps to produce
+# some fixed target. Every rank has a copy of the norms' gains. Copies that start identical, and get identical
+# gradients, stay identical:
 
 # %%
 # %%ranks 4
@@ -284,14 +284,14 @@ draw_curves({"a seed for each rank": own, "one seed": same}, "step", "apart by a
             "The ranks' copies of one gain, which should be equal")
 
 # %% [markdown]
-# The loss falls in both. But with a seed for each rank there is no longer *one* model. Four ranks hold four sets of
-# norms, apart from the first step on, and nothing brings them together again. A checkpoint would save one of the four,
-# and nobody could say what was trained.
+# The loss falls in both cases. But with a seed for each rank there is no longer *one* model. Four ranks hold four sets
+# of norms, which differ from the first step on, and nothing makes them equal again. A checkpoint would save one of the
+# four, and nobody could say what was trained.
 #
 # ### The other wrong way: one seed for everything
 #
-# If inside, too, every rank draws from the same random numbers, its own first head gets what every rank's first head
-# gets. We can have that by telling each region that it is rank 0's:
+# If every rank draws from the same random numbers inside the regions, too, the first heads of all ranks get the same
+# mask. To see that, we pretend that each region is rank 0's:
 
 # %%
 # %%ranks 4
@@ -305,26 +305,27 @@ print(f"y is off from one process's by {off(ranks['wrong'][0], y):.0%} of its la
 draw_masks({"inside, from\nthe same\nnumbers": drawn()["inside:\neach its own"]})
 
 # %% [markdown]
-# Heads 0, 2, 4 and 6 have one mask, heads 1, 3, 5 and 7 another. That is no error of a kind that breaks a run: the
-# ranks agree, and every mask for itself is fine. What should be independent is the same four times, and with another
-# $t$ it would be another run. (Megatron draws in sequence, and so keeps two states of its generator: one that is alike
-# on the ranks, for outside, and one of each rank, for inside.)
+# Heads 0, 2, 4 and 6 have one mask, heads 1, 3, 5 and 7 another. That does not break a run: the ranks agree, and every
+# mask by itself is fine. But masks that should be independent are the same four times, and with another $t$ it would be
+# another run. (Megatron draws in sequence, and so keeps two states of its generator: one that is identical on all
+# ranks, for outside, and one for each rank, for inside.)
 #
-# ## Sequence parallelism: cut the rest
+# ## Sequence parallelism: shard the rest
 #
 # Doing the norms four times is cheap. *Keeping* their activations four times is not: each rank keeps all of $[b, s, h]$
 # for the backward of both norms and both dropouts, and as the inputs of both regions, however large $t$ is.
 #
 # But norm, dropout and sum treat each position by itself. So outside the regions each rank can have $s/t$ of the
-# positions. Inside, every head needs all positions. At the edges something must change hands: before a region an
-# *all-gather* (everyone gets all pieces), and after it a *reduce-scatter* (add up, and each gets its piece of the sum):
+# positions. Inside, every head needs all positions. At the edges the ranks must exchange data: before a region an
+# *all-gather* (every rank gets all pieces), and after it a *reduce-scatter* (add up, and each gets its piece of the
+# sum):
 
 # %%
 draw_block(t, sequence_parallel=True)
 
 # %% [markdown]
 # ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 4.2.2.) The layers do not change at all. They
-# get another *region*, in which these two stand where *f* and *g* stood:
+# get another *region*, in which these two replace *f* and *g*:
 
 # %%
 from mpi_impl.comm.mappings import SequenceParallelRegion
@@ -348,9 +349,9 @@ for what, found, expected in [("y", ranks["y_cut"], y), ("dx", ranks["dx_cut"], 
     print(f"{what}, joined along the positions: off by less than 1e-12?", off(joined, expected) < 1e-12)
 
 # %% [markdown]
-# Dropout is right, too, without a further thought: a mask is a function of the position, and each rank has asked for
-# its own. But one thing is not done yet. A norm's gain has met only the positions of its rank, so its gradient is a
-# partial sum. With *f* and *g* it was whole:
+# Dropout is right, too, without further changes: a mask is a function of the position, and each rank has asked for its
+# own. But one thing is missing. Each rank has applied a norm's gain to its own positions only, so the gain's gradient
+# is a partial sum. With *f* and *g* it was whole:
 
 # %%
 def gain(grads):
@@ -369,8 +370,8 @@ print("all gradients off by less than 1e-12?",
       all(off(*pair) < 1e-12 for pair in zip(ranks["grads_cut"], split(grads, tensors, t))))
 
 # %% [markdown]
-# What does it send? An all-reduce *is* a reduce-scatter and then an all-gather: each of the two costs half. So it
-# should be as much as before:
+# What does it send? An all-reduce *is* a reduce-scatter and then an all-gather: each of the two costs half. So the
+# total should be the same as before:
 
 # %%
 # %%ranks 4
@@ -391,11 +392,11 @@ print(f"those lines come on top: {ranks['again'][0] / ranks['sent'][0]:.0%}")
 #
 # ## What is kept, and recompute
 #
-# Every array in a cache can be counted. Three parts: what is outside the regions; attention's core, which is all that
-# is $[s, s]$ for each head; and the rest of what is inside.
+# Every array in a cache can be counted. There are three parts: arrays outside the regions; attention's core, all arrays
+# of $[s, s]$ for each head; and the other arrays inside.
 #
-# The core is special. It grows with $s^2$, and takes little to compute from Q, K and V. *Selective recompute* throws it
-# away in the forward and computes it again in the backward. *Full recompute* keeps nothing of a block but its input.
+# The core is special. It grows with $s^2$, and takes little to compute from Q, K and V. *Selective recompute* drops it
+# in the forward and computes it again in the backward. *Full recompute* keeps nothing of a block except its input.
 
 # %%
 # %%ranks 4
@@ -445,8 +446,8 @@ draw_bars({name: {"outside": one.replicated / 1e6, "inside": one.split / 1e6, "c
            for name, one in sizes.items()}, "MB of activations of one block of GPT-3 on each rank", unit=" MB")
 
 # %% [markdown]
-# What is computed again must be what was computed before, dropout's masks included. With a generator that draws in
-# sequence one has to save its state before the block and put it back. With a function there is nothing to do:
+# The second computation must give the same as the first, including dropout's masks. With a generator that draws in
+# sequence we would have to save its state before the block and restore it. With a function there is nothing to do:
 
 # %%
 # %%ranks 4
@@ -470,8 +471,8 @@ for how in ("selective", "full"):
 
 # %% [markdown]
 # (Equation 8 of Korthikanti et al. counts three times as much for the core, which makes their overhead 2.7 %.) Full
-# recompute also sends the forward's share once more, for the whole block is run again. So selective recompute goes
-# first, and full recompute is for where memory is still too short.
+# recompute also repeats the messages of the forward, since the whole block runs again. So use selective recompute
+# first, and full recompute only if memory is still too small.
 #
 # ## What to take away
 #
@@ -483,20 +484,20 @@ for how in ("selective", "full"):
 # | kept | $10\,sbh$ bytes outside, on every rank | $10\,sbh/t$ |
 # | gradients of norms and of biases after *g* | whole on every rank | partial: all-reduces of $h$ numbers |
 #
-# - Outside the regions all ranks must draw the same masks, inside each its own. Make a mask a function of where an
-#   element stands in the whole, and both come by themselves: for any $t$, for cut positions, and a second time for
+# - Outside the regions all ranks must draw the same masks, inside each its own. Make a mask a function of an element's
+#   index in the whole array, and both follow automatically: for any $t$, for sharded positions, and a second time for
 #   recompute.
 # - A seed for each rank raises no error, and the loss falls. It splits the model into $t$ models.
-# - Selective recompute forgets what is largest and cheapest.
+# - Selective recompute drops what is largest and cheapest.
 #
 # ## Try it
 #
 # 1. Set both dropouts to 0.001 in the cell that makes `c`. What is left of the difference between `seed=1 + rank` and
 #    `seed=1`? What else could make copies drift apart?
 # 2. Make `s` four times as large. Which of the three colours in the measured bars grows most, and by how much?
-# 3. Pass `keep_gathered_inputs=True` to the `SequenceParallelRegion`. What becomes of the lines that say `again`, and
-#    of the blue part of the bar? (The prediction must be told, too: `ParallelConfig(t, sequence_parallel=True,
-#    keep_gathered_inputs=True)`.)
+# 3. Pass `keep_gathered_inputs=True` to the `SequenceParallelRegion`. What happens to the lines that say `again`, and
+#    to the blue part of the bar? (The prediction must know it, too:
+#    `ParallelConfig(t, sequence_parallel=True, keep_gathered_inputs=True)`.)
 #
-# Next: [6. Pipelines](06_pipelines.ipynb). The demo to run beside it:
+# Next: [6. Pipelines](06_pipelines.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.sequence_parallel`.

@@ -1,13 +1,13 @@
 # %% [markdown]
-# # 6. Pipelines, and who waits for whom
+# # 6. Pipelines, and which rank waits for which
 #
-# Tensor parallelism gives each rank a part of *every* layer. Another way to cut a model is between the layers: rank 0
-# has the first few, rank 1 the next few. Then hardly anything must be sent. But a rank cannot begin before the one
-# ahead of it has given it something to work on, and so ranks wait. How long depends on the order in which everybody
-# works, and that is what this walkthrough is about.
+# Tensor parallelism gives each rank a part of *every* layer. A model can also be divided between layers: rank 0 has the
+# first few, rank 1 the next few. Then hardly anything must be sent. But a rank cannot begin before the one ahead of it
+# has sent it something to work on, and so ranks wait. How long depends on the order in which all ranks work, and that
+# is the subject of this walkthrough.
 #
 # **You will** write such orders down as data, see what each costs in idle time and in memory, and let four ranks train
-# by seven of them; hold their timeline against a prediction; and make a plan that hangs, and be told why before it
+# with seven of them; compare their timeline with a prediction; and make a plan that hangs, and find out why before it
 # runs.
 #
 # **You need** walkthrough 1, and that training goes forward through the layers and then backward. About 30 minutes.
@@ -27,22 +27,22 @@ p, m = 4, 8
 # %% [markdown]
 # ## Stages
 #
-# Layers that stand next to one another and are on one rank are a *stage*. With $L$ layers on $p$ ranks a stage has
-# $L/p$ of them. Forward (F), a stage computes from what the stage before it gave: an array $[b, s, h]$, the
-# *activations*. Backward (B), it is told by the stage after it how the loss depends on what it gave, the *gradient* of
-# that array. From this, and from the activations that it must have kept until then, it computes the gradients of its
-# own weights, and what to tell the stage before.
+# Consecutive layers on one rank are a *stage*. With $L$ layers on $p$ ranks a stage has $L/p$ of them. Forward (F), a
+# stage computes from the output of the stage before it: an array $[b, s, h]$, the *activations*. Backward (B), it
+# receives from the stage after it how the loss depends on its own output, the *gradient* of that array. From this, and
+# from the activations that it must have kept until then, it computes the gradients of its own weights, and the gradient
+# for the stage before.
 #
-# If all samples of a step go through at once, this is what four ranks do. A backward takes about twice as long as a
-# forward, for it multiplies two matrices where the forward multiplied one.
+# If all samples of a step go through together, this is what four ranks do. A backward takes about twice as long as a
+# forward, since it computes two matrix products for each one of the forward.
 
 # %%
 draw_schedules({"all samples at once": make("gpipe", p, 1)})
 
 # %% [markdown]
-# Hatched is idle. One rank works at a time, and four devices are as slow as one. (The *bubble fraction* above it is
-# what idles, as a multiple of what works; we come to it. The *makespan* is how long all of it takes.) The remedy: cut
-# the samples of a step into $m$ *microbatches*. While rank 1 works on the first one, rank 0 takes the second.
+# Hatched is idle. One rank works at a time, and four devices are as slow as one. (The *bubble fraction* above it is the
+# ratio of idle time to working time; we come to it. The *makespan* is the total time.) The remedy: divide the samples
+# of a step into $m$ *microbatches*. While rank 1 works on the first one, rank 0 takes the second.
 
 # %%
 draw_schedules({f"{m} microbatches": make("gpipe", p, m)})
@@ -59,8 +59,8 @@ print(f"all samples at once: {play(make('gpipe', p, 1)).makespan:g}; {m} microba
 #
 # ## A schedule is data
 #
-# Who does what in which order is a *schedule*. Here it is a value: a list of *actions* for each rank. `2F0` is stage
-# 2's forward of microbatch 0.
+# A *schedule* says which rank does what, in which order. Here it is a value: a list of *actions* for each rank. `2F0`
+# is stage 2's forward of microbatch 0.
 
 # %%
 small = make("gpipe", p, 3)
@@ -69,15 +69,15 @@ small.ranks[2][0]
 
 # %% [markdown]
 # Because it is data, it can be written in a few lines, printed, compared, simulated, drawn, checked, and played by real
-# ranks, and all that code does not need to know which schedule it is. The function that made it:
+# ranks, and none of that code needs to know which schedule it is. The function that made it:
 
 # %%
 print(inspect.getsource(schedules.gpipe))
 print(inspect.getsource(schedules.alternate))
 
 # %% [markdown]
-# Sends are not written down. They follow from the actions and from who holds which stage; `lower` adds them. For rank
-# 1, `0F0<0` is to receive the result of `0F0` from rank 0, and `1F0>2` to send its own to rank 2:
+# Sends are not written down. They follow from the actions and from which rank holds which stage; `lower` adds them. For
+# rank 1, `0F0<0` means to receive the result of `0F0` from rank 0, and `1F0>2` to send its own to rank 2:
 
 # %%
 from reference.schedules.actions import lower
@@ -89,7 +89,7 @@ print(*lower(small)[1])
 #
 # When rank 0 has done its last forward, that microbatch still needs $p - 1$ forwards to the end of the pipeline, and
 # the first gradient needs $p - 1$ backwards until it is back. In this time rank 0 has nothing to do. It works for $m$
-# forwards and $m$ backwards. So if $F$ and $B$ are what the two take on a rank ([Narayanan et al.
+# forwards and $m$ backwards. So if $F$ and $B$ are the times of the two on a rank ([Narayanan et al.
 # 2021](https://arxiv.org/abs/2104.04473), section 2.2):
 #
 # $$\text{bubble fraction} = \frac{\text{idle time}}{\text{ideal time}} = \frac{(p-1)(F+B)}{m(F+B)} = \frac{p-1}{m}$$
@@ -111,9 +111,8 @@ for n, k in [(2, 4), (4, 8), (8, 24)]:                  # ranks, microbatches
 draw_bubbles("gpipe", ps=[2, 4, 8, 16], ms=[1, 2, 4, 8, 16, 32, 64, 128])
 
 # %% [markdown]
-# With $m = 4p$ it is a quarter, at most. But a step of $m$ microbatches has $m$ times as many samples, and how many
-# samples a step may have is up to the learning, not to the pipeline. So the bubble does not go away by itself at large
-# $p$.
+# With $m = 4p$ it is a quarter, at most. But a step of $m$ microbatches has $m$ times as many samples, and learning
+# limits the number of samples in a step, not the pipeline. So the bubble does not vanish by itself at large $p$.
 #
 # ## 1F1B: the same bubble, less memory
 #
@@ -121,8 +120,8 @@ draw_bubbles("gpipe", ps=[2, 4, 8, 16], ms=[1, 2, 4, 8, 16, 32, 64, 128])
 # and all backwards come at the end: each rank holds those of all $m$ microbatches. Yet more microbatches were the
 # remedy.
 #
-# *1F1B*, one forward, one backward, does each backward as early as it can. A rank goes ahead by as many forwards as
-# there are ranks behind it, and from then on it alternates:
+# *1F1B*, one forward, one backward, does each backward as early as it can. A rank starts with one forward for each rank
+# behind it, and from then on it alternates:
 
 # %%
 print(inspect.getsource(schedules.one_f_one_b))
@@ -130,8 +129,8 @@ both = {name: make(name, p, m) for name in ("gpipe", "1f1b")}
 draw_schedules(both)
 
 # %% [markdown]
-# The idle time stands in other places, but there is as much of it. And this is what is *in flight* on each rank,
-# forwards whose backward has not come yet:
+# The idle time is in other places, but the amount is the same. And this is *in flight* on each rank: forwards whose
+# backward has not come yet:
 
 # %%
 draw_held(both)
@@ -143,10 +142,10 @@ for k in (8, 16, 32):
     print(f"m = {k:2}:", {name: activations_in_flight(make(name, p, k)) for name in ("gpipe", "1f1b")})
 
 # %% [markdown]
-# At most $p - r$ on rank $r$, however many microbatches there are. That is why 1F1B has taken GPipe's place.
+# At most $p - r$ on rank $r$, however many microbatches there are. That is why 1F1B has replaced GPipe.
 #
 # It also says something about deep pipelines. Rank 0 holds $p$ microbatches of $L/p$ layers, and that is $L$ layers'
-# worth, for any $p$. A pipeline shares out the weights. Rank 0's activations it does not make fewer:
+# worth, for any $p$. A pipeline divides the weights, but it does not reduce rank 0's activations:
 
 # %%
 L = 32
@@ -177,8 +176,9 @@ for one, v in [(both["1f1b"], 1), *((make("interleaved", p, m, v), v) for v in (
           f"{messages:3} messages; rank 0 holds {activations_in_flight(one)[0] / v:.2f} microbatches' worth")
 
 # %% [markdown]
-# The price is $v$ times as many messages, and more in flight than with 1F1B. Messages are cheap here. With $L$ layers
-# on $p$ stages, compare what a rank sends for one microbatch, to the next stage, and to its tensor-parallel neighbours:
+# The price is $v$ times the messages, and more activations in flight than with 1F1B. Messages are cheap here. With $L$
+# layers on $p$ stages, compare what a rank sends for one microbatch, to the next stage, and to its tensor-parallel
+# neighbours:
 
 # %%
 from reference.costs.volumes import pipeline_traffic, tensor_parallel_traffic
@@ -191,11 +191,11 @@ print(f"inside the stage's {L // 8} layers: {half * L // 8 * tensor_parallel_tra
 # %% [markdown]
 # So pipelines go between servers, where links are slower, and tensor parallelism stays inside one.
 #
-# ## Zero bubble: cut the backward in two
+# ## Zero bubble: split the backward in two
 #
 # A backward computes two things: I, the gradient of its input, for which another rank waits; and W, the gradients of
 # its own weights, for which nobody waits until the end of the step. [Qi et al. 2023](https://arxiv.org/abs/2401.10241)
-# (section 2) do I at once, and put W where there would be idle time. (They call I "B".)
+# (section 2) do I immediately, and put W where there would be idle time. (They call I "B".)
 
 # %%
 four = {"1f1b": both["1f1b"], "zb-h1": make("zb-h1", p, m), "zb-h2": make("zb-h2", p, m), "zb-v": make("zb-v", p, m)}
@@ -204,14 +204,14 @@ draw_schedules(four)
 # %% [markdown]
 # - *ZB-H1* holds no more than 1F1B's first rank, and its bubble is a third: $(p-1)(F + I - W)$ instead of
 #   $(p-1)(F + I + W)$.
-# - *ZB-H2* goes ahead by twice as many forwards. Nothing is idle but the slant at both ends.
-# - *ZB-V* has two stages on each rank, one on the way down and one on the way up (paler), in a V. Nothing but the slant
-#   again, and no more memory than 1F1B's.
+# - *ZB-H2* starts with twice as many forwards. Only the slant at both ends is idle.
+# - *ZB-V* has two stages on each rank, one on the way down and one on the way up (paler), in a V. Again only the slant
+#   is idle, and it needs no more memory than 1F1B.
 #
-# The slant costs nothing if steps follow one another without a break: who ends later began later. But if something
-# makes all ranks wait for one another after each step, such as a norm over all gradients, it is idle time like any
-# other. So there are two numbers, one over the time of all ranks and one over the longest time that a rank takes for
-# itself:
+# The slant costs nothing if steps follow one another without a break: a rank that ends later also began later. But if
+# something makes all ranks wait for one another after each step, such as a norm over all gradients, it is idle time
+# like any other. So there are two numbers, one over the time of all ranks and one over the longest time that a single
+# rank takes:
 
 # %%
 print(f"{'':14} {'idle / ideal':>12} {'if steps overlap':>17}   microbatches' worth held by rank 0 .. 3")
@@ -234,8 +234,8 @@ print(inspect.getsource(pipeline.Pipeline.play))
 
 # %% [markdown]
 # Let four ranks train a tiny GPT of 8 layers. Its texts are numbers, each one more than the last, and it learns to
-# count. (The *embedding* makes of each word its $h$ numbers, and the *head* of $h$ numbers the loss.) The next cell
-# only says who holds what; `training_on` gives each rank a trainer, which has its layers:
+# count. (The *embedding* turns each token into $h$ numbers, and the *head* turns $h$ numbers into the loss.) The next
+# cell only shows which rank holds what; `training_on` gives each rank a trainer, which has its layers:
 
 # %%
 # %%ranks 4
@@ -272,7 +272,7 @@ for name, v in table.items():
 from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt
 from reference.batches import GPTBatch
 
-alone = textbook_of(tiny_gpt(num_layers=8))                     # one process, all samples at once, no pipeline
+alone = textbook_of(tiny_gpt(num_layers=8))                     # one process, all samples together, no pipeline
 right = [alone.step(GPTBatch(*global_batch(step, 16)))[0] for step in range(3)]
 print("one process: losses", np.round(right, 4))
 for name, found in ranks["losses"][0].items():
@@ -282,18 +282,18 @@ for name, found in ranks["losses"][0].items():
           f"held at most: {in_flight}, as predicted: {in_flight == predicted}")
 
 # %% [markdown]
-# No schedule changes what is computed. Each weight gets the same gradients added up, in another order.
+# No schedule changes what is computed. Each weight gets the sum of the same gradients, in another order.
 #
 # ## Predicted and measured
 #
 # Does a real run take the time that the simulator says? On a laptop four ranks may share two cores, and a stopwatch
 # would show mostly who had to wait for a core. So each rank here has a *virtual clock*. Messages carry the sender's
-# time, and who receives one sets its clock to that plus the time on the way, if it is later. That is how times pass
-# from rank to rank. Normally such a clock goes on by the CPU time that the rank itself has used. To see the same in
-# every run, we tell it how long every action takes instead.
+# time, and the receiver sets its clock to that plus the transfer time, if that is later. That is how times pass from
+# rank to rank. Normally such a clock advances by the CPU time that the rank itself has used. To see the same in every
+# run, we give it a fixed time for every action instead.
 #
-# Say that everything takes 1, but the last stage takes half as long again, for it has the logits to compute, too. A
-# message takes 0.2. What would you expect?
+# Suppose that every action takes 1, but the last stage takes 1.5, since it also computes the logits. A message takes
+# 0.2. What would you expect?
 
 # %%
 times = Times(forward=[1, 1, 1, 1.5], input_gradient=[1, 1, 1, 1.5], weight_gradient=[1, 1, 1, 1.5], communication=0.2)
@@ -324,7 +324,7 @@ timelines_figure([Panel("predicted, if all stages were alike and messages took n
 # %% [markdown]
 # Every rank did every action when the simulator said. Yet nobody told the ranks *when*: only in which order, and what
 # each action takes. And the picture answers the question: once it has begun, rank 3 works without a break, and the
-# other three wait for it in every turn. The more microbatches, the nearer is one slow stage to four:
+# other three wait for it in every turn. With more microbatches, one slow stage becomes nearly as bad as four:
 
 # %%
 slow = {"all take 1": Times(communication=0.2), "the last takes 1.5": times,
@@ -334,7 +334,7 @@ for k in (8, 64):
                                    for what, one in slow.items()})
 
 # %% [markdown]
-# That is why layers are dealt out so that all stages take equally long.
+# That is why layers are distributed so that all stages take the same time.
 #
 # To see such a picture with times that were not made up, train with `--trace DIR --trace-clock virtual` (see the
 # README).
@@ -342,7 +342,7 @@ for k in (8, 64):
 # ## A schedule that never ends
 #
 # Let us plan one ourselves. Rank 0 is short of memory, so it takes one microbatch at a time: forward, backward. Rank 1
-# has enough, and does GPipe. Each list for itself is right:
+# has enough, and does GPipe. Each list by itself is right:
 
 # %%
 from reference.schedules.actions import Schedule
@@ -354,7 +354,7 @@ ranks["wrong"] = wrong
 print(wrong)
 
 # %% [markdown]
-# Two ranks play it. What an action computes does not matter here, so it is nothing:
+# Two ranks play it. What an action computes does not matter here, so it computes nothing:
 
 # %% tags=["raises-exception"]
 # %%ranks 2 --timeout 1
@@ -368,8 +368,8 @@ play_it = Pipeline(wrong, connect(group, configured("1f1b"))).play
 play_it({"F": nothing, "B": nothing}, np.zeros(1), (1,))
 
 # %% [markdown]
-# Both wait in `receive`, for ever. No error, no message: on a cluster that is how it would look. From the plan alone
-# one can tell the circle. `validate` plays the lists without computing anything, and marks where it stops:
+# Both wait in `receive`, for ever. No error, no message: that is how it would look on a cluster. The plan alone shows
+# the cycle. `validate` plays the lists without computing anything, and marks where it stops:
 
 # %%
 def complain(schedule, blocking=False):
@@ -384,9 +384,9 @@ complain(wrong)
 # %% [markdown]
 # Rank 0 waits for a gradient that rank 1 computes only after the forward that it waits for from rank 0.
 #
-# There is a second kind of circle. In the plans above who sends goes on at once. A program that a beginner writes may
-# use *blocking* sends, which wait until the other side receives. With those, 1F1B hangs: two neighbours both want to
-# send, one an activation and the other a gradient, and neither comes to its receive.
+# There is a second kind of cycle. In the plans above a sender continues immediately. A beginner's program may use
+# *blocking* sends, which wait until the other side receives. With those, 1F1B hangs: two neighbours both want to send,
+# one an activation and the other a gradient, and neither comes to its receive.
 
 # %%
 complain(make("1f1b", 2, 4), blocking=True)
@@ -398,8 +398,8 @@ complain(make("1f1b", 2, 4))
 #
 # ## Play with it
 #
-# The picture below belongs to sliders for the schedule, $p$, $m$ and $v$. They need a running notebook; here is their
-# first picture.
+# The next cell has sliders for the schedule, $p$, $m$ and $v$. They need a running notebook; here is their first
+# picture.
 
 # %%
 draw_schedules({"interleaved, v = 3": make("interleaved", p, m, v=3)})
@@ -421,8 +421,8 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 # | ZB-H2 | none, if steps may overlap | $2p - 1$ | $p-1$ |
 # | ZB-V | none, if steps may overlap | $p$ | $2p-2$ |
 #
-# - The bubble goes with $(p-1)/m$: many microbatches, or few stages.
-# - When a backward comes decides what is held. Idle time and memory are two things; look at both.
+# - The bubble is proportional to $(p-1)/m$: use many microbatches, or few stages.
+# - The time of a backward decides how long activations are held. Idle time and memory are two things; look at both.
 # - All ranks run at the pace of the slowest stage.
 # - A schedule is data, so it can be checked before it hangs.
 #
@@ -432,7 +432,7 @@ explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 #    the same? (Compare `simulate(both["1f1b"], times).makespan`.)
 # 2. With the sliders, take ZB-H1 with few microbatches, $m = 2$. Is it still better than 1F1B? From which $m$ on is its
 #    bubble a third?
-# 3. Mend `wrong` by changing rank 1's list alone. What do the two ranks do now, and what is idle?
+# 3. Repair `wrong` by changing only rank 1's list. What do the two ranks do now, and what is idle?
 #
-# Next: [7. Data parallelism and ZeRO](07_data_parallel_and_zero.ipynb). The demo to run beside it:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the circle, `mpi_impl.demos.deadlock`.
+# Next: [7. Data parallelism and ZeRO](07_data_parallel_and_zero.ipynb). The demo for this walkthrough:
+# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.pipeline`; and for the cycle, `mpi_impl.demos.deadlock`.

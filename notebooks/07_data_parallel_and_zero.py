@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 7. Data parallelism and ZeRO
 #
-# So far the ranks shared one model. They can also have a copy of it each, and share the *data*. That is the oldest way
-# to train on many devices and the simplest, and it wastes memory: everyone holds the same. ZeRO takes that waste away.
+# So far the ranks held one model together. They can also hold a copy of it each, and divide the *data*. That is the
+# oldest way to train on many devices and the simplest, and it wastes memory: every rank holds the same. ZeRO removes
+# that waste.
 #
-# **You will** deal a batch out to four copies of a model and get the gradient of one process; get it wrong in a way
-# that raises no error; see how gradients lie in memory; take an all-reduce apart; and train with ZeRO's stages, 0 to 3,
-# on real ranks, counting what each rank holds and sends.
+# **You will** distribute a batch over four copies of a model and get the gradient of one process; get it wrong in a way
+# that raises no error; see how gradients are stored in memory; take an all-reduce apart; and train with ZeRO's stages,
+# 0 to 3, on real ranks, counting what each rank holds and sends.
 #
 # **You need** walkthrough 1 (rank, shard, partial sum, all-reduce), and an idea of how a network is trained. About 30
 # minutes.
@@ -21,15 +22,15 @@ from mpi_impl.notebook.pictures.shards import Matrix, by_columns, draw_matrices,
 from reference.params import leaves
 
 # %% [markdown]
-# ## A batch, dealt out
+# ## A batch, distributed
 #
-# Training goes step by step. A step takes a *batch* of $B$ samples (texts, here). The model guesses each next word, and
-# the *loss* says how wrong it was, averaged over all words of the batch. The *gradient* has a number for each parameter
-# of the model: how the loss changes with it. The *optimizer* then moves each parameter a little.
+# Training goes step by step. A step takes a *batch* of $B$ samples (texts, here). The model predicts each next token,
+# and the *loss* says how wrong it was, averaged over all tokens of the batch. The *gradient* has a number for each
+# parameter of the model: how the loss changes with it. The *optimizer* then moves each parameter a little.
 #
-# A *replica* is a copy of the whole model. With $d$ replicas each takes some of the samples. If it cannot hold its
-# share at once, it takes it in $m$ *microbatches* of $b$ samples, one after another, so that $B = m\,d\,b$. A colour
-# for each replica; a row of the batch is a sample:
+# A *replica* is a copy of the whole model. With $d$ replicas each takes some of the samples. If its samples do not fit
+# into memory together, it takes them in $m$ *microbatches* of $b$ samples, one after another, so that $B = m\,d\,b$. A
+# colour for each replica; a row of the batch is a sample:
 
 # %%
 from reference.parallel.data_parallel import all_reduce_trees, data_parallel_gradients, samples_of
@@ -47,13 +48,13 @@ draw_matrices([Matrix("batch", owners), "forward, backward  →", partial_sums("
               "data parallelism")
 
 # %% [markdown]
-# The loss is a sum over samples, divided by their number. So its gradient is such a sum, too, and what a replica finds
-# with its own samples is a *partial sum* of it. We know what to do with those: an all-reduce. The rule that makes it
-# right is where the division happens. **Each replica divides by the size of the whole batch, $1/(B s)$, and then the
-# gradients are added up.**
+# The loss is a sum over samples, divided by their number. So its gradient is such a sum, too, and a replica computes a
+# *partial sum* of it from its own samples. We know what to do with those: an all-reduce. It is right if the division
+# happens in the right place. **Each replica divides by the size of the whole batch, $1/(B s)$, and then the gradients
+# are added up.**
 #
 # `reference/parallel/data_parallel.py` is that rule, with all replicas in one process. Here it is with a tiny GPT of
-# two layers, against one process that knows nothing of replicas:
+# two layers, compared with one process without replicas:
 
 # %%
 from reference.batches import GPTBatch
@@ -79,14 +80,15 @@ for d, b in (1, 8), (2, 2), (4, 1), (8, 1):
 # ### The wrong way: an average of averages
 #
 # It is tempting to let each replica compute the mean loss of *its own* samples, as if it were alone, and then to
-# average the gradients over the replicas. As long as all shares are equally large that is the same number.
+# average the gradients over the replicas. As long as all replicas have the same number of tokens, that is the same
+# number.
 #
-# They often are not. Say four replicas have a text each, but the last one is short: only one of its words counts, and
-# the rest is filler. (Or: only answers count, and not the questions. Or the last batch of the data does not divide.)
-# Two ways to give each word a weight, by the count of all words and by the count of the replica's own:
+# They often are not. Suppose that four replicas have a text each, but the last one is short: only one of its tokens
+# counts, and the rest is padding. (Or only answers count, and not the questions. Or the last batch of the data does not
+# divide.) Two ways to give each token a weight, by the count of all tokens and by the count of the replica's own:
 
 # %%
-counts = np.array([6, 6, 6, 1])                             # words that count, on each of four replicas
+counts = np.array([6, 6, 6, 1])                             # tokens that count, on each of four replicas
 mask = (np.arange(s) < counts[:, None]).astype(float)       # [4, s]
 
 def gradient_of(samples, weights):
@@ -112,24 +114,24 @@ draw_bars({"each word, anywhere": {"by the global count": 100 * right[0, 0]},
           "% of the loss that one word makes up", unit=" %")
 
 # %% [markdown]
-# The one word of the short text counts as much as six others. No error, no strange loss: only a model that learns most
-# from its shortest texts. The same happens with microbatches if each is averaged by itself. So: find the weight of the
-# *global* batch first, divide by it at once, and from there on only add.
+# The one token of the short text counts as much as six others. No error, no strange loss: only a model that learns most
+# from its shortest texts. The same happens with microbatches if each is averaged by itself. So compute the weight of
+# the *global* batch first, divide by it immediately, and from there on only add.
 #
 # ## The flat buffer, and its buckets
 #
-# A model has many tensors, and a message for each would be many small messages, each of which has its price however
-# small it is. So all gradients lie in **one** array, the *flat buffer*, and a tensor is a view of a part of it. Then
-# sending gradients is sending stretches of one array.
+# A model has many tensors, and a message for each would be many small messages, each with a fixed cost. So all
+# gradients are stored in **one** array, the *flat buffer*, and a tensor is a view of a part of it. Then sending
+# gradients is sending slices of one array.
 #
-# The buffer is cut into *buckets*, and a bucket is what is sent at once: as many whole layers or tables as it takes to
-# have at least `bucket_size` elements, so most have more. Tensors lie in the order in which the backward
-# pass finishes them, **last layer first**. So the first bucket is complete, and on its way, while the backward still
-# works on the layers before.
+# The buffer is divided into *buckets*, and each bucket is sent as one message: a run of whole layers or tables with at
+# least `bucket_size` elements, so most have more. Tensors are stored in the order in which the backward pass finishes
+# them, **last layer first**. So the first bucket is complete, and on its way, while the backward still works on the
+# layers before.
 #
-# For ZeRO each bucket is also cut into as many equal parts as there are replicas, wherever that falls: rank $i$ *owns*
-# the $i$-th part of each bucket. `reference/parallel/layout.py` knows all this. Above the tensors, dark and light by
-# turns (units in blue and sand); below their owners:
+# For ZeRO each bucket is also divided into equal parts, one for each replica, without regard to tensors: rank $i$
+# *owns* the $i$-th part of each bucket. `reference/parallel/layout.py` computes all this. Above are the tensors,
+# alternately dark and light (units in blue and sand); below are their owners:
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_layout
@@ -140,9 +142,9 @@ print(f"{len(layout.segments)} tensors of {layout.size:,} elements in {len(layou
 draw_layout(layout, "the flat buffer of the tiny GPT, for 4 replicas")
 
 # %% [markdown]
-# An owner does not care where a tensor ends: rank 1 has the end of one matrix and the beginning of the next. Its own
-# parts together are its *shard*. (Where a bucket does not divide, as by 5 replicas here, it is padded with zeros.)
-# What is written to a tensor is in the buffer:
+# A part may begin or end in the middle of a tensor: rank 1 has the end of one matrix and the beginning of the next. Its
+# own parts together are its *shard*. (If a bucket does not divide, as by 5 replicas here, it is padded with zeros.) A
+# value written to a tensor is in the buffer:
 
 # %%
 flat = np.zeros(layout.size)
@@ -153,7 +155,7 @@ print("elements of the flat buffer that are 1 now:", int(flat.sum()), "= V h =",
 # ## On real ranks
 #
 # Four processes, a replica each. All draw the same parameters (a function of the seed), take their own sample of the
-# same batch, and run forward and backward. Nothing was sent yet, and the gradients differ:
+# same batch, and run forward and backward. Nothing has been sent yet, and the gradients differ:
 
 # %%
 # %%ranks 4
@@ -188,9 +190,9 @@ loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
 print([apart(layout.views(found), gradient) < 1e-12 for found in ranks["summed"]])
 
 # %% [markdown]
-# That is data parallelism. In `mpi_impl/parallel/data_parallel.py` the buckets go out by themselves: each part of the
-# backward reports that it has contributed to a unit (a layer, a table), and when nothing is missing any more the sum
-# begins, without waiting for it. (`post_all_reduce` begins one; what it returns is waited for at the end of the step.)
+# That is data parallelism. In `mpi_impl/parallel/data_parallel.py` the buckets are sent automatically: each part of the
+# backward reports that it has contributed to a unit (a layer, a table), and when a bucket is complete its sum begins,
+# without waiting for it. (`post_all_reduce` begins one and returns a handle, which the end of the step waits for.)
 
 # %%
 import inspect
@@ -202,9 +204,9 @@ print(inspect.getsource(Gradients.contributed), inspect.getsource(Gradients.coun
 # %% [markdown]
 # ## An all-reduce is two things
 #
-# Let rank $i$ be responsible for the $i$-th part of the buffer. In a **reduce-scatter** everyone sends rank $i$ the
+# Let rank $i$ be responsible for the $i$-th part of the buffer. In a **reduce-scatter** every rank sends rank $i$ the
 # $i$-th part of its own gradients, and rank $i$ adds them up: each rank has one part of the sum. In an **all-gather**
-# everyone sends its part to all: everyone has the whole sum. One after the other they are an all-reduce.
+# every rank sends its part to all: every rank has the whole sum. One after the other they are an all-reduce.
 
 # %%
 draw_matrices([partial_sums("gradients", 4, 12, "4 partial sums"), "reduce-scatter  →",
@@ -224,16 +226,16 @@ for entry, total in group.ledger.totals.items():        # the ledger of this cel
     print(f"{entry.operation:14} {entry.reason:11} {ring_bytes(entry, total):6,.0f} bytes that a rank sends")
 
 # %% [markdown]
-# Each half costs a rank $\frac{N-1}{N}$ of the buffer, if the ranks stand in a ring and hand things on: in each of
-# $N - 1$ rounds a rank sends one part, $\frac{1}{N}$ of the buffer, to its neighbour. ($N$ is the number of replicas.
-# In Megatron-LM's papers it is $d$.) Two halves, $2\,\Psi\,\frac{N-1}{N}$ numbers for $\Psi$ parameters (read: psi):
-# that is what an all-reduce costs.
+# Each half costs a rank $\frac{N-1}{N}$ of the buffer, if the ranks form a ring: in each of $N - 1$ rounds a rank sends
+# one part, $\frac{1}{N}$ of the buffer, to its neighbour. ($N$ is the number of replicas. In Megatron-LM's papers it is
+# $d$.) Two halves, $2\,\Psi\,\frac{N-1}{N}$ numbers for $\Psi$ parameters (read: psi): that is the cost of an
+# all-reduce.
 #
 # ## The idea of ZeRO
 #
-# After the all-reduce all ranks hold the same gradients, and all do the same: Adam moves all parameters, on each rank,
-# in the same way. For that each holds Adam's two *moments* of every parameter, averages of past gradients and of their
-# squares. Nobody needs them but Adam. And Adam looks at one element at a time. Its work can be cut anywhere:
+# After the all-reduce all ranks hold the same gradients, and all do the same: Adam updates all parameters, on each
+# rank, in the same way. For that each holds Adam's two *moments* of every parameter, averages of past gradients and of
+# their squares. Only Adam needs them. And Adam treats each element by itself. So its work can be divided anywhere:
 
 # %%
 from reference.optimizer import adam_update
@@ -250,22 +252,21 @@ print("the same, bit by bit:", np.array_equal(together[0], parts[0]))
 
 # %% [markdown]
 # So put Adam *between the two halves*. After the reduce-scatter a rank has the sum of its part of the gradients. It
-# moves its part of the parameters. Then the all-gather brings everyone the moved **parameters**, instead of the
-# gradients. Both are $\Psi$ numbers, so **it costs nothing more to send**, and each rank keeps the moments of its own
-# part only.
+# updates its part of the parameters. Then the all-gather gives every rank the updated **parameters**, instead of the
+# gradients. Both are $\Psi$ numbers, so **no more is sent**, and each rank keeps the moments of its own part only.
 #
-# That is stage 1 of ZeRO ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 5). Each stage cuts one
-# thing more:
+# That is stage 1 of ZeRO ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 5). Each stage shards
+# one thing more:
 #
-# | stage | what else is cut | how it goes then |
+# | stage | what else is sharded | how it works |
 # |---|---|---|
-# | 0 | nothing | gradients all-reduced, everyone moves everything |
-# | 1 | optimizer's states | gradients reduce-scattered, the own part moved, parameters all-gathered |
+# | 0 | nothing | gradients all-reduced, every rank updates everything |
+# | 1 | optimizer states | gradients reduce-scattered, the own part updated, parameters all-gathered |
 # | 2 | gradients | reduce-scatter after every microbatch; only the own part of the sum is kept |
-# | 3 | parameters | a layer is gathered just before it is used, forward and backward, and then let go of |
+# | 3 | parameters | a layer is gathered just before it is used, forward and backward, and then released |
 #
-# In the picture the filled area is memory. A parameter and its gradient take 2 bytes each, in 16 bits; what the
-# optimizer keeps takes 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 8 says why):
+# In the picture the filled area is memory. A parameter and its gradient take 2 bytes each, in 16 bits; the optimizer
+# states take 12, in 32 bits: two moments, and a more exact copy of the parameter (walkthrough 8 says why):
 
 # %%
 from mpi_impl.notebook.pictures.buffers import draw_stages
@@ -273,7 +274,7 @@ from mpi_impl.notebook.pictures.buffers import draw_stages
 draw_stages(4)
 
 # %% [markdown]
-# What that means for a large model stands in figure 1 of the paper: 7.5 billion parameters on 64 devices.
+# Figure 1 of the paper shows what that means for a large model: 7.5 billion parameters on 64 devices.
 # `reference/costs/memory.py` has the formulas.
 
 # %%
@@ -289,7 +290,7 @@ draw_bars({f"stage {stage}": gigabytes(stage, N) for stage in range(4)}, "GB on 
           title="model states of 7.5 billion parameters", colors=MEMORY)
 
 # %% [markdown]
-# Stages 1 and 2 end at what is not cut: 30 and 15 GB, however many devices there are. Stage 3 has no such floor:
+# Stages 1 and 2 cannot go below what is replicated: 30 and 15 GB, for any number of devices. Stage 3 has no such floor:
 
 # %%
 from matplotlib.figure import Figure
@@ -311,10 +312,10 @@ figure
 # %% [markdown]
 # ## Stages 0 to 3, on real ranks
 #
-# `Trainer` is the machine's: it trains a GPT as the configuration says. We train the same model at each stage for a few
-# steps, and look at the losses, at the weights, at the bytes that a rank holds from step to step, and at the numbers
-# that it sends for gradients and parameters. All is in float64 here: 8 bytes for a parameter, 8 for its gradient, 16
-# for its moments, and no copy.
+# `Trainer` is the machine's: it trains a GPT as configured. We train the same model at each stage for a few steps, and
+# look at the losses, at the weights, at the bytes that a rank holds from step to step, and at the numbers that it sends
+# for gradients and parameters. All is in float64 here: 8 bytes for a parameter, 8 for its gradient, 16 for its moments,
+# and no copy.
 
 # %%
 # %%ranks 4
@@ -361,7 +362,7 @@ draw_curves({"one process": losses} | {f"stage {stage}": one["losses"] for stage
             "loss", "five curves over one another")
 
 # %% [markdown]
-# What does rank 0 hold? The trainer counts the bytes of its arrays, and they are what the formula says:
+# What does rank 0 hold? The trainer counts the bytes of its arrays, and they equal the formula:
 
 # %%
 print([np.allclose(one["held"][:3], model_states(one["psi"], 4 if stage else 1, stage, 8, 8, 16))
@@ -374,12 +375,11 @@ draw_bars({f"stage {stage}": {kind: getattr(one["held"], kind) / 1000 for kind i
 # ### What is sent
 #
 # With one microbatch a step, $m = 1$, and in units of $\Psi \frac{N-1}{N}$: stages 0, 1 and 2 send 2. Stage 3 sends 3:
-# parameters gathered for the forward, gathered again for the backward (for they were let go of), and gradients
+# parameters gathered for the forward, gathered again for the backward (since they were released), and gradients
 # reduce-scattered (section 7 of the paper).
 #
-# With more microbatches there is a price that the paper, which has one, does not show. Stage 2 keeps no whole
-# gradients, so it must reduce-scatter after *every* microbatch: $m + 1$. Stage 3 gathers for every microbatch, too:
-# $3m$.
+# More microbatches have a price that the paper, which assumes one, does not show. Stage 2 keeps no whole gradients, so
+# it must reduce-scatter after *every* microbatch: $m + 1$. Stage 3 gathers for every microbatch, too: $3m$.
 
 # %%
 # %%ranks 4
@@ -393,9 +393,9 @@ for m, name in (1, "stages"), (4, "four"):
 draw_bars(rows, "numbers that rank 0 sent in a step, of Ψ(N-1)/N, from its ledger")
 
 # %% [markdown]
-# With $m = 1$ stages 0 to 2 are 2, 2, 2 to the last element, and stage 3 is a little below 3. What is missing are
-# the tables of words and positions: the *backward* of looking up a row needs no table, so they are gathered only once.
-# For a real model, where the tables are a small part, it is 3.
+# With $m = 1$ stages 0 to 2 are 2, 2, 2 to the last element, and stage 3 is a little below 3. The difference is the
+# tables of tokens and positions: the *backward* of looking up a row needs no table, so they are gathered only once. For
+# a real model, where the tables are a small part, it is 3.
 
 # %%
 from reference.costs.volumes import data_parallel_traffic
@@ -410,8 +410,8 @@ for m, name in (1, "stages"), (4, "four"):
 # ### Whole for a while
 #
 # In stage 3 a layer must be whole while it is used, and the next one is on its way meanwhile. So besides its shard a
-# rank holds about two layers, however many there are. This is the loop (`fetch` begins to gather, `opened` waits for
-# it, and frees afterwards):
+# rank holds about two layers, whatever their number. This is the loop (`fetch` begins to gather, `opened` waits for it,
+# and frees afterwards):
 
 # %%
 from mpi_impl.models.units import in_turn
@@ -429,10 +429,10 @@ for layers, found in depths.items():
 # %% [markdown]
 # ### Even less: offloading
 #
-# What is cut need not be near. A GPU's own memory is small and fast, the host's is large and slow, and Adam goes
-# through each element once a step. With `cpu_offload` a rank's shard lies in *far memory* and comes near piece by
-# piece. What stays near is the gradients. (Our ranks have no GPU. For them far memory is another buffer, or a file,
-# with the same rules.)
+# A shard need not be on the device. A GPU's own memory is small and fast, the host's is large and slow, and Adam needs
+# each element once per step. With `cpu_offload` a rank's shard is *offloaded* and copied back piece by piece. Only the
+# gradients stay on the device. (Our ranks have no GPU. They offload to another buffer, or to a file, with the same
+# rules.)
 
 # %%
 # %%ranks 4
@@ -444,7 +444,7 @@ print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: 
 # %% [markdown]
 # ## What to take away
 #
-# With $w$, $g$ and $K$ bytes for a parameter, its gradient and what the optimizer keeps of it:
+# With $w$, $g$ and $K$ bytes for a parameter, its gradient and its optimizer states:
 #
 # | stage | a rank holds | and sends, of $\Psi\frac{N-1}{N}$ | 7.5 billion, $N = 64$ |
 # |---|---|---|---|
@@ -453,20 +453,21 @@ print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: 
 # | 2 | $w\,\Psi + (g + K)\,\Psi/N$ | $m + 1$ | 16.6 GB |
 # | 3 | $(w + g + K)\,\Psi/N$ | $3m$ | 1.88 GB |
 #
-# - Divide by the weight of the global batch, then only add. An average of averages is wrong as soon as shares differ.
+# - Divide by the weight of the global batch, then only add. An average of averages is wrong as soon as the replicas'
+#   weights differ.
 # - An all-reduce is a reduce-scatter and an all-gather. Stage 1 lets the optimizer work between the two, for free.
-# - Stages 2 and 3 pay for every microbatch, so they are at their best with few and large ones. A pipeline needs many
-#   (walkthrough 6): what goes with it best is stage 1.
+# - Stages 2 and 3 pay for every microbatch, so they are best with few and large ones. A pipeline needs many
+#   (walkthrough 6): stage 1 suits it best.
 # - No stage changes what is computed: same losses, same weights.
 #
 # ## Try it
 #
 # 1. Let the replicas begin from different weights: give `initialize` the seed `SEED + rank` in the cell on ranks. Which
 #    check fails? After the sum all ranks have the same gradient. Why do the replicas still never come together?
-# 2. Set `counts` to `[6, 6, 6, 6]`. How far is the wrong way off now? Then `[3, 3, 3, 3]`?
+# 2. Set `counts` to `[6, 6, 6, 6]`. How large is the error of the wrong way now? Then `[3, 3, 3, 3]`?
 # 3. Gradients are clipped by their *norm*, the root of the sum of all squares. At stage 1 a rank has a part of the
 #    gradients only. What must be sent, and how much is it? (Look for "gradient norm" in the ledger.)
 # 4. Change `bucket_size` in the picture of the flat buffer to 1, and to 10,000. What is good about each?
 #
-# Next: [8. Precision](08_precision.ipynb). The demo to run beside it:
+# Next: [8. Precision](08_precision.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.zero`.

@@ -2,11 +2,12 @@
 # # 8. Precision: training in 16 bits
 #
 # A number of 16 bits takes half the memory of one of 32, half the time to send, and a GPU multiplies such numbers
-# several times as fast. So large models compute in 16 bits. But not everything can be done in so few, and what cannot
-# be done fails quietly: no error, only a model that learns less, or nothing.
+# several times as fast. So large models compute in 16 bits. But not everything can be done in 16 bits, and where it
+# cannot, it fails quietly: no error, only a model that learns less, or nothing.
 #
-# **You will** see which numbers 16 bits can hold; watch three computations fail in them, and put each right; let a loss
-# scale find itself; see an overflow on one of four ranks stop all four; and train in three formats on real ranks.
+# **You will** see which numbers 16 bits can represent; watch three computations fail in them, and correct each; let a
+# loss scale adjust itself; see an overflow on one of four ranks stop all four; and train in three formats on real
+# ranks.
 #
 # **You need** walkthrough 1, and from walkthrough 7 what replicas, gradients and the optimizer are. About 30 minutes.
 
@@ -40,16 +41,16 @@ for form in forms:
 
 # %% [markdown]
 # float16 has more digits (about 3 decimal ones), but it ends at 65,504 above and $6 \times 10^{-8}$ below. bfloat16 has
-# float32's exponent, so it reaches as far, but it has 2 to 3 digits only. A tick for each number, just above 1, near 0,
-# and around 65,000 (where there are more than can be drawn, there is a band):
+# float32's exponent, so it has the same range, but only 2 to 3 digits. The picture has a tick for each number, just
+# above 1, near 0, and around 65,000 (a band if there are more than can be drawn):
 
 # %%
 draw_number_lines(forms, [(1, 1.04), (0, 1e-6), (63_000, 68_000)])
 
 # %% [markdown]
-# A result that falls between two numbers is *rounded* to the nearer one, and where both are equally near to the one
-# whose last bit is 0. Above the largest number it is infinite (`inf`). `rounded` in `reference/precision.py` does this
-# for any format. Is it what NumPy's float16 does, and bfloat16 of the package `ml_dtypes`?
+# A result that falls between two numbers is *rounded* to the nearer one, or, if both are equally near, to the one whose
+# last bit is 0. Above the largest number it is infinite (`inf`). `rounded` in `reference/precision.py` does this for
+# any format. Is it what NumPy's float16 does, and bfloat16 of the package `ml_dtypes`?
 
 # %%
 for value in 0.1, 1 / 3, 2049.0, 70_000.0, 1e-8:
@@ -63,21 +64,21 @@ with np.errstate(over="ignore"):                    # NumPy would warn of what b
         print(f"{name}: the same, 100,000 times: {np.array_equal(rounded(many, FORMATS[name]), theirs)}")
 
 # %% [markdown]
-# By how much may rounding be off, relative to the number? As long as all digits are there by at most half of
-# `epsilon`, the distance from 1 to the next number, whatever the size. To the left of $2^{-14}$ float16 has fewer and
-# fewer digits, until a number becomes 0 and the error is all of it:
+# How large is the rounding error, relative to the number? With all digits available it is at most half of `epsilon`,
+# the distance from 1 to the next number, whatever the size. To the left of $2^{-14}$ float16 has fewer and fewer
+# digits, until a number becomes 0 and the error is 100 %:
 
 # %%
 draw_rounding(forms, (-30, 20))
 
 # %% [markdown]
-# What follows are the three things that must not be done in 16 bits
-# ([Micikevicius et al. 2017](https://arxiv.org/abs/1710.03740), section 3).
+# The next sections show the three things that must not be done in 16 bits ([Micikevicius et al.
+# 2017](https://arxiv.org/abs/1710.03740), section 3).
 #
 # ## One: small updates
 #
 # A weight is 1, and every step of training moves it by $-0.0001$. After 1,000 steps it should be 0.9. In 16 bits the
-# next number below 1 is further away than twice that, so $1 - 0.0001$ is rounded to 1 again. And again.
+# distance to the next number below 1 is more than twice that, so $1 - 0.0001$ is rounded to 1, every time.
 # (`np.add.accumulate` adds one number after another, and rounds each time.)
 
 # %%
@@ -93,11 +94,12 @@ for name, course in weight.items():
     print(f"{name:9} after 1,000 updates: {course[-1]:.4f}")
 
 # %% [markdown]
-# The remedy is in the picture, too. Keep the weight in float32 and let *that* move: it is called the **master weight**.
-# The model computes with a rounded copy, and gets a new one after each step. The copy moves in jumps, but it arrives.
+# The remedy is in the picture, too. Keep the weight in float32 and update *that*: it is called the **master weight**.
+# The model computes with a rounded copy, and gets a new one after each step. The copy moves in jumps, but it follows
+# the master weight.
 #
 # How often does this happen? Weights of a GPT begin with a standard deviation of 0.02. Adam moves a weight by about the
-# learning rate. What share of such updates is lost altogether?
+# learning rate. Which fraction of such updates is lost completely?
 
 # %%
 weights = random.normal(size=50_000) * 0.02
@@ -112,14 +114,14 @@ draw_curves(lost, "learning rate", "share of updates that are lost", x=rates, lo
 
 # %% [markdown]
 # The curves have steps. From one power of 2 to the next all numbers of a format are equally far apart, and that
-# distance is a power of 2 as well. An update is lost if it is less than half of it. So a learning rate loses as much as
-# any other between the same two powers of 2. (At a power of 2 itself some updates end just half-way, and are lost if
-# the weight's last bit is 0. The points of the curves avoid these.)
+# distance is a power of 2 as well. An update is lost if it is less than half of it. So a learning rate loses the same
+# fraction as any other between the same two powers of 2. (At a power of 2 itself some updates end just half-way, and
+# are lost if the weight's last bit is 0. The points of the curves avoid these.)
 #
 # Megatron-LM's GPT was trained with a learning rate of $1.5 \times 10^{-4}$, which falls to $10^{-5}$ in the course of
 # training ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 4.2). How many updates does bfloat16 lose
-# in the beginning, and how many in the end? (`least` is the size of weights from which on its numbers are more than
-# twice the update apart.)
+# in the beginning, and how many in the end? (`least` is the smallest weight at which its numbers are more than twice
+# the update apart.)
 
 # %%
 for rate in 1.5e-4, 1e-5:
@@ -130,7 +132,7 @@ for rate in 1.5e-4, 1e-5:
 # %% [markdown]
 # Hardly any in the beginning, and most of them in the end.
 #
-# This is the place in the machine that moves weights; `param` is a master weight, `model` gets the model's copy:
+# This is the place in the machine that updates weights; `param` is a master weight, `model` gets the model's copy:
 
 # %%
 from mpi_impl.kernels.plain import adam_update, copy_to_model
@@ -148,10 +150,10 @@ sums = {form.name: np.add.accumulate(np.full(4000, 0.1, dtype_of(form.name))).as
 draw_curves(sums, "terms", "sum so far", "0.1, added up 4,000 times")
 
 # %% [markdown]
-# Where the sum is so large that 0.1 is less than half the way to the next number, it stands still: at 256 in float16,
-# at 32 in bfloat16. (Before that it is too large: each addition was rounded, for a long while always upwards.) The
-# remedy: **add up in float32, and round once**, at the end. That is what a GPU's matrix unit does, and what the kernels
-# of this project do (`mpi_impl/kernels/half.py`):
+# When the sum is so large that 0.1 is less than half the distance to the next number, it stops growing: at 256 in
+# float16, at 32 in bfloat16. (Before that it is too large: each addition was rounded, for a long time always upwards.)
+# The remedy: **add up in float32, and round once**, at the end. That is what a GPU's matrix unit does, and what the
+# kernels of this project do (`mpi_impl/kernels/half.py`):
 
 # %%
 from mpi_impl.kernels import linear
@@ -164,9 +166,9 @@ for name in "float16", "bfloat16":
           f"off by at most epsilon / 2: {close}")
 
 # %% [markdown]
-# A sum over ranks is a sum, too. Say rank 0 has 2,048 and seven others 1 each. In float16 there is no number between
-# 2,048 and 2,050, so whoever rounds after each addition never gets away from 2,048. The ranks' all-reduce sends 2 bytes
-# for each number, but whoever adds them up does it in float32 and rounds once:
+# A sum over ranks is a sum, too. Suppose that rank 0 has 2,048 and seven others 1 each. In float16 there is no number
+# between 2,048 and 2,050, so a sum that is rounded after each addition stays at 2,048. The ranks' all-reduce sends 2
+# bytes for each number, but it adds up in float32 and rounds once:
 
 # %%
 # %%ranks 8
@@ -176,13 +178,13 @@ group.all_reduce(x, "a sum of halves")
 print(f"rounded after each addition {one_by_one:.0f}, all-reduce {x[0]:.0f}, exact {2048 + 7}")
 
 # %% [markdown]
-# (2,055 is no number of float16. 2,056 is the nearest with a last bit of 0.) What is kept and added to over many
-# microbatches are gradients of weights: they are in float32 all the time. They are called *main gradients*.
+# (2,055 is not a float16 number. 2,056 is the nearest with a last bit of 0.) Gradients of weights are summed over many
+# microbatches, so they are in float32 all the time. They are called *main gradients*.
 #
 # ## Three: small gradients
 #
-# The backward pass hands gradients of *activations* from layer to layer, and those have 16 bits. How large are they?
-# Let us look at all of them, in one step of a tiny GPT on real ranks. An `Observer` is shown every tensor of a step
+# The backward pass sends gradients of *activations* from layer to layer, and those have 16 bits. How large are they?
+# Let us look at all of them, in one step of a tiny GPT on real ranks. An `Observer` receives every tensor of a step
 # (`mpi_impl/recording/`); ours keeps the gradients of activations. `connect` forms the groups of ranks, here four
 # replicas:
 
@@ -230,26 +232,25 @@ gradients = np.concatenate(OfActivations.seen)
 print(f"{gradients.size:,} gradients of activations")
 
 # %% [markdown]
-# Our batch has $8 \times 8$ words. The loss is a mean over the words of the whole batch, so each word's gradients are
-# divided by their number. In earnest that is millions: the model of 145.6 billion parameters of
-# [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473) (table 1) takes 2,304 samples of 2,048 words. So let us
-# divide ours as if the batch had 4 million words, $2^{22}$:
+# Our batch has $8 \times 8$ tokens. The loss is a mean over the tokens of the whole batch, so each token's gradients
+# are divided by their number. In real training that is millions: the model of 145.6 billion parameters of [Narayanan et
+# al. 2021](https://arxiv.org/abs/2104.04473) (table 1) takes 2,304 samples of 2,048 tokens. So let us divide ours as if
+# the batch had 4 million tokens, $2^{22}$:
 
 # %%
 gradients = np.concatenate(ranks["gradients"]) * (8 * 8) / 2**22
 draw_fates(gradients, [1.0, 2.0**20, 2.0**40], float16)
 
 # %% [markdown]
-# Above: in float16 as they are, most of them become 0. (The first dashed line is the smallest number that float16 has,
-# and what is more than half of it is rounded up to it. As far as the second line digits are missing. The third is
-# 65,504.)
+# Above: in float16 as they are, most of them become 0. (The first dashed line is the smallest number of float16, and
+# numbers larger than half of it are rounded up to it. Up to the second line digits are missing. The third is 65,504.)
 #
 # The remedy is to **multiply the loss by a scale** before the backward pass (section 3.2 of the paper). By the chain
-# rule all gradients are multiplied by it. They move into the middle of what float16 can hold, and the optimizer divides
-# by it again, in float32. Below: too large a scale, and they become infinite. (In bfloat16 none of this happens: it
-# reaches as far as float32.)
+# rule all gradients are multiplied by it. They move into the middle of float16's range, and the optimizer divides by it
+# again, in float32. Below: if the scale is too large, they become infinite. (In bfloat16 none of this happens: it has
+# the range of float32.)
 #
-# If the scale is a power of 2 it changes exponents alone, and no digit:
+# If the scale is a power of 2, it changes only exponents, and no digit:
 
 # %%
 small = gradients[gradients > 0]
@@ -263,11 +264,11 @@ print("bfloat16, the same bits with a scale of 2^20 and without:",
       np.array_equal(rounded(small * 2.0**20, bfloat16) / 2.0**20, rounded(small, bfloat16)))
 
 # %% [markdown]
-# ## A scale that finds itself
+# ## A scale that adjusts itself
 #
-# How large should the scale be? As large as goes without overflow; and gradients change in the course of training. So
-# it is found by trying. A step whose gradients are not finite is *skipped*: no weight moves. From the second such step
-# on (the *hysteresis*) the scale is halved each time. After so many good steps in a row (the *window*) it is doubled.
+# How large should the scale be? As large as possible without overflow; and gradients change during training. So it is
+# found by trying. A step whose gradients are not finite is *skipped*: no weight changes. From the second such step on
+# (the *hysteresis*) the scale is halved each time. After a number of good steps in a row (the *window*) it is doubled.
 # That is Megatron-LM's rule:
 
 # %%
@@ -276,8 +277,8 @@ from reference.precision import LossScaler, LossScaling
 print(inspect.getsource(LossScaler.update))
 
 # %% [markdown]
-# Let the largest gradient of each step be made up: it wanders, and once it jumps. A step overflows if scale x gradient
-# is more than 65,504. (A window of 8 steps is to see something; Megatron-LM's is 1,000.)
+# Here we make up the largest gradient of each step: it wanders, and once it jumps. A step overflows if scale x gradient
+# is more than 65,504. (The window of 8 steps is short so that something happens; Megatron-LM's is 1,000.)
 
 # %%
 step = np.arange(90)
@@ -321,12 +322,12 @@ for everyone in zip(*ranks["tried"]):
           f"skipped on {on['skipped']:12}  weights moved on {on['moved']}")
 
 # %% [markdown]
-# With a scale of $2^{20}$ only rank 0 found an infinity. **If each decided for itself**, ranks 1 to 3 would have moved
-# their layers, and rank 0 would not. The model would be put together from two different steps, and its ranks would go
-# on with different scales, without any error.
+# With a scale of $2^{20}$ only rank 0 found an infinity. **If each rank decided for itself**, ranks 1 to 3 would have
+# updated their layers, and rank 0 would not. The model would be a mixture of two different steps, and its ranks would
+# continue with different scales, without any error.
 #
 # But in each line all ranks did the same. They did not need another message for it. Gradients are clipped by their
-# norm, the root of the sum of the squares of *all* gradients, so that sum goes over all ranks anyway. One infinity
+# norm, the root of the sum of the squares of *all* gradients, so that sum is over all ranks anyway. One infinity
 # anywhere makes it infinite everywhere:
 
 # %%
@@ -337,8 +338,8 @@ print(inspect.getsource(global_norm))
 # %% [markdown]
 # ## Three formats, one curve
 #
-# Now all remedies together, on $t = 2$ times $d = 2$ ranks. `spoil` will come later. We keep the losses, the scales,
-# the formats of all that a rank holds, and what the tensor-parallel ranks sent:
+# Now all remedies together, on $t = 2$ times $d = 2$ ranks. `spoil` will come later. We record the losses, the scales,
+# the formats of everything that a rank holds, and what the tensor-parallel ranks sent:
 
 # %%
 # %%ranks 4
@@ -385,14 +386,14 @@ for name in "bfloat16", "float16":
 draw_scale(runs["float16"]["scales"], skips, title="float16's loss scale")
 
 # %% [markdown]
-# Three curves over one another, until float16's scale has been doubled once too often and a step is skipped. From then
-# on its weights are an update behind, and after the second cross two.
+# The three curves coincide until float16's scale has been doubled once too often and a step is skipped. From then on
+# its weights are one update behind, and after the second cross two.
 #
 # ### Without the remedies
 #
 # What if float16 had no scale, with the large batch from above? A scale of $2^{-16}$ makes our gradients as small as
-# those of $64 \times 2^{16}$ words, 4 million. And what if the weights were in bfloat16 alone? After each step we
-# overwrite the master weights with the model's copy, and take a learning rate as towards the end of a training:
+# those of $64 \times 2^{16}$ tokens, 4 million. And what if the weights were only in bfloat16? After each step we
+# overwrite the master weights with the model's copy, and use a learning rate as near the end of training:
 
 # %%
 # %%ranks 4
@@ -420,7 +421,7 @@ for name, wrong, right in (("no scale", no_scale, runs["float32"]),
           f"by less than 80 % of what float32's fell by: {learnt[0] < 0.8 * learnt[1]}")
 
 # %% [markdown]
-# Both learn. Nothing says that something is wrong. You only see it beside a curve that is right.
+# Both learn. Nothing shows that something is wrong. You only see it next to a correct curve.
 #
 # ## What does it save?
 #
@@ -437,8 +438,8 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
           "bytes for each parameter", colors=MEMORY)
 
 # %% [markdown]
-# What it saves is what goes through the model: activations, and messages between the ranks that share a layer. One
-# layer of Megatron-LM's model of 8.3 billion parameters, with 4 samples; and what our 4 ranks have sent:
+# It saves activations, and messages between the ranks that shard a layer. One layer of Megatron-LM's model of 8.3
+# billion parameters, with 4 samples; and what our 4 ranks have sent:
 
 # %%
 from reference.config import ModelConfig, ParallelConfig
@@ -453,19 +454,19 @@ for name in "float32", "bfloat16":
     print(f"{name:8} a layer's activations {kept / 1e9:.2f} GB; sent in a step, bytes:", sent)
 
 # %% [markdown]
-# (The activations are less than half, for the kernel of 16 bits also computes attention's probabilities again, as
-# FlashAttention does. What is still sent in float32 is the loss: its maxima and sums.) And on a GPU, time.
+# (The activations are less than half, since the kernel of 16 bits also computes attention's probabilities again, as
+# FlashAttention does. Only the loss is still sent in float32: its maxima and sums.) And on a GPU it saves time.
 #
 # ## What to take away
 #
 # | must not be done in 16 bits | because | remedy |
 # |---|---|---|
-# | moving weights | the step is less than half the way to the next number | master weights in float32 |
+# | updating weights | the update is less than half the distance to the next number | master weights in float32 |
 # | long sums | the sum outgrows its terms | add up in float32, round once |
 # | small gradients (float16) | below $2^{-24}$ there is only 0 | multiply the loss by a scale |
 #
 # - bfloat16 has float32's range and 2 to 3 digits: no scale. float16 has a digit more, and needs one.
-# - A step that overflows on any rank must be skipped on all. The norm of the gradients tells all of them.
+# - A step that overflows on any rank must be skipped on all. The norm of the gradients shows it to all of them.
 # - None of these mistakes raises an error. Compare losses with float32.
 #
 # ## Try it
@@ -474,8 +475,9 @@ for name in "float32", "bfloat16":
 #    (stochastic rounding): add it to the first experiment. Where does the weight end?
 # 2. Give the made-up gradients a `min_loss_scale`, and a `hysteresis` of 1. What changes, and what is the hysteresis
 #    good for?
-# 3. Sum the 4,000 numbers pairwise (halves of halves) in float16. How far off is it, and why so little?
+# 3. Sum the 4,000 numbers pairwise (halves of halves) in float16. How large is the error, and why is it so small?
 #
-# Next: [9. Training in 3D](09_training_in_3d.ipynb). The run to watch beside it finds its scale, and is held against
-# float32 at every step: `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 2
+# Next: [9. Training in 3D](09_training_in_3d.ipynb). The run for this walkthrough finds its scale, and compares every
+# step with float32:
+# `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt --tensor-model-parallel-size 2
 # --global-batch-size 16 --train-iters 15 --log-interval 1 --fp16 --verify`.

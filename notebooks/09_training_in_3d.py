@@ -1,12 +1,12 @@
 # %% [markdown]
-# # 9. Training in 3D: t, p and d at once
+# # 9. Training in 3D: t, p and d together
 #
-# The walkthroughs before this one took the ways to share work one at a time: ranks that share every layer (tensor
-# parallelism, 1 to 5), ranks that hold the layers between them (pipelines, 6), replicas that take different samples
-# (data parallelism, 7). Large models are trained with all three at once, and every rank then sends in three directions.
+# The previous walkthroughs treated one kind of parallelism at a time: ranks that shard every layer (tensor parallelism,
+# 1 to 5), ranks that hold different layers (pipelines, 6), replicas that take different samples (data parallelism, 7).
+# Large models are trained with all three together, and every rank then sends in three directions.
 #
-# **You will** see who sends to whom; train one small GPT on 8 real ranks in six ways, and get the same loss curve six
-# times; see what it takes for that to be so; plant a bug that raises no error, and find it from the outside.
+# **You will** see which rank sends to which; train one small GPT on 8 real ranks in six ways, and get the same loss
+# curve six times; see what makes that possible; plant a bug that raises no error, and find it from the outside.
 #
 # **You need** the ideas of walkthroughs 2, 6 and 7, but none of their code. About 30 minutes.
 
@@ -23,11 +23,11 @@ from reference.config import ParallelConfig
 # %% [markdown]
 # ## A rank has three numbers
 #
-# | letter | way | the ranks of one such group ... | what they send one another |
+# | letter | kind | the ranks of one such group ... | they send one another |
 # |---|---|---|---|
-# | $t$ | tensor | share every layer: a part of each matrix each | sums of activations, for every layer and microbatch |
-# | $p$ | pipeline | hold the layers between them, in order | activations onwards, their gradients back |
-# | $d$ | data | hold the same part, and take different samples | sums of gradients, once a step |
+# | $t$ | tensor | hold a shard of every matrix each | sums of activations, for every layer and microbatch |
+# | $p$ | pipeline | hold different layers, in order | activations forward, their gradients back |
+# | $d$ | data | hold the same shards, and take different samples | sums of gradients, once per step |
 #
 # The number of ranks is $t \times p \times d$. What a rank holds and does follows from its place among $t$, its place
 # among $p$ and its place among $d$:
@@ -42,7 +42,7 @@ for rank in range(8):
     print(f"rank {rank}:", place(rank, ParallelConfig(2, 2, 2)))
 
 # %% [markdown]
-# Two ranks that differ in one of the three numbers alone are in one *group* of that kind. So every rank is in three
+# Two ranks that differ in only one of the three numbers are in one *group* of that kind. So every rank is in three
 # groups. Here is what that looks like on two servers of four ranks. An arc is dashed where it leaves its server:
 
 # %%
@@ -52,10 +52,10 @@ draw_groups(ParallelConfig(2, 2, 2), server, "t = 2, p = 2, d = 2")
 # %% [markdown]
 # Why are ranks numbered in this order, and not in another? Inside a server, links are fast (300 GB/s for each GPU on
 # the machines of [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 5); between servers they are slower
-# (25 GB/s). The ranks of a tensor group have the most to tell one another, so they get neighbouring numbers, and
-# servers are filled in the order of the numbers. Pipelines have the least to tell. They get the long way.
+# (25 GB/s). The ranks of a tensor group send the most, so they get consecutive numbers, and servers are filled in the
+# order of the numbers. Pipelines send the least. They get the slow links.
 #
-# With other $t$, $p$, $d$ the long way is somebody else's:
+# With other $t$, $p$, $d$ another group gets the slow links:
 
 # %%
 draw_groups(ParallelConfig(1, 4, 2), server, "t = 1, p = 4, d = 2")
@@ -70,9 +70,9 @@ for name, (t, p, d) in ways.items():
 # %% [markdown]
 # ## One model, six ways
 #
-# A GPT small enough that a step takes milliseconds: 4 layers, 8 heads, 12 words, float64. Its text counts: after each
-# word comes the next one. Dropout is on, which sets a tenth of the activations to 0 at random. That is the hardest
-# thing to keep alike, as we shall see.
+# A GPT small enough that a step takes milliseconds: 4 layers, 8 heads, 12 tokens, float64. Its text counts: after each
+# token comes the next one. Dropout is on, which sets a tenth of the activations to 0 at random. That is the hardest
+# thing to keep identical, as we shall see.
 
 # %%
 from mpi_impl.demos.tiny_gpt import POSITIONS, SEED, global_batch, textbook_of, tiny_gpt
@@ -86,7 +86,7 @@ print(f"{parameters(model):,} parameters; {BATCH} samples of {POSITIONS} words a
       *global_batch(0, BATCH)[0][0])
 
 # %% [markdown]
-# **In one process.** The textbook's trainer, which knows nothing of ranks, takes 12 steps. This is the run that all
+# **In one process.** The textbook's trainer, which knows nothing about ranks, takes 12 steps. This is the run that all
 # others must equal.
 
 # %%
@@ -95,10 +95,10 @@ alone = [textbook.step(GPTBatch(*global_batch(step, BATCH)))[0] for step in rang
 print("loss:", *np.round(alone[:5], 4), "...", np.round(alone[-1], 4))
 
 # %% [markdown]
-# **On ranks.** `train` is bound on each of the 8 processes. `Trainer` (mpi_impl/training/trainer.py) is given the
+# **On ranks.** The cell defines `train` on each of the 8 processes. `Trainer` (mpi_impl/training/trainer.py) gets the
 # groups of its rank and does the rest: it holds this rank's layers and shards, plays the pipeline's schedule, sums
-# gradients over replicas, and moves its weights. `share_of` picks the samples of this rank's replica and deals them
-# into microbatches of $b$.
+# gradients over replicas, and updates its weights. `share_of` selects the samples of this rank's replica and divides
+# them into microbatches of $b$.
 
 # %%
 ranks["model"], ranks["BATCH"], ranks["STEPS"] = model, BATCH, STEPS
@@ -117,9 +117,9 @@ def train(t, p, d, b=1, zero=0):
         return steps, ledger_of_pipeline(trainer.topology), trainer.layout.size
 
 # %% [markdown]
-# The six: all ranks share every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that cut
-# parameters, gradients and optimizer states among themselves (ZeRO stage 3, walkthrough 7); and everything together.
-# The microbatch size $b$ varies too, and with it how many microbatches a step has.
+# The six: all ranks shard every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that shard
+# parameters, gradients and optimizer states (ZeRO stage 3, walkthrough 7); and everything together. The microbatch size
+# $b$ varies too, and with it the number of microbatches in a step.
 
 # %%
 # %%ranks 8
@@ -130,7 +130,7 @@ for name, (steps, *_) in runs.items():
     print(f"{name:<22} loss {steps[0].loss:.4f} ... {steps[-1].loss:.4f}")
 
 # %% [markdown]
-# All 8 ranks say the same, and all six ways look alike, though what a rank holds is not:
+# All 8 ranks print the same, and all six ways look the same, although a rank holds different things in each:
 
 # %%
 found = ranks["runs"]
@@ -139,9 +139,9 @@ for name in found[0]:
     print(f"{name:<22}", *(f"{one[name][2]:>7,}" for one in found))
 
 # %% [markdown]
-# (A pipeline's first ranks have the table of words and that of positions. Its last ones have a copy of the words',
-# which gives the logits. With ZeRO-3 the replicas share out what stands here.) All losses over one another, the first
-# drawn widest:
+# (A pipeline's first ranks have the table of tokens and that of positions. Its last ones have a copy of the token
+# table, which gives the logits. With ZeRO-3 the replicas shard what is listed here.) All losses in one picture, the
+# first drawn widest:
 
 # %%
 from mpi_impl.notebook.pictures.charts import draw_curves
@@ -156,19 +156,19 @@ for name, curve in losses.items():
     print(f"{name:<22} off by less than 1e-12 in every step: {np.abs(np.subtract(curve, alone)).max() < 1e-12}")
 
 # %% [markdown]
-# Not similar: **the same curve**. What is left is rounding, because sums are taken in another order. That holds in
-# float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 8).
+# They are not similar, but **the same curve**. Only rounding differs, because sums are taken in another order. That
+# holds in float64; in float32 or 16 bits rounding is larger and grows from step to step (walkthrough 8).
 #
 # This is worth more than it seems. If a run on 8 ranks is the run on one process, then any difference is a bug, however
 # small, and nobody has to judge whether a curve "looks right".
 #
-# ## What it takes: nothing may know how many ranks there are
+# ## The condition: nothing may depend on the number of ranks
 #
 # Three things are drawn at random in training: initial weights, samples, and what dropout drops. Each must be a
-# function of *what it is for*, never of who draws it or of what was drawn before.
+# function of *what it is for*, never of the rank that draws it or of what was drawn before.
 #
 # **Weights** are a function of (seed, name of the tensor, index in the whole tensor). Rank 5 of 8 draws its shard
-# alone, and gets what it would get if somebody drew the whole and cut it up:
+# alone, and gets the same numbers as if somebody drew the whole tensor and split it:
 
 # %%
 from reference.models.gpt import gpt_tensors
@@ -194,7 +194,7 @@ print("a seed for each rank: the same model on 2 and on 4 ranks?",
 
 # %% [markdown]
 # **Samples** are a function of (step, index in the global batch). `samples_of` says which of them a replica takes as
-# its microbatch $k$. However they are dealt out, together they are the same eight:
+# its microbatch $k$. However they are distributed, together they are the same eight:
 
 # %%
 from reference.parallel.data_parallel import samples_of
@@ -206,8 +206,8 @@ for d, b in ((1, 4), (2, 1), (2, 2), (8, 1)):
           "..." if d > 3 else "")
 
 # %% [markdown]
-# Each sample's loss is divided by the size of the *global* batch at once, $1/(B s)$. So gradients of microbatches and
-# replicas are just added, and how the samples were dealt out drops out of the sum.
+# Each sample's loss is divided by the size of the *global* batch immediately, $1/(B s)$. So gradients of microbatches
+# and replicas are just added, and the distribution of the samples does not change the sum.
 #
 # **Dropout** is a function of (seed, step, layer, place in the layer, sample, head, position). In attention each rank
 # has some heads. Here is the mask of one sample over 8 heads; each rank draws only its own rows, in its own colour:
@@ -231,17 +231,17 @@ print("the same mask?", all(np.array_equal(np.concatenate(masks_of(t)), masks_of
 
 # %% [markdown]
 # And the classic mistake: every rank believes that its first head is head 0 of the model (`first_head=0`). No error,
-# and training goes on. But the heads of different ranks are dropped alike, where they should be independent:
+# and training goes on. But the heads of different ranks get identical masks, which should be independent:
 
 # %%
 mistaken = [masks_of(4)[0]] * 4
 draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 0": mistaken})
 
 # %% [markdown]
-# ## Who has sent how much
+# ## How much each rank has sent
 #
-# Each rank's *ledger* has written down what it sent. `reference/costs/traffic.py` has a formula for each line. For the
-# run with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
+# Each rank's *ledger* has recorded what it sent. `reference/costs/traffic.py` has a formula for each line. For the run
+# with $t = p = d = 2$, in one step, added up over the two ranks of a pipeline:
 
 # %%
 from mpi_impl.runtime.tables import aligned
@@ -262,7 +262,7 @@ print(aligned(rows, left=(0, 1, 2, 3, 6, 7)))
 
 # %% [markdown]
 # (`model` is the $t \times p$ ranks of a replica, which sum the norm of the gradient. `embedding` is the first and the
-# last rank of a pipeline: both use the table of words, so its gradients are summed over the two.)
+# last rank of a pipeline: both use the table of tokens, so its gradients are summed over the two.)
 #
 # The bytes are counted as if every collective ran as a ring, as in the papers: an all-reduce of $N$ numbers on $n$
 # ranks costs each $2N(n-1)/n$. All runs, by the kind of group, measured and from the formulas:
@@ -293,11 +293,11 @@ figure
 # Every line of every ledger is as predicted, to the last element. What do the bars say?
 #
 # - **Tensor** parallelism sends activations, for every microbatch and layer. That grows with the batch.
-# - **Data** parallelism sends gradients, once a step, however large the batch. Here the batch is tiny, so it looks
-#   expensive; in earnest it is the other way round. ZeRO-3 sends parameters besides, for every microbatch.
+# - **Data** parallelism sends gradients, once per step, for any size of the batch. Here the batch is tiny, so it looks
+#   expensive; in real training it is the opposite. ZeRO-3 also sends parameters, for every microbatch.
 # - **Pipelines** send least. But their ranks wait for one another (walkthrough 6), which no ledger shows.
 #
-# With numbers of a real model (39 billion parameters, $t = 8$, $p = 2$, $d = 32$, as in table 1 of the paper):
+# With the sizes of a real model (39 billion parameters, $t = 8$, $p = 2$, $d = 32$, as in table 1 of the paper):
 
 # %%
 from mpi_impl.notebook.plan import plan
@@ -309,8 +309,8 @@ for kind, size in earnest.messages._asdict().items():
 # %% [markdown]
 # ## A bug of one word
 #
-# Gradients are summed over the replicas in pieces, called buckets. When the last contribution to a bucket is in, its
-# sum begins. This is the line:
+# Gradients are summed over the replicas in pieces, called buckets. When the last contribution to a bucket has arrived,
+# its sum begins. This is the line:
 
 # %%
 from mpi_impl.parallel.data_parallel import Gradients
@@ -318,8 +318,8 @@ from mpi_impl.parallel.data_parallel import Gradients
 print(inspect.getsource(Gradients.begin))
 
 # %% [markdown]
-# Now somebody is careful, and sends a *copy*. The sum arrives, in the copy, and nobody looks at it. Each replica goes
-# on with its own gradients. We plant it on all ranks, train, and take it out again:
+# Now somebody is careful, and sends a *copy*. The sum arrives in the copy, which nobody reads. Each replica continues
+# with its own gradients. We plant the bug on all ranks, train, and remove it again:
 
 # %%
 # %%ranks 8
@@ -344,9 +344,10 @@ print("same ledger:", all(bad[0][name][1].totals == found[0][name][1].totals for
 draw_curves({"right": alone} | with_bug, "step", "loss", "Gradients that are never summed")
 
 # %% [markdown]
-# Both models *learn*. With two replicas the curve might be a slightly worse learning rate; who has no right curve
-# beside it would go on training for weeks. Look closer: each replica has learnt from its own samples only, so the
-# replicas are no longer copies of one another, and the norms of the gradient that they report part in the first step:
+# Both models *learn*. With two replicas the curve might come from a slightly worse learning rate; without a correct
+# curve for comparison you would go on training for weeks. Look closer: each replica has learnt from its own samples
+# only, so the replicas are no longer copies of one another, and the norms of the gradient that they report differ from
+# the first step on:
 
 # %%
 for name in bad[0]:
@@ -364,10 +365,11 @@ off = {name: np.maximum(np.abs(np.subtract(curve, alone)), 1e-17) for name, curv
 draw_curves(off, "step", "difference", "How far the loss is from one process's", log="y")
 
 # %% [markdown]
-# ## Finding out where two runs part
+# ## Finding out where two runs diverge
 #
-# We know *that* something is wrong. Where? A `Recorder` keeps every tensor of a step, each with its place in the whole,
-# and `compare` names the first, in the order of computation, that differs by more than rounding. First one process:
+# We know *that* something is wrong. Where? A `Recorder` keeps every tensor of a step, each with its place in the whole
+# tensor, and `compare` names the first, in the order of computation, that differs by more than rounding. First one
+# process:
 
 # %%
 # %%ranks 8
@@ -410,28 +412,28 @@ print(f"Right: {agreed.compared} tensors compared, {len(agreed.differences)} dif
 
 # %% [markdown]
 # *Reduction* is where gradients are summed over the replicas. Everything before it agrees, activations and each rank's
-# own gradients: the bug stands exactly there. (In the backward the last layers come first, which is why the final layer
+# own gradients: the bug is exactly there. (In the backward the last layers come first, which is why the final layer
 # norm is what it names.)
 #
 # The same from a shell, for two runs of `pretrain_gpt`: `python -m mpi_impl.compare "-n 1 ..." "-n 8 ..."`.
 #
 # ## What to take away
 #
-# - A rank has a place among $t$, among $p$ and among $d$, and is in one group of each kind. Tensor groups are
-#   neighbours.
-# - Tensor groups send activations, four times a layer and microbatch; pipelines activations, once a boundary; replicas
-#   gradients, once a step.
+# - A rank has a place among $t$, among $p$ and among $d$, and is in one group of each kind. Ranks of a tensor group
+#   have consecutive numbers.
+# - Tensor groups send activations, four times per layer and microbatch; pipelines activations, once per boundary;
+#   replicas gradients, once per step.
 # - Weights, samples and dropout are functions of *global* indices. Then every topology gives one and the same run.
-# - A run that learns is not yet right. Compare with one process, in float64: rounding was below 1e-12, the bug above
-#   1e-3.
+# - A run that learns is not necessarily right. Compare with one process, in float64: rounding was below 1e-12, the bug
+#   above 1e-3.
 #
 # ## Try it
 #
 # 1. Train with `train(4, 2, 1)` and `train(2, 1, 4, zero=2)`, and compare. Why does `train(1, 8, 1)` not work, and what
 #    does the message say?
-# 2. Plant another bug: on the ranks, `Dropout.attention` with `first_head` always 0 (keep the right one, and put it
-#    back). Which topologies notice, and what does `compare` name?
+# 2. Plant another bug: on the ranks, `Dropout.attention` with `first_head` always 0 (keep the right one, and restore
+#    it). Which topologies notice, and what does `compare` name?
 # 3. In the last picture, what would the curves look like in float32? (`FLOAT64` in mpi_impl/demos/tiny_gpt.py.)
 #
-# Next: [10. Choosing t, p, d and b](10_choosing_t_p_d_b.ipynb). The demo to run beside it:
+# Next: [10. Choosing t, p, d and b](10_choosing_t_p_d_b.ipynb). The demo for this walkthrough:
 # `python -m mpi_impl.launch -n 8 -m mpi_impl.demos.train`.

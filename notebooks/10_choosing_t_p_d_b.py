@@ -1,19 +1,19 @@
 # %% [markdown]
 # # 10. Choosing t, p, d and b
 #
-# You have a model, a batch and some number of GPUs. Walkthrough 9 showed that every way to share the work computes the
-# same. So the choice is free, and it is about two things: does it fit, and how long does a step take?
+# You have a model, a batch and some number of GPUs. Walkthrough 9 showed that every kind of parallelism computes the
+# same. So the choice is free, and two questions decide it: does it fit, and how long does a step take?
 #
-# **You will** see what fits; see where the three rules of
-# [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473) come from; recompute the tables of two papers; work out how
-# many days GPT-3 takes; and, at the end, move sliders until a plan holds.
+# **You will** see what fits; see where the three rules of [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473)
+# come from; recompute the tables of two papers; work out how many days GPT-3 takes; and, at the end, move sliders until
+# a plan fits.
 #
-# **You need** the words of walkthroughs 6 and 7 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
-# holding it against real ranks. About 30 minutes.
+# **You need** the terms of walkthroughs 6 and 7 (microbatch, bubble, ZeRO). Most of this is arithmetic, but we begin by
+# comparing it with real ranks. About 30 minutes.
 #
 # Letters as in the papers: $t$, $p$, $d$ ranks in a tensor group, a pipeline, a data group; $b$ samples in a
-# microbatch, $B$ in a step, so $m = B / (b d)$ microbatches; $s$ words in a sample, $h$ columns, $a$ heads, $L$ layers,
-# $V$ words in the vocabulary. GB are $10^9$ bytes.
+# microbatch, $B$ in a step, so $m = B / (b d)$ microbatches; $s$ tokens in a sample, $h$ columns, $a$ heads, $L$
+# layers, $V$ tokens in the vocabulary. A GB is $10^9$ bytes.
 
 # %%
 # %load_ext mpi_impl.notebook
@@ -33,7 +33,7 @@ from reference.costs.published import A100_PEAK, MEGATRON, PTD_P, STRONG_SCALING
 # %% [markdown]
 # ## How large is a model?
 #
-# A layer has $12 h^2 + 13 h$ parameters, and the two tables of words and positions have $(V + s) h$:
+# A layer has $12 h^2 + 13 h$ parameters, and the two tables of tokens and positions have $(V + s) h$:
 #
 # $$P = 12 L h^2 \left(1 + \frac{13}{12 h} + \frac{V + s}{12 L h}\right)$$
 #
@@ -48,17 +48,18 @@ for run, size in sizes.items():
 
 # %% [markdown]
 # The last column is 16 bytes for each parameter: 2 for the parameter in 16 bits, 2 for its gradient, and 12 for the
-# optimizer, which keeps a float32 copy and Adam's two moments
-# ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3). A large GPU of that time, the A100, has 80
-# GB. And those must hold *activations* too: what the forward pass computed and the backward pass needs. So all but the
-# smallest must be cut.
+# optimizer, which keeps a float32 copy and Adam's two moments ([Rajbhandari et al.
+# 2020](https://arxiv.org/abs/1910.02054), section 3). A large GPU of that time, the A100, has 80 GB. And those must
+# hold *activations* too: what the forward pass computed and the backward pass needs. So all but the smallest must be
+# sharded.
 #
 # ### Are the formulas true?
 #
-# `Plan` below is made of formulas, so first we hold two of them against real ranks: a tiny GPT in float64, $t = p = d =
-# 2$, without ZeRO and with its stages 1 and 3. In float64 there is no copy, so a parameter takes 8 bytes, its gradient
-# 8, and Adam's moments 16. Stage 1 shares the moments out between the two replicas, stage 3 everything. Each rank
-# compares what its arrays hold with the formula; $\Psi$ (psi) is how many parameters its shard of its layers has:
+# `Plan` below consists of formulas, so first we compare two of them with real ranks: a tiny GPT in float64,
+# $t = p = d = 2$, without ZeRO and with its stages 1 and 3. In float64 there is no copy, so a parameter takes 8 bytes,
+# its gradient 8, and Adam's moments 16. Stage 1 shards the moments over the two replicas, stage 3 everything. Each rank
+# compares the bytes of its arrays with the formula; $\Psi$ (psi) is the number of parameters in its shard of its
+# layers:
 
 # %%
 # %%ranks 8
@@ -78,7 +79,7 @@ for zero in (0, 1, 3):
 
 # %% [markdown]
 # Activations grow with the number of microbatches that a rank has *in flight*: forward done, backward not yet. With the
-# schedule 1F1B rank $r$ of a pipeline has at most $p - r$, however many microbatches a step has:
+# schedule 1F1B rank $r$ of a pipeline has at most $p - r$, for any number of microbatches in a step:
 
 # %%
 # %%ranks 4
@@ -96,8 +97,8 @@ print(f"in flight, by m: {peaks}", all(peaks[m] == most_in_flight("1f1b", 4, m, 
 #
 # ## One plan
 #
-# 39.1 billion parameters on 64 GPUs. `plan` takes the choices and works out what follows. On the left the ranks' grid
-# (a row is a replica, a box a stage) and the pipeline's timeline, pale where a rank waits; on the right what the
+# 39.1 billion parameters on 64 GPUs. `plan` takes the choices and computes the consequences. On the left the ranks'
+# grid (a row is a replica, a box a stage) and the pipeline's timeline, pale where a rank waits; on the right what the
 # fullest rank holds and what it sends:
 
 # %%
@@ -107,8 +108,8 @@ draw_plan(plan("39.1B", t=8, p=2, d=4, v=1, m=32, zero_stage=0))
 # ## What fits? A map
 #
 # The same model, 64 GPUs, a batch of 128, $b = 1$. Every $t$ and $p$ leaves $d = 64/(t p)$ replicas, and each of them
-# $m = 128/d$ microbatches. The map says how much the fullest rank holds and how long it waits (the bubble, as a share
-# of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 5), which saves a third of
+# $m = 128/d$ microbatches. The map shows how much the fullest rank holds and how long it waits (the bubble, as a
+# fraction of the ideal time, $(p-1)/m$). Tensor groups use sequence parallelism (walkthrough 5), which saves a third of
 # the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
 
 # %%
@@ -118,13 +119,13 @@ draw_choices(choices(model, n=64, B=128), 80, "39.1 billion parameters on 64 GPU
 # %% [markdown]
 # Downwards pipelines get longer: less memory, more bubble. (48 layers are too few for 64 stages, and do not divide by
 # 32: some ranks then have two, and all wait for them.) To the right tensor groups get larger: less memory, and less
-# bubble, because the batch is shared by fewer replicas and so each has more microbatches. With the same *model
+# bubble, because the batch is divided among fewer replicas and so each has more microbatches. With the same *model
 # parallelism* $t \times p$ the larger $t$ is better in both; look at $t p = 16$. But $t$ has a price that is not on the
 # map. We come to that.
 #
-# The memory on the map is not the last word. Two things save much and cost little: ZeRO stage 1 lets the replicas share
-# out the optimizer's 12 bytes, and *selective recompute* does not keep attention's probabilities, but computes them
-# again ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5):
+# The memory on the map can be reduced further. Two things save much and cost little: ZeRO stage 1 shards the
+# optimizer's 12 bytes over the replicas, and *selective recompute* does not keep attention's probabilities, but
+# computes them again ([Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5):
 
 # %%
 draw_choices(choices(model, n=64, B=128, zero_stage=1, recompute="selective"), 80,
@@ -135,8 +136,8 @@ draw_choices(choices(model, n=64, B=128, zero_stage=1, recompute="selective"), 8
 #
 # A step takes as long as its matrix products take, plus the bubble, plus the messages that nothing hides. Tensor
 # parallelism all-reduces $b s h$ numbers four times for each layer and microbatch, $8 b s h (t-1)/t$ numbers sent
-# (section 3.2). Inside a server that goes at 300 GB/s. If a tensor group is larger than a server, it goes at the pace
-# of the links outside, 25 GB/s for each GPU.
+# (section 3.2). Inside a server that goes at 300 GB/s. If a tensor group is larger than a server, it is limited by the
+# links outside, 25 GB/s for each GPU.
 #
 # `seconds` puts that together. The model is that of the paper's figure 13, 162 billion parameters on 64 GPUs; every row
 # uses all 64 for one replica. Blocks are recomputed in full, as in the paper's runs: the backward begins with a second
@@ -167,9 +168,9 @@ for B in (32, 128):
     print(f"B = {B:3}: the fastest is {best}, at {reached:.0%} of the GPUs' peak")
 
 # %% [markdown]
-# With a smaller $t$ the pipeline is long, and idles for want of microbatches. With a larger one the messages of tensor
-# groups leave the server. The best is $t = 8$, the size of a server. That is the first rule of the paper (section
-# 3.2, takeaway 1): **tensor parallelism up to the size of a server, then pipelines across servers.**
+# With a smaller $t$ the pipeline is long, and idles because it has too few microbatches. With a larger one the messages
+# of tensor groups leave the server. The best is $t = 8$, the size of a server. That is the first rule of the paper
+# (section 3.2, takeaway 1): **tensor parallelism up to the size of a server, then pipelines across servers.**
 #
 # The estimate is rough. It does not know that small matrices are slower than large ones (another price of a large $t$),
 # that one all-reduce may use several links of a server at once, or that some messages hide behind computing. It gets
@@ -192,12 +193,12 @@ draw_curves(bubble, "d, of 64 GPUs", "idle / ideal time", "The bubble of d repli
             x=ds, log="x")
 
 # %% [markdown]
-# And replicas speak once a step: $2 \Psi (d-1)/d$ numbers, with $\Psi$ the parameters of a rank, whatever the batch is.
-# A tensor group speaks for every microbatch. So (section 3.3, takeaway 2): **$t \times p$ just large enough that the
-# model fits, then all the rest into $d$.** On the maps above that is the orange frame.
+# And replicas communicate once per step: $2 \Psi (d-1)/d$ numbers, with $\Psi$ the parameters of a rank, for any batch.
+# A tensor group communicates for every microbatch. So (section 3.3, takeaway 2): **$t \times p$ just large enough that
+# the model fits, then all the rest into $d$.** On the maps above that is the orange frame.
 #
-# Replicas have a limit, too: there must be samples for them, $d \le B/b$. And a batch cannot be made larger without
-# end, since larger batches learn less from each sample.
+# Replicas have a limit, too: there must be samples for them, $d \le B/b$. And a batch cannot be arbitrarily large,
+# since larger batches learn less from each sample.
 #
 # ## Rule 3: try microbatch sizes
 #
@@ -217,9 +218,10 @@ played = simulate(one_f_one_b(p, m), Times(forward, backward / 2, backward / 2))
 print(played, "=", (m + p - 1) * (forward + backward))
 
 # %% [markdown]
-# A large $b$ makes few microbatches, and so a large bubble. A small one makes small matrices, which GPUs are bad at: a
-# pass has costs that do not depend on $b$ (start kernels, read the weights). Say $t_f(b) + t_b(b) = \alpha + \beta b$.
-# Then the formula has its minimum where both effects cancel, at $b = \sqrt{b' \alpha / ((p - 1) \beta)}$:
+# A large $b$ gives few microbatches, and so a large bubble. A small one gives small matrices, which are inefficient on
+# GPUs: a pass has costs that do not depend on $b$ (start kernels, read the weights). Suppose that
+# $t_f(b) + t_b(b) = \alpha + \beta b$. Then the formula has its minimum where both effects cancel, at
+# $b = \sqrt{b' \alpha / ((p - 1) \beta)}$:
 
 # %%
 alpha, beta, bs = 1.0, 1.0, [1, 2, 4, 8, 16, 32]
@@ -238,14 +240,14 @@ draw_curves({f"b' = {samples}": [busy(b, samples) for b in bs] for samples in (5
             "share of ideal throughput", "p = 8, alpha = beta", x=bs, log="x")
 
 # %% [markdown]
-# What $\alpha$ and $\beta$ are depends on model and GPU, so they must be measured (section 3.4, takeaway 3): **the best
-# $b$ depends on the model, on $p$, $d$ and $B$. Try a few.** And activations grow with $b$: what is fastest must also
+# $\alpha$ and $\beta$ depend on model and GPU, so they must be measured (section 3.4, takeaway 3): **the best $b$
+# depends on the model, on $p$, $d$ and $B$. Try a few.** And activations grow with $b$: the fastest choice must also
 # fit.
 #
 # ## What recompute costs
 #
 # Activations of a layer of GPT-3 (175 billion parameters) for one sample, on each of $t = 8$ ranks, in the ways of
-# Korthikanti et al. (equations 1 to 4). *Sequence parallelism* cuts what tensor parallelism leaves whole:
+# Korthikanti et al. (equations 1 to 4). *Sequence parallelism* shards what tensor parallelism replicates:
 
 # %%
 from reference.costs.memory import layer_activations
@@ -262,7 +264,7 @@ for how in ("none", "selective", "full"):
     print(f"{how:<9} {iteration_flops(gpt3, 1, 2048, how) / plain - 1:6.1%} more FLOPs")
 
 # %% [markdown]
-# (*Replicated* is what tensor parallelism leaves whole on every rank, *split* what it cuts, *core* attention's
+# (*Replicated* is what tensor parallelism keeps whole on every rank, *split* what it shards, *core* attention's
 # probabilities.) Full recompute saves nearly everything, and costs a second forward: a third more work. Selective
 # recompute with sequence parallelism saves four fifths, for 1 %. (Measured on a model of 22 billion parameters it was
 # 39 % for full and 4 % for the other two together: section 6.) The runs of Narayanan et al. still paid the third.
@@ -289,11 +291,11 @@ for run in PTD_P:
 #
 # ### Weak and strong scaling
 #
-# *Weak* scaling: with more GPUs the problem grows, too, so that each has as much to do. *Strong* scaling: the problem
-# stays, and each GPU has less to do. The table above is weak scaling, and so is Megatron's
-# ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), figure 5), where the model grows with $t$. If bandwidth
-# alone were the limit, how efficient would it be? (Of what was measured only the last stands in the paper's text. The
-# others are read off its figure.)
+# *Weak* scaling: with more GPUs the problem grows, too, so that the work of each stays the same. *Strong* scaling: the
+# problem stays, and each GPU has less to do. The table above is weak scaling, and so is Megatron's ([Shoeybi et al.
+# 2019](https://arxiv.org/abs/1909.08053), figure 5), where the model grows with $t$. If bandwidth alone were the limit,
+# how efficient would it be? (Of the measurements only the last is in the paper's text. The others are read off its
+# figure.)
 
 # %%
 print("billions  t  measured  bandwidth alone")
@@ -304,8 +306,8 @@ for one in MEGATRON:
     print(f"{one.billions:>8} {one.t:2} {one.efficiency:9.0%} {compute / (compute + 2 * numbers / 300e9):16.0%}")
 
 # %% [markdown]
-# Less than a third of what is lost on 8 GPUs is bandwidth, then. The rest is what the formula leaves out: latency of
-# many messages, smaller matrices, and what every rank does alike (layer norms, dropout outside the regions).
+# So bandwidth explains less than a third of the loss on 8 GPUs. The rest is not in the formula: latency of many
+# messages, smaller matrices, and work that every rank repeats (layer norms, dropout outside the regions).
 #
 # Strong scaling is harder. Keep the smallest of these models, and give it more GPUs:
 
@@ -315,7 +317,7 @@ for t, speedup in STRONG_SCALING.items():
 
 # %% [markdown]
 # With pipelines it shows in the bubble. A model on $t = p = 8$, and more and more replicas. With strong scaling they
-# share one batch of 2,304; with weak scaling each brings 64 samples of its own:
+# divide one batch of 2,304; with weak scaling each brings 64 samples of its own:
 
 # %%
 replicas = [2**i for i in range(9)]
@@ -348,9 +350,9 @@ print(f"the first from all FLOPs, logits and attention too: {exact:.0f} days;",
 # ## Your turn
 #
 # The next cell puts sliders over the picture of a plan. ($v$ is the number of stages on each rank: more than one is the
-# interleaved schedule.) Where a choice is impossible, a sentence says why, and what to change. A stored notebook has no
-# sliders: run it in Jupyter. This is what they begin with. Sequence parallelism, which the maps had on, is off at
-# first, so the same $t$ and $p$ hold more here; a checkbox turns it on:
+# interleaved schedule.) If a choice is impossible, a sentence says why, and what to change. A stored notebook has no
+# sliders: run it in Jupyter. Here is their first picture. Sequence parallelism, which the maps had on, is off at first,
+# so the same $t$ and $p$ hold more here; a checkbox turns it on:
 
 # %%
 start = dict(model="39.1B", t=2, p=8, d=4, v=1, m=16, zero_stage=0)
@@ -370,8 +372,8 @@ explore(**start)
 #    without ZeRO? Which sends least?
 # 2. for 145.6B on 64 GPUs with $m = 64$ that fits. What helps against the green part, and why does a longer pipeline
 #    not?
-# 3. for 1T, with a bubble under 50 %. The sliders have none: what fills the memory, and which of the ways above to save
-#    is missing on them?
+# 3. for 1T, with a bubble under 50 %. The sliders have none: what fills the memory, and which of the savings above is
+#    missing on them?
 #
 # Does the first task have an answer? A search, without ZeRO and without sequence parallelism, with $m$ from 8 to 32:
 
@@ -398,14 +400,14 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # | choice | take | because |
 # |---|---|---|
 # | $t$ | as large as needed, up to a server | it sends for every layer and microbatch |
-# | $p$ | what is then still missing to fit | it sends little, but idles $(p-1)/(v m)$ |
-# | $d$ | all the rest, as far as the batch goes | it sends once a step, however large the batch |
+# | $p$ | as large as needed to fit | it sends little, but idles $(p-1)/(v m)$ |
+# | $d$ | all the rest, up to the limit of the batch | it sends once per step, for any batch |
 # | $b$ | measure a few | small matrices against few microbatches |
 # | recompute | selective, with sequence parallelism | it saves most activations, for 1 % more FLOPs |
 #
-# - Memory: 16 bytes a parameter, divided by $t p$ (and by $d$ what ZeRO shares out), plus $p$ microbatches' activations
-#   on the first rank.
-# - Weak scaling hides the costs of being many; strong scaling shows them.
+# - Memory: 16 bytes per parameter, divided by $t p$ (and by $d$ for what ZeRO shards), plus $p$ microbatches'
+#   activations on the first rank.
+# - Weak scaling hides the costs of many GPUs; strong scaling shows them.
 # - $8 T P / (n X)$ seconds, before you begin.
 #
 # ## Try it
@@ -415,5 +417,5 @@ print(f"{len(answers)} plans; the smallest t p is {min(t * p for t, p, *_ in ans
 # 2. In the first map, halve the batch, and double it. Which fields change, and which do not?
 # 3. $v = 4$ interleaved stages divide the bubble by 4. What do they cost? (Compare `plan(...).memory` and `.messages`.)
 #
-# This is the last walkthrough. The labs in [labs](labs) let you build the pieces yourself. The demos beside this one:
-# `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.
+# This is the last walkthrough. The labs in [labs](labs) let you build the pieces yourself. The demos for this
+# walkthrough: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.memory` and `... -m mpi_impl.demos.pipeline`.

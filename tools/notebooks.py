@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def sources(names: list[str]) -> list[Path]:
-    """Of the named walkthroughs, or of all. Ends the program with a sentence if there is none of that name."""
+    """Return the sources of the named walkthroughs, or of all. End the program with a sentence if a name is unknown."""
     found = sorted(FOLDER.glob("[0-9]*.py"))
     if unknown := set(names) - {path.stem for path in found}:
         sys.exit(f"error: there is no walkthrough {', '.join(sorted(unknown))} in {FOLDER.relative_to(ROOT)}.")
@@ -37,7 +37,7 @@ def sources(names: list[str]) -> list[Path]:
 
 
 def from_source(source: Path):
-    """The notebook that a source describes, without outputs."""
+    """Return the notebook that a source describes, without outputs."""
     notebook = jupytext.read(source)
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
@@ -46,7 +46,9 @@ def from_source(source: Path):
 
 
 def executed(notebook):
-    """The same with outputs. Raises CellExecutionError if a cell fails that is not tagged raises-exception."""
+    """Run a notebook and return it with outputs. Raises CellExecutionError if a cell fails that is not tagged
+    raises-exception.
+    """
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", store_widget_state=False,
                             coalesce_streams=True, resources={"metadata": {"path": str(FOLDER)}})
     client.execute()
@@ -59,14 +61,14 @@ def executed(notebook):
 
 
 def stable(output):
-    """An output without what cannot be shown again: a widget, which lives as long as its kernel."""
+    """Return an output without what cannot be shown again: a widget, which lives only as long as its kernel."""
     if "data" in output:
         output.data.pop("application/vnd.jupyter.widget-view+json", None)
     return output
 
 
 def said(notebook) -> list[list[str]]:
-    """What each code cell has put out, as text: a picture is its kind alone. For comparing two runs.
+    """Return the output of each code cell as text, to compare two runs; a picture is only its kind.
 
     Lines of the packages move with every change to them, so a traceback keeps those of cells alone.
     """

@@ -26,7 +26,7 @@ REST = "element-wise by CuPy, and waiting"
 
 
 def time_of_steps(step: Callable[[], object], steps: int) -> dict[str, float]:
-    """Milliseconds of a step by kind of work: medians, after as many steps that do not count."""
+    """Return the milliseconds of a step by kind of work: medians, after the same number of steps that do not count."""
     import cupy
     found = []
     with ExitStack() as patches:
@@ -65,7 +65,7 @@ class Clock:
         return work
 
     def of_step(self, step: Callable[[], object]) -> Counter:
-        """Milliseconds by kind."""
+        """Return the milliseconds by kind."""
         self.pieces, start = [], self.event()
         step()
         end, between = self.event(), self.cupy.cuda.get_elapsed_time

@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 def row_parallel(x, linear):
-    """The bias once, after the sum."""
+    """Add the bias once, after the sum."""
     if SIZE == 1:
         return linear(x)
     return Leave.apply(F.linear(x, linear.weight)) + linear.bias

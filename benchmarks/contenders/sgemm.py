@@ -1,4 +1,4 @@
-"""What the machine can do: each process multiplies two large float32 matrices with one thread, when told to."""
+"""The machine's peak: each process multiplies two large float32 matrices with one thread, on request."""
 import numpy as np
 from turns import serve
 

@@ -36,7 +36,7 @@ def main() -> None:
     batch = moved_to(np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s)), like)
 
     def step():
-        """Over when the optimizer's last kernel is."""
+        """Take a step, and return when the optimizer's last kernel has ended."""
         trainer.step([GPTBatch(batch[0], batch[1])] * microbatches, work.b * microbatches)
         if cuda:
             import cupy

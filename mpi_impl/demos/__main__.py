@@ -1,6 +1,6 @@
-"""Lists the demos: `python -m mpi_impl.demos`. One process; it starts no ranks.
+"""The list of demos: `python -m mpi_impl.demos`. One process; it starts no ranks.
 
-What it says of a demo is the demo's own docstring, which is read and not imported: that would start MPI.
+It prints each demo's own docstring, which it reads without importing the demo: that would start MPI.
 """
 import ast
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ DEMOS = ("collectives", "mlp", "attention", "embedding", "cross_entropy", "seque
          "memory", "deadlock", "train")
 
 START = """
-Each runs on any number of ranks, for a few seconds, and ends by checking itself against reference/:
+Each runs on any number of ranks, for a few seconds, and ends with a check against reference/:
   .venv/bin/python -m mpi_impl.launch -n 4 -m mpi_impl.demos.{demo}
   mpirun -np 4 python -m mpi_impl.demos.{demo}
-With --help it tells its options.
+--help lists its options.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = ArgumentParser(prog="mpi_impl.demos", description="List the demos, or tell of one of them.")
-    parser.add_argument("demo", nargs="?", choices=DEMOS, metavar="DEMO", help="tell more of this one")
+    parser = ArgumentParser(prog="mpi_impl.demos", description="List the demos, or describe one of them.")
+    parser.add_argument("demo", nargs="?", choices=DEMOS, metavar="DEMO", help="describe this one")
     demo = parser.parse_args(argv).demo
     if is_first_rank():
         print(docstring(demo) if demo else aligned([[name, title(name)] for name in DEMOS], left=(0, 1)))
@@ -37,7 +37,7 @@ def docstring(demo: str) -> str:
 
 
 def title(demo: str) -> str:
-    """The docstring's first line, without the command at its end."""
+    """Return the docstring's first line, without the command at its end."""
     return docstring(demo).split("\n")[0].split(": `")[0]
 
 

@@ -1,4 +1,4 @@
-"""Self-attention, its heads dealt to the ranks: `mpirun -np 4 python -m mpi_impl.demos.attention`.
+"""Self-attention, sharded by heads over all ranks: `mpirun -np 4 python -m mpi_impl.demos.attention`.
 
 Shows which rank owns which heads, that a head's pattern needs no other rank, and the two all-reduces: one forward, one
 backward (Shoeybi et al. 2019, section 3, figure 3b).
@@ -10,8 +10,8 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
-                                    traffic_table)
+from mpi_impl.demos.printing import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
+                                     traffic_table)
 from mpi_impl.kernels import linear
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.attention import attention_backward, attention_forward
@@ -26,20 +26,19 @@ CAUSAL = True   # a position looks at itself and at those before it
 
 INTRODUCTION = """\
 In attention every position of a text looks at others, and takes from each what it needs. X has a row of h numbers
-for each of s positions. A matrix [h, 3h] makes three such rows of it: a query Q (what do I look for?), a key K (what
-have I to offer?) and a value V (what do I give?). Where a query fits a key, as q k^T says, much of the value is
-taken: softmax turns a position's scores into shares that add up to 1.
+for each of s positions. A matrix [h, 3h] makes three rows of each: a query Q (what am I looking for?), a key K (what
+do I offer?) and a value V (what do I pass on?). The better a query fits a key, as measured by q k^T, the more of the
+value is taken: softmax turns a position's scores into weights that add up to 1.
 
-That is done a times over, by a heads. Each has d = h/a columns of Q, of K and of V, scores of its own and shares of
-its own. Heads learn nothing of one another until a last matrix [h, h], the projection, mixes them. So deal the heads
-to {ranks} (processes, each with memory of its own): a rank gets its heads' columns of Q, K and V, and the rows of
-the projection that read them. (Cut the [h, 3h] straight through, and a rank would have queries, but no keys. Cut a
-head in two, and each half has a part of the sum q k^T, to be sent before softmax: s^2 numbers for each head and
-text.)
+That is done a times, by a heads. Each has d = h/a columns of Q, of K and of V, and its own scores and weights. Heads
+do not interact until a last matrix [h, h], the projection, mixes them. So distribute the heads over {ranks}
+(processes, each with memory of its own): a rank gets its heads' columns of Q, K and V, and the rows of the projection
+that read them. (If you split the [h, 3h] straight through, a rank has queries, but no keys. If you split a head in
+two, each half has a part of the sum q k^T, which must be sent before softmax: s^2 numbers for each head and text.)
 
 A rank's heads times its rows of the projection are a partial sum, as large as Y. Two operators mark the edges. g, at
-the end, is forward an all-reduce: a sum over the ranks, of which everyone gets the result. f, before Q, K and V,
-does nothing forward; backward it adds up dX, for every rank used the whole X.
+the end, is an all-reduce forward: a sum over the ranks, of which every rank gets the result. f, before Q, K and V,
+does nothing forward; backward it sums dX, since every rank used the whole X.
 """
 
 
@@ -55,7 +54,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     tensors = textbook.attention_tensors(c)
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = split(whole, tensors, ranks.size)[ranks.rank]
-    x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, POSITIONS, a * d))      # alike on every rank
+    x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, POSITIONS, a * d))      # identical on every rank
 
     say(ranks, f"Who owns what: a = {a} heads, each with d = {d} of h = {a * d} columns; X {shape(x)}")
     n = mine.b_qkv.shape[1]
@@ -67,8 +66,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     region = TensorParallelRegion(ranks)
     with ranks.ledger.phase("forward"):
         y, cache = attention_forward(x, mine, CAUSAL, None, region)
-    say(ranks, f"\nForward. The shares that the last of {POSITIONS} positions takes from each, in every head; no rank "
-               "needs another's:")
+    say(ranks, f"\nForward. The weights with which the last of {POSITIONS} positions reads each, in every head; no "
+               "rank needs another's:")
     say_each(ranks, patterns(first, cache.core.probs[0, :, -1]))
     say(ranks, f"A rank's partial sum {shape(y)}, its first elements; and after g the same on every rank, the whole Y:")
     say_each(ranks, f"{first_elements(linear(cache.context, mine.w_out))}  ->  {first_elements(y)}")
@@ -95,22 +94,22 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def patterns(first_head: int, probs) -> str:
-    """A line for each of a rank's heads, of which probs [a/t, s] has the shares."""
+    """Return a line for each of a rank's heads, with its attention weights from `probs` [a/t, s]."""
     lines = [f"head {first_head + i}: " + " ".join(f"{share:4.0%}" for share in shares)
              for i, shares in enumerate(probs[:SHOWN])]
     return "\n".join([*lines, "..."] if len(probs) > SHOWN else lines)
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """a. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.attention", description="Show how attention is cut over the ranks.")
+    """Return a, the number of heads. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.attention", description="Show how ranks shard attention.")
     parser.add_argument("--num-attention-heads", type=int, metavar="A",
                         help="a multiple of the number of ranks (default: the first from 4 on)")
     a = parser.parse_args(argv).num_attention_heads
     if a is None:
         return round_up(4, n)
     check_size("num_attention_heads", a, n * 12 * (a * HEAD_SIZE)**2)   # four matrices, gradients, the textbook's
-    require_divides("The number of ranks", n, "num_attention_heads", a, "Every rank gets as many whole heads.")
+    require_divides("The number of ranks", n, "num_attention_heads", a, "Every rank gets an equal number of heads.")
     return a
 
 

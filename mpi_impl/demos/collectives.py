@@ -1,14 +1,14 @@
-"""What ranks can do together: `mpirun -np 4 python -m mpi_impl.demos.collectives`.
+"""Collectives, the operations of all ranks: `mpirun -np 4 python -m mpi_impl.demos.collectives`.
 
-Broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that every sum can be done in the head;
-then the ring of sends and receives that says what they cost (Patarasuk and Yuan 2009).
+Broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that you can check every sum in your
+head; then the ring of sends and receives that explains their cost (Patarasuk and Yuan 2009).
 """
 from collections.abc import Sequence
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.telling import Check, check_size, count, say, say_aligned, span, traffic_table
+from mpi_impl.demos.printing import Check, check_size, count, say, say_aligned, span, traffic_table
 from mpi_impl.launching.entry import ArgumentParser, run
 from reference.comm import collectives as textbook
 from reference.config import require_divides, round_up
@@ -17,22 +17,22 @@ SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold
 
 INTRODUCTION = """\
 This program runs on {ranks}. A rank is a process with a number, from 0 on: all run the same lines, but each has
-memory of its own, which no other can see. What one has and another needs must be sent.
+memory of its own, which no other can see. If one rank needs data of another, it must be sent.
 
-A collective is what all ranks do together. Each calls it, with an array of its own, and it is over when the last one
-has come. Four of them are nearly all that Megatron needs. "Reduce" means to add up, first elements with first
+A collective is an operation of all ranks together. Each calls it, with an array of its own, and it ends when the last
+rank has joined. Megatron needs little more than four of them. "Reduce" means to add up, first elements with first
 elements, second ones with second ones. "Scatter" means that each rank gets a piece, "gather" that pieces are joined,
-and "all" that everyone has the result.
+and "all" that every rank has the result.
 
-How would you add up? If all sent their arrays to rank 0, it would have to receive n - 1 of them, and to send as many
-results, while the others wait. In a ring every rank works all the time, and sends to its neighbour only.
+How would you add up? If all ranks sent their arrays to rank 0, it would have to receive n - 1 of them, and to send
+n - 1 results, while the others wait. In a ring every rank works all the time, and sends to its neighbour only.
 """
 
 COSTS = """\
 What moved, on each rank. Here N = {N} numbers of {itemsize} bytes, on n = {ranks}. In a ring a rank sends a piece, N/n
-numbers, in each of n - 1 steps: N (n-1)/n. An all-gather goes round likewise, so an all-reduce sends 2 N (n-1)/n, and
-never more than 2 N, on however many ranks. (In a broadcast round the ring the last rank has no one to send to: this
-is the mean.)"""
+numbers, in each of n - 1 steps: N (n-1)/n. An all-gather does the same, so an all-reduce sends 2 N (n-1)/n, and never
+more than 2 N, on any number of ranks. (In a broadcast around the ring the last rank has nobody to send to: this is the
+mean.)"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     N, n = parse_options(argv, ranks.size), ranks.size
     say(ranks, INTRODUCTION.format(ranks=count(n)))
-    x = np.arange(1, N + 1) + ranks.rank * (10 if N < 10 else 100)      # all digits but the last tell whose it is
+    x = np.arange(1, N + 1) + ranks.rank * (10 if N < 10 else 100)      # the leading digits show the rank
     with ranks.ledger.phase("collective"):
         copy = ranks.broadcast(x.copy(), "rank 0's array")
         piece = ranks.reduce_scatter(x, 0, "pieces of the sum")
@@ -54,13 +54,13 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     wide = len(str(total.max()))
     before, of_sum = numbers(x, wide), numbers(total, wide)
     mine = f"{span(ranks.rank * len(piece), (ranks.rank + 1) * len(piece), 'element')}: {numbers(piece, wide)}"
-    say(ranks, "Broadcast. Everyone gets what rank 0 has:")
+    say(ranks, "Broadcast. Every rank gets rank 0's array:")
     say_aligned(ranks, before, "->", numbers(copy, wide))
     say(ranks, "\nReduce-scatter. The arrays are added up, and each rank gets its piece of the sum:")
     say_aligned(ranks, before, "->", mine)
-    say(ranks, "\nAll-gather. Everyone gets the pieces of all, joined in rank order:")
+    say(ranks, "\nAll-gather. Every rank gets all pieces, joined in rank order:")
     say_aligned(ranks, mine, "->", numbers(joined, wide))
-    say(ranks, "\nAll-reduce. Everyone gets the sum. It is the last two, one after the other:")
+    say(ranks, "\nAll-reduce. Every rank gets the sum. It is the last two, one after the other:")
     say_aligned(ranks, before, "->", of_sum)
     say(ranks, f"\nThe ring, by hand: a reduce-scatter in {count(n - 1, 'step')}. In each, every rank sends a piece to "
                "the next rank, and adds its own\nto the piece that it gets. That it sends on in the next step:")
@@ -80,9 +80,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def ring_reduce_scatter(ranks: Group, x):
-    """x [N] -> the pieces [N/n] that this rank sends to the next one, in order, and its piece of the sum.
+    """Return the pieces [N/n] of x [N] that this rank sends to the next one, in order, and its piece of the sum.
 
-    Rank i's piece begins as that of rank i + 1, and goes once round the ring.
+    Rank i's piece starts as that of rank i + 1, and goes once around the ring.
     """
     pieces, sent, n = np.split(x.copy(), ranks.size), [], ranks.size
     for step in range(n - 1):
@@ -90,7 +90,7 @@ def ring_reduce_scatter(ranks: Group, x):
         arrived = np.empty_like(pieces[incoming])
         receive = ranks.post_receive(arrived, (ranks.rank - 1) % n, step, "a piece, one step on")
         send = ranks.post_send(pieces[outgoing], (ranks.rank + 1) % n, step, "a piece, one step on")
-        receive.wait()      # both are under way: were all to wait until theirs is taken, nobody would take one
+        receive.wait()      # both are posted: if all ranks first waited for their send, nobody would receive
         send.wait()
         sent.append(pieces[outgoing])
         pieces[incoming] += arrived
@@ -98,20 +98,20 @@ def ring_reduce_scatter(ranks: Group, x):
 
 
 def numbers(x, wide: int, few: int = SHOWN) -> str:
-    """The first few of an array's whole numbers, each so many characters wide."""
+    """Return the first few of an array's whole numbers as text, each `wide` characters wide."""
     return " ".join(f"{value:{wide}}" for value in x[:few]) + (" ..." if len(x) > few else "")
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """N. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.collectives", description="Show what ranks can do together.")
+    """Return N, the number of elements. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.collectives", description="Show the collectives.")
     parser.add_argument("--elements", type=int, metavar="N",
                         help="of each rank's array, a multiple of the number of ranks (default: the first from 4 on)")
     N = parser.parse_args(argv).elements
     if N is None:
         return round_up(4, n)
     check_size("elements", N, n * 8 * N)
-    require_divides("The number of ranks", n, "elements", N, "Every rank gets as large a piece.")
+    require_divides("The number of ranks", n, "elements", N, "Every rank gets a piece of the same size.")
     return N
 
 

@@ -1,41 +1,41 @@
-"""The loss, from logits that are cut by vocabulary: `mpirun -np 4 python -m mpi_impl.demos.cross_entropy`.
+"""The loss, from logits that are sharded by vocabulary: `mpirun -np 4 python -m mpi_impl.demos.cross_entropy`.
 
-Shows the three small all-reduces that take the place of gathering all logits, and a gradient that needs nothing sent
-(Shoeybi et al. 2019, section 3).
+Shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
+al. 2019, section 3).
 """
 from collections.abc import Sequence
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.telling import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
-                                    shape, span, traffic_table)
+from mpi_impl.demos.printing import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
+                                     shape, span, traffic_table)
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from reference.config import require_divides, round_up
 from reference.layers import cross_entropy as textbook
 
 SAMPLES, POSITIONS = 2, 3
-GPT2_WORDS = 50_257      # its V
+GPT2_TOKENS = 50_257      # its V
 
 INTRODUCTION = """\
-At its end a language model says what it takes the next word to be: at each of s positions of b texts it has a number
-for every one of V words, the logits. The loss compares them with the word that does come next, the target:
+At its end a language model predicts the next token: at each of s positions of b texts it has a number for every one of
+V tokens, the logits. The loss compares them with the token that does come next, the target:
 
-    loss = log(sum over all words of exp(logit)) - logit of the target
+    loss = log(sum over all tokens of exp(logit)) - logit of the target
 
-It is small where the target has nearly all of that sum. The logits are cut by words over {ranks} (processes, each
-with memory of its own): each of t ranks has those of its V/t words. To gather them all would be simple, but they are
-one of the largest arrays of the model, b s V. And only three numbers are needed for a position:
+It is small if the target has nearly all of that sum. The logits are sharded by vocabulary over {ranks} (processes,
+each with memory of its own): each of t ranks has those of its V/t tokens. To gather them all would be simple, but they
+are one of the largest arrays of the model, b s V. And only three numbers are needed for a position:
 
-  1. The largest logit. It is subtracted from all, for exp(1000) is too large for any computer; the loss stays the
-     same. It is the largest of the ranks' largest.
+  1. The largest logit. It is subtracted from all, since exp(1000) overflows; the loss stays the same. It is the
+     largest of the ranks' largest.
   2. The sum of exp: the sum of the ranks' sums.
-  3. The target's logit: one rank has it and the others say 0, so this is a sum, too.
+  3. The target's logit: one rank has it and the others contribute 0, so this is a sum, too.
 
-So three all-reduces of b s elements do it. (An all-reduce takes the sum, or the maximum, of what all ranks have, and
-gives it to everyone.) Backward, a logit's gradient is its word's probability, exp(logit) / sum, less 1 for the
-target. Each rank has what it takes, and sends nothing.
+So three all-reduces of b s elements are enough. (An all-reduce gives every rank the sum, or the maximum, of what all
+ranks have.) Backward, a logit's gradient is its token's probability, exp(logit) / sum, minus 1 for the target. Each
+rank can compute that alone, and sends nothing.
 """
 
 
@@ -48,33 +48,33 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
     random = np.random.default_rng(1)
     whole, dloss = 3 * random.normal(size=(SAMPLES, POSITIONS, V)), random.normal(size=(SAMPLES, POSITIONS))
-    targets = random.integers(V, size=(SAMPLES, POSITIONS))      # these three are alike on every rank
-    dloss[0, 0] = 1      # so that the first position shows its gradient as it is
+    targets = random.integers(V, size=(SAMPLES, POSITIONS))      # these three are identical on every rank
+    dloss[0, 0] = 1      # so that the first position shows its gradient unscaled
     n = V // ranks.size
     first = ranks.rank * n
     mine = whole[..., first:first + n]
 
-    say(ranks, f"Who owns what: logits {shape(whole)} of V = {V} words, {shape(mine)} on a rank. At the first "
+    say(ranks, f"Who owns what: logits {shape(whole)} of V = {V} tokens, {shape(mine)} on a rank. At the first "
                "position:")
-    say_aligned(ranks, f"{span(first, first + n, 'word')}:", first_elements(mine[0, 0]))
+    say_aligned(ranks, f"{span(first, first + n, 'token')}:", first_elements(mine[0, 0]))
     with ranks.ledger.phase("forward"):
         loss, cache = cross_entropy_forward(mine.copy(), targets, ranks)
-    say(ranks, f"\nForward. What each rank finds there, the target being word {targets[0, 0]}. Sum and target are "
-               "taken when the largest\nlogit of all has been subtracted:")
+    say(ranks, f"\nForward. What each rank finds there; the target is token {targets[0, 0]}. Sum and target are "
+               "computed after\nthe largest logit of all has been subtracted:")
     by_hand = say_how(ranks, mine[0, 0], targets[0, 0] - first)
-    say(ranks, "The layer does so at all positions at once, and every rank has all losses:")
+    say(ranks, "The layer does so at all positions together, and every rank has all losses:")
     say_each(ranks, f"loss {shape(loss)}: {first_elements(loss)}")
 
     with ranks.ledger.phase("backward"):
         dlogits = cross_entropy_backward(dloss, cache)
     say(ranks, "\nBackward. The logits' gradients at the first position; all of them together add up to 0:")
-    say_aligned(ranks, f"{span(first, first + n, 'word')}:", first_elements(dlogits[0, 0]))
+    say_aligned(ranks, f"{span(first, first + n, 'token')}:", first_elements(dlogits[0, 0]))
 
     with ranks.ledger.phase("instead"):
         gathered = ranks.all_gather(mine, -1, "loss: all logits")
     say(ranks, f"\nWhat moved, on each rank, t = {ranks.size}. Of b s elements an all-reduce sends 2 b s (t-1)/t; "
                "backward nothing. To gather all\nlogits instead sends b s V (t-1)/t, V/6 times as much as the three: "
-               f"{V / 6:.3g} times here, {GPT2_WORDS / 6:,.0f} times in GPT-2."
+               f"{V / 6:.3g} times here, {GPT2_TOKENS / 6:,.0f} times in GPT-2."
                f"\n{traffic_table(ranks.ledger)}\n")
 
     check = Check()
@@ -88,7 +88,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def say_how(ranks: Group, logits, target: int) -> float:
-    """The three steps at one position, from this rank's logits [V/t]; the target counts from its first. -> the loss."""
+    """Print the three steps at one position, from this rank's logits [V/t], and return the loss. `target` is an index
+    relative to the rank's first token.
+    """
     highest = max(ranks.from_all(logits.max()))
     here = 0 <= target < len(logits)
     part, picked = np.exp(logits - highest).sum(), logits[target] - highest if here else 0.0
@@ -103,15 +105,15 @@ def say_how(ranks: Group, logits, target: int) -> float:
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """V. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.cross_entropy", description="Show the loss from logits that are cut.")
+    """Return V, the size of the vocabulary. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.cross_entropy", description="Show the loss from sharded logits.")
     parser.add_argument("--vocab-size", type=int, metavar="V",
-                        help="words, a multiple of the number of ranks (default: the first from 16 on)")
+                        help="tokens, a multiple of the number of ranks (default: the first from 16 on)")
     V = parser.parse_args(argv).vocab_size
     if V is None:
         return round_up(16, n)
-    check_size("vocab_size", V, n * 4 * SAMPLES * POSITIONS * V)     # logits and what is computed of them
-    require_divides("The number of ranks", n, "vocab_size", V, "Every rank has the logits of as many words.")
+    check_size("vocab_size", V, n * 4 * SAMPLES * POSITIONS * V)     # logits and what is computed from them
+    require_divides("The number of ranks", n, "vocab_size", V, "Every rank has an equal number of logits.")
     return V
 
 

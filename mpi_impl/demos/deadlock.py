@@ -1,8 +1,8 @@
-"""Ranks that wait for one another for ever, and how one finds out: `mpirun -np 4 python -m mpi_impl.demos.deadlock`.
+"""A deadlock on real ranks, and how to find it: `mpirun -np 4 python -m mpi_impl.demos.deadlock`.
 
-A real deadlock on real ranks. Beside each rank's stuck thread another one tells in which line it stands and for whom it
-waits. That makes a circle, which is then broken, so that the program ends well. `reference.schedules.validate` tells
-the same circle beforehand, from nothing but the order in which the ranks mean to work.
+In every rank a second thread prints the line in which the first one is stuck, and the rank for which it waits. The
+waits form a cycle, which the demo then breaks, so that it ends well. `reference.schedules.validate` finds the same
+cycle beforehand, from nothing but the planned order of work.
 """
 import sys
 import threading
@@ -16,7 +16,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.demos.telling import Check, led_by_rank, say
+from mpi_impl.demos.printing import Check, prefix_with_ranks, say
 from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
@@ -28,42 +28,42 @@ from reference.schedules.actions import Action, Receive, Schedule, Send, Step, l
 from reference.schedules.generators import evaluation_schedule
 from reference.training.trainer import loss_and_gradients
 
-PATIENCE = 1.0      # seconds in one wait, until somebody looks where the ranks stand
+PATIENCE = 1.0      # seconds in one wait, until the other threads look where the ranks are stuck
 SAMPLES = 2
 WIDTH = 118         # of a line
 
 ALONE = """\
-A deadlock is ranks that wait for one another for ever. One rank alone has nobody to wait for, so there is nothing to
+A deadlock is ranks that wait for one another for ever. A single rank has nobody to wait for, so there is nothing to
 see. Start more: `python -m mpi_impl.launch -n 4 -m mpi_impl.demos.deadlock`.
 """
 
 INTRODUCTION = """\
 Ranks that send one another messages can end up waiting for one another for ever: a deadlock. Nothing fails, nothing is
-printed, nothing moves, and no rank does anything wrong that one could see. Here is one, made on purpose.
+printed, nothing moves, and no rank does anything visibly wrong. Here is one, made on purpose.
 
 {n} ranks hold a model of {layers} layers: rank r has layer r, and layer {n} + r as well. So samples that go through the
 layers in order go through all ranks, and then through all of them once more. Each rank has a list of what to do:
   1F0      compute layer 1
-  0F0<0    wait for rank 0's message, which is what layer 0 gave
-  1F0>{next}    send rank {next} a message: what layer 1 gave
-Somebody has written rank 0's list the wrong way round, so that its second layer comes first:
+  0F0<0    wait for rank 0's message, the output of layer 0
+  1F0>{next}    send rank {next} a message, the output of layer 1
+Somebody has written rank 0's list in the wrong order, so that its second layer comes first:
 {lists}
 
-They start, and are silent. After {patience:g} s of that, another thread of each rank looks where its rank stands:
+They start, and are silent. After {patience:g} s of that, another thread of each rank looks where its rank is stuck:
 """
 
 READING = """\
-How to read that. A rank's last line is where it stands. A wait alone is no error: the other rank may just be slow. So
+How to read that. A rank's last line is where it is stuck. A wait alone is no error: the other rank may just be slow. So
 follow the waits from rank to rank. If you come to a rank that works, look there. If you come back to where you began,
-that circle stands for ever, for each would send what the next one waits for only after its own wait.
+that cycle never ends, since each rank would send what the next one waits for only after its own wait.
 
-How to break it. In the circle look for something that waits for nobody, and that stands behind a wait. In rank 0's list
-that is 0F0. Rank 0's other thread does that now, and sends what comes of it; then everyone goes on.
+How to break it. In the cycle look for an action that waits for nobody, and that comes after a wait. In rank 0's list
+that is 0F0. Rank 0's other thread does that now, and sends the result; then all ranks go on.
 """
 
 
 class Wait(NamedTuple):
-    """Where a rank stands."""
+    """The place where a rank is stuck."""
 
     whom: int            # the rank that it waits for
     what: str
@@ -89,13 +89,13 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         batch = [GPTBatch(tokens, targets)]
         circle, freed = stuck_and_freed(ranks, wrong, trainer, batch)
         say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
-                   f"reference/schedules/validate.py plays them before anything runs, and says:\n{complaint(wrong)}\n")
+                   f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
         validate.validate(right)
         mended, = trainer.evaluate(batch, SAMPLES)
-        say(ranks, f"Mended, they give it nothing to say. The ranks play them, and the loss is {mended:.10f}:\n"
+        say(ranks, f"In the right order they pass. The ranks play them, and the loss is {mended:.10f}:\n"
                    f"{lists(right)}\n")
     check = Check()
-    check.equal("the circle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
+    check.equal("the cycle", circle, validate.wait_cycle(validate.play(lower(wrong), blocking=False)))
     loss, _ = loss_and_gradients(GPTBatch(tokens, targets), textbook_of(model).params, model)
     check.equal("the loss", [freed, mended], [loss, loss])
     check.conclude(ranks)
@@ -105,11 +105,11 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
-    """Play the wrong order, until it stands and is helped on -> the circle of ranks, and the loss."""
+    """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the loss."""
     steps, done = lower(wrong)[ranks.rank], set[Step]()
     work = ForwardPass(trainer.model, trainer.region, trainer.stage_params, batch,
                        trainer.total_weights(batch, SAMPLES))
-    first = Action(0, "F", 0)                     # what needs nobody, and all that stands behind it
+    first = Action(0, "F", 0)                     # what waits for nobody, and all that comes after it
     behind = steps[steps.index(first):] if first in steps else []
     witness = Witness(ranks, lambda: play(ranks, behind, work, done))
     play(witness.watched, steps, work, done)
@@ -117,7 +117,7 @@ def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequ
 
 
 def play(group: Group, steps: Sequence[Step], work: ForwardPass, done: set[Step]) -> None:
-    """Work off a rank's list, but for what the rank's other thread has done."""
+    """Work through a rank's list, except what the rank's other thread has done already."""
     x, sent = None, []
     for step in steps:
         if step in done:
@@ -136,9 +136,9 @@ def play(group: Group, steps: Sequence[Step], work: ForwardPass, done: set[Step]
 
 
 class Witness:
-    """A second thread of a rank, which looks where the first one stands when that has waited for too long.
+    """A second thread of a rank, which finds out where the first one is stuck when it has waited too long.
 
-    All witnesses tell one another, over messages of their own, and then `mend` what they can.
+    All witnesses exchange what they found, through messages of their own, and then `mend` what they can.
     """
 
     def __init__(self, ranks: Group, mend: Callable[[], None]):
@@ -150,7 +150,7 @@ class Witness:
         self.watched = Group(ranks.comm, ranks.name, Instruments(watchdog=self.watchdog))
 
     def look(self, _: str) -> None:
-        """Tell, and mend, whatever happens: else the rank would stand for ever."""
+        """Report where the rank is stuck, and mend it in any case: otherwise the rank would wait for ever."""
         try:
             assert self.watchdog.wait is not None
             since, _group, what, (whom,), _while_silent = self.watchdog.wait
@@ -161,21 +161,21 @@ class Witness:
             self.over.set()
 
     def hear(self) -> list[Wait]:
-        """What was seen, in rank order."""
+        """Return where all ranks were stuck, in rank order."""
         self.over.wait()
         self.beside.free()
         return self.everyone
 
 
 def stack_of(thread: int) -> list[str]:
-    """The innermost lines of this file that a thread is in."""
+    """Return the innermost lines of this file in a thread's stack."""
     frames = traceback.extract_stack(sys._current_frames()[thread])
     own = [frame for frame in frames if frame.filename == __file__]
     return [f"line {frame.lineno}, in {frame.name}: {frame.line}" for frame in own[-2:]]
 
 
 def circle_of(waits_for: Sequence[int]) -> list[int]:
-    """Ranks each of which waits for the next, and the last for the first."""
+    """Return a cycle of ranks in which each waits for the next, and the last for the first."""
     seen, rank = list[int](), 0
     while rank not in seen:
         seen.append(rank)
@@ -187,25 +187,26 @@ def circle_of(waits_for: Sequence[int]) -> list[int]:
 
 
 def lists(schedule: Schedule) -> str:
-    return led_by_rank([" ".join(map(str, steps)) for steps in lower(schedule)])
+    return prefix_with_ranks([" ".join(map(str, steps)) for steps in lower(schedule)])
 
 
 def report(everyone: Sequence[Wait], seconds: float) -> str:
-    """Where all ranks stand, and what that means."""
-    stacks = led_by_rank(["\n".join([*wait.stack, f"waits for rank {wait.whom}: {wait.what}"]) for wait in everyone])
+    """Describe where all ranks are stuck, and what that means."""
+    stacks = prefix_with_ranks(["\n".join([*wait.stack, f"waits for rank {wait.whom}: {wait.what}"])
+                                for wait in everyone])
     first, *others = circle_of([wait.whom for wait in everyone])
     circle = f"rank {first} waits for " + ", which waits for ".join(f"rank {rank}" for rank in (*others, first))
-    return f"{stacks}\n\nAfter {seconds:.1f} seconds there is a circle:\n{fill(circle + '.', WIDTH)}\n\n{READING}"
+    return f"{stacks}\n\nAfter {seconds:.1f} seconds there is a cycle:\n{fill(circle + '.', WIDTH)}\n\n{READING}"
 
 
 def complaint(schedule: Schedule) -> str:
-    """What the textbook finds wrong with an order. Raises AssertionError if that is nothing."""
+    """Return the textbook's error for an order. Raises AssertionError if there is none."""
     try:
         validate.validate(schedule)
     except validate.ScheduleError as error:
         sentence, *table = str(error).split("\n")
         return "\n".join(f"  {line}" for line in (*fill(sentence, WIDTH - 2).split("\n"), *table))
-    raise AssertionError("reference/schedules/validate.py finds nothing wrong with the order that has just stood")
+    raise AssertionError("reference/schedules/validate.py finds nothing wrong with the order that has just deadlocked")
 
 
 if __name__ == "__main__":

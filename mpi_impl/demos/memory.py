@@ -1,7 +1,7 @@
-"""Where a rank's memory goes, and what saves it: `mpirun -np 4 python -m mpi_impl.demos.memory`.
+"""The memory of ranks, and what saves it: `mpirun -np 4 python -m mpi_impl.demos.memory`.
 
-Trains a small GPT for a few steps in every way that there is to hold less, counts the bytes of all arrays on every
-rank, and puts them beside what the formulas say, as a table and as a picture.
+Trains a small GPT for a few steps in every memory-saving way, counts the bytes of all arrays on every rank, and
+compares them with the formulas, as a table and as a picture.
 """
 import argparse
 import os
@@ -13,7 +13,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
-from mpi_impl.demos.telling import count, say
+from mpi_impl.demos.printing import count, say
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.reports.charts import GRID, MEMORY
 from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
@@ -42,32 +42,32 @@ DPI = 150
 
 
 INTRODUCTION = """\
-A rank that trains holds four things. Parameters: the numbers that make the model. Gradients: for each of them, which
-way it should move. Optimizer states: Adam keeps two averages for each. Activations: what the forward pass computed,
-until the backward pass has used it. The first three depend on the model alone, activations on the batch, too.
+A rank that trains holds four things. Parameters: the numbers of the model. Gradients: for each of them, the direction
+in which it should move. Optimizer states: Adam keeps two averages for each. Activations: the results of the forward
+pass, until the backward pass has used them. The first three depend only on the model, activations also on the batch.
 
-{ranks} can hold less in two ways. As replicas, each trains on other samples, and left to itself each holds the whole
-model. ZeRO cuts that into as many parts: the optimizer's states (stage 1), the gradients too (2), the parameters too
-(3), which are then gathered, layer by layer, where they are used: whole for a while, like gradients that have yet to
-be sent. Offloading puts a rank's own part into far memory.
-As tensor-parallel ranks they share every layer, and so the model and most activations. Sequence parallelism cuts the
+{ranks} can hold less in two ways. As replicas, each trains on other samples, and without ZeRO each holds the whole
+model. ZeRO shards it over the replicas: the optimizer states (stage 1), the gradients too (2), the parameters too (3),
+which are then gathered, layer by layer, where they are used: whole for a while, like gradients that have yet to be
+sent. Offloading moves a rank's own shards to other memory.
+As tensor-parallel ranks they shard every layer, and so the model and most activations. Sequence parallelism shards the
 other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
 a layer but its input (full), for one layer at a time.
 
-Training drops some activations at random (dropout), so that no other comes to rely on them. Which ones must be known in
-the backward pass, too: that is a mask, a byte for each.
+Training drops some activations at random (dropout), so that no other comes to rely on them. The backward pass must know
+which: that is a mask, a byte for each.
 """
 
 
 class Run(NamedTuple):
-    """One way to train."""
+    """A way to train."""
 
     name: str
     parallel: ParallelConfig
 
 
 class Found(NamedTuple):
-    """What it took on each rank."""
+    """The memory that a run took on each rank."""
 
     name: str
     everyone: list[RankMemory]
@@ -101,7 +101,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Make the picture's folder if it is not there: a fresh clone has none. Raises UserError."""
+    """Make the picture's folder if it does not exist: a fresh clone has none. Raises UserError."""
     check_folder(os.path.dirname(options.output) or ".")
     check_outputs(options)
 
@@ -115,8 +115,8 @@ def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], m
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
-    """Sizes that are not given suit n ranks. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.memory", description="Show where the memory of ranks goes.")
+    """Return the options; sizes that are not given fit n ranks. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.memory", description="Show what fills the memory of ranks.")
     parser.add_argument("--num-layers", type=int, default=6, metavar="L", help="(default: 6)")
     parser.add_argument("--num-attention-heads", type=int, metavar="A",
                         help="a multiple of the number of ranks (default: the first from 4 on)")
@@ -152,15 +152,15 @@ def precision_of(options: argparse.Namespace) -> Precision:
 
 
 def replica_runs(n: int, model: ModelConfig) -> list[Run]:
-    """d = n. A bucket of gradients is about a layer's."""
-    cuts = ("ZeRO 0: nothing cut", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
+    """Return the runs with d = n. A bucket of gradients is about the size of a layer's."""
+    cuts = ("ZeRO 0: nothing sharded", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
     plain = ParallelConfig(data_parallel_size=n, ddp_bucket_size=12 * model.hidden_size**2)
     runs = [Run(name, replace(plain, zero_stage=stage)) for stage, name in enumerate(cuts)]
     return [*runs, Run("ZeRO 3, offloaded", replace(plain, zero_stage=3, cpu_offload=True))]
 
 
 def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Run]:
-    """t = n. Raises UserError where heads or positions do not divide."""
+    """Return the runs with t = n. Raises UserError if heads or positions do not divide."""
     runs = [Run(name, parallel) for name, parallel in variants(n).items()]
     for one in runs:
         check_model_fits(model, one.parallel)
@@ -172,21 +172,21 @@ def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Run]:
 
 
 def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namespace) -> Found:
-    """A few steps on random words."""
+    """Train a few steps on random tokens, and return the memory that they took."""
     topology = connect(ranks, one.parallel)
     try:
         trainer = Trainer(model, OptimizerConfig(1e-3, options.train_iters), topology, 1234, precision_of(options))
         trainer.measured = True
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
-            trainer.step(random_words(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
+            trainer.step(random_tokens(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
         return Found(one.name, ranks.from_all(rank_memory(trainer, b, s, MICROBATCHES)))
     finally:
         disconnect(topology)
 
 
-def random_words(topology: Topology, model: ModelConfig, step: int, b: int, s: int) -> list:
-    """A replica's microbatches, alike on its tensor-parallel ranks."""
+def random_tokens(topology: Topology, model: ModelConfig, step: int, b: int, s: int) -> list:
+    """Draw a replica's microbatches, identical on its tensor-parallel ranks."""
     windows = np.random.default_rng([step, topology.place.data]).integers(0, model.vocab_size, (MICROBATCHES, b, s + 1))
     return list(map(GPTBatch.unpack, windows))
 
@@ -203,7 +203,7 @@ def introduction(model: ModelConfig, options: argparse.Namespace, n: int) -> str
 
 
 def runs_table(found: list[Found]) -> str:
-    """Of each run, and each kind of rank in it, a line that was measured and one that was predicted."""
+    """Return a table with a measured and a predicted line for each run and each kind of rank in it."""
     used = [name for name in MEMORY if any(parts(most(one).held)[name] for one in found)]
     names, far = [name for name in used if name != FAR], [name for name in used if name == FAR]
     rows = [["", "", "ranks", *names, "sum", *far, ""]]
@@ -219,7 +219,7 @@ def runs_table(found: list[Found]) -> str:
 
 
 def parts(states: Held) -> dict[str, int]:
-    """A rank's bytes, as they are shown."""
+    """Return a rank's bytes by kind, as the table shows them."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
             "activations": states.activations, "computed again": states.recomputed,
             "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.far}
@@ -229,9 +229,9 @@ def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> 
     first = next(iter(accounts))
     account = accounts[first]
     return "\n".join([
-        "Of the activations, one layer's. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
+        "Activations of one layer. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
         variants_table(accounts, {name: found.kept for name, found in layers.items()}), "",
-        f"Item by item: {first}, {account.b} x {account.s} words, {account.precision.compute}",
+        f"Item by item: {first}, {account.b} x {account.s} tokens, {account.precision.compute}",
         layer_table(account, layers[first].kept), "",
         "Some pipelines split the backward in two: I, the gradient of the layer's input, for which another rank waits,",
         "and W, later, those of its weights. Between the two, other arrays must be kept:",
@@ -239,7 +239,7 @@ def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> 
 
 
 def conclude(ranks: Group, found: list[Found], accounts: dict[str, Account], layers: dict[str, StageBytes]) -> None:
-    """Whether every number was predicted. Raises AssertionError if not, on all ranks."""
+    """Check that every number was predicted. Raises AssertionError if not, on all ranks."""
     pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in found
              for rank, one in enumerate(everyone) for what, measured, predicted in one.compared]
     for name, account in accounts.items():
@@ -258,7 +258,7 @@ def conclude(ranks: Group, found: list[Found], accounts: dict[str, Account], lay
 
 
 def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
-    """For each run two bars, of the rank that holds most: measured, and below it predicted, hatched."""
+    """Draw two bars for each run, of the rank that holds most: measured, and below it predicted, hatched."""
     from matplotlib.figure import Figure  # matplotlib takes a second to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -277,7 +277,7 @@ def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
         axes.spines[["left", "top", "right"]].set_visible(False)
     all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once; without what an operation needs while "
                             "it works", fontsize=9)
-    figure.suptitle(f"Who holds what: {model}", x=0.01, ha="left", fontsize=12)
+    figure.suptitle(f"Memory of a rank: {model}", x=0.01, ha="left", fontsize=12)
     draw_legend(figure)
     save(figure, path, DPI)
 
@@ -311,7 +311,7 @@ def pale(color: str) -> tuple[float, ...]:
 
 
 def most(one: Found) -> RankMemory:
-    """Of the rank that holds most."""
+    """Return the memory of the rank that holds most."""
     return max(one.everyone, key=lambda rank: sum(parts(rank.held).values()))
 
 

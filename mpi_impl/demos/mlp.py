@@ -1,7 +1,7 @@
-"""The transformer's MLP, cut over all ranks: `mpirun -np 4 python -m mpi_impl.demos.mlp`.
+"""The transformer's MLP, sharded over all ranks: `mpirun -np 4 python -m mpi_impl.demos.mlp`.
 
-Shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make it
-whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
+Shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make the
+result whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
 """
 from collections.abc import Sequence
 from dataclasses import fields
@@ -10,8 +10,8 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
-                                    traffic_table)
+from mpi_impl.demos.printing import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
+                                     traffic_table)
 from mpi_impl.kernels import ACTIVATIONS, linear
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
@@ -23,18 +23,18 @@ from reference.params import initialize, split, tree_map
 SAMPLES, POSITIONS = 2, 3
 
 INTRODUCTION = """\
-The MLP of a transformer is two matrix products with a bend between them: Y = GeLU(X A) B. X has a row of h numbers for
-every word; A is [h, 4h] and B is [4h, h]. In a large model A and B are what does not fit into one device.
+The MLP of a transformer is two matrix products with a nonlinear function between them: Y = GeLU(X A) B. X has a row of
+h numbers for every token; A is [h, 4h] and B is [4h, h]. In a large model A and B are too big for one device.
 
-Cut A by columns and deal them to {ranks} (processes, each with memory of its own). Then X A falls apart into columns,
-too, and a rank can apply GeLU to its own: no rank needs to know another's. (Cut by rows, A would leave sums X1 A1 +
-X2 A2 to be added up before GeLU, since GeLU(u + v) is not GeLU(u) + GeLU(v).) What a rank holds now are columns of
-GeLU(X A), and they meet just the same rows of B. So cut B by rows. Every rank gets a matrix as large as Y, a partial
-sum, and the sum over the ranks is Y.
+Split A by columns over {ranks} (processes, each with memory of its own). Then every rank computes columns of X A and
+can apply GeLU to them without data of any other rank. (Split by rows, A would give sums X1 A1 + X2 A2 that must be
+added up before GeLU, since GeLU(u + v) is not GeLU(u) + GeLU(v).) A rank now holds columns of GeLU(X A), and they
+multiply exactly the same rows of B. So split B by rows. Every rank gets a matrix as large as Y, a partial sum, and the
+sum over the ranks is Y.
 
-Two operators mark the edges. f, before A: forward it does nothing, backward it adds up dX over the ranks, for each used
-the whole X. g, after B: forward it adds up the partial sums, backward it does nothing. An all-reduce is such a sum, of
-which everyone gets the result.
+Two operators mark the edges. f, before A: forward it does nothing, backward it sums dX over the ranks, since each used
+the whole X. g, after B: forward it sums the partial results, backward it does nothing. An all-reduce is such a sum, of
+which every rank gets the result.
 """
 
 
@@ -50,7 +50,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = split(whole, tensors, ranks.size)[ranks.rank]
     random = np.random.default_rng(1)
-    x, dy = random.normal(size=(2, SAMPLES, POSITIONS, h))      # alike on every rank
+    x, dy = random.normal(size=(2, SAMPLES, POSITIONS, h))      # identical on every rank
 
     say(ranks, f"Who owns what: h = {h}, X {shape(x)}, A {shape(whole.w_in)}, B {shape(whole.w_out)}")
     n = mine.w_in.shape[1]
@@ -61,7 +61,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     region, act = TensorParallelRegion(ranks), ACTIVATIONS["gelu"][0]
     with ranks.ledger.phase("forward"):
         y, cache = mlp_forward(x, mine, "gelu", region)
-    a = act(linear(x, mine.w_in, mine.b_in))[0]                 # once more, to be looked at
+    a = act(linear(x, mine.w_in, mine.b_in))[0]                 # once more, to show it
     say(ranks, "\nForward. A rank's partial sum, its first elements, before g:")
     say_each(ranks, f"GeLU(X A) {shape(a)} -> partial sum {shape(y)}: {first_elements(linear(a, mine.w_out))}")
     say(ranks, "and after g the same on every rank, the whole Y:")
@@ -87,15 +87,15 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """h. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.mlp", description="Show how the MLP is cut over the ranks.")
+    """Return h, the hidden size. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.mlp", description="Show how the MLP is sharded over the ranks.")
     parser.add_argument("--hidden-size", type=int, metavar="H",
                         help="4h must be a multiple of the number of ranks (default: the first h from 8 on that is)")
     h = parser.parse_args(argv).hidden_size
     if h is None:
         return round_up(8, n)
     check_size("hidden_size", h, n * 24 * h**2)      # A and B, their gradients, and the textbook's
-    require_divides("The number of ranks", n, "4 hidden_size", 4 * h, "Each gets as many columns of A.")
+    require_divides("The number of ranks", n, "4 hidden_size", 4 * h, "Every rank gets an equal number of columns.")
     return h
 
 

@@ -1,7 +1,7 @@
-"""A model's layers dealt out over all ranks, as a pipeline: `mpirun -np 4 python -m mpi_impl.demos.pipeline`.
+"""A model's layers distributed over all ranks, as a pipeline: `mpirun -np 4 python -m mpi_impl.demos.pipeline`.
 
 Shows which rank holds which layers, in which order each of them works, what it sends to whom, how many activations it
-must keep, and how long it has nothing to do (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
+must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
 """
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import listed
-from mpi_impl.demos.telling import Check, count, led_by_rank, say, say_aligned
+from mpi_impl.demos.printing import Check, count, prefix_with_ranks, say, say_aligned
 from mpi_impl.demos.tiny_gpt import check_tensors, global_batch, holds, share_of, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.training.trainer import Trainer
@@ -26,25 +26,26 @@ CHUNKS = 2          # v, the stages on each rank of the interleaved schedule
 WIDTH = 108         # of what a line can hold
 
 INTRODUCTION = """\
-A model is a pile of layers. Forward, each layer computes from the numbers that the layer below it gives; all these
-numbers are its activations. At the top stands the loss: how wrong the model was. Backward, each layer is told by the
-one above how the loss depends on what it gave (a gradient). From that and from its activations, which it must have
-kept until now, it finds the gradients of its own weights, and what to tell the layer below.
+A model is a stack of layers. Forward, each layer computes from the output of the layer below it; all its results are
+its activations. At the top is the loss: how wrong the model was. Backward, each layer gets from the one above how the
+loss depends on its output (a gradient). From that and from its activations, which it must have kept until now, it
+computes the gradients of its own weights, and the gradient for the layer below.
 
-A pipeline deals the pile out over {ranks}, a stage to each (or several). A rank waits for the one before it, and
-backward for the one after: with all samples at once only one rank would work at a time. So they are cut into m
+A pipeline distributes the stack over {ranks}, a stage to each (or several). A rank waits for the one before it, and
+backward for the one after: with all samples together only one rank would work at a time. So they are divided into m
 microbatches, and while rank 1 works on the first one, rank 0 takes the next. Some waiting is left, where the pipeline
-fills and drains: the bubble. Nothing but the edges of the stages is sent, so little moves.
+fills and drains: the bubble. Only data at the edges of the stages is sent, so there is little traffic.
 
-In which order a rank does its forwards (F) and backwards (B) is the schedule; 2F0 is stage 2's forward of microbatch 0.
-The earlier a backward comes, the sooner its activations can go. The schedule here is {schedule}:
+The schedule is the order of a rank's forwards (F) and backwards (B); 2F0 is stage 2's forward of microbatch 0. The
+earlier a backward comes, the sooner its activations can be freed. The schedule here is {schedule}:
 {says}
 """
 ALONE = """\
-One rank has nobody to hand anything to: start more.
+One rank has nobody to send to: start more.
 """
 HALVES = """\
-I and W are the halves of a B: the gradient that the stage before waits for, and those of the weights, which can wait.
+I and W are the halves of a B: the input gradient, for which the stage before waits, and the weight gradients, which
+can come later.
 """
 
 
@@ -65,18 +66,18 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     with training_on(watched, model, parallel) as trainer:
         tokens, targets = global_batch(0, m * SAMPLES)
         x = round(pipeline_traffic(SAMPLES, tokens.shape[1], model.hidden_size))
-        say(ranks, f"Who holds what of {count(schedule.stages, 'layer')}, a stage each. The embedding turns words into "
-                   "numbers; the head guesses the\nnext word, and has the loss:")
+        say(ranks, f"Who holds what of {count(schedule.stages, 'layer')}, a stage each. The embedding turns tokens "
+                   "into numbers; the head predicts the\nnext token, and has the loss:")
         say_aligned(ranks, holds(trainer), f"{trainer.layout.size:,} parameters")
 
         result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
         done = Schedule(tuple(ranks.from_all(tuple(s.action for s in watched.trace.slices if s.action))))
         say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
-                   + led_by_rank([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
+                   + prefix_with_ranks([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
         say(ranks, picture(options.schedule, done))
         predicted = activations_in_flight(schedule)[ranks.rank]
-        say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And of how many forwards it kept "
-                   "the activations\nat once, at most:")
+        say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
+                   "kept the\nactivations at the same time, at most:")
         say_aligned(ranks, *sendings(trainer, m), f"kept {trainer.peak_caches} (predicted: {predicted})")
         say(ranks, "")
 
@@ -91,8 +92,8 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def parse_options(argv: Sequence[str] | None, p: int) -> argparse.Namespace:
-    """With v, and an m that suits p ranks. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.pipeline", description="Show how layers are dealt out over the ranks.")
+    """Return the options, with v, and an m that suits p ranks. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.pipeline", description="Show layers distributed over the ranks.")
     parser.add_argument("--schedule", choices=[name for name in SCHEDULES if name != "forward-only"], default="1f1b",
                         help="the order in which ranks do their forwards and backwards (default: 1f1b)")
     parser.add_argument("--microbatches", type=int, metavar="M", help="(default: p + 2, but at most 8; interleaved: "
@@ -118,12 +119,13 @@ def introduction(name: str, schedule: Schedule) -> str:
 
 
 def sends(trainer: Trainer, m: int) -> list[Send]:
-    """What this rank's part of the schedule sends."""
+    """Return the sends in this rank's part of the schedule."""
     return [step for step in trainer.pipeline("training", m).steps if isinstance(step, Send)]
 
 
 def sendings(trainer: Trainer, m: int) -> list[str]:
-    """'6 activations to rank 1', '6 gradients to rank 3': how many says the ledger, to whom the schedule."""
+    """Return '6 activations to rank 1', '6 gradients to rank 3': numbers from the ledger, receivers from the schedule.
+    """
     found = []
     for kind, phase, what in (("F", "forward", "activation"), ("B", "backward", "gradient")):
         number = trainer.ledger.calls(operation="send", phase=phase)
@@ -136,17 +138,18 @@ def sendings(trainer: Trainer, m: int) -> list[str]:
 
 
 def picture(name: str, schedule: Schedule) -> str:
-    """When each action would happen if all stages took equally long, a row for each rank; and what that costs."""
+    """Draw when each action would happen if all stages took the same time, a row for each rank, and the cost of that.
+    """
     timeline = simulate(schedule, Times())
     unit = max(1, min(3, int(WIDTH // timeline.makespan)))     # characters
     rows = [shortened(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
     small = "" if schedule.stages == schedule.p else "; small letters are the second stage of a rank"
-    return ("\nThe same in time, as a simulator tells, if F took 1 unit, B 2 (I and W 1 each), and messages none. "
-            f"Dots\nare the bubble{small}:\n{led_by_rank(rows)}\n{cost(name, schedule, timeline)}\n")
+    return ("\nThe same in time, from a simulator, if F took 1 unit, B 2 (I and W 1 each), and messages none. Dots\n"
+            f"are the bubble{small}:\n{prefix_with_ranks(rows)}\n{cost(name, schedule, timeline)}\n")
 
 
 def row(spans: Sequence[Span], unit: int, end: float) -> str:
-    """'F0 F1 .  .  B0=== B1==='"""
+    """Draw one rank's row: 'F0 F1 .  .  B0=== B1==='."""
     text, upper = "", min(span.action.stage for span in spans)
     for action, start, stop in spans:
         text += ".".ljust(unit) * round(start - len(text) / unit)
@@ -157,7 +160,7 @@ def row(spans: Sequence[Span], unit: int, end: float) -> str:
 
 
 def cost(name: str, schedule: Schedule, timeline: Timeline) -> str:
-    """The bubble in numbers, beside the formula of Narayanan et al., where the schedule is one of theirs."""
+    """Describe the bubble in numbers, with the formula of Narayanan et al. if the schedule is one of theirs."""
     p, m, v = schedule.p, schedule.microbatches, schedule.stages // schedule.p
     formula = {"gpipe": "(p-1)/m", "1f1b": "(p-1)/m", "interleaved": "(p-1)/(v m)"}.get(name)
     says = f" The formula: {formula} = {bubble_fraction(p, m, v):.3g}." if formula else ""
@@ -166,7 +169,7 @@ def cost(name: str, schedule: Schedule, timeline: Timeline) -> str:
 
 
 def shortened(line: str) -> str:
-    """What does not fit on a line is left out."""
+    """Drop what does not fit on a line."""
     return line if len(line) <= WIDTH else f"{line[:WIDTH - 4]} ..."
 
 

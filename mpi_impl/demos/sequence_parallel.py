@@ -1,7 +1,7 @@
 """Sequence parallelism, in one transformer block: `mpirun -np 4 python -m mpi_impl.demos.sequence_parallel`.
 
-The same block twice: with f and g, and with an all-gather and a reduce-scatter in their places. Shows which positions
-each rank has, that as much is sent, and how much less is kept (Korthikanti et al. 2022, section 4.2.2, figure 5).
+The same block twice: with f and g, and with an all-gather and a reduce-scatter instead. Shows which positions each rank
+has, that the same amount is sent, and how much less is kept (Korthikanti et al. 2022, section 4.2.2, figure 5).
 """
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.mappings import SequenceParallelRegion, TensorParallelRegion
-from mpi_impl.demos.telling import (Check, check_size, count, first_elements, say, say_aligned, shape, span,
-                                    traffic_table)
+from mpi_impl.demos.printing import (Check, check_size, count, first_elements, say, say_aligned, shape, span,
+                                     traffic_table)
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
@@ -26,29 +26,28 @@ from reference.params import initialize, leaves, split, tree_map
 SAMPLES, HEAD_SIZE = 2, 4
 
 INTRODUCTION = """\
-A block of a transformer is attention, and then an MLP. A layer norm stands before each, and after each dropout, and
-a sum that adds the norm's input again. Tensor parallelism cuts attention by heads and the MLP by columns. What
-stands between them is not cut: {ranks} (processes, each with memory of its own) all compute it, on all of b
-texts with s positions, x [b, s, h], and all keep the same for the backward.
+A block of a transformer is attention, and then an MLP. Each has a layer norm before it, and after it dropout and a sum
+that adds the norm's input again. Tensor parallelism shards attention by heads and the MLP by columns. What is between
+them is replicated: {ranks} (processes, each with memory of its own) all compute it, on all of b texts with s
+positions, x [b, s, h], and all keep the same for the backward.
 
-But norm, dropout and sum treat each position by itself. So cut x by positions there: each of t ranks has s/t of
-them, has 1/t as much to do, and keeps 1/t as much. Heads and columns need all positions, so something must happen at
-the edges:
+But norm, dropout and sum treat each position by itself. So shard x by positions there: each of t ranks has s/t of
+them, does 1/t of the work, and keeps 1/t of the memory. Heads and columns need all positions, so the edges have to
+convert:
 
-                                   x whole: with f and g                      x cut by positions
+                                   x whole: with f and g                      x sharded by positions
   f, before attention and the MLP  forward nothing, backward an all-reduce    all-gather, reduce-scatter
   g, after them                    forward an all-reduce, backward nothing    reduce-scatter, all-gather
 
-A reduce-scatter adds up over the ranks and gives each its piece of the sum; an all-gather gives everyone all pieces.
-One after the other they are an all-reduce, so as much is sent as before. (Why not cut by positions all the way?
-Every position's attention needs the keys and values of all before it, and each rank would need the whole of all
-weights.)
+A reduce-scatter sums over the ranks and gives each its piece of the sum; an all-gather gives every rank all pieces.
+One after the other they are an all-reduce, so the same amount is sent. (Why not shard by positions all the way? The
+attention of every position needs the keys and values of all before it, and each rank would need all weights.)
 """
 
 TOGETHER = """\
 Together: f and g {whole:,.0f} bytes; what is in their places {cut:,.0f}, as much. The inputs of attention and MLP are
-kept in pieces, so the backward gathers them again: {again:,.0f} more. And weights outside, as those of norms, met other
-positions on each rank, so their gradients are added up: {outside:,.0f} more."""
+kept sharded, so the backward gathers them again: {again:,.0f} more. And weights outside, such as those of norms, saw
+other positions on each rank, so their gradients are summed: {outside:,.0f} more."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -64,7 +63,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     tensors = textbook.block_tensors(c)
     whole = initialize(tensors, seed=1, dtype=np.float64)
     p = split(whole, tensors, t)[ranks.rank]
-    x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, s, c.hidden_size))      # alike on every rank
+    x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, s, c.hidden_size))      # identical on every rank
     mine = slice(ranks.rank * s // t, (ranks.rank + 1) * s // t)
 
     say(ranks, f"Who has what: x {shape(x)} has b = {SAMPLES}, s = {s}, h = {c.hidden_size}. Positions outside "
@@ -101,7 +100,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 class Passed(NamedTuple):
-    """What a block computes, and keeps from its forward for its backward."""
+    """The results of a block, and what its forward keeps for its backward."""
 
     y: Any
     cache: Any
@@ -110,7 +109,7 @@ class Passed(NamedTuple):
 
 
 def through_block(ranks: Group, name: str, x, dy, p, c: ModelConfig, region) -> Passed:
-    """Forward and backward of what this rank has outside the regions: of x and dy all positions, or its own."""
+    """Run forward and backward on this rank's x and dy outside the regions: all positions, or its own."""
     with ranks.ledger.phase(f"{name}: forward"):
         y, cache = block_forward(x, p, c, None, region, Dropout(c, seed=1, step=0, layer=0))
     grads = tree_map(np.zeros_like, p)
@@ -120,15 +119,17 @@ def through_block(ranks: Group, name: str, x, dy, p, c: ModelConfig, region) -> 
 
 
 def complete(ranks: Group, grads, tensors) -> None:
-    """Weights that stand outside are on every rank, and met its positions only: their gradients are to be added up."""
+    """Sum the gradients of replicated weights outside the regions: each rank applied them to its own positions only."""
     for (_, tensor), (_, grad) in zip(leaves(tensors), leaves(grads)):
         if tensor.split is None:
             ranks.all_reduce(grad, "weights outside")
 
 
 def kept_table(alike, cut) -> str:
-    """The arrays that a block's caches hold of what is outside its regions, with f and g, and cut by positions."""
-    rows, sums = [["", "whole, f and g", "bytes", "cut by positions", "bytes"]], [0, 0]
+    """Return a table of the arrays outside the regions that a block's caches keep, with f and g and with sequence
+    parallelism.
+    """
+    rows, sums = [["", "whole, f and g", "bytes", "sharded by positions", "bytes"]], [0, 0]
     for what, whole, part in zip(("x, normed, for the first norm", "input of attention", "mask of the dropout after it",
                                   "x, normed, for the second norm", "input of the MLP", "mask of the dropout after it"),
                                  kept(alike), kept(cut)):
@@ -138,13 +139,15 @@ def kept_table(alike, cut) -> str:
 
 
 def kept(cache) -> list:
-    """From a block's cache, what is [b, s, h], or with sequence parallelism [b, s/t, h]."""
+    """Return the arrays of a block's cache that are [b, s, h], or with sequence parallelism [b, s/t, h]."""
     return [cache.input_layernorm[0], cache.attention.x, cache.attention_mask.keep,
             cache.post_attention_layernorm[0], cache.mlp[0], cache.mlp_mask.keep]
 
 
 def bytes_sent(ledger: Ledger) -> dict[str, float]:
-    """What one rank sends: with f and g, in their places, and for what the cut needs besides."""
+    """Return what one rank sends: with f and g, with their replacements, and for what sequence parallelism needs
+    besides.
+    """
     sent = {"whole": 0.0, "cut": 0.0, "again": 0.0, "outside": 0.0}
     for entry, total in ledger.totals.items():
         last = entry.reason.split()[-1]
@@ -153,7 +156,7 @@ def bytes_sent(ledger: Ledger) -> dict[str, float]:
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """s. Raises UserError."""
+    """Return s, the number of positions. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.sequence_parallel",
                             description="Show a block of which each rank has its positions.")
     parser.add_argument("--seq-length", type=int, metavar="S",

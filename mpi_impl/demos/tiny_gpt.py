@@ -1,7 +1,7 @@
-"""The GPT that several demos train, its words, and the textbook's run that theirs must equal.
+"""The GPT that several demos train, its tokens, and the textbook's run that theirs must equal.
 
-It is so small that a step takes milliseconds, and so plain that its numbers can be counted by hand: nothing is dropped,
-its words need no padding, and the table that gives the logits is another than the embedding's.
+It is so small that a step takes milliseconds, and so simple that its numbers can be counted by hand: no dropout, no
+padding of the vocabulary, and an output table separate from the embedding's.
 """
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect, disconnect
-from mpi_impl.demos.telling import Check, and_list, span
+from mpi_impl.demos.printing import Check, and_list, span
 from mpi_impl.parallel.buffers import Buffer
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -32,14 +32,14 @@ OPTIMIZER = OptimizerConfig(lr=0.01, lr_decay_iters=1, lr_decay_style="constant"
 
 
 def tiny_gpt(num_layers: int, heads: int = 2) -> ModelConfig:
-    """4 columns a head."""
+    """Return the config of a GPT with 4 columns per head."""
     return ModelConfig(num_layers, 4 * heads, heads, WORDS, POSITIONS, untie_embeddings_and_output_weights=True,
                        init_method_std=0.2, hidden_dropout=0, attention_dropout=0, make_vocab_size_divisible_by=1)
 
 
 @contextmanager
 def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig) -> Iterator[Trainer]:
-    """A trainer, for as long as the `with` block lasts."""
+    """Make a trainer, for the duration of the `with` block."""
     topology = connect(world, parallel)
     try:
         yield Trainer(model, OPTIMIZER, topology, SEED, FLOAT64)
@@ -48,26 +48,26 @@ def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig) -> I
 
 
 def textbook_of(model: ModelConfig) -> training.Trainer:
-    """The same training in one process."""
+    """Return the textbook's trainer for the same run in one process."""
     return training.Trainer(model, OPTIMIZER, SEED, FLOAT64)
 
 
 def global_batch(step: int, samples: int):
-    """Tokens and targets [B, s], alike on every rank. Whoever counts on from the first word knows all that follow."""
+    """Return tokens and targets [B, s], identical on every rank. Counting on from the first token gives all others."""
     first = np.random.default_rng([SEED, step]).integers(WORDS, size=(samples, 1))
     windows = (first + np.arange(POSITIONS + 1)) % WORDS
     return windows[:, :-1], windows[:, 1:]
 
 
 def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
-    """This replica's microbatches of b samples."""
+    """Return this replica's microbatches of b samples."""
     replica, d = trainer.topology.place.data, trainer.topology.data.size
     mine = [samples_of(replica, k, d, b) for k in range(number_of_microbatches(len(tokens), b, d))]
     return [GPTBatch(tokens[samples], targets[samples]) for samples in mine]
 
 
 def holds(trainer: Trainer) -> str:
-    """'the embedding, layer 0 and layer 4'."""
+    """Describe what a rank holds: 'the embedding, layer 0 and layer 4'."""
     layers = [span(held.start, held.stop, "layer") for held in trainer.stages.values()]
     tensors = trainer.layout.tensors
     return and_list([*["the embedding"] * has_embedding(tensors), *layers,
@@ -75,7 +75,7 @@ def holds(trainer: Trainer) -> str:
 
 
 def check_tensors(check: Check, what: str, trainer: Trainer, buffer: Buffer, whole) -> None:
-    """Every tensor that this rank has a part of, against that part of the textbook's `whole` model."""
+    """Compare every tensor of which this rank has a part with that part of the textbook's `whole` model."""
     parallel, tensors = trainer.topology.config, trainer.layout.tensors
     stage, = cut_into_stages(whole, [layers_of_rank(trainer.stages)], trainer.model)
     expected = split(stage, tensors, parallel.tensor_model_parallel_size)[trainer.topology.tensor.rank]

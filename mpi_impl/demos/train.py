@@ -1,7 +1,7 @@
-"""A GPT trained with all three ways to share its work at once: `mpirun -np 8 python -m mpi_impl.demos.train`.
+"""A GPT trained with all three kinds of parallelism together: `mpirun -np 8 python -m mpi_impl.demos.train`.
 
-Shows who holds what, place by place, then the loss step by step beside that of one process, and what moved between whom
-(Narayanan et al. 2021, sections 2 and 3).
+Shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
+ranks (Narayanan et al. 2021, sections 2 and 3).
 """
 import argparse
 from collections import defaultdict
@@ -12,7 +12,7 @@ from textwrap import fill
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.topology import Topology
-from mpi_impl.demos.telling import Check, count, say, say_aligned, span
+from mpi_impl.demos.printing import Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
@@ -30,17 +30,17 @@ MICROBATCHES = 4        # of each replica, a step; each is one sample
 TOLERANCE = 1e-10       # rounding adds up from step to step
 WIDTH = 118             # of a line
 
-# The groups of ranks among which something moves.
+# The groups of ranks between which something is sent.
 BETWEEN = {"tensor": "t ranks", "pipeline": "p ranks", "data": "d ranks", "model": "t x p ranks"}
 
 INTRODUCTION = """\
-A GPT reads words, and guesses at each place the next one. Its loss says how wrong the guesses are. Training takes a
-batch of samples, finds for every weight which way it should move to make the loss smaller (its gradient), and moves it
-a little. There are three ways to share that work, and they go together:
-  tensor    t ranks share every layer. Each has a part of its matrices, and some of its heads, which work side by side.
-            Four times a layer they add up what they have found. That is most of all messages: they are neighbours.
-  pipeline  p groups of such ranks have the layers between them, in order, and hand on what their last layer gives.
-  data      d replicas of all that take different samples of each batch, and add up their gradients once a step.
+A GPT reads tokens, and predicts the next one at each position. Its loss says how wrong the predictions are. Training
+takes a batch of samples, computes for every weight in which direction it should move to make the loss smaller (its
+gradient), and moves it a little. There are three ways to divide that work, and they can be combined:
+  tensor    t ranks shard every layer. Each has a part of its matrices, and some of its heads, which work side by side.
+            Four times per layer they sum their results. That is most of all messages, so these ranks are neighbours.
+  pipeline  p groups of such ranks hold different layers, in order, and pass on the output of their last layer.
+  data      d replicas of all that take different samples of each batch, and sum their gradients once per step.
 So a rank has three numbers, its place among t, among p and among d. Here {ranks} = t x p x d = {t} x {p} x {d}.
 """
 
@@ -58,18 +58,18 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     with training_on(ranks, model, parallel) as trainer:
         say(ranks, f"Who holds what of {count(model.num_layers, 'layer')} with h = {model.hidden_size} columns and "
                    f"{model.num_attention_heads} heads each, {parameters(model):,} parameters; a step takes {batch} "
-                   "samples.\nThe embedding turns words into numbers, the head makes the guesses:")
+                   "samples.\nThe embedding turns tokens into numbers, the head predicts:")
         say_aligned(ranks, *place_of(trainer))
-        say(ranks, f"\nThe words are 0 to {WORDS - 1}, and after each comes the next: that is what there is to learn. "
-                   f"(Who guesses blindly has a\nloss of log({WORDS}) = {log(WORDS):.4f}.)")
+        say(ranks, f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can "
+                   f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}.)")
         say(ranks, trained(trainer, steps, batch, check))
         ledger = ledger_of_pipeline(trainer.topology)
         work = Work(steps, steps * MICROBATCHES, 0, 0)
         lines = compare(ledger, [one for one in traffic(model, parallel, 1, POSITIONS, work) if one.reason != "batch"])
         whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
         papers = summary(ledger, model, parallel, 1, POSITIONS, work).splitlines()
-        say(ranks, f"\nWhat {whose} sent in {count(steps, 'step')}, beside what the formulas predict:\n"
-                   f"{traffic_by_group(lines)}\n\nAs the papers put it:\n"
+        say(ranks, f"\nWhat {whose} sent in {count(steps, 'step')}, next to what the formulas predict:\n"
+                   f"{traffic_by_group(lines)}\n\nIn the papers' terms:\n"
                    + "\n".join(fill(f"  {line}", WIDTH, subsequent_indent="    ") for line in papers) + "\n")
         for line in lines:
             check.equal("what was sent", line.total, line.predicted and (line.predicted.calls, line.predicted.elements))
@@ -77,7 +77,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 
 def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
-    """Every step twice, on the ranks and in one process -> their losses as a table."""
+    """Run every step twice, on the ranks and in one process. Return their losses as a table."""
     textbook, rows = textbook_of(trainer.model), [["step", "loss on the ranks", "in one process", "difference"]]
     for step in range(steps):
         tokens, targets = global_batch(step, batch)
@@ -92,12 +92,12 @@ def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
 
 
 def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
-    """With the ParallelConfig. Raises UserError."""
+    """Return the options, with the ParallelConfig. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.train", description="Train a tiny GPT on all ranks.")
-    for name, letter, what in (("tensor", "t", "ranks that share every layer"),
-                               ("pipeline", "p", "groups of ranks that have the layers between them")):
+    for name, letter, what in (("tensor", "t", "ranks that shard every layer"),
+                               ("pipeline", "p", "groups of ranks that hold different layers")):
         parser.add_argument(f"--{name}-model-parallel-size", type=int, metavar=letter.upper(),
-                            help=f"{letter}, {what} (default: so that t, p and d are as equal as fits)")
+                            help=f"{letter}, {what} (default: so that t, p and d are as equal as possible)")
     parser.add_argument("--train-iters", type=int, default=10, metavar="N", help="steps (default: 10)")
     options = parser.parse_args(argv)
     require_positive("train_iters", options.train_iters)
@@ -107,7 +107,8 @@ def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
 
 
 def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
-    """t and p: those that are given, or else such that t, p and d are as equal as fits, and t the largest of them."""
+    """Return t and p: those that are given, or else such that t, p and d are as equal as possible, and t the largest.
+    """
     fitting = [(one, other) for one in range(1, n + 1) for other in range(1, n + 1)
                if n % (one * other) == 0 and t in (None, one) and p in (None, other)]
     if not fitting:
@@ -116,7 +117,7 @@ def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
 
 
 def place_of(trainer: Trainer) -> list[str]:
-    """A rank's place in each of the three ways, and what it has there."""
+    """Describe a rank's place in each kind of parallelism, and what it holds there."""
     topology, model = trainer.topology, trainer.model
     heads = model.num_attention_heads // topology.tensor.size
     samples = [samples_of(topology.place.data, k, topology.data.size, 1).start for k in range(MICROBATCHES)]
@@ -127,7 +128,7 @@ def place_of(trainer: Trainer) -> list[str]:
 
 
 def ledger_of_pipeline(topology: Topology) -> Ledger:
-    """What the ranks of this rank's pipeline have sent, added up."""
+    """Add up what the ranks of this rank's pipeline have sent."""
     together = Ledger()
     for ledger in topology.pipeline.from_all(topology.world.ledger):
         together.add(ledger)
@@ -135,7 +136,7 @@ def ledger_of_pipeline(topology: Topology) -> Ledger:
 
 
 def traffic_by_group(lines: list[Line]) -> str:
-    """A row for each kind of call between the ranks of a group."""
+    """Return a table with a row for each kind of call within a group of ranks."""
     found = defaultdict(list)
     for line in lines:
         found[line.entry.group, line.entry.operation].append(line)

@@ -1,7 +1,7 @@
-"""ZeRO: what replicas need not all keep, in its four stages: `mpirun -np 4 python -m mpi_impl.demos.zero`.
+"""ZeRO, in its four stages, which shard what replicas would hold: `mpirun -np 4 python -m mpi_impl.demos.zero`.
 
-Trains one tiny GPT four times, each rank a replica. Shows which part of everything a rank owns, how many bytes it holds
-from step to step, and what it sends, beside the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
+Trains one tiny GPT four times, with each rank as a replica. Shows which part a rank owns, how many bytes it holds from
+step to step, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
 """
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import RING, Ledger
-from mpi_impl.demos.telling import Check, count, say, say_aligned
+from mpi_impl.demos.printing import Check, count, say, say_aligned
 from mpi_impl.demos.tiny_gpt import FLOAT64, check_tensors, global_batch, share_of, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.reports.memory import FORMULAS
@@ -29,32 +29,32 @@ BUCKET = 900        # elements, at least: somewhat more than a layer
 WIDTH = 118         # of a line
 
 INTRODUCTION = """\
-Replicas are copies of a model that train together: each of {ranks} takes other samples, all add up their gradients,
-and so all take the same step. For each of the model's Psi numbers, its parameters, a rank holds three things: the
-parameter itself; its gradient, which says where it should move; and the optimizer's states, two averages of past
+Replicas are copies of a model that train together: each of {ranks} takes other samples, all sum their gradients, and
+so all take the same step. For each of the model's Psi numbers, its parameters, a rank holds three things: the
+parameter itself; its gradient, which says where it should move; and the optimizer states, two averages of past
 gradients. And every replica holds the same, N times over.
 
-ZeRO divides that. All numbers lie in a row, the flat buffer. It is cut into buckets, which are sent at once, and each
-bucket into N equal parts: rank 0 owns the first part of each, rank 1 the second, and so on.
-  stage 0   nothing is divided: gradients are all-reduced (added up, and everyone gets the sum).
-  stage 1   a rank keeps the optimizer's states of its own part, and moves only that. So it needs the sum of gradients
-            for that part only (a reduce-scatter); the parts that were moved are then sent to all (an all-gather).
+ZeRO shards that. All numbers are in one row, the flat buffer. It is divided into buckets, each sent as one message,
+and each bucket into N equal parts: rank 0 owns the first part of each, rank 1 the second, and so on.
+  stage 0   nothing is sharded: gradients are all-reduced (summed, and every rank gets the sum).
+  stage 1   a rank keeps the optimizer states of its own part, and updates only that. So it needs the sum of gradients
+            for that part only (a reduce-scatter); the updated parts are then sent to all (an all-gather).
   stage 2   gradients, too: the sum is made after every microbatch (there are m = {m} in a step), and a rank keeps only
             its own part of it.
-  stage 3   parameters, too: a layer is gathered when it is used, forward and backward, and let go of afterwards.
+  stage 3   parameters, too: a layer is gathered when it is used, forward and backward, and released afterwards.
 An all-reduce is a reduce-scatter and an all-gather, one after the other. So stage 1 sends no more than stage 0.
 """
 LETTERS = """\
-Psi are the parameters, with what pads the buckets so that they divide by N = {n}. A parameter has w = {w} bytes, its
-gradient g = {g}, its states K = {k}. What is sent is counted in numbers, if ranks hand things on in a ring. T are the
-embedding's tables: in stage 3 they are gathered forward only, for the gradient of looking up a word needs no table.
+Psi is the number of parameters, with the padding that makes the buckets divide by N = {n}. A parameter has w = {w}
+bytes, its gradient g = {g}, its states K = {k}. Traffic is counted in numbers, for collectives that run as rings. T is
+the size of the embedding's tables: stage 3 gathers them forward only, since the gradient of a lookup needs no table.
 """
-STAGES = ("nothing is divided", "the optimizer's states are divided", "gradients, too", "parameters, too")
+STAGES = ("nothing is sharded", "optimizer states are sharded", "gradients, too", "parameters, too")
 SENT = ("2 Psi (N-1)/N", "2 Psi (N-1)/N", "(m + 1) Psi (N-1)/N", "(3 m Psi - m T) (N-1)/N")
 
 
 class Found(NamedTuple):
-    """What a rank holds after some steps at one stage, and has sent."""
+    """The memory that a rank holds after some steps at one stage, and its traffic."""
 
     psi: int                         # elements of the flat buffer, padding included
     held: Sequence[float]            # bytes of parameters, gradients, optimizer's states
@@ -72,12 +72,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     model, check = tiny_gpt(LAYERS), Check()
     say(ranks, introduction(ranks.size, m))
     found = [trained(ranks, model, stage, m, check) for stage in range(4)]
-    say(ranks, "What each rank held and sent, beside the paper's formulas:\n" + table(found, ranks.size))
+    say(ranks, "What each rank held and sent, next to the paper's formulas:\n" + table(found, ranks.size))
     check.conclude(ranks)
 
 
 def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> Found:
-    """A few steps at one stage, told and checked."""
+    """Run a few steps at one stage, print and check them."""
     parallel = ParallelConfig(data_parallel_size=ranks.size, zero_stage=stage, ddp_bucket_size=BUCKET)
     apart = Group(ranks.comm, ranks.name, Instruments())        # with a ledger of its own
     with training_on(apart, model, parallel) as trainer:
@@ -89,8 +89,8 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
             check.equal("loss", result.loss, loss)
             check.equal("norm of the gradient", result.grad_norm, norm)
         found = measured(trainer, stage, m)
-        say(ranks, fill(f"Stage {stage}: {STAGES[stage]}. {buffer_of(trainer.layout)}. Bytes that are held, of "
-                        "parameters + gradients + optimizer's states:", WIDTH))
+        say(ranks, fill(f"Stage {stage}: {STAGES[stage]}. {buffer_of(trainer.layout)}. Bytes of parameters + "
+                        "gradients + optimizer states:", WIDTH))
         say_aligned(ranks, f"owns {owned(trainer)}", f"holds {' + '.join(f'{held:,}' for held in found.held)} = "
                            f"{sum(found.held):,}")
         say(ranks, "")
@@ -101,10 +101,10 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
 
 
 def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.zero", description="Show what the replicas of a model divide.")
+    """Return the options. Raises UserError."""
+    parser = ArgumentParser(prog="mpi_impl.demos.zero", description="Show what ZeRO shards.")
     parser.add_argument("--microbatches", type=int, default=2, metavar="M",
-                        help="of one sample, of each replica, a step (default: 2)")
+                        help="of one sample each, per replica and step (default: 2)")
     options = parser.parse_args(argv)
     require_positive("microbatches", options.microbatches)
     require_sizes(1, options.microbatches)
@@ -112,7 +112,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def introduction(n: int, m: int) -> str:
-    alone = "\nOne rank has nobody to share with, so that nothing is saved or sent: start more.\n" if n == 1 else ""
+    alone = "\nOne rank has no other replica, so nothing is saved or sent: start more.\n" if n == 1 else ""
     return INTRODUCTION.format(ranks=count(n), m=m) + alone
 
 
@@ -120,7 +120,7 @@ def introduction(n: int, m: int) -> str:
 
 
 def measured(trainer: Trainer, stage: int, m: int) -> Found:
-    """After the steps."""
+    """Measure memory and traffic after the steps, with their predictions."""
     n, layout, held = trainer.topology.data.size, trainer.layout, trainer.held()
     tables = sum(layout.home[unit].size for unit in ("embedding.word", "embedding.position"))
     less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
@@ -130,7 +130,7 @@ def measured(trainer: Trainer, stage: int, m: int) -> Found:
 
 
 def sent(ledger: Ledger) -> float:
-    """Elements of gradients and parameters that a rank sends, if collectives run as rings."""
+    """Return the elements of gradients and parameters that a rank sends, if collectives run as rings."""
     return sum(RING[entry.operation](total.elements, entry.group_size) for entry, total in ledger.totals.items()
                if entry.reason in ("gradients", "parameters"))
 
@@ -139,13 +139,13 @@ def sent(ledger: Ledger) -> float:
 
 
 def buffer_of(layout: Layout) -> str:
-    """'2,000 numbers in 2 buckets: 0-983 (output, final_layernorm, blocks.1), 984-1999 (...)'"""
+    """Describe the buffer: '2,000 numbers in 2 buckets: 0-983 (output, final_layernorm, blocks.1), 984-1999 (...)'."""
     buckets = [f"{bounds(bucket.slice)} ({', '.join(bucket.units)})" for bucket in layout.buckets]
     return f"{count(layout.size, 'number')} in {count(len(buckets), 'bucket')}: {', '.join(buckets)}"
 
 
 def owned(trainer: Trainer) -> str:
-    """Of each bucket, the numbers that the rank owns."""
+    """Return the ranges of numbers that the rank owns, one for each bucket."""
     own = [trainer.layout.own(bucket, trainer.topology.data.rank % trainer.layout.parts) for bucket in
            trainer.layout.buckets]
     return " ".join(bounds(piece.in_buffer) for piece in own)
@@ -156,7 +156,7 @@ def bounds(part: slice) -> str:
 
 
 def table(found: list[Found], n: int) -> str:
-    """A row for each stage."""
+    """Return a table with a row for each stage."""
     rows = [["stage", "Psi", "holds, bytes", "the formula", "", "sends in a step", "the formula", ""]]
     for stage, one in enumerate(found):
         rows.append([str(stage), f"{one.psi:,}", *beside(FORMULAS[stage], sum(one.held), sum(one.expected_held)),
@@ -166,7 +166,7 @@ def table(found: list[Found], n: int) -> str:
 
 
 def beside(formula: str, found: float, expected: float) -> list[str]:
-    """'2,667', the formula, '= 2,667'; or NOT, unless it is rounding."""
+    """Return '2,667', the formula, and '= 2,667', or NOT if they differ by more than rounding."""
     return [f"{found:,.0f}", formula, verdict(round(found, 6), round(expected, 6), f"{expected:,.0f}")]
 
 

@@ -1,1 +1,3 @@
-"""Findings of the papers, in small: each file is one, a program for one rank or many, with a picture in the end."""
+"""Findings of the papers, reproduced at a small size: one program per file, for one rank or many, which draws a
+picture.
+"""

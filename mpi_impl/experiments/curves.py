@@ -1,4 +1,4 @@
-"""Loss curves of many runs: of each kind the median over its seeds, and between the best and the worst a band."""
+"""Loss curves of many runs: for each kind the median over its seeds, and a band between the best and the worst."""
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -9,7 +9,7 @@ SMOOTHED = 20      # iterations, whose mean is a point
 
 
 def draw_curves(path: str, losses: dict, chance: float) -> None:
-    """A panel for each depth; `losses` are those of Runs (layer_norm_order.py), [iterations] each."""
+    """Draw a panel for each depth; `losses` [iterations] are by Run (layer_norm_order.py)."""
     depths = sorted({run.layers for run in losses})
     figure = Figure(figsize=(5.2 * len(depths), 4.2), layout="constrained")
     panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)
@@ -32,6 +32,6 @@ def draw_curves(path: str, losses: dict, chance: float) -> None:
 
 
 def smoothed(losses: np.ndarray) -> np.ndarray:
-    """Means of so many iterations each; of fewer, one mean."""
+    """Return the means over windows of SMOOTHED iterations; one mean if there are fewer."""
     n = max(1, len(losses) // SMOOTHED)
     return losses[:n * SMOOTHED].reshape(n, -1).mean(1)

@@ -74,7 +74,7 @@ def parser() -> ArgumentParser:
 
 
 def trained(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
-    """The losses of all runs, [iterations] each, of which every rank trains its share."""
+    """Return the losses of all runs, [iterations] each; every rank trains some of them."""
     topology, found = connect(ranks.part(ranks.rank, "one rank"), ParallelConfig()), {}
     for i, one in enumerate(runs):
         if i % ranks.size == ranks.rank:
@@ -87,7 +87,7 @@ def trained(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[R
 
 
 def train(one: Run, topology: Topology, iterations: int, lr: float) -> np.ndarray:
-    """The losses, [iterations]; infinite from where they are no numbers."""
+    """Return the losses, [iterations]; infinite from the first that is not a number."""
     model = ModelConfig(one.layers, HIDDEN, HEADS, NUMBERS + 1, POSITIONS, init_method_std=0.1, hidden_dropout=0,
                         attention_dropout=0, architecture="bert", make_vocab_size_divisible_by=1,
                         apply_residual_connection_post_layernorm=ORDERS[one.order])
@@ -104,7 +104,7 @@ def train(one: Run, topology: Topology, iterations: int, lr: float) -> np.ndarra
 
 
 def batches(seed: int) -> Iterator[BERTBatch]:
-    """Numbers that go on in equal steps, and after the last from 0 again: n, n + k, n + 2k, ...; some are masked."""
+    """Make sequences of numbers with equal steps, modulo the vocabulary: n, n + k, n + 2k, ...; some are masked."""
     rng = np.random.default_rng(seed)
     while True:
         first, step = rng.integers(NUMBERS, size=(SAMPLES, 1)), rng.integers(1, 4, size=(SAMPLES, 1))
@@ -116,12 +116,12 @@ def batches(seed: int) -> Iterator[BERTBatch]:
 
 
 def final(losses: np.ndarray) -> float:
-    """The mean of the last tenth."""
+    """Return the mean of the last tenth."""
     return float(losses[-max(1, int(LAST * len(losses))):].mean())
 
 
 def table(losses: dict[Run, np.ndarray], iterations: int) -> str:
-    """Of each depth and order the median and the spread over the seeds."""
+    """Return a table of the median and the spread over the seeds, for each depth and order."""
     rows = [["layers", "order", "final loss: median", "least", "most", "not below chance"]]
     for layers, order in dict.fromkeys((one.layers, one.order) for one in reversed(losses)):
         finals = sorted(final(x) for one, x in losses.items() if (one.layers, one.order) == (layers, order))
@@ -129,7 +129,7 @@ def table(losses: dict[Run, np.ndarray], iterations: int) -> str:
         rows.append([str(layers), order, f"{np.median(finals):.3f}", f"{finals[0]:.3f}", f"{finals[-1]:.3f}",
                      f"{stuck} of {len(finals)}"])
     return (f"{aligned(rows, left=(1,))}\nThe final loss is the mean of the last tenth of {iterations} iterations, in "
-            f"nats; who knows nothing of the other numbers has ln {NUMBERS} = {CHANCE:.3f}.")
+            f"nats; a guess without looking at the other numbers has ln {NUMBERS} = {CHANCE:.3f}.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures of papers beside ours, as points in one panel for each table."""
+"""Figures of papers next to ours, as points in one panel for each table."""
 from collections.abc import Sequence
 from math import ceil
 
@@ -10,7 +10,7 @@ COLUMNS = 3
 
 
 def draw_tables(tables: Sequence) -> Figure:
-    """Circles are the papers', dots ours; a bar is as far as ours may be off."""
+    """Draw circles for the papers' figures and dots for ours; a bar is the tolerance."""
     rows = ceil(len(tables) / COLUMNS)
     figure = Figure((15, 3.9 * rows), layout="constrained")
     panels = figure.subplots(rows, COLUMNS).flatten()
@@ -45,7 +45,7 @@ def draw_table(axes, table) -> None:
 
 
 def ends(row) -> tuple[float, float]:
-    """Of the bar: where ours would be just as far off as is allowed."""
+    """Return the ends of the bar: the values at which ours would just be within the tolerance."""
     relative = row.off != row.found - row.published
     reach = row.allowed * (row.published if relative else 1)
     return row.published - reach, row.published + reach

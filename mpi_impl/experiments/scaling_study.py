@@ -27,7 +27,7 @@ FULL = Recompute("full")        # as the first two papers, in all runs
 
 
 class Row(NamedTuple):
-    """A figure of a paper, and ours."""
+    """A figure of a paper, and our prediction of it."""
 
     name: str
     published: float
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 class Share(Row):
-    """One whose distance is a share of what is published."""
+    """A row whose error is relative to the published figure."""
 
     @property
     def off(self) -> float:
@@ -84,12 +84,12 @@ def study() -> list[Table]:
 
 
 def reached(plan: Plan, hardware: Hardware) -> float:
-    """FLOP/s of a GPU, what is recomputed included."""
+    """Return the FLOP/s of a GPU, including recomputed work."""
     return flops_per_second(plan, step_time(plan, hardware).total, "full")
 
 
 def scaled(model: ModelConfig, t: int, d: int = 1) -> Plan:
-    """b = 8, one microbatch a step."""
+    """Return the plan for t and d with b = 8 and one microbatch per step."""
     return Plan(model, ParallelConfig(t, 1, d, recompute=FULL), m=1, b=8)
 
 
@@ -100,7 +100,7 @@ def one_gpu(hardware: Hardware) -> Table:
 
 
 def weak_scaling(hardware: Hardware) -> Table:
-    """The model grows with t; efficiency is FLOP/s of a GPU beside the smallest model's on one."""
+    """Compare efficiencies of a model that grows with t: FLOP/s of a GPU relative to the smallest model's on one."""
     one = reached(scaled(MEGATRON[0].model, 1), hardware)
     return Table("Shoeybi et al. 2019, figure 5: weak scaling, model parallel", "%", [
         Row(named(run), run.efficiency, reached(scaled(run.model, run.t), hardware) / one, allowed(run))
@@ -122,7 +122,7 @@ def named(run: Scaled) -> str:
 
 
 def allowed(run: Scaled) -> float:
-    """The figure of the largest is in the paper's text."""
+    """Return the tolerance. The paper's text gives the figure of the largest model."""
     return 0.03 if run is MEGATRON[-1] else 0.05
 
 
@@ -155,13 +155,13 @@ def end_to_end(hardware: Hardware) -> Table:
 
 
 def fastest(run: Run, hardware: Hardware) -> Plan:
-    """Of the b and v with which it fits into memory."""
+    """Return the fastest plan over all b and v with which it fits into memory."""
     fitting = [plan for plan in plans(run) if sum(plan.memory) <= hardware.memory - hardware.reserved]
     return min(fitting, key=lambda plan: step_time(plan, hardware, closed_form=True).total)
 
 
 def plans(run: Run) -> Iterator[Plan]:
-    """b from 1 to 16; v = 1 is 1F1B, more the interleaved schedule, which the paper used."""
+    """Return the plans with b from 1 to 16; v = 1 is 1F1B, larger v the interleaved schedule, which the paper used."""
     d = run.parallel.data_parallel_size
     for b in (b for b in (1, 2, 4, 8, 16) if run.B % (d * b) == 0):
         m = run.B // (d * b)

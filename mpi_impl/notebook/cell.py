@@ -1,4 +1,4 @@
-"""What a rank does with a notebook's cell: run it, and keep the names that it binds for the next one."""
+"""The execution of a notebook's cell on a rank, which keeps the cell's variables for the next one."""
 import ast
 import linecache
 import pickle
@@ -29,7 +29,7 @@ def run_cell(group: Group, source: str, title: str) -> None:
 
 
 def value_of(group: Group, name: str) -> tuple[bytes, str]:
-    """What the name is bound to on this rank, pickled; or why there is nothing to be had."""
+    """Return the pickled value of a variable on this rank, or the reason why there is none."""
     if name not in NAMES:
         return b"", f"there is no {name!r}: no cell has bound it"
     try:

@@ -1,4 +1,4 @@
-"""A list of schedules and sliders for p, m and v that redraw the timeline at once."""
+"""A list of schedules and sliders for p, m and v that redraw the timeline immediately."""
 import ipywidgets as widgets
 
 from mpi_impl.notebook.pictures.pipelines import draw_schedules
@@ -11,7 +11,7 @@ TRAINING = [name for name in SCHEDULES if name != "forward-only"]
 
 
 def explore_schedules(**start) -> widgets.VBox:
-    """The sliders above the picture. `start` gives some of them another first value: explore_schedules(p=8, m=16)."""
+    """Show the sliders and the picture. `start` sets other initial values: explore_schedules(p=8, m=16)."""
     choice = {"schedule": "1f1b", "p": 4, "m": 8, "v": 2}
     if unknown := set(start) - set(choice):
         raise UserError(f"explore_schedules has no slider {', '.join(sorted(unknown))}. It has {', '.join(choice)}.")
@@ -33,7 +33,7 @@ def explore_schedules(**start) -> widgets.VBox:
             sentence.value, picture.layout.visibility = f"<b>{error}</b>", "hidden"
             return
         picture.value, picture.layout.visibility = as_png(draw_schedules({name: schedule})), "visible"
-        sentence.value = told(activations_in_flight(schedule), schedule.stages // p)
+        sentence.value = describe(activations_in_flight(schedule), schedule.stages // p)
 
     for name, slider in sliders.items():
         slider.value = choice[name]
@@ -42,7 +42,7 @@ def explore_schedules(**start) -> widgets.VBox:
     return widgets.VBox([widgets.HBox(list(sliders.values())), sentence, picture])
 
 
-def told(in_flight: list[int], v: int) -> str:
-    """What the ranks hold at most, in a sentence."""
+def describe(in_flight: list[int], v: int) -> str:
+    """Describe the most that the ranks hold, in a sentence."""
     part = "a rank's layers" if v == 1 else f"1/{v} of a rank's layers"
     return f"microbatches in flight on each rank, each of {part}: {', '.join(map(str, in_flight))}"

@@ -1,4 +1,4 @@
-"""What a choice of t, p, d, v, m and a ZeRO stage costs a rank, in a picture: memory, traffic and idle time.
+"""Pictures of what a choice of t, p, d, v, m and a ZeRO stage costs a rank: memory, traffic and idle time.
 
 All numbers are the papers' formulas (reference/costs/plans.py); nothing is run.
 """
@@ -27,7 +27,7 @@ def published(name: str) -> ModelConfig:
 
 
 def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, sequence_parallel: bool = False) -> Plan:
-    """From the sliders' values: v = 1 is 1F1B, more is interleaved. Raises UserError."""
+    """Make the plan from the sliders' values: v = 1 is 1F1B, larger v is interleaved. Raises UserError."""
     if v > 1 and p == 1:
         raise UserError("v is the number of stages on each rank of a pipeline, but with p = 1 there is no pipeline: "
                         "choose v = 1, or a larger p.")
@@ -40,7 +40,7 @@ def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, se
 
 
 def draw_plan(plan: Plan) -> Figure:
-    """The ranks' grid, a rank's memory, its traffic, and the pipeline's timeline."""
+    """Draw the ranks' grid, a rank's memory, its traffic, and the pipeline's timeline."""
     figure = Figure((10, 5.6), layout="constrained")
     grid, memory, time, traffic = figure.subplots(2, 2, width_ratios=(1.15, 1)).flat
     draw_grid(grid, plan.parallel)
@@ -57,7 +57,7 @@ def draw_plan(plan: Plan) -> Figure:
 
 
 def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
-    """A row for each replica, a box for each stage of its pipeline, in it t ranks. Of many, the first."""
+    """Draw a row for each replica, and in it a box for each stage with its t ranks. Of many, draw the first."""
     t, stages, d = p.tensor_model_parallel_size, p.pipeline_model_parallel_size, p.data_parallel_size
     columns, rows = min(stages, most), min(d, most // 2)
     for row in range(rows):
@@ -80,7 +80,7 @@ def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
 
 
 def draw_bar(axes, parts: dict[str, float], colors, title: str, limit: float | None) -> None:
-    """One bar of GB, each part named below."""
+    """Draw one bar of GB, with each part named below."""
     left = 0.0
     for name, size in parts.items():
         axes.barh(0, size / 1e9, 0.7, left, color=colors[name], label=f"{name} {size / 1e9:,.2f}")
@@ -94,7 +94,7 @@ def draw_bar(axes, parts: dict[str, float], colors, title: str, limit: float | N
 
 
 def draw_time(axes, plan: Plan) -> None:
-    """The pipeline's timeline, if there is room for its microbatches, and what idles."""
+    """Draw the pipeline's timeline, if there is room for its microbatches, and its idle time."""
     ranks = plan.timeline.ranks
     bubble = f"the pipeline idles {plan.timeline.bubble_fraction:.1%} of its ideal time"
     axes.set_title(bubble if len(ranks) > 1 else "one stage: no pipeline, no bubble", loc="left", fontsize=10)

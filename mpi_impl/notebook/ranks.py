@@ -36,14 +36,14 @@ GONE = ("The ranks that hung, or died, have been ended, and with them all that c
 
 
 class CellFailed(UserError):
-    """A cell that did not come to its end on every rank. A notebook shows the message, and no traceback of its own."""
+    """A cell that did not finish on every rank. A notebook shows the message, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
 
 
 class Ranks:
-    """The ranks of a notebook, from outside: `ranks["x"]` is what x is on each of those that ran the last cell."""
+    """The ranks of a notebook, seen from outside: `ranks["x"]` lists the x of each rank that ran the last cell."""
 
     def __init__(self, size: int = RANKS):
         self.size = self.last = size        # the last: how many ranks ran the last cell
@@ -82,7 +82,8 @@ class Ranks:
 
 
 def show(printed: list[str]) -> None:
-    """What ranks have printed, in rank order, each line led by its rank; of ranks that printed the same only once."""
+    """Print the output of ranks, in rank order, with their numbers; output that is the same on several ranks only once.
+    """
     together: dict[str, list[int]] = {}
     for rank, text in enumerate(printed):
         if text:
@@ -95,7 +96,7 @@ def show(printed: list[str]) -> None:
 
 
 def lead(ranks: list[int], size: int) -> str:
-    """'rank 3', 'ranks 0-2, 5', 'all 8 ranks'."""
+    """Return 'rank 3', 'ranks 0-2, 5' or 'all 8 ranks'."""
     if len(ranks) == size > 1:
         return f"all {size} ranks"
     spans: list[list[int]] = []
@@ -109,7 +110,7 @@ def lead(ranks: list[int], size: int) -> str:
 
 
 def relative(text: str) -> str:
-    """A traceback, in which files are named as seen from where Python finds them."""
+    """Return a traceback with files named relative to where Python finds them."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         text = text.replace(f'File "{folder}/', 'File "')
     return text
@@ -138,7 +139,7 @@ class RanksMagic(Magics):
 
 
 def parse_line(line: str) -> tuple[int, float]:
-    """'8 --timeout 5' -> (8, 5.0). Raises CellFailed."""
+    """Parse '8 --timeout 5' to (8, 5.0). Raises CellFailed."""
     parser = argparse.ArgumentParser(prog="%%ranks", exit_on_error=False, add_help=False)
     parser.add_argument("n", type=int)
     parser.add_argument("--timeout", type=float, default=TIME_LIMIT)
@@ -155,7 +156,7 @@ def parse_line(line: str) -> tuple[int, float]:
 
 
 def check_syntax(cell: str, title: str) -> None:
-    """Raises CellFailed, before any rank has seen the cell."""
+    """Raise CellFailed for a syntax error, before any rank gets the cell."""
     try:
         compile(cell, title, "exec")
     except SyntaxError as error:
@@ -163,7 +164,7 @@ def check_syntax(cell: str, title: str) -> None:
 
 
 def as_png(figure) -> bytes:
-    """A figure as the notebooks show it, sharp enough for a projector."""
+    """Return a figure as notebooks show it, sharp enough for a projector."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()

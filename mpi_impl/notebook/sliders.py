@@ -1,4 +1,4 @@
-"""Sliders for t, p, d, v, m and the ZeRO stage that redraw the ranks' grid, memory, traffic and bubble at once."""
+"""Sliders for t, p, d, v, m and the ZeRO stage that redraw the ranks' grid, memory, traffic and bubble immediately."""
 import ipywidgets as widgets
 
 from mpi_impl.notebook.plan import MODELS, draw_plan, plan
@@ -9,14 +9,14 @@ POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Sliders(widgets.VBox):
-    """What a stored notebook, which holds no widgets, says in their place."""
+    """Sliders with a text for stored notebooks, which hold no widgets."""
 
     def __repr__(self) -> str:
         return "Sliders, in a running notebook: run this cell."
 
 
 def explore(**start) -> Sliders:
-    """The sliders above the picture. `start` gives some of them another first value, as in explore(t=8, p=4)."""
+    """Show the sliders and the picture. `start` sets other initial values, as in explore(t=8, p=4)."""
     choice = {"model": "18.4B", "t": 8, "p": 1, "d": 4, "v": 1, "m": 8, "zero_stage": 0, "sequence_parallel": False}
     if unknown := set(start) - set(choice):
         raise UserError(f"explore has no slider {', '.join(sorted(unknown))}. It has {', '.join(choice)}.")

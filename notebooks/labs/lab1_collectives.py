@@ -1,28 +1,28 @@
 # %% [markdown]
 # # Lab 1. Collectives, from send and receive
 #
-# Everything that ranks do together is made of messages from one rank to another. In this lab you build the three
+# All communication between ranks consists of messages from one rank to another. In this lab you build the three
 # collectives on which all of distributed training rests, all-gather, reduce-scatter and all-reduce, so that no rank
-# sends more than it must; and then one that the libraries do not have.
+# sends more than necessary; and then one that the libraries do not have.
 #
 # **You need**: Python, NumPy, and walkthroughs 1 and 2. **Time**: about five hours. **Points**: 60.
 #
 # ## How this lab works
 #
-# A cell that begins with `%%answer` is yours: write your code where it says so, leave the first line as it is, and
-# import in it what it needs (on ranks there is only what stands in such cells). Run it, then run the check below it. A
-# check runs your code on *ranks*: processes of their own, each with its own memory. There your code may compute, and
-# speak to other ranks through `group`. It may not read files, start processes, or import this project's own packages. A
-# check that you see here uses some sizes and numbers of ranks; the ones that give the points use others as well, uneven
-# ones too.
+# A cell that begins with `%%answer` is yours: write your code where it says so, do not change the first line, and put
+# all imports that it needs into such cells (ranks see nothing else). Run it, then run the check below it. A check runs
+# your code on *ranks*: separate processes, each with its own memory. There your code may compute, and communicate with
+# other ranks through `group`. It may not read files, start processes, or import this project's own packages. A check
+# that you see here uses some sizes and numbers of ranks; the checks that give the points also use others, including
+# uneven ones.
 #
 # In this lab `group` can do three things:
 #
 # | call | what it does |
 # |---|---|
-# | `group.send(x, to)` | hands the array `x` to rank `to`; returns when that rank **has taken it** |
+# | `group.send(x, to)` | sends the array `x` to rank `to`; returns when that rank **has received it** |
 # | `group.receive(source)` | waits for what rank `source` sends, and returns it |
-# | `group.exchange(x, to, source)` | both at once: sends `x` to rank `to` while receiving from rank `source` |
+# | `group.exchange(x, to, source)` | both at the same time: sends `x` to rank `to` while receiving from rank `source` |
 #
 # `group.rank` is your own number, from 0 to `group.size - 1`.
 
@@ -57,10 +57,10 @@ def expect_sent(outcome, bounds, what, hint):
 
 
 # %% [markdown]
-# ## Warming up: who goes first?
+# ## Warming up: which rank goes first?
 #
-# A send is over when the other rank has taken it. So if all ranks send first and receive afterwards, they wait for one
-# another for ever. Try it. Each rank would hand its array to the next rank:
+# A send ends when the other rank has received it. So if all ranks send first and receive afterwards, they wait for one
+# another for ever. Try it. Each rank would send its array to the next rank:
 
 # %% answer="pass_on"
 # %%answer pass_on
@@ -74,7 +74,7 @@ def pass_on(group, x):
 
 
 # %% [markdown]
-# To try your code, run it with arrays of your own. `each([a, b, c])` gives every rank another one:
+# To try your code, run it with arrays of your own. `each([a, b, c])` gives every rank a different one:
 
 # %%
 run(3, "pass_on", each([np.zeros(2), np.ones(2), np.full(2, 2.0)]), allow=("send", "receive", "exchange")).results
@@ -101,8 +101,8 @@ check_pass_on(2, elements=40_000)
 # %% [markdown]
 # ## All-gather
 #
-# Every rank has a chunk, and at the end everyone has all of them, in rank order. In a *ring* it goes like this: hand
-# your own chunk to the next rank; then, again and again, hand on the chunk that you got last. After `size - 1` rounds
+# Every rank has a chunk, and at the end every rank has all of them, in rank order. A *ring* works like this: send your
+# own chunk to the next rank; then, again and again, pass on the chunk that you received last. After `size - 1` rounds
 # you have seen them all.
 #
 # Chunks may differ in length. A rank must not send more than it has to: over all rounds it passes on every chunk but
@@ -166,11 +166,11 @@ for n, elements in ((2, 5), (3, 10), (8, 20), (6, 25)):
 # %% [markdown]
 # ## Reduce-scatter
 #
-# Every rank has an array of `N` elements. It is cut into `size` chunks as `np.array_split` cuts it. Rank `r` is to get
-# chunk `r` of the *sum over all ranks*. In a ring a chunk travels once around, and each rank adds its own to it: it
+# Every rank has an array of `N` elements. It is split into `size` chunks as `np.array_split` splits it. Rank `r` should
+# get chunk `r` of the *sum over all ranks*. In a ring a chunk travels once around, and each rank adds its own to it: it
 # starts at the rank after its owner, and ends at its owner.
 #
-# It costs as much as an all-gather, and it is its mirror image.
+# It costs the same as an all-gather, and is its mirror image.
 
 # %% answer="reduce_scatter"
 # %%answer reduce_scatter
@@ -227,12 +227,12 @@ for n, elements in ((2, 5), (3, 10), (8, 21), (6, 25)):
 # %% [markdown]
 # ## All-reduce, and what it truly costs
 #
-# Everyone gets the whole sum. The simple way is to hand all arrays to rank 0, which adds them up and hands the sum
-# back: then rank 0 sends $(p - 1) N$ elements while the others wait. Put together what you have, and every rank sends
+# Every rank gets the whole sum. The simple way is to send all arrays to rank 0, which adds them up and sends the sum
+# back: then rank 0 sends $(p - 1) N$ elements while the others wait. Combine your two collectives, and every rank sends
 #
 # $$2 N \frac{p - 1}{p}$$
 #
-# however many ranks there are: less than twice the array. That is why data-parallel training scales.
+# for any number of ranks: less than twice the array. That is why data-parallel training scales.
 
 # %% answer="all_reduce"
 # %%answer all_reduce
@@ -280,16 +280,16 @@ for n, elements in ((2, 6), (3, 11), (8, 40), (5, 9)):
 # ## A sum that is the same on any ring
 #
 # Floating-point addition is not associative: $(a + b) + c$ and $a + (b + c)$ may differ in the last bit. In a ring
-# every chunk starts at another rank, so every chunk is added up in another order, and the sum depends on how many ranks
-# there are and where the chunks were cut. Two runs of the same training then differ, first in the last bit, later in
-# the loss.
+# every chunk starts at another rank, so every chunk is added up in another order, and the sum depends on the number of
+# ranks and on where the chunks begin. Two runs of the same training then differ, first in the last bit, later in the
+# loss.
 #
 # Build an all-reduce that adds **in rank order**: every element of the result is exactly, to the bit,
 #
 # $$((x_0 + x_1) + x_2) + \dots + x_{p-1}.$$
 #
-# And it must be no dearer: over *all* ranks together no more than the ring's $2 N (p - 1)$ elements may be sent, and no
-# rank may send more than $2 N$. So one rank cannot do the work for all.
+# And it must not be more expensive: over *all* ranks together no more than the ring's $2 N (p - 1)$ elements may be
+# sent, and no rank may send more than $2 N$. So one rank cannot do the work for all.
 
 # %% answer="all_reduce_in_order"
 # %%answer all_reduce_in_order

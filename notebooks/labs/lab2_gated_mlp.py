@@ -1,17 +1,17 @@
 # %% [markdown]
-# # Lab 2. A gated MLP, cut by columns and rows
+# # Lab 2. A gated MLP, sharded by columns and rows
 #
-# Megatron-LM cuts the MLP of a transformer so that the ranks add up once forward and once backward
-# ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3). Newer models have another MLP, with three
-# matrices and a product of two branches. In this lab you cut that one, with its biases, for any inner size and any
-# number of ranks; write *f* and *g*; and then put sequence parallelism in their place.
+# Megatron-LM shards the MLP of a transformer so that the ranks add up once forward and once backward ([Shoeybi et al.
+# 2019](https://arxiv.org/abs/1909.08053), section 3). Newer models have another MLP, with three matrices and a product
+# of two branches. In this lab you shard that one, with its biases, for any inner size and any number of ranks; write
+# *f* and *g*; and then replace them by sequence parallelism.
 #
 # **You need**: walkthroughs 1 and 2, and for the last task what walkthrough 5 says about sequence parallelism.
 # **Time**: about five hours. **Points**: 60.
 #
-# Labs work as lab 1 has told: cells that begin with `%%answer` are yours, checks run them on ranks of their own, and
-# the checks that give the points try other sizes and numbers of ranks, too. An answer may use what stands in other
-# answers, but nothing of the locked cells and nothing of this project's packages.
+# Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
+# checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
+# but nothing from the locked cells or this project's packages.
 
 # %%
 # %load_ext grading
@@ -31,7 +31,7 @@ from grading import each, run
 #
 # $G$ is the *gate*, $U$ goes *up* to $F$ columns, $D$ goes *down* to $h$ again, and $\odot$ multiplies element by
 # element. As in Megatron-LM, $G$ and $U$ are stored as **one** matrix, $G$ left and $U$ right, so that one product
-# makes both branches. A layer's parameters are a dict:
+# computes both branches. A layer's parameters are a dict:
 #
 # | key | shape | what |
 # |---|---|---|
@@ -40,8 +40,8 @@ from grading import each, run
 # | `"D"` | $[F, h]$ | |
 # | `"bias_D"` | $[h]$ | $\delta$ |
 #
-# This is the whole layer with its backward, on one process. It is what your ranks must agree with. With
-# $a = \mathrm{SiLU}(z)$ and $\sigma = 1 / (1 + e^{-z})$, the slope of SiLU is $\sigma\,(1 + z\,(1 - \sigma))$.
+# This is the whole layer with its backward, on one process. Your ranks must agree with it. With $a = \mathrm{SiLU}(z)$
+# and $\sigma = 1 / (1 + e^{-z})$, the slope of SiLU is $\sigma\,(1 + z\,(1 - \sigma))$.
 
 # %% locked="whole"
 import numpy as np
@@ -94,12 +94,12 @@ def inputs(random, b, s, h):
 
 
 # %% [markdown]
-# ## 1. Cutting the parameters, and joining them again
+# ## 1. Splitting the parameters, and joining them again
 #
 # Every rank takes some of the $F$ inner columns, from the first product to the last: its columns of $G$, **the same**
 # columns of $U$, and the rows of $D$ that read them. Then it can do SiLU and the product of the branches alone. The
-# columns are dealt out as `np.array_split` deals: where $F$ does not divide, the first ranks have one more. $\delta$
-# belongs to no column, so every rank holds all of it. `group.rank` is a rank's number, `group.size` how many there are.
+# columns are split as by `np.array_split`: if $F$ does not divide, the first ranks have one more. $\delta$ belongs to
+# no column, so every rank holds all of it. `group.rank` is a rank's number, `group.size` the number of ranks.
 #
 # A rank's shard is a dict with the same keys, with $F_r$ for $F$, where $F_r$ is the number of its columns: `"GU"` is
 # $[h, 2 F_r]$, again gate left and up right. Some rank may have no columns at all.
@@ -195,16 +195,16 @@ for n, F in ((3, 8), (5, 3)):
 # %% [markdown]
 # ## 2. f and g
 #
-# The stretch in which every rank computes something else is a *region*. At its edges stand two operators (Shoeybi et
-# al. 2019, section 3, figure 3). Outside the region all ranks hold the same arrays.
+# The part of a layer in which every rank computes something different is a *region*. At its edges there are two
+# operators (Shoeybi et al. 2019, section 3, figure 3). Outside the region all ranks hold the same arrays.
 #
 # | | forward | backward |
 # |---|---|---|
 # | *f*, where $X$ enters | what does every rank need of $X$? | every rank has a part of $\partial L / \partial X$ |
 # | *g*, where $Y$ leaves | every rank has a partial sum of $Y$ | what is a partial sum's gradient, if $Y$'s is given? |
 #
-# Each of the four is one line. Two of them send nothing. For what all ranks must add up there is
-# `group.all_reduce(x)`: it returns the sum of all ranks' `x`, on every rank.
+# Each of the four is one line. Two of them send nothing. For sums over all ranks there is `group.all_reduce(x)`: it
+# returns the sum of all ranks' `x`, on every rank.
 
 # %% answer="f_and_g"
 # %%answer f_and_g
@@ -267,19 +267,19 @@ check_f_and_g(5)
 # %% [markdown]
 # ## 3. Between f and g
 #
-# What a rank does inside the region needs nobody else. `inside` takes all of $X$, as it has entered, and the rank's
-# shard to the rank's partial sum of $Y$, without $\delta$:
+# Inside the region a rank needs no other rank. `inside` takes all of $X$, as it has entered, and the rank's shard, and
+# returns the rank's partial sum of $Y$, without $\delta$:
 #
 # $$\big(\mathrm{SiLU}(X G_r + \gamma_r) \odot (X U_r + \mu_r)\big)\, D_r .$$
 #
-# The sum over the ranks is $Y - \delta$. It also returns `kept`, what its backward will need of it. You choose what
-# that is: arrays, or tuples, lists and dicts of arrays, for the check hands it from one run to the next. The backward
-# gets $X$ and the shard again, so they need not be in there.
+# The sum over the ranks is $Y - \delta$. It also returns `kept`, the values that its backward will need. You choose
+# them: arrays, or tuples, lists and dicts of arrays, since the check passes them from one run to the next. The backward
+# gets $X$ and the shard again, so they need not be included.
 #
 # `inside_backward` takes the gradient of the partial sum, and returns this rank's part of $\partial L / \partial X$ and
-# the gradients of `"GU"`, `"bias_GU"` and `"D"`, in the shapes of the shard's. That of `"bias_D"` is not its business.
+# the gradients of `"GU"`, `"bias_GU"` and `"D"`, in the shapes of the shard's. It does not return that of `"bias_D"`.
 #
-# Elements of $X$ may be as large as 10,000, and the result must still be a number. $e^{10000}$ is none.
+# Elements of $X$ may be as large as 10,000, and the result must still be finite. $e^{10000}$ is not.
 
 # %% answer="inside"
 # %%answer inside
@@ -359,11 +359,11 @@ for rank, n, F in ((0, 1, 5), (2, 3, 8), (4, 5, 3)):
 # %% [markdown]
 # ## 4. The layer on ranks
 #
-# Put it together. $X$, $Y$ and their gradients are alike on all ranks. $\delta$ is in the sum **once**. Every rank
-# holds all of $\delta$, so every rank needs its whole gradient. Where does that come from, and does anybody have to
+# Put it together. $X$, $Y$ and their gradients are identical on all ranks. $\delta$ is in the sum **once**. Every rank
+# holds all of $\delta$, so every rank needs its whole gradient. Where does that come from, and does any rank have to
 # send it?
 #
-# `mlp_forward` returns `y` and a cache; the check hands the cache to `mlp_backward`, which returns `dx` and the
+# `mlp_forward` returns `y` and a cache; the check passes the cache to `mlp_backward`, which returns `dx` and the
 # gradients of the shard, a dict with all four keys.
 #
 # How much may be sent? An all-reduce of $N$ elements on $p$ ranks costs each $2 N (p-1)/p$ (lab 1). **One** all-reduce
@@ -440,23 +440,22 @@ for n, F in ((3, 7), (8, 11)):
 # An all-reduce is a reduce-scatter and an all-gather. Between the two, every rank has its part of the sum only.
 # Korthikanti et al. 2022 ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.2.2, figure 5) leave it at
 # that between one region and the next: outside, a rank holds the $s_r$ positions of $X$ and $Y$ that `np.array_split`
-# gives it along the axis of $s$. An all-gather stands where *f* stood, and a reduce-scatter where *g* stood; and
-# backward?
+# gives it along the axis of $s$. An all-gather replaces *f*, and a reduce-scatter replaces *g*; and backward?
 #
 # | call | what it does |
 # |---|---|
 # | `group.all_gather(x, axis)` | all ranks' `x`, joined in rank order along `axis`; their lengths along it may differ |
-# | `group.reduce_scatter(x, axis)` | this rank's part of the sum of all `x` along `axis`, cut as by `np.array_split` |
+# | `group.reduce_scatter(x, axis)` | this rank's part of the sum of all `x` along `axis`, as by `np.array_split` |
 #
 # Two things are different now:
 #
-# - Nobody may **keep** all of $X$ for the backward, or the memory is not saved. A rank keeps its own positions of $X$,
-#   and gathers $X$ again in the backward. In the cache there may be no more than the rank's $b\, s_r\, h$ elements of
-#   $X$, and four arrays of $b\, s\, F_r$.
-# - What is replicated and used outside the region, $\delta$, meets only the rank's own positions. The gradient that you
-#   return for it is again that of **all** positions, on every rank.
+# - No rank may **keep** all of $X$ for the backward, or no memory is saved. A rank keeps its own positions of $X$, and
+#   gathers $X$ again in the backward. In the cache there may be no more than the rank's $b\, s_r\, h$ elements of $X$,
+#   and four arrays of $b\, s\, F_r$.
+# - $\delta$, which is replicated and used outside the region, is applied only to the rank's own positions. The gradient
+#   that you return for it is again that of **all** positions, on every rank.
 #
-# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, half as much again, and $2h$ elements for whatever is
+# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, 1.5 times that, and $2h$ elements for whatever is
 # still missing.
 
 # %% answer="sequence"
@@ -540,7 +539,7 @@ for n, s, F in ((3, 5, 5), (8, 8, 8)):
 # ## To think about
 #
 # - With $F = 11008$ and $p = 3$ one rank has a column more than the others. What does that cost? And $F = 8$, $p = 7$?
-# - Someone loads a checkpoint with $G$ and $U$ in one matrix and cuts it as if it were one. Each rank of two then
+# - Someone loads a checkpoint with $G$ and $U$ in one matrix and splits it as if it were one. Each rank of two then
 #   computes $\mathrm{SiLU}$ of what? No shape is wrong. How would you notice?
-# - Gathering $X$ again makes the backward send half as much again. What can a rank compute while that gather is under
+# - Gathering $X$ again makes the backward send 1.5 times as much. What can a rank compute while that gather is under
 #   way? (Korthikanti et al. say it in section 4.2.2.)

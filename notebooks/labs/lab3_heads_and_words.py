@@ -1,16 +1,16 @@
 # %% [markdown]
-# # Lab 3. Heads that are shared, and words that do not divide
+# # Lab 3. Heads that are shared, and a vocabulary that does not divide
 #
-# Attention is cut by heads and the word embedding by words, and in the simplest case every rank has as many of them as
-# any other, and nobody else has the same. Here it is not so simple. In *grouped-query attention* several heads share
+# Attention is sharded by heads and the embedding by tokens, and in the simplest case all ranks have the same number of
+# them, and no two ranks have the same one. Here it is not so simple. In *grouped-query attention* several heads share
 # their keys and values, so some of those are held by several ranks, whose gradients must be added up. And the
 # vocabulary does not divide.
 #
 # **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60.
 #
-# Labs work as lab 1 has told: cells that begin with `%%answer` are yours, checks run them on ranks of their own, and
-# the checks that give the points try other sizes and numbers of ranks, too. An answer may use what stands in other
-# answers, but nothing of the locked cells and nothing of this project's packages.
+# Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
+# checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
+# but nothing from the locked cells or this project's packages.
 
 # %%
 # %load_ext grading
@@ -24,7 +24,7 @@ from grading import each, run
 # There are $a$ *query heads*, but only $k$ *key/value heads*, and $k$ divides $a$. Query head $i$ reads key/value head
 # $j = \lfloor i / (a/k) \rfloor$: the first $a/k$ query heads share the first one, and so on (Ainslie et al. 2023,
 # [arXiv 2305.13245](https://arxiv.org/abs/2305.13245), section 2.2). With $k = a$ it is the attention of GPT-2; with
-# $k = 1$ it is multi-query attention. What has to be kept when a model writes text, keys and values, shrinks by $a/k$.
+# $k = 1$ it is multi-query attention. The KV cache, which is kept when a model generates text, shrinks by $a/k$.
 #
 # $X$ is $[b, s, h]$ and a head's size is $d$. The parameters are a dict:
 #
@@ -37,7 +37,7 @@ from grading import each, run
 # $$Y = \sum_{i<a} \mathrm{softmax}\left(\frac{(X Q_i)(X K_j)^T}{\sqrt d} + \text{causal mask}\right) X V_j\, O_i,
 # \qquad j = \lfloor i / (a/k) \rfloor .$$
 #
-# This is the whole layer with its backward, on one process. It is what your ranks must agree with.
+# This is the whole layer with its backward, on one process. Your ranks must agree with it.
 
 # %% locked="whole"
 import numpy as np
@@ -90,12 +90,12 @@ def inputs(random, b, s, h):
 
 
 # %% [markdown]
-# ## 1. Who holds what
+# ## 1. Which rank holds what
 #
-# The *query* heads are dealt out as `np.array_split` deals: where $a$ does not divide by the number of ranks, the first
-# ranks have one more. A rank holds every key/value head that one of its query heads reads, once, and no other. So a
-# key/value head may be held by several ranks: by all that have one of its query heads. With fewer query heads than
-# ranks, the last ranks hold nothing.
+# The *query* heads are split as by `np.array_split`: if $a$ does not divide by the number of ranks, the first ranks
+# have one more. A rank holds every key/value head that one of its query heads reads, once, and no other. So a key/value
+# head may be held by several ranks: by all that have one of its query heads. With fewer query heads than ranks, the
+# last ranks hold nothing.
 #
 # For example $a = 6$, $k = 2$ on 4 ranks: query heads 0 1 | 2 3 | 4 | 5. Query heads 0 to 2 read key/value head 0, and
 # 3 to 5 read 1. So rank 1 holds both, and rank 2 holds key/value head 1 only.
@@ -210,14 +210,14 @@ for case in ((3, 1, 1), (6, 2, 4), (4, 2, 5)):
 # %% [markdown]
 # ## 2. A sum over some of the ranks
 #
-# The gradients of a key/value head are to be added up over its holders, and over nobody else. There is no collective
-# for that, so you build one from messages (lab 1 has the table: `send`, `receive`, `exchange`).
-# `sum_over(group, x, ranks)` is called by the ranks in the list `ranks` (ascending, and you are in it), and returns to
-# each of them the sum of their `x`.
+# The gradients of a key/value head must be summed over its holders, and over no other rank. There is no collective for
+# that, so you build one from messages (lab 1 has the table: `send`, `receive`, `exchange`). `sum_over(group, x, ranks)`
+# is called by the ranks in the list `ranks` (ascending, and you are in it), and returns to each of them the sum of
+# their `x`.
 #
 # All of them go on to update a copy of the same parameters. If their sums differed in the last bit, the copies would
-# drift apart. So add in the order of ranks, as in lab 1: exactly $((x_{r_0} + x_{r_1}) + x_{r_2}) + \dots$, whoever you
-# are. Arrays of any shape may come. With $m$ ranks in the list, none may send more than $m - 1$ times its `x`.
+# drift apart. So add in the order of ranks, as in lab 1: exactly $((x_{r_0} + x_{r_1}) + x_{r_2}) + \dots$, on every
+# rank. Arrays may have any shape. With $m$ ranks in the list, none may send more than $m - 1$ times its `x`.
 
 # %% answer="sum_over"
 # %%answer sum_over
@@ -274,19 +274,20 @@ check_sum_over([0, 2, 4, 6, 7], [1, 3, 5])
 # %% [markdown]
 # ## 3. Attention on ranks
 #
-# What one head computes is not the subject, so it is given at the top of the next cell, forward and backward.
-# (It computes keys and values for every query head anew. You may do better, but need not.)
+# The computation of one head is not the subject, so it is given at the top of the next cell, forward and backward. (It
+# computes keys and values for every query head anew. You may do better, but need not.)
 #
-# `attention_forward` has $X$, alike on all ranks, and the rank's shard, and returns $Y$, alike on all ranks, and a
-# cache: arrays, or tuples, lists and dicts of arrays. The check hands it to `attention_backward`, which returns
-# $\partial L / \partial X$, alike on all ranks, and the gradients of the rank's shard. **Every** holder of a key/value
-# head gets its *whole* gradient: from all of its query heads, wherever they are.
+# `attention_forward` gets $X$, identical on all ranks, and the rank's shard, and returns $Y$, identical on all ranks,
+# and a cache: arrays, or tuples, lists and dicts of arrays. The check passes it to `attention_backward`, which returns
+# $\partial L / \partial X$, identical on all ranks, and the gradients of the rank's shard. **Every** holder of a
+# key/value head gets its *whole* gradient: from all of its query heads, wherever they are.
 #
 # Forward, one all-reduce of $b s h$ elements is enough. Backward, another, and for each key/value head that a rank
 # shares with $m - 1$ others $2 h d\,(m - 1)$ elements. An all-reduce (`group.all_reduce`) needs all ranks, also those
 # that hold nothing.
 #
-# A rank may share one head with the rank before it and another with the rank after it. Think of who waits for whom.
+# A rank may share one head with the rank before it and another with the rank after it. Think about which rank waits for
+# which.
 
 # %% answer="attention"
 # %%answer attention
@@ -417,17 +418,17 @@ check_attention_cost(6, 2, 3, [1, 2, 1])
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ## 4. Words
+# ## 4. Tokens
 #
-# The word table $E$ is $[V, h]$, and a rank holds the rows that `np.array_split` of the $V$ words gives it (Shoeybi et
-# al. 2019, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3, pads $V$ until it divides; we do not).
-# There may be more ranks than words. What enters the model is
+# The embedding's table $E$ is $[V, h]$, and a rank holds the rows that `np.array_split` of the $V$ tokens gives it
+# (Shoeybi et al. 2019, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3, pads $V$ until it divides; we
+# do not). There may be more ranks than tokens. The input of the model is
 #
 # $$X = \sqrt h \; E[\text{tokens}]$$
 #
 # (the factor is that of Vaswani et al. 2017, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762), section 3.4). One
-# word, `pad`, fills up short texts. Its row is 0, and it must stay 0: **it gets no gradient**, whatever comes from
-# above. Other words may occur many times, or never.
+# token, `pad`, fills up short texts. Its row is 0, and it must stay 0: **it gets no gradient**, whatever comes from
+# above. Other tokens may occur many times, or never.
 #
 # `embed_forward` may use one all-reduce of $b s h$ elements. `embed_backward` sends nothing. Beware of NumPy: `E[-1]`
 # is the last row, and no error.
@@ -513,11 +514,11 @@ for V, n, pad in ((5, 1, 0), (11, 4, 10), (3, 5, 2)):
 # %% [markdown]
 # ## 5. From vectors to logits
 #
-# The same table, read as columns, gives the logits: *tied* weights (the same section of Vaswani et al.). A rank makes
-# the logits of its own words, $X E_r^T$, $[b, s, V_r]$, without the factor $\sqrt h$. They stay where they are: the
+# The same table, read as columns, gives the logits: *tied* weights (the same section of Vaswani et al.). A rank
+# computes the logits of its own tokens, $X E_r^T$, $[b, s, V_r]$, without the factor $\sqrt h$. They stay sharded: the
 # loss of lab 4 takes them as they are.
 #
-# `logits_backward` returns $\partial L / \partial X$, alike on all ranks, and what the logits contribute to the
+# `logits_backward` returns $\partial L / \partial X$, identical on all ranks, and the contribution of the logits to the
 # gradient of the rank's rows. Again `pad` gets none. One all-reduce of $b s h$ elements backward, and nothing forward.
 
 # %% answer="logits"
@@ -572,9 +573,9 @@ for V, n, pad in ((4, 1, 3), (11, 4, 9), (3, 5, 2)):
 # %% [markdown]
 # ## To think about
 #
-# - A model has $a = 64$ query heads and $k = 8$ key/value heads. From how many ranks on does it cost something that
-#   key/value heads are shared? What does a rank hold of K and V with 64 ranks, and what would it hold if $k$ were 64?
-# - Say that every holder adds the others' gradients to its own in the order in which they come. What goes wrong after
-#   10,000 steps, and why does no test of one step see it?
+# - A model has $a = 64$ query heads and $k = 8$ key/value heads. From how many ranks on do shared key/value heads cost
+#   something? What does a rank hold of K and V with 64 ranks, and what would it hold if $k$ were 64?
+# - Suppose that every holder adds the others' gradients to its own in the order in which they arrive. What goes wrong
+#   after 10,000 steps, and why does no test of one step see it?
 # - The gradient of $E$ is the sum of what the embedding and the logits contribute. In a pipeline the first stage has
 #   the one and the last stage has the other. What must they do?

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # Lab 4. A loss that never sees all the logits
 #
-# The logits are the largest array of a training step: $b\, s\, V$ numbers, one for every word of the vocabulary at
-# every position. They are made cut by words, and they must stay so: gathering them would send more than all layers
-# together. In this lab you build a loss with label smoothing and a z-loss from logits of which every rank has its words
-# only, with four numbers per token sent, for logits of any size; its backward, which sends nothing; and around it what
-# a training step needs.
+# The logits are the largest array of a training step: $b\, s\, V$ numbers, one for every token of the vocabulary at
+# every position. They are computed in shards, by vocabulary, and must stay sharded: gathering them would send more than
+# all layers together. In this lab you build a loss with label smoothing and a z-loss from logits of which every rank
+# has only its own shard, with four numbers sent per position, for logits of any size; its backward, which sends
+# nothing; and the other parts of a training step around it.
 #
 # **You need**: walkthrough 4. **Time**: about five hours. **Points**: 60.
 #
-# Labs work as lab 1 has told: cells that begin with `%%answer` are yours, checks run them on ranks of their own, and
-# the checks that give the points try other sizes and numbers of ranks, too. An answer may use what stands in other
-# answers, but nothing of the locked cells and nothing of this project's packages.
+# Labs work as lab 1 explains: cells that begin with `%%answer` are yours, checks run them on separate ranks, and the
+# checks that give the points also try other sizes and numbers of ranks. An answer may use functions of other answers,
+# but nothing from the locked cells or this project's packages.
 
 # %%
 # %load_ext grading
@@ -22,7 +22,8 @@ from grading import each, run
 # %% [markdown]
 # ## The loss
 #
-# A token's logits are $x_v$, one for each word $v$ of $V$, and its target is the word $t$. With
+# The logits of a position are $x_v$, one for each token $v$ of the $V$ in the vocabulary, and its target is the token
+# $t$. With
 #
 # $$\mathrm{lse} = \log \sum_v e^{x_v}, \qquad \mathrm{nll}(v) = \mathrm{lse} - x_v = -\log p_v$$
 #
@@ -31,19 +32,19 @@ from grading import each, run
 # $$L = (1 - \varepsilon)\, \mathrm{nll}(t) + \frac{\varepsilon}{V} \sum_v \mathrm{nll}(v) + \zeta\, \mathrm{lse}^2$$
 #
 # - **Label smoothing** (Szegedy et al. 2016, [arXiv 1512.00567](https://arxiv.org/abs/1512.00567), section 7): instead
-#   of $1$ for the target and $0$ for the others, the model is to say $1 - \varepsilon + \varepsilon/V$ and
+#   of $1$ for the target and $0$ for the others, the model should predict $1 - \varepsilon + \varepsilon/V$ and
 #   $\varepsilon/V$.
 # - **z-loss** (Chowdhery et al. 2022, *PaLM*, [arXiv 2204.02311](https://arxiv.org/abs/2204.02311), section 5): lse is
 #   pulled to 0, so that logits do not drift.
 #
 # Three more things are as in real training:
 #
-# - **Padding.** Tables of words are often longer than the vocabulary. Words with an id of $V$ or more do not exist:
-#   their logits are $-\infty$, they have no probability, no gradient, and no part in the mean over the words.
+# - **Padding.** The table of tokens is often longer than the vocabulary. Tokens with an id of $V$ or more do not exist:
+#   their logits are $-\infty$, they have no probability, no gradient, and no part in the mean over the vocabulary.
 # - **Ignored tokens.** A target of $-100$ means that the token does not count: its loss is 0, and so is its gradient.
 # - **Size.** Logits may be $\pm 10{,}000$ and more. $e^{710}$ is too large for a float64.
 #
-# This is the whole loss with its backward, on one process. It is what your ranks must agree with.
+# This is the whole loss with its backward, on one process. Your ranks must agree with it.
 
 # %% locked="whole"
 import numpy as np
@@ -98,8 +99,8 @@ def expect_values(results, names):
 # %% [markdown]
 # ## 1. log-sum-exp over the ranks
 #
-# A rank has $[b, s, n_r]$ logits: those of its words. The numbers $n_r$ differ; a rank may have no words at all
-# ($n_r = 0$), or only words that do not exist. All ranks want $\mathrm{lse}$, $[b, s]$.
+# A rank has $[b, s, n_r]$ logits: those of its tokens. The numbers $n_r$ differ; a rank may have no tokens at all
+# ($n_r = 0$), or only tokens that do not exist. All ranks need $\mathrm{lse}$, $[b, s]$.
 #
 # For any number $m$, $\log \sum_v e^{x_v} = m + \log \sum_v e^{x_v - m}$. Which $m$ is safe, if one rank's logits are
 # 10,000 and another's are $-10{,}000$, or $-\infty$?
@@ -121,8 +122,8 @@ def log_sum_exp(group, logits):
 
 
 # %% [markdown]
-# To see what your code does, run it with logits of your own. `each([a, b])` gives every rank another array. What should
-# come out here?
+# To see what your code does, run it with logits of your own. `each([a, b])` gives every rank a different array. What
+# should the result be here?
 
 # %%
 run(2, "log_sum_exp", each([np.full((1, 1, 3), -1e4), np.zeros((1, 1, 1))])).results
@@ -151,12 +152,12 @@ for P, V, n, scale in ((7, 7, 3, 1e4), (3, 3, 5, 1.0), (13, 9, 4, 1.0)):
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# ## 2. The most probable word
+# ## 2. The most probable token
 #
-# When a model writes text, or to count how often it is right, one wants the word with the largest logit: its id, a
-# whole number, $[b, s]$. This rank's first word has the id `start`, the next one `start + 1`, and so on. Where several
-# words have the same, largest logit, it is the one with the lowest id. Again two numbers per token are enough. There is
-# no `group.all_reduce(x, "min")`, and you do not need one.
+# To generate text, or to count how often a model is right, we need the token with the largest logit: its id, a whole
+# number, $[b, s]$. This rank's first token has the id `start`, the next one `start + 1`, and so on. If several tokens
+# have the same, largest logit, it is the one with the lowest id. Again two numbers per token are enough. There is no
+# `group.all_reduce(x, "min")`, and you do not need one.
 
 # %% answer="predict"
 # %%answer predict
@@ -198,13 +199,13 @@ for P, V, n, ties in ((11, 11, 4, True), (13, 9, 4, False), (3, 3, 5, True)):
 # %% [markdown]
 # ## 3. The loss, forward
 #
-# Every rank gets the logits of its words, the targets (of all ranks' words; alike on all ranks), the id `start` of its
-# first word, the number `V` of words that exist, $\varepsilon$ and $\zeta$. It returns the loss $[b, s]$, alike on all
-# ranks, and a cache for the backward: numbers, arrays, or tuples, lists and dicts of them.
+# Every rank gets the logits of its tokens, the targets (of all ranks' tokens; identical on all ranks), the id `start`
+# of its first token, the number `V` of tokens that exist, $\varepsilon$ and $\zeta$. It returns the loss $[b, s]$,
+# identical on all ranks, and a cache for the backward: numbers, arrays, or tuples, lists and dicts of them.
 #
 # Shoeybi et al. 2019 ([arXiv 1909.08053](https://arxiv.org/abs/1909.08053), section 3) send $b s$ numbers instead of
-# $b s V$ by making the loss where the logits are. Here **four numbers per token** may be sent. What does each term of
-# $L$ need from the other ranks? In the cache there may be **one** array of the size of the rank's logits, and six
+# $b s V$ by computing the loss where the logits are. Here **four numbers per token** may be sent. What does each term
+# of $L$ need from the other ranks? In the cache there may be **one** array of the size of the rank's logits, and six
 # numbers per token.
 #
 # Look out: $0 \cdot (-\infty)$ is not 0. And a target of another rank, or $-100$, minus `start` is an index, too, to
@@ -294,8 +295,8 @@ for V, n in ((37, 2), (50, 8)):
 # %% [markdown]
 # ## 4. The loss, backward
 #
-# From above comes $\partial L_{\text{total}} / \partial L$, a number for each token, alike on all ranks. Each rank
-# returns the gradient of **its** logits, $[b, s, n_r]$. Derive it before you look at the whole loss above: what is
+# From above comes $\partial L_{\text{total}} / \partial L$, a number for each position, identical on all ranks. Each
+# rank returns the gradient of **its** logits, $[b, s, n_r]$. Derive it before you look at the whole loss above: what is
 # $\partial\, \mathrm{lse} / \partial x_v$? Nothing is sent.
 
 # %% answer="loss_backward"
@@ -338,8 +339,8 @@ for P, V, n, eps, zeta, scale in ((7, 7, 1, 0.3, 0.1, 1.0), (13, 9, 4, 0.1, 0.01
 # targets. The loss of the step is the mean over all tokens **of all ranks** that count. It is not the mean of the
 # ranks' means: a rank may have many ignored tokens, fewer samples than others, or none.
 #
-# `mean_loss` returns the mean, alike on all ranks, and its gradient with respect to this rank's `loss`: what goes into
-# `loss_backward` as `dloss`. If no token counts anywhere, both are 0. Two numbers in one all-reduce are enough.
+# `mean_loss` returns the mean, identical on all ranks, and its gradient with respect to this rank's `loss`, which
+# `loss_backward` gets as `dloss`. If no token counts anywhere, both are 0. Two numbers in one all-reduce are enough.
 
 # %% answer="mean_loss"
 # %%answer mean_loss
@@ -391,4 +392,4 @@ for samples, ignored in (((3,), (4,)), ((1, 0, 2), (5, 0, 1)), ((1, 1), (5, 5)))
 # - Every number per token that you send is summed in another order for another number of ranks. On which of them does
 #   it matter most if logits are near 10,000 and computed in float32?
 # - Add 5 to all logits of a token. Which terms of $L$ change? What may the logits of a model without z-loss do in a
-#   long training, and whom does it harm if they are computed in 16 bits?
+#   long training, and what does it harm if they are computed in 16 bits?

@@ -1,18 +1,18 @@
 # %% [markdown]
-# # Lab 5. Pipeline schedules for stages that are not alike
+# # Lab 5. Pipeline schedules for unequal stages
 #
-# A pipeline deals the layers of a model out to ranks, and a *schedule* says in which order each rank takes its forwards
-# and backwards. Papers draw schedules for stages that all cost the same and messages that cost nothing. Real stages
-# differ (the last has the logits) and messages take time. In this lab you cut a model as evenly as it can be cut, write
-# 1F1B with a number of forwards ahead that you choose, find out how many are needed and how fast a pipeline can be
-# within a given memory, interleave, and at last play schedules on real ranks without a deadlock.
+# A pipeline distributes the layers of a model over ranks, and a *schedule* says in which order each rank does its
+# forwards and backwards. Papers draw schedules for stages that all cost the same and messages that cost nothing. Real
+# stages differ (the last has the logits) and messages take time. In this lab you divide a model as evenly as possible,
+# write 1F1B with a number of forwards ahead that you choose, find out how many are needed and how fast a pipeline can
+# be within a given memory, interleave, and finally play schedules on real ranks without a deadlock.
 #
 # **You need**: walkthroughs 1 and 6 (pipelines), and lab 1's `send` and `receive`. **Time**: about six hours.
 # **Points**: 60.
 #
-# As in lab 1: cells that begin with `%%answer` are yours, a check runs them on processes of their own, and the checks
-# that give the points try more sizes than you see. An answer may call the functions of other answers, but not those
-# of other cells: what you want to use from them, copy.
+# As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
+# give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
+# cells: copy what you want to use from them.
 #
 # ## Notation
 #
@@ -27,7 +27,7 @@
 # A microbatch is *in flight* on a stage from the start of its forward to the end of its backward: that long the stage
 # must keep its activations. The *makespan* is the time from the first start to the last end.
 #
-# The next cell has a simulator. Read it: it is all that a schedule means.
+# The next cell has a simulator. Read it: it defines what a schedule means.
 
 # %%
 # %load_ext grading
@@ -144,15 +144,16 @@ def whole_numbers(found, n, what):
 
 
 # %% [markdown]
-# ## Dealing layers out
+# ## Distributing layers
 #
 # A model is $L$ layers in a row, and layer $l$ costs $c_l$ (forward and backward together). Stages are *contiguous*:
 # the first $n_0$ layers, the next $n_1$, and so on, at least one each. The slowest stage sets the pace for all, so the
-# best cut is the one in which the dearest stage is as cheap as possible. Find it, exactly. (There may be several.)
+# best division is the one in which the most expensive stage is as cheap as possible. Find it, exactly. (There may be
+# several.)
 #
-# Trying all cuts is out of the question: for 40 layers on 8 ranks there are 15 million. Let $D(l, k)$ be the cost of
-# the dearest stage if the first $l$ layers are cut into $k$ stages as well as can be. What is $D(l, k)$, if you know
-# all $D(j, k - 1)$? And from what do you see afterwards where the cuts were?
+# Trying all divisions is out of the question: for 40 layers on 8 ranks there are 15 million. Let $D(l, k)$ be the cost
+# of the most expensive stage if the first $l$ layers are divided into $k$ stages as well as possible. What is
+# $D(l, k)$, if you know all $D(j, k - 1)$? And how do you find out afterwards where the stages begin?
 
 # %% answer="deal"
 # %%answer deal
@@ -209,12 +210,12 @@ check_deal([1] * 20 + [4] * 10 + [1] * 10, 8, best=10)
 # ## 1F1B, as far ahead as you like
 #
 # One stage on each rank ($v = 1$). In 1F1B (Narayanan et al. 2021, section 2.2; PipeDream-Flush) a rank first does some
-# forwards. Then it takes a backward and a forward in turn, until it has no forwards left, and then the other
-# backwards. Microbatches come in order, 0, 1, 2, ..., both ways.
+# forwards. Then it does a backward and a forward in turn, until it has no forwards left, and then the other backwards.
+# Microbatches come in order, 0, 1, 2, ..., in both directions.
 #
-# Let $a_r \ge 1$ be how many microbatches rank $r$ may have in flight. So it does $a_r$ forwards (or all $m$, if there
-# are fewer) before its first backward, and after each backward the next forward. The paper has $a_r = p - r$. With
-# $m = 4$ and $a = 2$ a rank of stage 0 does
+# Let $a_r \ge 1$ be the number of microbatches that rank $r$ may have in flight. So it does $a_r$ forwards (or all $m$,
+# if there are fewer) before its first backward, and after each backward the next forward. The paper has $a_r = p - r$.
+# With $m = 4$ and $a = 2$ a rank of stage 0 does
 #
 # `0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3`.
 
@@ -289,7 +290,7 @@ check_makespan(1, 4, 1, 1)
 # ## How many are needed?
 #
 # Now stage $s$ costs $C_s$ (its forward and its backward together), and a message takes $w$. In the long run a pipeline
-# finishes one microbatch in every *period* $T$. Clearly $T \ge \max_s C_s$. What else stands in the way?
+# finishes one microbatch in every *period* $T$. Clearly $T \ge \max_s C_s$. What else limits it?
 #
 # Take ranks $r < q$. Rank $r$ does forward $j$; it goes down to rank $q$, which then does, since it has $a_q$ in
 # flight, backward $j - a_q + 1$; that comes back up to rank $r$, which may now do forward $j - a_q + 1 + a_r$. The
@@ -303,11 +304,11 @@ check_makespan(1, 4, 1, 1)
 # $$T = \max_{r \le q} \frac{R_{rq}}{a_r - a_q + 1}, \qquad \text{and a deadlock if } a_r - a_q + 1 < 1.$$
 #
 # It is Little's law: in flight = time in flight / period. With $w = 0$ and $a_r = p - r$ every fraction is an average
-# of costs, so 1F1B runs as fast as its dearest stage, *however unequal the stages are*. With $w > 0$ that is not
+# of costs, so 1F1B runs as fast as its most expensive stage, *however unequal the stages are*. With $w > 0$ that is not
 # enough.
 #
 # Turn it around. Given a period $T \ge \max_s C_s$, what are the smallest $a_r$ with which the pipeline keeps up?
-# (There is one best answer for all ranks at once. With which rank do you begin?)
+# (There is one answer that is best for all ranks. With which rank do you begin?)
 
 # %% answer="smallest_in_flight"
 # %%answer smallest_in_flight
@@ -365,13 +366,13 @@ check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
 # %% [markdown]
 # ## As fast as memory allows
 #
-# Memory is what there is least of. Rank $r$ has room for $M_r \ge 1$ microbatches' activations: $a_r \le M_r$. What is
+# Memory is the scarcest resource. Rank $r$ has room for $M_r \ge 1$ microbatches' activations: $a_r \le M_r$. What is
 # the smallest period, and with which $a$ is it reached? More is not always better: by the formula a large $a_q$ slows
 # down the ranks *before* $q$.
 #
 # A period that can be the best is one of the fractions $R_{rq}/k$, with a $k$ from 1 to the largest $M_r$. So there are
-# not many to try, and the last task tells for each whether it can be done. (Computers round: `17 / (17 / 7)` is a bit
-# more than 7, and rounded up it is 8. Take off `1e-9` before you round up, or compute with `fractions.Fraction` and
+# not many to try, and your last answer decides for each whether it is possible. (Computers round: `17 / (17 / 7)` is a
+# bit more than 7, and rounded up it is 8. Take off `1e-9` before you round up, or compute with `fractions.Fraction` and
 # return a `float`.)
 
 # %% answer="fastest"
@@ -426,9 +427,9 @@ check_fastest([2, 3, 4, 5, 4, 3, 2, 9], 8, [11, 12, 9, 8, 8, 7, 7, 5], best=13.5
 # %% [markdown]
 # ## Interleaving, with any number of microbatches
 #
-# Now each rank has $v$ stages: $r, r + p, r + 2p, \dots$ A microbatch runs through all ranks $v$ times. The bubble is
-# as many actions long as before, but an action is $1/v$ as long: $(p - 1)/(v m)$ of the ideal time (Narayanan et al.
-# 2021, section 2.2). This is how it goes, if $p$ divides $m$:
+# Now each rank has $v$ stages: $r, r + p, r + 2p, \dots$ A microbatch runs through all ranks $v$ times. The bubble has
+# the same number of actions as before, but an action is $1/v$ as long: $(p - 1)/(v m)$ of the ideal time (Narayanan et
+# al. 2021, section 2.2). This is how it goes, if $p$ divides $m$:
 #
 # - Forwards of a rank: $p$ microbatches through its first stage, the same $p$ through its second, ..., through its
 #   last; then the next $p$ microbatches. So with $p = 2$ and $v = 2$ rank 0 has `0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3`.
@@ -436,9 +437,9 @@ check_fastest([2, 3, 4, 5, 4, 3, 2, 9], 8, [11, 12, 9, 8, 8, 7, 7, 5], best=13.5
 # - The two are merged as before: first $2(p - 1 - r) + (v - 1) p + 1$ forwards, then a backward and a forward in turn,
 #   then the other backwards.
 #
-# Megatron-LM's interleaved schedule is made for such $m$. Yours must do for any. The obvious way, a last group of fewer
-# than $p$ microbatches, is valid but slow, for the groups before and behind it no longer mesh. There is a better one.
-# You may think of this: if a microbatch is left out of a valid schedule, everywhere, the rest is a valid schedule.
+# Megatron-LM's interleaved schedule is made for such $m$. Yours must work for any. The obvious way, a last group of
+# fewer than $p$ microbatches, is valid but slow, because the groups before and after it no longer mesh. There is a
+# better one. A hint: if a microbatch is left out of a valid schedule, everywhere, the rest is a valid schedule.
 #
 # Let $m'$ be $m$, rounded up to a multiple of $p$, and $f$ and $b$ the costs of every stage. Required is a makespan of
 # at most
@@ -524,21 +525,21 @@ for case in ((1, 3, 3, 1, 1), (3, 4, 2, 1, 2), (3, 7, 3, 2, 3), (5, 3, 2, 1, 1),
 # - `xs`: the inputs of the first stage, an array for each microbatch (on all ranks, only stage 0 needs them);
 # - `dys`: the gradients of the last stage's outputs, an array for each microbatch.
 #
-# Microbatches may differ in size, and so may what stages hand on. Return a dict of three: `"ys"`, what the last stage
+# Microbatches may differ in size, and so may the outputs of stages. Return a dict of three: `"ys"`, what the last stage
 # has computed for each microbatch, `{i: array}`, on the rank that has it and `{}` elsewhere; `"dxs"`, the same for the
 # gradients of the first stage's inputs; and `"dws"`, `{stage: gradient of W_s}` for the stages of this rank, summed
 # over all microbatches.
 #
-# **The trap.** The simulator lets a rank go on as soon as it has computed. Here a send is over when the other rank has
-# taken the data. So the player that suggests itself, *receive what the action needs, compute, send the result*, hangs:
-# rank 0 sends the activation of `0F1` down while rank 1 sends the gradient of `1B0` up, and neither receives. (Real
-# libraries hide this for small messages, which wait in a buffer, and hang when the model gets larger.)
+# **The trap.** The simulator lets a rank continue as soon as it has computed. Here a send ends when the other rank has
+# received the data. So the obvious player, *receive what the action needs, compute, send the result*, hangs: rank 0
+# sends the activation of `0F1` down while rank 1 sends the gradient of `1B0` up, and neither receives. (Real libraries
+# hide this for small messages, which wait in a buffer, and hang when the model gets larger.)
 #
 # **The way out.** All ranks know the whole schedule. So they can all compute one and the same *order of all actions of
-# all ranks*, in which each stands behind the one that it needs and each rank's own are in the order of its list. Then
-# every rank goes through this one order. Is an action its own? It computes, and sends the result. Is another rank's
-# result meant for it? It receives that *now*, even if it needs it only later. Why can this never hang? Look at the
-# first message in the order that is not over yet.
+# all ranks*, in which each comes after the one that it needs, and each rank's own actions are in the order of its list.
+# Then every rank goes through this one order. If an action is its own, it computes, and sends the result. If another
+# rank's result is for it, it receives that *now*, even if it needs it only later. Why can this never hang? Look at the
+# first message in the order that has not ended yet.
 
 # %% answer="play"
 # %%answer play
@@ -695,9 +696,9 @@ for p, m, v in ((1, 2, 3), (3, 4, 2), (5, 3, 2)):
 # %% [markdown]
 # ## To think about
 #
-# - A real pipeline cannot know beforehand how long a message takes. What does one in flight too many cost, and what one
-#   too few? Which would you rather have?
+# - A real pipeline cannot know beforehand how long a message takes. What is the cost of one too many in flight, and of
+#   one too few? Which would you rather have?
 # - In `play` a rank may receive a result long before it needs it. How much memory can that take, if the schedule has at
 #   most $a_r$ in flight on rank $r$?
-# - `deal` makes the dearest stage cheap. The first rank has the most in flight, and so the least room. When would you
-#   give it fewer layers than `deal` does?
+# - `deal` minimizes the most expensive stage. The first rank has the most in flight, and so the least room. When would
+#   you give it fewer layers than `deal` does?

@@ -2,16 +2,16 @@
 # # Lab 6. ZeRO, with a momentum and a norm
 #
 # In data-parallel training every replica keeps the whole optimizer, though all of them compute the same thing with it.
-# ZeRO (Rajbhandari et al. 2020) lets each keep a part: of the optimizer's states in stage 1, of the gradients, too, in
+# ZeRO (Rajbhandari et al. 2020) lets each keep a shard: of the optimizer states in stage 1, of the gradients, too, in
 # stage 2. In this lab you build both. The optimizer is SGD with momentum and with clipping by the global norm, batches
 # are uneven, and nothing divides by the number of ranks. At the end you read a checkpoint that another number of ranks
 # has written.
 #
 # **You need**: lab 1 and walkthrough 7 (ZeRO). **Time**: about five hours. **Points**: 60.
 #
-# As in lab 1: cells that begin with `%%answer` are yours, a check runs them on processes of their own, and the checks
-# that give the points try more sizes than you see. An answer may call the functions of other answers, but not those
-# of other cells.
+# As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
+# give the points try more sizes than you see. An answer may call the functions of other answers, but not those of other
+# cells.
 #
 # Letters: $N$ parameters in all, $d$ replicas (ranks).
 
@@ -77,16 +77,16 @@ def expect_step(outcome, params, momentum, what, hint):
 # %% [markdown]
 # ## One flat buffer
 #
-# A model has many tensors, a collective wants one array. So all parameters lie in one *flat buffer*, one tensor behind
-# the other, each row by row (as `reshape(-1)` gives it). Write three functions:
+# A model has many tensors, a collective needs one array. So all parameters are stored in one *flat buffer*, one tensor
+# after the other, each row by row (as `reshape(-1)` gives it). Write three functions:
 #
 # - `to_flat(tensors)`: a list of arrays of any shapes -> one 1-d array;
 # - `from_flat(flat, shapes)`: the inverse, a list of arrays of these shapes;
-# - `bounds(n, d)`: rank $r$ *owns* the elements from `bounds[r]` up to, but not including, `bounds[r + 1]`. Cut as
+# - `bounds(n, d)`: rank $r$ *owns* the elements from `bounds[r]` up to, but not including, `bounds[r + 1]`. Split as
 #   `np.array_split` does: if $d$ does not divide $n$, the first ranks have one element more. -> a list of $d + 1$
 #   numbers.
 #
-# Note that a rank's part knows nothing of tensors: it may begin in the middle of one.
+# Note that a rank's part does not respect tensors: it may begin in the middle of one.
 
 # %% answer="layout"
 # %%answer layout
@@ -146,14 +146,14 @@ for n, d in ((10, 4), (3, 5), (7, 1), (23, 8)):
 # %% [markdown]
 # ## What it saves
 #
-# In mixed precision a model keeps 2 bytes for each parameter and 2 for each gradient. The optimizer keeps what it needs
-# in float32: a master copy of the parameter, and its states. The paper counts $K = 12$ bytes for Adam (section 3.1).
-# What is $K$ for SGD with one momentum? Compute exactly what rank $r$ of $d$ holds, in bytes:
+# In mixed precision a model keeps 2 bytes for each parameter and 2 for each gradient. The optimizer keeps its data in
+# float32: a master copy of the parameter, and its states. The paper counts $K = 12$ bytes for Adam (section 3.1). What
+# is $K$ for SGD with one momentum? Compute exactly what rank $r$ of $d$ holds, in bytes:
 #
 # - stage 0: everything whole;
-# - stage 1: parameters and gradients whole, of the optimizer's $K$ bytes those of its own part;
-# - stage 2: parameters whole, of all else its own part;
-# - stage 3: of everything its own part.
+# - stage 1: parameters and gradients whole, the optimizer's $K$ bytes for its own part;
+# - stage 2: parameters whole, everything else for its own part;
+# - stage 3: everything for its own part.
 
 # %% answer="bytes_held"
 # %%answer bytes_held
@@ -199,14 +199,14 @@ check_bytes(5, 1, 0, 60, 60, 60, 60)
 # (With $\lVert g \rVert = 0$ nothing is clipped.) The norm is over *all* $N$ elements, and a replica may have had no
 # sample at all; not all have none.
 #
-# In stage 1 (section 5.1) a rank keeps of $v$ just the part that it owns. So: reduce-scatter the gradients, after which
+# In stage 1 (section 5.1) a rank keeps only the part of $v$ that it owns. So: reduce-scatter the gradients, after which
 # it has its part of $g$; find the norm, of which each rank knows a piece; update the own part of $w$ and $v$;
 # all-gather $w$. The two collectives send $2 N (d - 1)/d$ elements together, no more than the all-reduce that they
-# replace. A few single numbers may be sent besides.
+# replace. A few single numbers may be sent in addition.
 #
-# `group` can here do `reduce_scatter(x)` (of the sum of all ranks' `x` this rank's part, cut as `np.array_split`
-# does), `all_gather(x)` (all ranks' `x`, joined in rank order; they may differ in length) and `all_reduce(x)` (the sum,
-# on every rank).
+# Here `group` has `reduce_scatter(x)` (this rank's part of the sum of all ranks' `x`, split as `np.array_split` does),
+# `all_gather(x)` (all ranks' `x`, joined in rank order; they may differ in length) and `all_reduce(x)` (the sum, on
+# every rank).
 
 # %% answer="zero1_step"
 # %%answer zero1_step
@@ -287,18 +287,18 @@ for d, n in ((1, 20), (2, 101), (3, 100), (8, 203)):
 # ## Stage 2: bucket by bucket
 #
 # In stage 1 every rank has a whole gradient, of $N$ elements, before it is reduced. In stage 2 (section 5.2) it never
-# has. The backward hands over the gradient in *buckets*, as they come into being: first the last elements of the flat
-# buffer, then those before. Each bucket is added up over the ranks at once, each rank adds what it owns to its part,
-# and the bucket is gone.
+# has. The backward delivers the gradient in *buckets*, as it computes them: first the last elements of the flat buffer,
+# then those before. Each bucket is summed over the ranks immediately, each rank adds what it owns to its part, and the
+# bucket is freed.
 #
-# A bucket begins at some element `start` and has some length. It was not cut for the ranks: one rank may own all of it,
-# another nothing, a third the middle. `group.reduce_scatter` is no help here, for it cuts evenly. So you need a
-# reduce-scatter of your own, of `send`, `receive` and `exchange`: the sum of the elements that rank $r$ owns goes to
-# rank $r$.
+# A bucket begins at some element `start` and has some length. It is not aligned with the ranks' parts: one rank may own
+# all of it, another nothing, a third the middle. `group.reduce_scatter` does not help here, because it splits evenly.
+# So you need your own reduce-scatter, made of `send`, `receive` and `exchange`: the sum of the elements that rank $r$
+# owns goes to rank $r$.
 #
-# To make things simple, everyone sends each owner its piece. So a rank must send no more than it does *not* own of the
-# bucket. Who goes first? In round $k = 1, \dots, d - 1$ every rank can hand something to rank $r + k$ and get something
-# from rank $r - k$, both modulo $d$. (An array of no elements can be sent like any other.)
+# To keep it simple, every rank sends each owner its piece. So a rank must send no more of the bucket than it does *not*
+# own. Which rank goes first? In round $k = 1, \dots, d - 1$ every rank can send something to rank $r + k$ and receive
+# something from rank $r - k$, both modulo $d$. (An array of no elements can be sent like any other.)
 
 # %% answer="take_bucket"
 # %%answer take_bucket
@@ -379,8 +379,8 @@ for case in ((2, 9, 2, 5), (3, 10, 3, 5), (8, 30, 5, 19)):
 # %% [markdown]
 # ## Stage 2: the step
 #
-# A step now takes several microbatches, and backward hands over *sums* over samples, not means. So when all buckets of
-# all microbatches have been taken, a rank has its part of $\sum_k n_k g_k$. Do the rest of the step: mean, norm,
+# A step now takes several microbatches, and the backward delivers *sums* over samples, not means. So when all buckets
+# of all microbatches have been processed, a rank has its part of $\sum_k n_k g_k$. Do the rest of the step: mean, norm,
 # update, and the parameters for all. The checks call `take_bucket` for every bucket of every microbatch, in the order
 # in which a backward has them, and then this:
 
@@ -436,14 +436,14 @@ check_zero2([(1, 0, 2, 3, 1)], n=3, cuts=[1], clip=1.0)
 # %% [markdown]
 # ## A checkpoint of other ranks
 #
-# A run on $d$ ranks has saved its momentum, each rank its part in a file of its own. It was of another make: it filled
-# the flat buffer up with zeros behind element $N$ until $d$ divided it. So its parts are alike in length,
-# $\lceil N/d \rceil$, and the last ones end in padding or are nothing else.
+# A run on $d$ ranks has saved its momentum, each rank its part in its own file. It used another layout: it padded the
+# flat buffer with zeros after element $N$ until $d$ divided it. So its parts have equal length, $\lceil N/d \rceil$,
+# and the last ones end in padding or consist of it.
 #
-# You go on with $d'$ ranks, cut as `bounds` says. No rank should read more than it needs. Which pieces of which files
-# does rank $r$ read? Write a *plan*: a list of `(file, start, stop)`, such that the elements from `start` up to `stop`
-# (not included) of those files, counted from the file's beginning and joined in the order of the list, are the new
-# part. No piece may be empty, and no padding may be read.
+# You continue with $d'$ ranks, split as `bounds` says. No rank should read more than it needs. Which pieces of which
+# files does rank $r$ read? Write a *plan*: a list of `(file, start, stop)`, such that the elements from `start` up to
+# `stop` (not included) of those files, counted from the file's beginning and joined in the order of the list, are the
+# new part. No piece may be empty, and no padding may be read.
 
 # %% answer="plan"
 # %%answer plan
@@ -495,9 +495,9 @@ for n, old_d, new_d in ((10, 4, 3), (9, 8, 2), (3, 2, 5), (7, 1, 8), (13, 5, 1))
 # %% [markdown]
 # ## To think about
 #
-# - With $m$ microbatches a step, stage 2 sends each gradient $m$ times. What would it take to send it once, and why
+# - With $m$ microbatches per step, stage 2 sends each gradient $m$ times. What would be needed to send it once, and why
 #   does stage 2 not do so?
 # - Lion (Chen et al. 2023) updates by the *sign* of a mean of momentum and gradient. Which of the mistakes that you
 #   made here would a test with Lion not have seen?
-# - Muon and Shampoo need a whole matrix of gradients at a time. What does that do to a flat buffer that is cut
+# - Muon and Shampoo need a whole matrix of gradients at a time. What does that mean for a flat buffer that is split
 #   anywhere?

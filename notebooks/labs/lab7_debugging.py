@@ -1,30 +1,30 @@
 # %% [markdown]
 # # Lab 7. Debugging: right shapes, wrong numbers
 #
-# The worst bugs of parallel training raise no error. The shapes are right, the loss falls, and the model is another one
-# than you think. Here are five such functions, each a few lines long and each wrong in a way that has happened to
+# The worst bugs of parallel training raise no error. The shapes are right, the loss falls, and the model is not the one
+# that you think. Here are five such functions, each a few lines long and each wrong in a way that has happened to
 # people. For each you find inputs that *prove* it wrong, say which rule it breaks, and repair it.
 #
 # **You need**: walkthroughs 1 to 5 and 7, and labs 1 to 4. **Time**: about five hours. **Points**: 60.
 #
-# As in lab 1: cells that begin with `%%answer` are yours, a check runs them on processes of their own, and the checks
-# that give the points try more than you see. `group` can do `all_reduce(x)` (and `all_reduce(x, op="max")`),
-# `all_gather(x, axis=0)` and `reduce_scatter(x, axis=0)`. Arrays are cut as `np.array_split` cuts them: where they do
+# As in lab 1: cells that begin with `%%answer` are yours, a check runs them in separate processes, and the checks that
+# give the points try more than you see. `group` has `all_reduce(x)` (and `all_reduce(x, op="max")`),
+# `all_gather(x, axis=0)` and `reduce_scatter(x, axis=0)`. Arrays are split as `np.array_split` splits them: if they do
 # not divide, the first ranks have one more.
 #
 # ## The rules
 #
-# Nearly all bugs of this kind break one of these. In your answers you call them by name:
+# Nearly all bugs of this kind break one of these. In your answers you refer to them by name:
 #
 # | name | rule |
 # |---|---|
-# | `"once"` | What all ranks have alike enters a sum over the ranks once. |
-# | `"conjugate"` | *f* and *g* are adjoint: where one way does nothing, the other way adds up. |
-# | `"own part"` | A rank works on its own part, and where that begins follows from how the whole was cut. |
-# | `"agree first"` | What is one number for all (a maximum, a norm) is agreed on before what is not linear. |
-# | `"weights"` | A mean of means is not the mean: weigh each with how many it stands for. |
-# | `"alike"` | What should be alike on all ranks is drawn, computed and updated alike. |
-# | `"everyone"` | All ranks call the same collectives, in the same order, whatever they hold. |
+# | `"once"` | A value that is identical on all ranks enters a sum over the ranks once. |
+# | `"conjugate"` | *f* and *g* are adjoint: if one direction does nothing, the other direction sums. |
+# | `"own part"` | A rank works on its own part, whose beginning follows from the way the whole was split. |
+# | `"agree first"` | The ranks agree on a number for all (a maximum, a norm) before they apply a nonlinear function. |
+# | `"weights"` | A mean of means is not the mean: weight each with the number of its samples. |
+# | `"alike"` | Values that should be identical on all ranks are drawn, computed and updated identically. |
+# | `"everyone"` | All ranks call the same collectives, in the same order, no matter what they hold. |
 
 # %%
 # %load_ext grading
@@ -122,10 +122,10 @@ def linear_diagnosis(function):
 
 
 # %% [markdown]
-# ## How it is done: a bias too many
+# ## An example: a bias too many
 #
-# The *row-parallel* product is $Y = X A + b$, with $A$ cut by rows and $X$ by columns. Each rank has a partial sum, and
-# an all-reduce adds them up. Here is a broken one:
+# The *row-parallel* product is $Y = X A + b$, with $A$ split by rows and $X$ by columns. Each rank has a partial sum,
+# and an all-reduce adds them up. Here is a broken one:
 
 # %% locked="broken_rows"
 BROKEN_ROWS = """
@@ -136,7 +136,7 @@ def rows(group, x, w, b):
 
 # %% [markdown]
 # *Inputs that prove it wrong.* With one rank it is right, so take two. With $b = 0$ it is right, too, and biases begin
-# as zeros: a test on a model that has just been made sees nothing. `run_given` runs a text on ranks:
+# as zeros: a test on a freshly initialized model sees nothing. `run_given` runs a text on ranks:
 
 # %%
 x, w, b = np.ones((1, 2)), np.ones((2, 1)), np.array([10.0])
@@ -144,21 +144,21 @@ print("right:", x @ w + b)
 print("ranks:", *run_given(BROKEN_ROWS, 2, "rows", each(np.split(x, 2, 1)), each(np.split(w, 2, 0)), b).results)
 
 # %% [markdown]
-# *The rule*: `"once"`. The bias is alike on all ranks, and it enters the sum on each of them. *Repaired*:
+# *The rule*: `"once"`. The bias is identical on all ranks, and it enters the sum on each of them. *Repaired*:
 # `group.all_reduce(x @ w) + b`.
 #
 # Five others are yours. Each has two cells to fill in: a *diagnosis*, a function that returns a dict with a number of
-# `ranks`, the inputs that prove the function wrong on so many ranks, and what it `breaks`, a list of rules; and the
-# function, *repaired*. Inputs are the *whole* arrays; the check cuts them for the ranks. The broken function must
-# return something with them, and that must be wrong. It is a good habit to take random numbers:
+# `ranks`, the inputs that prove the function wrong on that number of ranks, and what it `breaks`, a list of rules; and
+# the function, *repaired*. Inputs are the *whole* arrays; the check splits them for the ranks. The broken function must
+# return a result for them, and it must be wrong. It is a good habit to use random numbers:
 # `np.random.default_rng(0).normal(size=(2, 3))`.
 #
 # ## 1. Wrong below
 #
-# The *column-parallel* product: $Y = X A$, with $A$ cut by columns. All ranks have the same $X$, $[b, h]$, and each
-# gets its own columns of $Y$, with which it goes on by itself. What comes back are its own columns of $dY$. Required
-# are `y`, this rank's columns of $Y$; `dx`, the gradient of $X$, which everybody needs whole; and `dw`, the gradient of
-# this rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
+# The *column-parallel* product: $Y = X A$, with $A$ split by columns. All ranks have the same $X$, $[b, h]$, and each
+# gets its own columns of $Y$, with which it continues by itself. Its own columns of $dY$ come back. Required are `y`,
+# this rank's columns of $Y$; `dx`, the gradient of $X$, which every rank needs whole; and `dw`, the gradient of this
+# rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
 
 # %% locked="broken_columns"
 BROKEN_COLUMNS = """
@@ -235,9 +235,9 @@ for ranks, n in ((1, 3), (3, 7), (5, 3), (8, 9)):
 # %% [markdown]
 # ## 2. A test that saw nothing
 #
-# The same product, but each rank wants all of $Y$, so the columns are gathered. Back comes the whole $dY$, the same on
-# all ranks, and each takes the columns that are its own. The author of this function had a test: two ranks, random $X$
-# and $A$, and a $dY$ of ones, "so that the loss is the sum of $Y$". It passed.
+# The same product, but each rank needs all of $Y$, so the columns are gathered. The whole $dY$ comes back, the same on
+# all ranks, and each takes its own columns. The author of this function had a test: two ranks, random $X$ and $A$, and
+# a $dY$ of ones, "so that the loss is the sum of $Y$". It passed.
 
 # %% locked="broken_gathered"
 BROKEN_GATHERED = """
@@ -251,7 +251,7 @@ def gathered(group, x, w, dy):
 """
 
 # %% [markdown]
-# In this diagnosis, give a second $dY$ besides: `blind`, in which no element is zero, with which the broken function is
+# In this diagnosis, also give a second $dY$: `blind`, in which no element is zero, with which the broken function is
 # *right*, with the same number of ranks (at least two) and the same `x` and `w` (which have no zeros, either).
 
 # %% answer="diagnose_gathered"
@@ -328,14 +328,14 @@ for ranks, n in ((1, 3), (3, 7), (5, 6), (8, 12)):
 # Ones are the worst upstream gradient that there is. Whether a backward takes the right elements of $dY$ (a slice, a
 # transpose, a permutation) cannot be seen with them. And some backwards are zero for ones, so that a test compares
 # nothing: that of softmax, $p \,(dY - \sum p \, dY)$ with $\sum p = 1$, and that of a layer norm before its gain. With
-# a *random* $dY$ all elements count, each in a way of its own, and what is wrong anywhere cancels with probability 0.
-# This is why all checks of these labs draw theirs.
+# a *random* $dY$ all elements count, each differently, and an error anywhere cancels with probability 0. This is why
+# all checks of these labs draw theirs.
 #
-# ## 3. Words at the seam
+# ## 3. Tokens at the boundary
 #
-# The table of $V$ words' vectors is cut by rows: each rank has some words. To look words up, each rank takes the rows
-# that it has, leaves zeros for words of others, and an all-reduce puts them together. (A word that stands twice gets
-# two gradients.) This one works in production, where the vocabulary is padded.
+# The table of $V$ tokens' vectors is sharded by rows: each rank has some tokens. To look tokens up, each rank takes the
+# rows that it has, leaves zeros for tokens of other ranks, and an all-reduce combines them. (A token that occurs twice
+# gets two gradients.) This one works in production, where the vocabulary is padded.
 
 # %% locked="broken_lookup"
 BROKEN_LOOKUP = """
@@ -427,12 +427,12 @@ for ranks, words in ((1, 3), (3, 7), (5, 3), (8, 21), (4, 6)):
 # ## 4. The loss is nearly right
 #
 # A cross-entropy that never sees all the logits (Shoeybi et al. 2019, section 3). Each rank has the logits of its own
-# words, $z$, $[s, V/t]$. For a target word $k$ at each position, and an upstream gradient $dL$ for each position,
+# tokens, $z$, $[s, V/t]$. For a target token $k$ at each position, and an upstream gradient $dL$ for each position,
 #
 # $$L = \log \sum_j e^{z_j} - z_k, \qquad dz_j = dL \Bigl( \frac{e^{z_j}}{\sum_i e^{z_i}} - [j = k] \Bigr).$$
 #
 # So that no exponential overflows, a maximum is subtracted from the logits first, which changes nothing:
-# $\log \sum_j e^{z_j - c} - (z_k - c)$ is the same for every $c$. Every rank has at least one word.
+# $\log \sum_j e^{z_j - c} - (z_k - c)$ is the same for every $c$. Every rank has at least one token.
 
 # %% locked="broken_loss"
 BROKEN_LOSS = """
@@ -537,8 +537,8 @@ check_loss(8, 83, 2, size=0.01)
 # %% [markdown]
 # ## 5. The last batch of the epoch
 #
-# Data-parallel training: every replica has the gradient of its own samples, averaged over them, and all want the
-# average over all samples. Where samples run out, some replicas get fewer than others, and some get none. (Their
+# Data-parallel training: every replica has the gradient of its own samples, averaged over them, and all need the
+# average over all samples. When samples run out, some replicas get fewer than others, and some get none. (Their
 # gradient is then zero. Not all have none.) This function has two bugs: in some batches it is wrong, in others it never
 # ends.
 
@@ -553,8 +553,8 @@ def average(group, gradient, samples):
 
 # %% [markdown]
 # It returns a list with one array, and so should yours. The diagnosis gives two batches for the same number of ranks:
-# `samples`, with which (and `gradients`, a row for each rank) it returns what is wrong, and `hangs`, with which it
-# never ends. Both are lists with a number for each rank. And it names both rules.
+# `samples`, with which (and `gradients`, a row for each rank) the result is wrong, and `hangs`, with which it never
+# ends. Both are lists with a number for each rank. And it names both rules.
 
 # %%
 # run_given(BROKEN_AVERAGE, 2, "average", each([np.ones(2), np.ones(2)]), each([..., ...]))
@@ -630,4 +630,4 @@ for samples in ([3], [1, 5, 1], [1000, 1, 7, 3, 2], [2, 0, 1], [0, 0, 0, 0, 0, 0
 #   the same model on another number of ranks?
 # - In the repaired functions, what would a rank that draws its own dropout mask for `x` in `columns` break? Which of
 #   the rules is it, and which results stay right?
-# - Say you have one test only for a sharded layer of your own. Which sizes, how many ranks, which inputs?
+# - Suppose that you have only one test for a sharded layer of your own. Which sizes, how many ranks, which inputs?

@@ -99,7 +99,8 @@ def test_other_points_in_canvas_are_told():
 
 @pytest.mark.parametrize("data, words", [
     (b"", "names no column Student"), (b"a,b\n", "names no column Student"), (b"Student,Name\n", "names no column ID"),
-    (b'Student,ID\n"x', "no CSV file"), (b"Student,ID\n\xff", "no CSV file"), (b"\0", "no"), (None, "cannot be read")])
+    (b'Student,ID\n"x', "not a CSV file"),
+    (b"Student,ID\n\xff", "not a CSV file"), (b"\0", "no"), (None, "cannot be read")])
 def test_a_wrong_roster_is_a_sentence(tmp_path, data, words):
     path = tmp_path / "roster.csv"
     if data is not None:
@@ -139,6 +140,6 @@ def test_from_file_to_file(monkeypatch, tmp_path, capsys):
     with pytest.raises(UserError, match="give --output another name"):
         run(monkeypatch, tmp_path, "--output", tmp_path / "roster.csv")
     (tmp_path / "gradebook.db").write_bytes(b"no database" * 100)
-    with pytest.raises(UserError, match="is no gradebook of nbgrader's"):
+    with pytest.raises(UserError, match="is not a gradebook of nbgrader's"):
         run(monkeypatch, tmp_path)
     assert "out.csv is written" in capsys.readouterr().out

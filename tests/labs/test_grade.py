@@ -73,9 +73,9 @@ def test_the_solution_has_all_points_and_says_so():
 
 @pytest.mark.parametrize("source, said", [
     ("%%answer one\ndef one(): return 2", "it is not one\nHint: count"),
-    ("%%answer one\nno Python", "SyntaxError"), ("%%answer one", "there is no function one: has it been renamed"),
+    ("%%answer one\nno Python", "SyntaxError"), ("%%answer one", "there is no function one: was it renamed"),
     ("%%answer one\n%timeit 1\n" + ONE, "SyntaxError"), ("%%answer one\ndef one(x): return 1", "TypeError"),
-    ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be handed over"),
+    ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be passed"),
 ])
 def test_a_wrong_answer_has_none_and_is_told_why(same_rank, source, said):
     first, second = grade(SOURCE, given_cells(code(source)))
@@ -125,7 +125,7 @@ def test_remarks():
     assert "another lab" in remarks(SOURCE, given_cells(code("1"), code("%%answer three")))[0]
 
 
-BROKEN = {"": "is empty", " \n": "is empty", "{": "is no notebook: it is not JSON", "[]": "has no cells",
+BROKEN = {"": "is empty", " \n": "is empty", "{": "is not a notebook: it is not JSON", "[]": "has no cells",
           "3": "has no cells",
           "{}": "has no cells", '{"cells": 3}': "has no cells", '{"cells": [3]}': "has no cells",
           '{"cells": [{}]}': "has no cells", '{"cells": null}': "has no cells", "[" * 100_000: "it is not JSON",

@@ -109,7 +109,7 @@ def test_another_name_is_taken_if_there_is_no_choice(graded):
     assert "2 notebooks" in graded(SOURCE, name="too.ipynb")["output"]
 
 
-@pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "is no notebook"),
+@pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "is not a notebook"),
                                          (nbformat.writes(WRONG), "no checks")])
 def test_a_wrong_source_is_a_sentence_of_the_instructors(graded, tmp_path, text, words):
     if text is not None:

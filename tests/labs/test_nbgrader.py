@@ -106,7 +106,7 @@ def test_each_has_the_points_that_he_or_she_should(grades):
 
 @pytest.mark.parametrize("student, words", {
     "alice": "passed: pass_on on 2 and 4 ranks", "bob": "NotImplementedError",
-    "broken": f"{FILE} is no notebook: it is not JSON",
+    "broken": f"{FILE} is not a notebook: it is not JSON",
     "other": "is it the notebook of another lab?",
     "odd": "The answer pass_on is there 2 times: the last one counts. xs_b is no task of this lab",
     "unsure": f"There are 2 notebooks, and none of them is called {FILE}",

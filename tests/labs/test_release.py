@@ -152,7 +152,7 @@ def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path)
 def test_a_folder_that_is_no_course_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "thesis.tex").write_text("years of work")
     monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path)])
-    with pytest.raises(UserError, match="is no course: it holds thesis.tex"):
+    with pytest.raises(UserError, match="is not a course: it holds thesis.tex"):
         main()
     monkeypatch.setattr(sys, "argv", ["labs", str(tmp_path / "thesis.tex")])
     with pytest.raises(UserError, match="is a file, where a folder is needed"):

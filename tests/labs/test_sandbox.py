@@ -87,9 +87,9 @@ FORBIDDEN = {
     "raises SystemExit": ("raise SystemExit", "SystemExit"),
     "interrupts": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     "raises something odd": ("class Odd(BaseException):\n    def __str__(self): raise Odd\nraise Odd", "Odd"),
-    "returns an object": ("return object()", "a object cannot be handed over"),
-    "returns a function": ("return f", "a function cannot be handed over"),
-    "returns a generator": ("return (x for x in [])", "a generator cannot be handed over"),
+    "returns an object": ("return object()", "a object cannot be passed"),
+    "returns a function": ("return f", "a function cannot be passed"),
+    "returns a generator": ("return (x for x in [])", "a generator cannot be passed"),
     "returns objects in an array": ("import numpy as np\nreturn np.array([object()])", "make it one of numbers"),
     "returns too much": ("import numpy as np\nreturn np.zeros(10_000_000)", "are the limit"),
     "takes too much memory": ("import numpy as np\nreturn np.ones(1 << 28).sum()", "MemoryError"),
@@ -139,7 +139,7 @@ def test_who_waits_for_whom_is_told(sandbox):
 
 
 @pytest.mark.parametrize("body, words", {
-    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 has come with float64 [2], rank 1 with float64 [3]",
+    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 passed float64 [2], rank 1 with float64 [3]",
     "group[0].all_reduce([1.0], 'min')": "op is 'min', but must be 'sum' or 'max'",
     "np.ones(3)": "On ranks there is only what stands in %%answer cells",
     "return [0] * 1_400_000": "too many single values to hand over: put numbers into arrays",
@@ -165,7 +165,7 @@ def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
     assert sandbox.run(answers, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
     with pytest.raises(AnswerFailed, match="ValueError: this one"):
         sandbox.run(answers, "g", (), 1, OPERATIONS, 5.0)
-    with pytest.raises(AnswerFailed, match="there is no function g: has it been renamed"):
+    with pytest.raises(AnswerFailed, match="there is no function g: was it renamed"):
         sandbox.run({"f": FINE}, "g", (), 1, OPERATIONS, 5.0)
 
 
@@ -184,7 +184,7 @@ def test_arguments_results_and_what_is_printed(sandbox):
                          ids=repr)
 def test_a_forged_result_is_told(sandbox, monkeypatch, result):
     monkeypatch.setattr(Pool, "answers", lambda *_: ([Answer("returned", result=result)], ""))
-    with pytest.raises(AnswerFailed, match="f has not come back by its return"):
+    with pytest.raises(AnswerFailed, match="f did not end with a return"):
         sandbox.run({"f": FINE}, "f", (), 1, OPERATIONS, 5.0)
 
 

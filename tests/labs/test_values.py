@@ -49,7 +49,7 @@ def test_what_arrives_may_be_written_to():
                                    np.dtype(int)],
                          ids=lambda value: type(value).__name__)
 def test_anything_else_is_a_type_error(value):
-    with pytest.raises(TypeError, match="cannot be handed over"):
+    with pytest.raises(TypeError, match="cannot be passed"):
         to_bytes(value)
 
 

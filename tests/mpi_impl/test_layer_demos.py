@@ -36,8 +36,8 @@ def test_all_ranks_speak_in_order(ranks, capsys, name, n):
         if line.startswith("  rank 0:"):        # nothing stands between the first rank and the last, but their own
             turn = [one for one in lines[at:] if not one.startswith("          ")][:n]
             assert [int(one.split(":")[0].split()[1]) for one in turn] == list(range(n))
-    assert re.fullmatch(r"The check against reference/, which computes it whole, in one process: .+ are the same on "
-                        rf"{n} ranks?, to (\de-\d\d of the largest element|the last bit)\.", lines[-1])
+    assert re.fullmatch(r"The check against reference/, which computes everything whole, in one process: .+ are the "
+                        rf"same on {n} ranks?, to (\de-\d\d of the largest element|the last bit)\.", lines[-1])
     assert all(len(line) <= 120 and line == line.rstrip() for line in lines[:-1])
     assert len(lines) <= 54 + 4 * n             # a screen, or little more
 
@@ -52,7 +52,7 @@ OWNED = [       # demo, what is cut, how many there are on n ranks, how many lis
     ("attention", "column", lambda n: 4 * round_up(4, n), 1),
     ("attention", "row", lambda n: 4 * round_up(4, n), 1),
     ("embedding", "row", lambda n: 7, 1),
-    ("cross_entropy", "word", lambda n: round_up(16, n), 2),
+    ("cross_entropy", "token", lambda n: round_up(16, n), 2),
     ("sequence_parallel", "position", lambda n: round_up(8, n), 1),
     ("sequence_parallel", "head", lambda n: round_up(4, n), 1),
     ("sequence_parallel", "column", lambda n: 16 * round_up(4, n), 1),
@@ -209,15 +209,15 @@ def test_the_loss_follows_from_what_is_told(ranks, capsys, n):
 
 @pytest.mark.parametrize("n", SIZES)
 def test_less_is_kept(ranks, capsys, n):
-    """Cut by positions, everything outside the regions takes 1/t of the bytes; and what is sent instead is told."""
+    """Sharded by positions, everything outside the regions takes 1/t of the bytes; the demo says what is sent."""
     lines = told(ranks, capsys, "sequence_parallel", n)
-    start = next(at for at, line in enumerate(lines) if "cut by positions  bytes" in line)
+    start = next(at for at, line in enumerate(lines) if "sharded by positions  bytes" in line)
     x = 2 * round_up(8, n) * 4 * round_up(4, n)
     table = [[int(cell.replace(",", "")) for cell in re.split(" {2,}", line) if cell.replace(",", "").isdigit()]
              for line in lines[start + 1:start + 8]]
     assert table == [[size, size // n] for size in (8 * x, 8 * x, x, 8 * x, 8 * x, x, 34 * x)]
     told_last = re.search(r"f and g ([\d,]+) bytes; what is in their places ([\d,]+), as much.* again: ([\d,]+) more.* "
-                          r"up: ([\d,]+) more", " ".join(lines[start:]))
+                          r"summed: ([\d,]+) more", " ".join(lines[start:]))
     formulas = [4 * all_reduce(x, n), 8 * half_of_it(x, n), 2 * half_of_it(x, n), all_reduce(24 * round_up(4, n), n)]
     assert list(told_last.groups()) == [f"{sent:,.0f}" for sent in formulas]
 

@@ -17,7 +17,7 @@ from reference.schedules.simulate import activations_in_flight
 from tests.launching import command, launch
 from tests.planted import Bug, planted_run
 
-CHECKED = "The check against reference/, which computes it whole, in one process: "
+CHECKED = "The check against reference/, which computes everything whole, in one process: "
 SOON = 0.2      # seconds until a deadlock is looked at
 
 
@@ -141,7 +141,7 @@ def test_a_deadlock(ranks, capsys, n):
 
 def test_one_rank_has_nobody_to_wait_for(ranks, capsys):
     ranks.run(1, show, "deadlock")
-    assert "One rank alone has nobody to wait for" in capsys.readouterr().out
+    assert "A single rank has nobody to wait for" in capsys.readouterr().out
 
 
 def test_a_deadlock_ends_well():
@@ -230,7 +230,7 @@ G = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)
     ("zero", Bug("mpi_impl.demos.zero", '("gradients", "parameters")', '("gradients",)'), "numbers sent differs"),
     ("train", G, "every loss differs"),
     ("train", Bug("mpi_impl.demos.tiny_gpt", "samples_of(replica, k", "samples_of(0, k"), "every loss differs"),
-    ("deadlock", CIRCLE, "the circle has shape"),
+    ("deadlock", CIRCLE, "the cycle has shape"),
     ("deadlock", Bug("mpi_impl.demos.deadlock", "group.post_send(x, to", "group.post_send(2 * x, to"), "loss differs"),
 ])
 def test_the_check_can_fail(ranks, name, bug, sentence):
@@ -272,7 +272,7 @@ def test_the_list_has_every_demo(capsys):
     named = dict(line.split(maxsplit=1) for line in lines[:lines.index("")])
     folder = Path(demos.__file__).parent
     assert {*named} == {path.stem for path in folder.glob("*.py") if "\ndef show(" in path.read_text()}
-    assert named["mlp"] == "The transformer's MLP, cut over all ranks" and all(named.values())
+    assert named["mlp"] == "The transformer's MLP, sharded over all ranks" and all(named.values())
     assert not [title for title in named.values() if "`" in title or title.endswith(".")]
 
 

@@ -47,7 +47,7 @@ def test_it_says_what_it_shows():
     assert {"layer norm", "attention", "MLP", "dropout", "add x", "f", "all-reduce →\ng", "← all-reduce"} <= set(
         words(figure)) and words(figure).count("1/2 of the heads") == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "rank 0's own", "rank 1's own", "alike on every rank: done 2 times"]
+        "rank 0's own", "rank 1's own", "identical on every rank: done 2 times"]
     assert [text.get_text() for text in draw_block(2, True).legends[0].get_texts()] == ["rank 0's own", "rank 1's own"]
     assert figure.get_figheight() == pytest.approx(draw_block(3).get_figheight() - HIGH)
 

@@ -1,1 +1,1 @@
-"""The pictures of the walkthroughs: each a function that returns a Figure."""
+"""The pictures of the walkthroughs: functions that return a Figure."""

@@ -1,4 +1,4 @@
-"""A transformer block on t ranks: what all of them compute alike, what each has its own share of, and what moves."""
+"""A transformer block on t ranks: what is replicated, what is sharded, and what is sent."""
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ EDGES = {False: {"f": Edge("", "all-reduce"), "g": Edge("all-reduce", "")},
 
 
 def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
-    """A row for each rank. Upwards and downwards in a row are positions: a strip is a part of them."""
+    """Draw a row for each rank. The vertical axis of a row is positions: a strip is a part of them."""
     width, top, bottom = sum(step.width for step in STEPS), 0.5, 0.85
     height = top + HIGH * t + bottom
     figure = Figure((WIDE * width, height))
@@ -59,7 +59,7 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
 
 
 def draw_step(axes, step: Step, left: float, t: int, sequence_parallel: bool) -> None:
-    """A rectangle for each rank: grey where all do the same, else of the rank's colour."""
+    """Draw a rectangle for each rank: grey if all do the same, else in the rank's colour."""
     cut = sequence_parallel and step.kind == OUTSIDE
     for rank in range(t):
         first, high = rank + (1 - LANE) / 2, LANE / t if cut else LANE
@@ -73,12 +73,13 @@ def draw_step(axes, step: Step, left: float, t: int, sequence_parallel: bool) ->
 
 
 def text_color(rank: int) -> str:
-    """Black on the light ones of the ranks' colours."""
+    """Return black for the light colours of ranks, else white."""
     return "black" if rank % len(OWNERS) in (4, 5) else "white"
 
 
 def draw_edge(axes, edge: Edge, label: str, middle: float, t: int) -> None:
-    """A bar through all ranks where something moves forward, else a line; and in words what moves, each way."""
+    """Draw a bar through all ranks if something is sent forward, else a line; and name what is sent in each direction.
+    """
     if edge.forward:
         axes.add_patch(Rectangle((middle - 0.06, 0.02), 0.12, t - 0.04, facecolor="#303030"))
     else:
@@ -92,7 +93,7 @@ def draw_edge(axes, edge: Edge, label: str, middle: float, t: int) -> None:
 def draw_legend(figure, t: int, sequence_parallel: bool) -> None:
     entries = [Patch(color=OWNERS[rank % len(OWNERS)], label=f"rank {rank}'s own") for rank in range(t)]
     if not sequence_parallel:
-        entries.append(Patch(color=WHOLE, label=f"alike on every rank: done {t} times"))
+        entries.append(Patch(color=WHOLE, label=f"identical on every rank: done {t} times"))
     figure.legend(handles=entries, loc="lower left", bbox_to_anchor=(0.05, 0), ncols=len(entries), frameon=False,
                   fontsize=9, handlelength=1.2, columnspacing=1.2, handletextpad=0.5)
     strips = f"; a thin strip is 1/{t} of the positions" if sequence_parallel else ""

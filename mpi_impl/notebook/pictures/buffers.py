@@ -19,7 +19,7 @@ STAGES = ("nothing is cut", "optimizer's states", "and gradients", "and paramete
 
 
 def draw_layout(layout: Layout, title: str = "") -> Figure:
-    """A row for each bucket: above the tensors, side by side as they lie in it, and below them who owns what."""
+    """Draw a row for each bucket: its tensors side by side, and below them their owners."""
     buckets = layout.buckets
     figure = Figure((WIDTH + 1.2, 0.95 * len(buckets) + 1.0), layout="constrained")
     axes = figure.add_subplot()
@@ -41,7 +41,7 @@ def draw_layout(layout: Layout, title: str = "") -> Figure:
 
 
 def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inch: float) -> None:
-    """Named where there is room, and above them the unit that they belong to."""
+    """Draw tensors, with names where there is room, and above them their unit."""
     inside = [segment for segment in layout.segments if layout.home[unit_of(segment.name)] is bucket]
     for i, segment in enumerate(inside):
         unit, size = unit_of(segment.name), prod(segment.shape)
@@ -64,7 +64,7 @@ def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inc
 
 
 def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
-    """Equal parts, whatever tensors begin or end in between. A buffer that nobody cuts is everyone's."""
+    """Draw equal parts, without regard to tensors. A buffer that is not sharded belongs to all ranks."""
     for rank in range(layout.parts):
         own = layout.own(bucket, rank).in_buffer
         color = OWNERS[rank % len(OWNERS)] if layout.parts > 1 else WHOLE
@@ -73,7 +73,7 @@ def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
 
 
 def padding_of(layout: Layout, bucket: Bucket) -> int:
-    """Elements at a bucket's end that belong to no tensor."""
+    """Return the elements at a bucket's end that belong to no tensor."""
     return bucket.stop - max(segment.slice.stop for segment in layout.segments
                              if layout.home[unit_of(segment.name)] is bucket)
 
@@ -105,7 +105,7 @@ def draw_stages(n: int) -> Figure:
 
 
 def draw_rank(axes, rank: int, held, whole) -> None:
-    """Three columns, as wide as their elements have bytes; of each the part that the rank holds is filled."""
+    """Draw three columns, as wide as their elements have bytes; the part that the rank holds is filled."""
     left, width = float(rank), 0.92 / sum(whole)
     for kind, size in whole._asdict().items():
         part = getattr(held, kind) / size

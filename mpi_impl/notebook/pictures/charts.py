@@ -10,7 +10,7 @@ from mpi_impl.reports.charts import finish
 
 def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str = "",
               colors: Mapping[str, str] | None = None, unit: str = "") -> Figure:
-    """A horizontal bar for each row, made of its parts, with their sum beside it. Parts have colours by their names."""
+    """Draw a horizontal bar for each row, made of its parts, with their sum. The name of a part selects its colour."""
     figure = Figure((8.5, 0.42 * len(rows) + 1.35), layout="constrained")
     axes = figure.add_subplot()
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
@@ -33,7 +33,8 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str =
 
 def draw_curves(curves: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title: str = "",
                 x: Sequence[float] | None = None, log: str = "") -> Figure:
-    """Curves over one another. The first are the widest, so that equal ones are all seen. `log`: 'x', 'y' or 'xy'."""
+    """Draw curves in one panel. The first are the widest, so that equal ones are all visible. `log`: 'x', 'y' or 'xy'.
+    """
     figure = Figure((8.5, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for i, (name, values) in enumerate(curves.items()):

@@ -1,4 +1,4 @@
-"""All ways to cut a model over n ranks: what each holds and about how long a step takes, and pictures of them.
+"""All ways to shard a model over n ranks: what each holds and about how long a step takes, and pictures of them.
 
 The time is an estimate, from the papers' formulas and four numbers of a machine. Nothing is run.
 """
@@ -21,7 +21,7 @@ TOO_MUCH, BEST = "#D0D0D0", OWNERS[1]
 
 
 class Machine(NamedTuple):
-    """What a GPU reaches, and sends."""
+    """The speed of a GPU, and of its links."""
 
     flops: float      # FLOP/s, of matrix products
     inside: float     # bytes/s to GPUs of the same server
@@ -30,7 +30,7 @@ class Machine(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """Of a step, one part after another. What really overlaps is not taken off."""
+    """The parts of a step's time, without overlap."""
 
     compute: float
     tensor: float      # messages
@@ -40,7 +40,8 @@ class Seconds(NamedTuple):
 
 
 def seconds(plan: Plan, machine: Machine) -> Seconds:
-    """Every message of a group goes as fast as its slowest link. Ranks are numbered t first, then d, then p."""
+    """Estimate a step. A group's messages are as fast as its slowest link. Ranks are numbered t first, then d, then p.
+    """
     c, p = plan.model, plan.parallel
     t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
     B = plan.m * plan.b * d
@@ -59,7 +60,8 @@ def seconds(plan: Plan, machine: Machine) -> Seconds:
 
 def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "none", zero_stage: int = 0,
             most_t: int = 8) -> dict[tuple[int, int], Plan | None]:
-    """By (t, p), powers of two, what d = n/(t p) replicas make of a batch of B. None where it does not come out."""
+    """Return by (t, p), powers of two, the plan with d = n/(t p) replicas and a batch of B; None if it does not divide.
+    """
     found: dict[tuple[int, int], Plan | None] = {}
     powers = [2**i for i in range(n.bit_length())]
     for t in (t for t in powers if t <= most_t):
@@ -75,18 +77,18 @@ def choices(model: ModelConfig, n: int, B: int, b: int = 1, recompute: str = "no
 
 
 def gigabytes(plan: Plan) -> float:
-    """That the fullest rank holds."""
+    """Return the GB that the fullest rank holds."""
     return sum(plan.memory) / 1e9
 
 
 def idle(plan: Plan) -> float:
-    """The pipeline's bubble, as a share of the ideal time."""
+    """Return the pipeline's bubble, as a fraction of the ideal time."""
     p = plan.parallel
     return bubble_fraction(p.pipeline_model_parallel_size, plan.m, p.virtual_pipeline_size or 1)
 
 
 def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str = "") -> Figure:
-    """A map of t and p: GB and bubble of each, grey and hatched what does not fit into `limit` GB.
+    """Draw a map of t and p with GB and bubble of each, grey and hatched if it does not fit into `limit` GB.
 
     The frame is around what fits with the smallest t x p, and among those the smallest bubble.
     """
@@ -113,7 +115,7 @@ def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, tit
 
 
 def draw_choice(axes, x: int, y: int, plan: Plan | None, limit: float) -> None:
-    """One field of the map."""
+    """Draw one field of the map."""
     if plan is None:
         axes.text(x + 0.5, y + 0.5, "not possible", ha="center", va="center", fontsize=7.5, color="#606060")
         return

@@ -22,7 +22,7 @@ FATES = {"lost": "#AA4422", "short of digits": "#F0C842", "kept": "#0072B2", "in
 
 
 def draw_bits(forms: Sequence[Format]) -> Figure:
-    """A row for each format, a box for each bit."""
+    """Draw a row for each format, a box for each bit."""
     figure = Figure((9, 0.42 * len(forms) + 0.65), layout="constrained")
     axes = figure.add_subplot()
     for row, form in enumerate(forms):
@@ -40,7 +40,7 @@ def draw_bits(forms: Sequence[Format]) -> Figure:
 
 
 def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, float]]) -> Figure:
-    """For each range a panel, in it a line for each format, with a tick at each number that the format has there."""
+    """Draw a panel for each range, with a line for each format and a tick at each of its numbers."""
     figure = Figure((9, (0.3 * len(forms) + 0.62) * len(ranges)), layout="constrained")
     for axes, (start, stop) in zip(figure.subplots(len(ranges), 1, squeeze=False).flat, ranges):
         for row, form in enumerate(forms):
@@ -54,13 +54,13 @@ def draw_number_lines(forms: Sequence[Format], ranges: Sequence[tuple[float, flo
 
 
 def numbers_between(form: Format, start: float, stop: float) -> np.ndarray:
-    """The format's numbers, as far as POINTS places tell them apart."""
+    """Return the format's numbers in a range, as far as POINTS samples distinguish them."""
     found = np.unique(rounded(np.linspace(start, stop, POINTS), form))
     return found[(found >= start) & (found <= stop)]
 
 
 def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Figure:
-    """By how much rounding may err, relative to the number that is rounded, for numbers between two powers of 2."""
+    """Draw the largest relative rounding error for numbers between two powers of 2."""
     x = np.exp2(np.linspace(*powers, 4001))
     figure = Figure((9, 3.3), layout="constrained")
     axes = figure.add_subplot()
@@ -76,7 +76,8 @@ def draw_rounding(forms: Sequence[Format], powers: tuple[int, int]) -> Figure:
 
 
 def may_err(form: Format, x: np.ndarray) -> np.ndarray:
-    """Half the distance between the format's numbers around x, over x; 1 where x becomes 0, nan beyond the largest."""
+    """Return half the distance between the format's numbers around x, over x; 1 if x becomes 0, nan beyond the largest.
+    """
     _, exponent = np.frexp(np.maximum(x, form.smallest_normal))
     half = np.ldexp(form.epsilon / 2, exponent - 1)
     return np.where(x > form.largest, np.nan, np.minimum(half / x, 1))
@@ -86,7 +87,7 @@ def may_err(form: Format, x: np.ndarray) -> np.ndarray:
 
 
 def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Figure:
-    """A panel for each scale: how many of the scaled values have each power of 2, and what becomes of them."""
+    """Draw a panel for each scale: how many scaled values have each power of 2, and what happens to them."""
     figure = Figure((9, 1.35 * len(scales) + 0.9), layout="constrained")
     all_axes = list(figure.subplots(len(scales), 1, squeeze=False, sharex=True).flat)
     sizes = abs(np.asarray(values, np.float64).ravel())
@@ -118,7 +119,7 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Fig
 
 
 def fates_of(x: np.ndarray, form: Format) -> np.ndarray:
-    """For each positive number the key of FATES."""
+    """Return the key of FATES for each positive number."""
     y = rounded(x, form)
     return np.select([y == 0, np.isinf(y), x < form.smallest_normal],
                      ["lost", "infinite", "short of digits"], "kept")
@@ -126,7 +127,7 @@ def fates_of(x: np.ndarray, form: Format) -> np.ndarray:
 
 def draw_scale(scales: Sequence[float], skipped: Sequence[bool], limits: Sequence[float] = (),
                title: str = "") -> Figure:
-    """The loss scale of each step; crosses where the step was skipped; `limits`: above them gradients overflow."""
+    """Draw the loss scale of each step, crosses at skipped steps, and `limits`, above which gradients overflow."""
     figure = Figure((9, 3.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set_yscale("log", base=2)

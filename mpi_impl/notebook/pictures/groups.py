@@ -1,4 +1,4 @@
-"""Pictures of the groups that ranks form: who sends to whom, and which of it leaves a server."""
+"""Pictures of the groups that ranks form: which ranks send to which, and which messages leave a server."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +16,7 @@ ROW = 1.9                                   # the height of a row, where a rank 
 
 
 def groups_of(c: ParallelConfig) -> dict[str, list[list[int]]]:
-    """Of each kind the groups of ranks, as `connect` in mpi_impl/comm/topology.py forms them."""
+    """Return the groups of ranks of each kind, as `connect` in mpi_impl/comm/topology.py forms them."""
     found: dict[str, list[list[int]]] = {}
     for kind in KINDS:
         members: dict[tuple[int, ...], list[int]] = {}
@@ -28,12 +28,13 @@ def groups_of(c: ParallelConfig) -> dict[str, list[list[int]]]:
 
 
 def crosses(group: Sequence[int], server: int) -> bool:
-    """Whether a group's ranks are in more than one server of so many ranks."""
+    """Report whether a group's ranks are in more than one server of this many ranks."""
     return len({rank // server for rank in group}) > 1
 
 
 def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Figure:
-    """A row for each kind of group, a colour for each group. An arc joins neighbours: dashed if it leaves a server."""
+    """Draw a row for each kind of group, a colour for each group. Arcs join neighbours, dashed if they leave a server.
+    """
     n = c.world_size
     figure = Figure((1.7 + 0.78 * n, 0.3 + 0.78 * ROW * len(KINDS)))
     axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(-1.9, n + 0.2), ylim=(ROW * len(KINDS) + 0.15, -0.35))
@@ -54,7 +55,7 @@ def draw_groups(c: ParallelConfig, server: int, title: str = "") -> Figure:
 
 
 def draw_group(axes, ranks: Sequence[int], bottom: float, color: str, server: int) -> None:
-    """Boxes with the ranks' numbers, and arcs above them."""
+    """Draw boxes with the ranks' numbers, and arcs above them."""
     for rank in ranks:
         axes.add_patch(Rectangle((rank + 0.16, bottom - 0.68), 0.68, 0.68, facecolor=color, edgecolor="none", zorder=3))
         axes.text(rank + 0.5, bottom - 0.34, str(rank), ha="center", va="center", fontsize=10, zorder=4,

@@ -1,4 +1,4 @@
-"""Pictures of attention: whose columns of Q, K and V are, and where each head looks."""
+"""Pictures of attention: the owners of the columns of Q, K and V, and where each head looks."""
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +12,7 @@ FUTURE = "#F0F0F0"      # what a position may not see
 
 
 def draw_qkv(ways: Mapping[str, np.ndarray], a: int) -> Figure:
-    """The columns of the fused matrix [h, 3h], once for each way to cut it: owners [3, a], a rank for each head."""
+    """Draw the columns of the fused matrix [h, 3h] for each way to split it: owners [3, a], a rank for each head."""
     figure = Figure((9, 0.62 * len(ways) + 0.95), layout="constrained")
     axes = figure.add_subplot(xlim=(-0.1, 3 * a + 0.1), ylim=(len(ways) - 0.25, -0.55))
     for y, owners in enumerate(ways.values()):
@@ -34,7 +34,7 @@ def draw_qkv(ways: Mapping[str, np.ndarray], a: int) -> Figure:
 
 def draw_patterns(probs: np.ndarray, owners: Sequence[int], words: Sequence[str], titles: Sequence[str] = (),
                   causal: bool = True) -> Figure:
-    """probs [a, s, s], the shares that each position (a row) takes from each; a head in its owner's colour."""
+    """Draw probs [a, s, s], the attention weights of each position (a row), each head in its owner's colour."""
     a, s, _ = probs.shape
     figure = Figure((2.1 * a + 0.6, 3.05), layout="constrained")
     for head, axes in enumerate(figure.subplots(1, a, sharey=True, squeeze=False).flat):

@@ -1,4 +1,4 @@
-"""Pictures of linear maps between ranks, as matrices: what each number that comes out is made of, and whose it is."""
+"""Pictures of linear maps between ranks, as matrices: the inputs of each output, and their owners."""
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ CELL, STRIP, GAP, MARGIN = 0.27, 0.1, 1.0, 0.45     # inches: of an element, of 
 
 
 class Map(NamedTuple):
-    """y = M x: a row for each number that comes out, a column for each that goes in."""
+    """A linear map y = M x: a row for each output, a column for each input."""
 
     name: str
     matrix: np.ndarray      # [n out, n in]
@@ -21,17 +21,17 @@ class Map(NamedTuple):
 
 
 def alike(n: int) -> np.ndarray:
-    """Owners of an array [n] that every rank holds."""
+    """Return the owners of an array [n] that every rank holds."""
     return np.full(n, EVERYONE)
 
 
 def dealt(n: int, t: int) -> np.ndarray:
-    """Owners of n numbers, of which each of t ranks holds a stretch."""
+    """Return the owners of n numbers that are sharded over t ranks."""
     return owners_of(n, t)
 
 
 def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
-    """Matrices side by side. An element that is not 0 has its owner's colour, on the side on which there are more."""
+    """Draw matrices side by side. A nonzero element has its owner's colour, on the side that has more elements."""
     width = GAP * (len(maps) + 1) + sum(STRIP + CELL * m.matrix.shape[1] for m in maps)
     height = max(CELL * m.matrix.shape[0] for m in maps) + STRIP + 2 * MARGIN + 0.6
     figure = Figure((max(width, 5.0), height))
@@ -51,7 +51,7 @@ def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
 
 
 def draw_map(axes, m: Map, left: float, top: float) -> None:
-    """The matrix, a strip above it that says whose each column is, and one beside it for the rows."""
+    """Draw the matrix, a strip above it with the owner of each column, and one to its left for the rows."""
     rows, columns = m.matrix.shape
     x, y = left + STRIP + 0.04, top
     for r in range(rows):

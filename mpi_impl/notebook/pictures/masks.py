@@ -1,4 +1,4 @@
-"""Pictures of dropout's masks: what is kept has the colour of the rank that drew it, what is dropped is white."""
+"""Pictures of dropout's masks: kept elements have the colour of the rank that drew them, dropped ones are white."""
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ SIDE = 0.95     # inches: the longer side of a mask
 
 
 class Drawn(NamedTuple):
-    """A mask, and who drew it."""
+    """A mask, and the rank that drew it."""
 
     title: str
     keep: np.ndarray     # bool [rows, columns]
@@ -21,7 +21,7 @@ class Drawn(NamedTuple):
 
 
 def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Figure:
-    """A line of masks for each name."""
+    """Draw a line of masks for each name."""
     columns = max(map(len, rows.values()))
     figure = Figure((SIDE * 1.2 * columns + 1.5, (SIDE + 0.35) * len(rows)), layout="constrained")
     all_axes = figure.subplots(len(rows), columns, squeeze=False)
@@ -38,12 +38,12 @@ def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Figure:
 
 
 def colored(mask: Drawn) -> np.ndarray:
-    """[rows, columns, 3]"""
+    """Return the mask as an image [rows, columns, 3]."""
     return np.where(mask.keep[..., None], to_rgb(OWNERS[mask.rank % len(OWNERS)]), 1.0)
 
 
 def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") -> Figure:
-    """Panels of masks over heads, each of its ranks' parts [heads, elements] under one another, white where dropped."""
+    """Draw panels of masks over heads, the ranks' parts [heads, elements] one below the other, white if dropped."""
     wide = max(part.shape[1] for parts in masks.values() for part in parts)
     high = max(sum(len(part) for part in parts) for parts in masks.values())
     figure = Figure((10, 0.75 + 9.6 / len(masks) * high / wide), layout="constrained")

@@ -1,4 +1,4 @@
-"""Pictures of pipeline schedules: when ranks do what, and what they hold meanwhile."""
+"""Pictures of pipeline schedules: when ranks do what, and what they hold in the meantime."""
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,19 +17,20 @@ from reference.schedules.simulate import Span, Timeline, Times, simulate
 
 
 def play(schedule: Schedule) -> Timeline:
-    """With F = I = W = 1 for all layers of a rank: the more stages share them, the shorter is each. B is I and W."""
+    """Simulate with F = I = W = 1 for all layers of a rank, divided by its number of stages. B is I and W."""
     each = schedule.p / schedule.stages
     return simulate(schedule, Times(each, each, each))
 
 
 def draw_schedules(schedules: Mapping[str, Schedule]) -> Figure:
-    """Timelines above one another, on one time axis."""
+    """Draw timelines one above the other, on one time axis."""
     return timelines_figure([Panel(name, slices_of(play(schedule))) for name, schedule in schedules.items()],
                             seconds=False)
 
 
 def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
-    """Idle / ideal time over the number of microbatches: dots as simulated, lines by the formula (p - 1)/m."""
+    """Draw idle / ideal time over the number of microbatches: dots from simulation, lines from the formula (p - 1)/m.
+    """
     figure = Figure((8.5, 3.4), layout="constrained")
     axes = figure.add_subplot()
     for color, p in zip(OWNERS, ps):
@@ -59,7 +60,7 @@ def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
 
 
 def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
-    """A row for each rank: its activations over time under each schedule, in units of all of a rank's layers."""
+    """Draw a row for each rank: its activations over time under each schedule, in units of all of a rank's layers."""
     timelines = {name: play(schedule) for name, schedule in schedules.items()}
     p = max(len(timeline.ranks) for timeline in timelines.values())
     figure = Figure((8.5, 0.62 * p + 1.25), layout="constrained")
@@ -76,7 +77,7 @@ def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
 
 
 def draw_rank(axes, schedules: list[tuple[tuple[Span, ...], float]]) -> None:
-    """What one rank holds: its spans under each schedule, with the share of its layers that a forward goes through."""
+    """Draw what one rank holds, from its spans under each schedule and the fraction of its layers in a stage."""
     most = []
     for color, (spans, share) in zip(OWNERS, schedules):
         times, counts = held(spans)

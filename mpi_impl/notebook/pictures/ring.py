@@ -1,4 +1,4 @@
-"""An all-reduce on ranks that stand in a ring, step by step, and a picture of it."""
+"""An all-reduce on ranks that form a ring, step by step, and a picture of it."""
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from o
 
 
 class Step(NamedTuple):
-    """What the ranks hold after a step."""
+    """The state of the ranks after a step."""
 
     name: str
     held: np.ndarray    # [rank, piece]

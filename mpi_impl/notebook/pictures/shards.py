@@ -17,7 +17,7 @@ NUMBERED = 0.12                         # inches that a part must have for its o
 
 
 class Matrix(NamedTuple):
-    """A matrix, and whose its elements are."""
+    """A matrix, and the owners of its elements."""
 
     name: str            # 'A', 'X A', ...
     owners: np.ndarray   # [rows, columns] of ranks, or EVERYONE, or EACH
@@ -25,12 +25,12 @@ class Matrix(NamedTuple):
 
 
 def whole(name: str, rows: int, columns: int, note: str = "") -> Matrix:
-    """Held by every rank."""
+    """Return a matrix that every rank holds."""
     return Matrix(name, np.full((rows, columns), EVERYONE), note)
 
 
 def by_columns(name: str, rows: int, columns: int, t: int, note: str = "") -> Matrix:
-    """Columns are dealt out; where they do not divide, the first ranks have one more."""
+    """Return a matrix sharded by columns; if they do not divide, the first ranks have one more."""
     return Matrix(name, np.tile(owners_of(columns, t), (rows, 1)), note)
 
 
@@ -39,17 +39,17 @@ def by_rows(name: str, rows: int, columns: int, t: int, note: str = "") -> Matri
 
 
 def partial_sums(name: str, rows: int, columns: int, note: str = "") -> Matrix:
-    """Every rank has one as large as the sum, and the sum is what is meant."""
+    """Return a matrix of which every rank has a summand of full size."""
     return Matrix(name, np.full((rows, columns), EACH), note)
 
 
 def owners_of(n: int, t: int) -> np.ndarray:
-    """[n]: 0 0 0 1 1 1 2 2 for n = 8, t = 3."""
+    """Return the owners [n] of n items: 0 0 0 1 1 1 2 2 for n = 8, t = 3."""
     return np.concatenate([np.full(len(part), rank) for rank, part in enumerate(np.array_split(np.arange(n), t))])
 
 
 def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Figure:
-    """Matrices side by side, and between them signs ('x', '=', 'GeLU') as in a formula; t ranks."""
+    """Draw matrices side by side, with signs ('x', '=', 'GeLU') between them as in a formula; t ranks."""
     sizes = [drawn_size(item, t) for item in items]
     width = sum(w for w, _ in sizes) + GAP * (len(items) + 1)
     height = max(h for _, h in sizes) + 1.35
@@ -70,7 +70,7 @@ def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Fig
 
 
 def drawn_size(item: Matrix | str, t: int) -> tuple[float, float]:
-    """Inches: width and height."""
+    """Return width and height in inches."""
     if isinstance(item, str):
         return 0.11 * len(item), 0.2
     rows, columns = item.owners.shape
@@ -79,7 +79,7 @@ def drawn_size(item: Matrix | str, t: int) -> tuple[float, float]:
 
 
 def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, height: float, t: int) -> None:
-    """Each stretch of one owner as a rectangle; partial sums as sheets behind one another, one of each rank."""
+    """Draw a rectangle for each owner's part; partial sums as sheets behind one another, one for each rank."""
     rows, columns = matrix.owners.shape
     if (matrix.owners == EACH).all():
         behind = SHEET * (t - 1)
@@ -101,7 +101,7 @@ def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, hei
 
 
 def stretches(owners: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Rectangles of one owner that tile the matrix: (row, column, rows, columns)."""
+    """Return the rectangles of one owner that tile the matrix: (row, column, rows, columns)."""
     def cuts(differs) -> list[int]:
         return [0, *(np.flatnonzero(differs) + 1).tolist()]
 
@@ -117,7 +117,7 @@ def color_of(owner) -> str:
 
 
 def draw_owners(figure, items: Sequence[Matrix | str], t: int) -> None:
-    """What the colours mean."""
+    """Draw the legend of the colours."""
     found = {int(owner) for item in items if not isinstance(item, str) for owner in np.unique(item.owners)}
     ranks = range(t) if EACH in found else sorted(found - {EVERYONE, EACH})
     entries = [Patch(color=color_of(rank), label=f"rank {rank}") for rank in ranks]

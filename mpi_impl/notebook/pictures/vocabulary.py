@@ -1,4 +1,5 @@
-"""Pictures of what is cut by words: who finds which word of a text, and numbers that there are for every word."""
+"""Pictures of arrays that are sharded by vocabulary: which rank has which token of a text, and numbers for every token.
+"""
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ NOTHING = "#F4F4F4"     # a rank's answer for a word that it does not hold: zero
 
 
 def draw_lookup(text: Sequence[str], owners: Sequence[int], t: int) -> Figure:
-    """A row for each of t ranks: the words of the text that it holds, and 0 for the others; below, their sum."""
+    """Draw a row for each of t ranks: the tokens of the text that it holds, and 0 for the others; below, their sum."""
     figure = Figure((max(0.62 * len(text) + 1.0, 5.0), 0.34 * (t + 1) + 0.55))
     axes = figure.add_axes((0.09, 0.03, 0.9, 0.8), xlim=(0, len(text)), ylim=(t + 1.15, 0))
     for i, (word, owner) in enumerate(zip(text, owners)):

@@ -1,4 +1,4 @@
-"""How a demo speaks: with one voice for all ranks, in whole lines, in the ranks' order."""
+"""Output of a demo: one voice for all ranks, in whole lines, in the order of ranks."""
 import os
 from collections.abc import Sequence
 
@@ -10,54 +10,56 @@ from mpi_impl.runtime.tables import aligned, bytes_of
 from reference.config import option, require_positive
 from reference.errors import UserError
 
-SHOWN = 4      # elements of an array that a line can hold
+SHOWN = 4      # elements of an array that fit on a line
 
 
 def say(ranks: Group, text: str) -> None:
-    """What all ranks would say alike: rank 0 prints it."""
+    """Print on rank 0 a text that is the same on all ranks."""
     if ranks.rank == 0:
         print(text, flush=True)
 
 
 def say_each(ranks: Group, text: str) -> None:
-    """What every rank says for itself, in rank order. The first line is led by the rank's number, others follow it."""
-    say(ranks, led_by_rank(ranks.from_all(text)))
+    """Print each rank's own text, in rank order. The rank's number stands before its first line."""
+    say(ranks, prefix_with_ranks(ranks.from_all(text)))
 
 
 def say_aligned(ranks: Group, *cells: str) -> None:
-    """What every rank says for itself in one line, its cells below those of the rank before."""
-    say(ranks, led_by_rank(aligned(ranks.from_all(cells), left=range(len(cells))).split("\n")))
+    """Print a line for each rank, in rank order, with their cells aligned in columns."""
+    say(ranks, prefix_with_ranks(aligned(ranks.from_all(cells), left=range(len(cells))).split("\n")))
 
 
-def led_by_rank(texts: Sequence[str]) -> str:
+def prefix_with_ranks(texts: Sequence[str]) -> str:
+    """Return each rank's text behind 'rank 0: ', 'rank 1: ', ..."""
     leads = [f"rank {rank}: " for rank in range(len(texts))]
     return "\n".join(indented(lead.ljust(len(leads[-1])), text) for lead, text in zip(leads, texts))
 
 
 def indented(lead: str, text: str) -> str:
+    """Return the text with its first line behind `lead`, and the others as far to the right."""
     return "\n".join("  " + (" " * len(lead) if i else lead) + line for i, line in enumerate(text.split("\n")))
 
 
 def shape(x) -> str:
-    """[2, 4, 8]"""
+    """Return a shape as text: '[2, 4, 8]'."""
     return str(list(x.shape))
 
 
 def span(start: int, stop: int, what: str) -> str:
-    """'columns 8 to 15', 'column 3', or 'no columns': from start up to, but without, stop."""
+    """Return 'columns 8 to 15', 'column 3' or 'no columns', for the range from start to stop, exclusive."""
     if stop - start < 2:
         return f"{what} {start}" if stop > start else f"no {what}s"
     return f"{what}s {start} to {stop - 1}"
 
 
 def first_elements(x) -> str:
-    """The first few elements of an array, rounded, with no -0: enough to see that they differ, or do not."""
+    """Return the first few elements of an array, rounded, without -0: enough to see whether arrays differ."""
     flat = np.ravel(x)
     return " ".join(f"{round(value, 3) + 0.0:+.3f}" for value in flat[:SHOWN]) + (" ..." if flat.size > SHOWN else "")
 
 
 def traffic_table(ledger: Ledger) -> str:
-    """What one rank's ledger holds; 'sends' is what the rank sends of each array if the collective runs as a ring."""
+    """Return one rank's ledger as a table; 'bytes it sends' assumes that collectives run as rings."""
     rows = [["phase", "operation", "why", "calls", "elements", "bytes it sends"]]
     rows += [[entry.phase, entry.operation, entry.reason, f"{total.calls:,}", f"{total.elements:,}",
               f"{ring_bytes(entry, total):,.0f}"] for entry, total in ledger.totals.items()]
@@ -65,9 +67,10 @@ def traffic_table(ledger: Ledger) -> str:
 
 
 def check_size(name: str, value: int, numbers: int) -> None:
-    """Raises UserError for a size below 1, or with which the ranks' arrays, of so many numbers, would fill the machine.
+    """Raise UserError for a size below 1, or one for which the ranks' arrays, of so many numbers, would fill the
+    machine.
 
-    Formulas of numbers are rough: what a demo holds at its worst, of the terms that grow fastest.
+    The formulas for `numbers` are rough: they count the terms that grow fastest, at the demo's peak.
     """
     require_positive(name, value)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -77,14 +80,16 @@ def check_size(name: str, value: int, numbers: int) -> None:
 
 
 class Check:
-    """Holds what a rank computed against the textbook, and says at the end how well all of it agreed."""
+    """A comparison of a rank's results with the textbook's, which ends with a sentence about how well they agree."""
 
     def __init__(self, tolerance: float = 1e-12):
-        """Relative, and for float64: sums in another order differ by rounding."""
+        """Set the relative tolerance, for float64: sums in another order differ by rounding."""
         self.tolerance, self.worst, self.compared = tolerance, 0.0, list[str]()
 
     def equal(self, what: str, found, expected) -> None:
-        """Raises AssertionError if an element differs by more than the tolerance, relative to the largest element."""
+        """Compare two arrays. Raises AssertionError if an element differs by more than the tolerance, relative to the
+        largest element.
+        """
         found, expected = np.asarray(found), np.asarray(expected)
         if found.shape != expected.shape:
             raise AssertionError(f"{what} has shape {shape(found)}, but the textbook's has {shape(expected)}")
@@ -95,19 +100,19 @@ class Check:
         self.worst, self.compared = max(self.worst, off), [*self.compared, what]
 
     def conclude(self, ranks: Group) -> None:
-        """The last sentence of a demo, once all ranks are content. It names what was compared."""
+        """Print the last sentence of a demo, once all ranks have succeeded. It names what was compared."""
         worst, names = max(ranks.from_all(self.worst)), list(dict.fromkeys(self.compared))
         how = f"to {worst:.0e} of the largest element" if worst else "to the last bit"
-        say(ranks, f"The check against reference/, which computes it whole, in one process: {and_list(names)} are the "
-                   f"same on {count(ranks.size)}, {how}.")
+        say(ranks, f"The check against reference/, which computes everything whole, in one process: {and_list(names)} "
+                   f"are the same on {count(ranks.size)}, {how}.")
 
 
 def and_list(names: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'."""
+    """Return 'a', 'a and b' or 'a, b and c'."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def count(n: int, what: str = "rank") -> str:
-    """'1 rank', '8 ranks'."""
+    """Return '1 rank' or '8 ranks'."""
     return f"{n:,} {what}" + "s" * (n != 1)
