@@ -37,11 +37,11 @@ class Generation:
         source, self.prompts, self.eod = ranks.from_first(self.prepare)
         self.model: ModelConfig = source.model
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
-        near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
+        like = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
-        self.replica = loaded(self.model, topology, near, read)
-        placed = ranks.hosts().told(topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told, placed, self.about_length()]))
+        self.replica = loaded(self.model, topology, like, read)
+        placed = ranks.hosts().describe(topology.tensor.size)
+        self.description = "\n".join(filter(None, [source.describe(), device.description, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
         """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
@@ -64,7 +64,7 @@ class Generation:
             f"up, it goes on from the last {max(1, n // 2):,} tokens")
 
     def run(self) -> None:
-        self.say(f"{self.told}\n")
+        self.say(f"{self.description}\n")
         began, tokens, texts = time.perf_counter(), 0, count()
         for prompt in self.prompts:
             for _ in range(self.args.num_samples):

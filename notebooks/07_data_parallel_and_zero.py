@@ -410,8 +410,8 @@ for m, name in (1, "stages"), (4, "four"):
 # ### Whole for a while
 #
 # In stage 3 a layer must be whole while it is used, and the next one is on its way meanwhile. So besides its shard a
-# rank holds about two layers, however many there are. This is the loop (`fetch` begins to gather, `opened` waits for
-# it, and frees afterwards):
+# rank holds about two layers, however many there are. This is the loop (`prefetch` begins to gather,
+# `materialized` waits for it, and releases it afterwards):
 
 # %%
 from mpi_impl.models.units import in_turn
@@ -438,7 +438,7 @@ for layers, found in depths.items():
 # %%ranks 4
 offloaded = train(3, offload=True)
 near = offloaded["held"]
-print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: {near.far:,} bytes,",
+print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: {near.offloaded:,} bytes,",
       f"same losses: {np.allclose(offloaded['losses'], stages[3]['losses'], rtol=1e-12, atol=0)}")
 
 # %% [markdown]

@@ -7,7 +7,7 @@ for its own heads, of its own layers: 2 b s h/t elements of each layer.
 import numpy as np
 
 
-class Past:
+class KVCache:
     """The keys and values of one layer's heads, with room for so many positions."""
 
     def __init__(self, b, positions, heads, head_size, like):
@@ -23,17 +23,17 @@ class Past:
         return self.k[:, :self.length], self.v[:, :self.length]
 
 
-def no_past(c, layers, positions, like, b=1, t=1):
-    """By layer a Past that is still empty, for one of t ranks."""
-    return {layer: Past(b, positions, c.num_attention_heads // t, c.head_size, like) for layer in layers}
+def empty_kv_cache(c, layers, positions, like, b=1, t=1):
+    """By layer a KVCache that is still empty, for one of t ranks."""
+    return {layer: KVCache(b, positions, c.num_attention_heads // t, c.head_size, like) for layer in layers}
 
 
-def length_of(past):
+def length_of(kv_cache):
     """Positions that are behind layers which follow one another; as many for each, before they go on."""
-    return next(iter(past.values())).length
+    return next(iter(kv_cache.values())).length
 
 
-def forget(past):
+def forget(kv_cache):
     """Begin again, at position 0."""
-    for layer in past.values():
+    for layer in kv_cache.values():
         layer.length = 0

@@ -237,12 +237,12 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", "if self.embedding_group:", "if False:"), *trained()),
     "the tied table counted twice in the norm": (
         Bug("mpi_impl.training.trainer",
-            'self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""',
-            'self.counted_elsewhere = ""'), *trained()),
+            'self.tied_copy = "embedding.word" if self.embedding_group and last else ""',
+            'self.tied_copy = ""'), *trained()),
     "the tied table counted by no stage": (
         Bug("mpi_impl.training.trainer",
-            'self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""',
-            'self.counted_elsewhere = "embedding.word" if self.embedding_group else ""'), *trained()),
+            'self.tied_copy = "embedding.word" if self.embedding_group and last else ""',
+            'self.tied_copy = "embedding.word" if self.embedding_group else ""'), *trained()),
     "the tied table's two uses on one rank taken for one": (     # its bucket is on its way when the second one comes
         Bug("mpi_impl.training.trainer", 'self.contributions = {"embedding.word": 2}',
             'self.contributions = {"embedding.word": 1}'), *trained("zb-v")),
@@ -389,7 +389,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "a name that keeps the tables": (
         Bug("mpi_impl.models.stage", "del tables ", "pass "), *observed(units_come_and_go, 3)),
     "nothing on its way": (                                      # right, and every block waits for its parameters
-        Bug("mpi_impl.models.units", "units[following].fetch()", "pass"), *observed(units_come_and_go, 3)),
+        Bug("mpi_impl.models.units", "units[following].prefetch()", "pass"), *observed(units_come_and_go, 3)),
     "whole gradients kept": (
         Bug("mpi_impl.parallel.zero", "del self.whole[bucket]", "pass"), *observed(no_gradient_outlives_its_use, 2)),
     # layers

@@ -195,7 +195,7 @@ def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     return values
 
 
-def told(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
+def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
     """What is loaded, and how this run differs from the one that saved it, for a person."""
     folder = on_disk.folder_of(root, manifest.iteration)
     lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.size)}, {folder}"]

@@ -222,7 +222,7 @@ def parts(states: Held) -> dict[str, int]:
     """A rank's bytes, as they are shown."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
             "activations": states.activations, "computed again": states.recomputed,
-            "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.far}
+            "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.offloaded}
 
 
 def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> str:

@@ -122,7 +122,7 @@ def introduction(n: int, m: int) -> str:
 def measured(trainer: Trainer, stage: int, m: int) -> Found:
     """After the steps."""
     n, layout, held = trainer.topology.data.size, trainer.layout, trainer.held()
-    tables = sum(layout.home[unit].size for unit in ("embedding.word", "embedding.position"))
+    tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
     less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
     return Found(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
                  model_states(layout.size, n, stage, *FLOAT64.bytes_each),
@@ -146,7 +146,7 @@ def buffer_of(layout: Layout) -> str:
 
 def owned(trainer: Trainer) -> str:
     """Of each bucket, the numbers that the rank owns."""
-    own = [trainer.layout.own(bucket, trainer.topology.data.rank % trainer.layout.parts) for bucket in
+    own = [trainer.layout.owned_piece(bucket, trainer.topology.data.rank % trainer.layout.parts) for bucket in
            trainer.layout.buckets]
     return " ".join(bounds(piece.in_buffer) for piece in own)
 

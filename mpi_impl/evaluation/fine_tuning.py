@@ -101,8 +101,8 @@ class FineTuning:
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.telling.say(introduction(settings, self.model, self.world.hosts()))
-        self.telling.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
-                         f"{self.begin.told}")
+        self.telling.say(f"{self.device.description or kernels.describe()}\n"
+                         f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.description}")
         self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
                          f"test; {self.course.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence

@@ -30,7 +30,7 @@ def library_of(arguments):
     return ops
 
 
-def told() -> str:
+def describe() -> str:
     """For a person: by what cores do the element-wise work."""
     return "element-wise work is done by " + (
         "kernels that were compiled for this machine" if core.works() else

@@ -7,7 +7,7 @@ from reference.layers.attention import Attention, AttentionCache
 from reference.ops import CoreInputs
 
 
-def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False, lengths=None, past=None):
+def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False, lengths=None, kv_cache=None):
     """x [b, s, h], outside the region -> y [b, s, h], likewise."""
     entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
@@ -17,11 +17,11 @@ def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, sel
         q[...], k[...] = rotate(q, rotary), rotate(k, rotary)            # v keeps their buffer, so they may stay in it
     site = dropout and dropout.attention(first_head=region.rank * q.shape[2])
     inputs = CoreInputs(q, k, v, causal, site, lengths)
-    if past is None:
+    if kv_cache is None:
         context, core = attention_core(*inputs)                          # [b, s, a/t, d]
         core = inputs if selective else core
     else:
-        context, core = cached_attention(q, *past.extend(k, v)), None
+        context, core = cached_attention(q, *kv_cache.extend(k, v)), None
     context = context.reshape(b, s, -1)
     y = region.leave(linear(context, p.w_out), "attention output")       # g of [b, s, h/t] @ [h/t, h]
     cache = AttentionCache(region.keep(x, entered), core, context, rotary)

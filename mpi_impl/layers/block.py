@@ -7,10 +7,10 @@ from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, Block, BlockCache
 from reference.layers.layer_norm import LayerNorm
 
 
-def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False, lengths=None, past=None):
+def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False, lengths=None, kv_cache=None):
     """x [b, s, h], outside the regions -> [b, s, h], likewise. c is the ModelConfig."""
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, c.causal, rotary, region, dropout, selective, lengths, past)
+    y, attention = attention_forward(normed, p.attention, c.causal, rotary, region, dropout, selective, lengths, kv_cache)
     (x, mask_1), (normed, norm_2) = add_branch_and_norm(residual(x, normed, c), y, p.post_attention_layernorm,
                                                         c.layernorm_epsilon, region, dropout, AFTER_ATTENTION)
     y, mlp = mlp_forward(normed, p.mlp, c.activation, region)

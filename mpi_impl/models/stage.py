@@ -1,52 +1,52 @@
 """All of a model, or of a stage of it, but the head, on one tensor-parallel rank. Its textbook twin is
 reference/models/stage.py.
 
-`p` and `grads` are trees of units: `opened`, a unit is a tree of tensors (parallel/units.py).
+`p` and `grads` are trees of units: `materialized`, a unit is a tree of tensors (parallel/units.py).
 """
 from contextlib import closing
 
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
-from mpi_impl.models.units import in_turn, opened
-from reference.models.stage import LayersCache, Reads, StageCache, has_embedding, stage_rotary
+from mpi_impl.models.units import in_turn, materialized
+from reference.models.stage import LayersCache, StageCache, StageInputs, has_embedding, stage_rotary
 
 
-def hidden_forward(x, p, c, reads: Reads, region, dropout, recompute):
+def backbone_forward(x, p, c, inputs: StageInputs, region, dropout, recompute):
     """The x of the stage before, if there is one -> x [b, s, h], outside the regions, and its caches."""
     embedding, kept = None, []
     if has_embedding(p):
-        with opened(p.embedding) as tables:
-            x, embedding = embedding_forward(reads.tokens, tables, region, dropout, reads.token_types, reads.first)
+        with materialized(p.embedding) as tables:
+            x, embedding = embedding_forward(inputs.tokens, tables, region, dropout, inputs.token_types, inputs.first)
             del tables               # or they would be there for as long as this function runs
-    rotary = stage_rotary(x, c, region.length(x), reads.first)
+    rotary = stage_rotary(x, c, region.length(x), inputs.first)
     with closing(in_turn(p.blocks, p.blocks)) as blocks:
         for layers, again in recompute.groups(p.blocks):
-            y, caches = blocks_forward(x, layers, blocks, c, rotary, region, dropout, reads.lengths,
-                                       recompute.selective, not again, reads.past)
+            y, caches = blocks_forward(x, layers, blocks, c, rotary, region, dropout, inputs.lengths,
+                                       recompute.selective, not again, inputs.kv_cache)
             kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
             x = y
-    return x, StageCache(embedding, kept, None, rotary, dropout, reads.lengths)
+    return x, StageCache(embedding, kept, None, rotary, dropout, inputs.lengths)
 
 
-def hidden_backward(dy, p, cache: StageCache, c, grads, sink, region):
+def backbone_backward(dy, p, cache: StageCache, c, grads, sink, region):
     """dy [b, s, h] -> dx [b, s, h], or None for tokens."""
     with closing(in_turn(p.blocks, [layer for kept in reversed(cache.layers) for layer in turns(kept)])) as blocks:
         for kept in reversed(cache.layers):
             dy = layers_backward(dy, blocks, kept, cache, c, grads, sink, region)
     if has_embedding(p):
-        with opened(grads.embedding) as dembedding:
+        with materialized(grads.embedding) as dembedding:
             embedding_backward(dy, cache.embedding, dembedding, region)
         sink.done(grads.embedding)
         return None
     return dy
 
 
-def blocks_forward(x, layers, blocks, c, rotary, region, dropout, lengths, selective=False, keep=True, past=None):
+def blocks_forward(x, layers, blocks, c, rotary, region, dropout, lengths, selective=False, keep=True, kv_cache=None):
     """Some layers of a stage, whose parameters `blocks` gives in turn: x [b, s, h] -> [b, s, h], and their caches."""
     caches = {}
     for layer in layers:
         x, cache = block_forward(x, next(blocks), c, rotary, region, dropout and dropout.at(layer), selective, lengths,
-                                 past and past[layer])
+                                 kv_cache and kv_cache[layer])
         if keep:
             caches[layer] = cache
         del cache                    # what is not kept is gone before the next layer's is there
@@ -63,7 +63,7 @@ def layers_backward(dy, blocks, kept, cache, c, grads, sink, region):
         if layer not in caches:     # the last one's forward comes here, while its parameters are there for both
             caches |= forward_again(x, [layer], iter([block]), cache, c, region)[1]
             sink.recomputed(caches)
-        with opened(grads.blocks[layer]) as dblock:
+        with materialized(grads.blocks[layer]) as dblock:
             dy = block_backward(dy, block, caches[layer], c, dblock, sink, region)
         sink.done(grads.blocks[layer])
         del block, dblock       # or their buffers would live until the next layer's are there

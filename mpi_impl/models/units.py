@@ -17,25 +17,25 @@ class Unit:
     def __init__(self, name: str, tensors):
         self.name, self.tensors = name, tensors
 
-    def fetch(self) -> None:
+    def prefetch(self) -> None:
         """They will be needed soon."""
 
-    def take(self):
+    def wait(self):
         """They are needed now -> the tree of tensors."""
         return self.tensors
 
-    def free(self) -> None:
+    def release(self) -> None:
         """They are needed no more."""
 
 
 @contextmanager
-def opened(units):
-    """`with opened(...) as p:` a tree of units is one of tensors."""
-    tree_map(lambda unit: unit.fetch(), units)
+def materialized(units):
+    """`with materialized(...) as p:` a tree of units is one of tensors."""
+    tree_map(lambda unit: unit.prefetch(), units)
     try:
-        yield tree_map(lambda unit: unit.take(), units)
+        yield tree_map(lambda unit: unit.wait(), units)
     finally:
-        tree_map(lambda unit: unit.free(), units)
+        tree_map(lambda unit: unit.release(), units)
 
 
 def in_turn(units: dict[int, Any], layers: Iterable[int]) -> Generator:
@@ -45,8 +45,8 @@ def in_turn(units: dict[int, Any], layers: Iterable[int]) -> Generator:
     """
     layers = list(layers)
     for layer, following in zip(layers, [*layers[1:], None]):
-        with opened(units[layer]) as tensors:
+        with materialized(units[layer]) as tensors:
             if following is not None:
-                units[following].fetch()
+                units[following].prefetch()
             yield tensors
             del tensors

@@ -33,7 +33,7 @@ def explore_schedules(**start) -> widgets.VBox:
             sentence.value, picture.layout.visibility = f"<b>{error}</b>", "hidden"
             return
         picture.value, picture.layout.visibility = as_png(draw_schedules({name: schedule})), "visible"
-        sentence.value = told(activations_in_flight(schedule), schedule.stages // p)
+        sentence.value = describe(activations_in_flight(schedule), schedule.stages // p)
 
     for name, slider in sliders.items():
         slider.value = choice[name]
@@ -42,7 +42,7 @@ def explore_schedules(**start) -> widgets.VBox:
     return widgets.VBox([widgets.HBox(list(sliders.values())), sentence, picture])
 
 
-def told(in_flight: list[int], v: int) -> str:
+def describe(in_flight: list[int], v: int) -> str:
     """What the ranks hold at most, in a sentence."""
     part = "a rank's layers" if v == 1 else f"1/{v} of a rank's layers"
     return f"microbatches in flight on each rank, each of {part}: {', '.join(map(str, in_flight))}"

@@ -34,11 +34,11 @@ class Buffer(ABC):
             own[...] = values
 
     @property
-    def near_bytes(self) -> int:
+    def device_bytes(self) -> int:
         return self.flat.nbytes
 
     @property
-    def far_bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
         return 0
 
 
@@ -56,18 +56,18 @@ class Shard(Buffer):
         return piece.in_shard
 
 
-class FarShard(Shard):
+class OffloadedShard(Shard):
     """A shard in far memory: a host buffer, or a file. What is loaded is a copy, which only counts once it is stored.
 
     A rank with a GPU has its device's memory near and the host's far away. A rank without one keeps the same rules: its
     far memory is a host buffer that it never computes in, or a file, which is what lets it train a larger model.
     """
 
-    def __init__(self, size: int, dtype, near, folder: str | None = None):
-        """`near` is an array of the library that computes. A file is made in the folder, without a name: it is gone
+    def __init__(self, size: int, dtype, device_prototype, folder: str | None = None):
+        """`device_prototype` is an array of the library that computes. A file is made in the folder, without a name: it is gone
         when the rank is. Raises OSError if it cannot be made.
         """
-        self.near = near
+        self.device_prototype = device_prototype
         if folder is None:
             super().__init__(np.zeros(size, dtype))
         else:
@@ -77,17 +77,17 @@ class FarShard(Shard):
 
     def load(self, piece: Piece):
         """A near copy."""
-        return moved_to(np.array(super().load(piece)), self.near)
+        return moved_to(np.array(super().load(piece)), self.device_prototype)
 
     def store(self, piece: Piece, values) -> None:
         self.flat[self.place(piece)] = to_host(values)
 
     @property
-    def near_bytes(self) -> int:
+    def device_bytes(self) -> int:
         return 0
 
     @property
-    def far_bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
         return self.flat.nbytes
 
 

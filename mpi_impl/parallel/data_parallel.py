@@ -48,7 +48,7 @@ class Gradients:
         """One microbatch has given these units, trees of them, all that it gives them at this place."""
         for tree in units:
             for _, unit in leaves(tree):
-                bucket = self.layout.home[unit.name]
+                bucket = self.layout.bucket_of[unit.name]
                 self.missing[bucket] -= 1
                 self.counted(bucket)
         for pending in self.begun:

@@ -30,7 +30,7 @@ class ScatteredGradients(Gradients):
     """Stage 1: at the end of a step, each replica gets the sum of its own part only."""
 
     def begin(self, bucket: Bucket) -> Pending:
-        flat, own = self.own.flat, self.layout.own(bucket, self.group.rank)
+        flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
         return self.group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], "gradients")
 
 
@@ -50,9 +50,9 @@ class ShardedGradients(Gradients):
     def units(self, tensors):
         return map_units(lambda name, _: WholeWhileUsed(name, self), tensors)
 
-    def take(self, unit: str):
+    def materialize(self, unit: str):
         """A backward begins to work on a unit -> the views of its gradients."""
-        bucket = self.layout.home[unit]
+        bucket = self.layout.bucket_of[unit]
         if bucket not in self.whole:
             self.whole[bucket] = np.zeros_like(self.like, shape=bucket.size)
             self.whole_bytes = max(self.whole_bytes, sum(flat.nbytes for flat in self.whole.values()))
@@ -63,7 +63,7 @@ class ShardedGradients(Gradients):
         """As many contributions as a microbatch makes are in: what they have added up is sent."""
         self.users[bucket] -= 1
         if self.missing[bucket] % self.expected[bucket] == 0:
-            flat, own = self.whole[bucket], self.own.load(self.layout.own(bucket, self.group.rank))
+            flat, own = self.whole[bucket], self.own.load(self.layout.owned_piece(bucket, self.group.rank))
             with self.group.ledger.phase("reduction"):
                 own += self.group.post_reduce_scatter(flat, np.empty_like(own), "gradients").wait()
             flat[...] = 0
@@ -77,8 +77,8 @@ class WholeWhileUsed(Unit):
     def __init__(self, name: str, gradients: ShardedGradients):
         self.name, self.gradients = name, gradients
 
-    def take(self):
-        return self.gradients.take(self.name)
+    def wait(self):
+        return self.gradients.materialize(self.name)
 
 
 GRADIENTS = (Gradients, ScatteredGradients, ShardedGradients, ShardedGradients)     # by stage
@@ -107,7 +107,7 @@ class Parameters:
         """Every replica has moved its own parameters: now all get them all. (Each bucket under way takes a copy of the
         own part: two are enough.)
         """
-        flat, owned = self.own.flat, [self.layout.own(bucket, self.group.rank) for bucket in self.layout.buckets]
+        flat, owned = self.own.flat, [self.layout.owned_piece(bucket, self.group.rank) for bucket in self.layout.buckets]
         under_way = deque[Pending]()
         for piece in owned:
             under_way.append(self.group.post_all_gather(flat[piece.in_buffer], flat[piece.of.slice], "parameters"))
@@ -121,21 +121,21 @@ class ShardedParameters(Parameters):
     """Stage 3: a rank's own part of its parameters. Buckets are single units, each of them whole only while it is used.
     """
 
-    def __init__(self, layout: Layout, group: Group, own: Shard, near):
-        """What is gathered is of the kind of `near`."""
+    def __init__(self, layout: Layout, group: Group, own: Shard, device_prototype):
+        """What is gathered is of the kind of `device_prototype`."""
         super().__init__(layout, group, own)
-        self.near, self.whole = near, set[str]()    # and the units that are whole now
+        self.device_prototype, self.whole = device_prototype, set[str]()    # and the units that are whole now
 
     def units(self, tensors):
         return map_units(lambda name, _: GatheredUnit(name, self), tensors)
 
     def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
         def draw(name, below):
-            bucket = self.layout.home[name]
-            flat = np.zeros_like(self.near, shape=bucket.size)
+            bucket = self.layout.bucket_of[name]
+            flat = np.zeros_like(self.device_prototype, shape=bucket.size)
             tree_map(assign, self.layout.unit_views(name, flat),
                      initialize_shard(below, seed, flat.dtype, t, rank, flat, name))
-            own = self.layout.own(bucket, self.group.rank)
+            own = self.layout.owned_piece(bucket, self.group.rank)
             self.own.store(own, flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start])
 
         map_units(draw, tensors)
@@ -145,12 +145,12 @@ class ShardedParameters(Parameters):
 
     def gather(self, unit: str) -> Pending:
         """Begin to make a unit whole."""
-        bucket = self.layout.home[unit]
+        bucket = self.layout.bucket_of[unit]
         self.whole.add(unit)
-        elements = sum(self.layout.home[name].size for name in self.whole)
-        self.whole_bytes = max(self.whole_bytes, elements * self.near.itemsize)
-        whole = np.empty_like(self.near, shape=bucket.size)
-        return self.group.post_all_gather(self.own.load(self.layout.own(bucket, self.group.rank)), whole, "parameters")
+        elements = sum(self.layout.bucket_of[name].size for name in self.whole)
+        self.whole_bytes = max(self.whole_bytes, elements * self.device_prototype.itemsize)
+        whole = np.empty_like(self.device_prototype, shape=bucket.size)
+        return self.group.post_all_gather(self.own.load(self.layout.owned_piece(bucket, self.group.rank)), whole, "parameters")
 
 
 class GatheredUnit(Unit):
@@ -160,14 +160,14 @@ class GatheredUnit(Unit):
         self.name, self.parameters = name, parameters
         self.pending: Pending | None = None
 
-    def fetch(self) -> None:
+    def prefetch(self) -> None:
         if self.pending is None:
             self.pending = self.parameters.gather(self.name)
 
-    def take(self):
-        assert self.pending is not None, "a unit is fetched before it is taken"
+    def wait(self):
+        assert self.pending is not None, "a unit is prefetched before it is waited for"
         return self.parameters.layout.unit_views(self.name, self.pending.wait())
 
-    def free(self) -> None:
+    def release(self) -> None:
         self.pending = None
         self.parameters.whole.remove(self.name)

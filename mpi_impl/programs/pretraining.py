@@ -35,7 +35,7 @@ from mpi_impl.reports import forecast, memory, taken, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.training.batches import Batches, reads, whole_batch
+from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
@@ -99,7 +99,7 @@ class Pretraining(ABC):
         self.sources = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
-        reader = reads(self.model, self.topology) and self.topology.place.tensor == 0
+        reader = needs_samples(self.model, self.topology) and self.topology.place.tensor == 0
         self.dataset = self.open_sources(self.sources) if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
@@ -118,7 +118,7 @@ class Pretraining(ABC):
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
-        self.measured = forecast.measured(ranks, self.trainer.near)
+        self.measured = forecast.measured(ranks, self.trainer.device_prototype)
         self.throughput = throughput.throughput_of(
             self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
@@ -208,16 +208,16 @@ class Pretraining(ABC):
 
     def run(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
-        self.say(self.device.told or kernels.told())
-        self.say(forecast.told(self.forecast, self.hosts))
-        self.say(forecast.time_told(self.plan, self.measured))
+        self.say(self.device.description or kernels.describe())
+        self.say(forecast.describe(self.forecast, self.hosts))
+        self.say(forecast.describe_time(self.plan, self.measured))
         if self.throughput:
             self.say(throughput.counted(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
         if self.loaded:
-            self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
+            self.say(checkpoint.describe(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)
@@ -255,7 +255,7 @@ class Pretraining(ABC):
             self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
             if self.taken and iteration == first:
-                self.say(taken.told(self.world, self.taken, self.forecast, self.args.verify))
+                self.say(taken.describe(self.world, self.taken, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()

@@ -193,16 +193,16 @@ class ObservedUnit:
     def __init__(self, unit, taken: Callable):
         self.unit, self.taken, self.name = unit, taken, unit.name
 
-    def fetch(self) -> None:
-        self.unit.fetch()
+    def prefetch(self) -> None:
+        self.unit.prefetch()
 
-    def take(self):
-        tensors = self.unit.take()
+    def wait(self):
+        tensors = self.unit.wait()
         self.taken(self.name, tensors)
         return tensors
 
-    def free(self) -> None:
-        self.unit.free()
+    def release(self) -> None:
+        self.unit.release()
 
 
 def observed_units(stages: dict[int, Any], taken: Callable) -> dict[int, Any]:

@@ -64,8 +64,8 @@ def gathered(trainer: Trainer) -> int:
     if trainer.topology.config.zero_stage < 3:
         return 0
     steps = [names for layers in trainer.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
-    home = trainer.layout.home
-    return trainer.near.itemsize * max(sum(home[name].size for name in names) for names in steps)
+    bucket_of = trainer.layout.bucket_of
+    return trainer.device_prototype.itemsize * max(sum(bucket_of[name].size for name in names) for names in steps)
 
 
 def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
@@ -78,9 +78,9 @@ def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
         return 0
     if len(trainer.stages) > 1 or "I" in kinds:
         return None
-    (layers,), home = trainer.stages.values(), trainer.layout.home
-    steps = [{home[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
-    there = [{bucket for bucket in home.values() if any(bucket in step for step in steps[:i + 1])
+    (layers,), bucket_of = trainer.stages.values(), trainer.layout.bucket_of
+    steps = [{bucket_of[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
+    there = [{bucket for bucket in bucket_of.values() if any(bucket in step for step in steps[:i + 1])
               and any(bucket in step for step in steps[i:])} for i in range(len(steps))]
     return trainer.main.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
 
@@ -90,7 +90,7 @@ def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[
     blocks = [f"blocks.{layer}" for layer in layers]
     steps = [blocks[i:i + at_once] for i in range(len(blocks))]
     if 0 in layers:
-        steps.insert(0, [unit for unit in trainer.layout.home if unit.startswith("embedding.")])
+        steps.insert(0, [unit for unit in trainer.layout.bucket_of if unit.startswith("embedding.")])
     if trainer.model.num_layers - 1 in layers:
         steps += units_of_head(trainer.model)
     return steps
@@ -143,7 +143,7 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
 
 def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     """What else there is, at most at once: the columns in which any rank has something."""
-    columns = {"far": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
+    columns = {"offloaded": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
                "activations": "activations", "recomputed": "computed again"}
     used = {name: title for name, title in columns.items() if any(getattr(one.held, name) for one in everyone)}
     if not used:

@@ -10,7 +10,7 @@ from mpi_impl.runtime.arrays import narrowed, on_device
 from reference.optimizer import OptimizerConfig, clip_coefficient, learning_rate
 from reference.parallel.layout import Piece
 
-# Elements at a time: no more of a far shard is near at once.
+# Elements at a time: no more of an offloaded shard is on the device at the same time.
 TILE = 1 << 16              # they stay in a core's cache
 DEVICE_TILE = 1 << 24       # they keep a GPU busy
 
@@ -91,11 +91,11 @@ class Adam:
                 self.model.store(tile.place, narrowed(master, self.model.flat.dtype))
 
 
-def tiles(pieces: list[Piece], near) -> list[Tile]:
+def tiles(pieces: list[Piece], device_prototype) -> list[Tile]:
     """All elements of the pieces, which stand in the order of the shard. Small tensors join their neighbours: one by
-    one, they would cost more in calls than in arithmetic. What computes is where `near` is.
+    one, they would cost more in calls than in arithmetic. What computes is where `device_prototype` is.
     """
-    limit, found = DEVICE_TILE if on_device(near) else TILE, list[Tile]()
+    limit, found = DEVICE_TILE if on_device(device_prototype) else TILE, list[Tile]()
     for of, in_buffer, in_shard in pieces:
         start, shift = in_shard.start, in_buffer.start - in_shard.start
         while start < in_shard.stop:
@@ -112,11 +112,11 @@ def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:
     return sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])
 
 
-def counted_pieces(pieces: list[Piece], tensor_rank: int, counted_elsewhere: str) -> list[Piece]:
+def counted_pieces(pieces: list[Piece], tensor_rank: int, tied_copy: str) -> list[Piece]:
     """What a rank adds to the norm, so that the sum over all that own the model counts every element once.
 
     Of a split tensor each of t ranks has a part; a replicated one is alike on all of them, and the first one counts it.
-    `counted_elsewhere` is the name of a tensor of which another pipeline rank counts its copy, or "".
+    `tied_copy` is the name of a tensor of which another pipeline rank counts its copy, or "".
     """
-    return [piece for piece in pieces if piece.of.name != counted_elsewhere
+    return [piece for piece in pieces if piece.of.name != tied_copy
             and (piece.of.tensor.split is not None or tensor_rank == 0)]

@@ -9,7 +9,7 @@ import numpy as np
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.mappings import region_of
 from mpi_impl.comm.topology import Topology
-from mpi_impl.parallel.buffers import Buffer, FarShard, Shard, Whole
+from mpi_impl.parallel.buffers import Buffer, OffloadedShard, Shard, Whole
 from mpi_impl.parallel.passes import ForwardPass, TrainingPass
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.parallel.zero import GRADIENTS, Parameters, ShardedParameters
@@ -56,7 +56,7 @@ class Held(NamedTuple):
     parameters: int
     gradients: int
     optimizer: int
-    far: int                  # of parameters and optimizer, in far memory; not in those above
+    offloaded: int            # of parameters and optimizer, in far memory; not in those above
     gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
     unreduced: int | None     # for a while: gradients that ZeRO-2 and 3 have yet to send; None where no formula says it
     activations: int          # for a while: caches, and what waits for W; 0 if they were not measured
@@ -64,21 +64,21 @@ class Held(NamedTuple):
 
     @property
     def states(self) -> int:
-        """The model's, near and far."""
-        return self.parameters + self.gradients + self.optimizer + self.far
+        """Return the bytes of the model's states, offloaded ones included."""
+        return self.parameters + self.gradients + self.optimizer + self.offloaded
 
 
 class Trainer:
     """One rank's parameters, gradients and moments, over one layout of flat buffers, and the steps that move them."""
 
     def __init__(self, model: ModelConfig, optimizer: OptimizerConfig, topology: Topology, seed: int,
-                 precision: Precision, like=HOST, far_folder: str | None = None):
+                 precision: Precision, like=HOST, offload_folder: str | None = None):
         """`like` is an array of the library that the buffers shall belong to. With --cpu-offload shards are in files
-        in `far_folder`, or without one in host memory. Raises UserError for too few layers.
+        in `offload_folder`, or without one in host memory. Raises UserError for too few layers.
         """
         self.model, self.topology, self.ledger, self.seed = model, topology, topology.world.ledger, seed
-        self.precision, self.scaler, self.far_folder = precision, LossScaler(precision.scaling), far_folder
-        self.near, self.main = (np.empty_like(like, shape=0, dtype=dtype_of(name))      # of the model; of the optimizer
+        self.precision, self.scaler, self.offload_folder = precision, LossScaler(precision.scaling), offload_folder
+        self.device_prototype, self.main = (np.empty_like(like, shape=0, dtype=dtype_of(name))      # of the model; of the optimizer
                                 for name in (precision.compute, precision.main))
         self.iteration = 0                              # steps so far, skipped ones, too
         self.region = region_of(topology.tensor, topology.config)
@@ -96,7 +96,7 @@ class Trainer:
         make_gradients = GRADIENTS[topology.config.zero_stage]
         self.gradients = make_gradients(self.layout, topology.data, self.contributions, self.main)
         self.optimizer = Adam(self.pieces, self.parameters.own, self.make_states(), optimizer,
-                              counted_pieces(self.pieces, topology.tensor.rank, self.counted_elsewhere))
+                              counted_pieces(self.pieces, topology.tensor.rank, self.tied_copy))
         # What a schedule's actions work on.
         self.stage_params, self.stage_grads = (
             {stage: stage_of(units, layers) for stage, layers in self.stages.items()}
@@ -109,23 +109,23 @@ class Trainer:
     def make_parameters(self) -> Parameters:
         """A buffer of them all, or with ZeRO-3 of what this rank owns. No values yet."""
         if self.topology.config.zero_stage == 3:
-            return ShardedParameters(self.layout, self.topology.data, self.own_shard(self.near), self.near)
-        return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(self.near, shape=self.layout.size)))
+            return ShardedParameters(self.layout, self.topology.data, self.own_shard(self.device_prototype), self.device_prototype)
+        return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(self.device_prototype, shape=self.layout.size)))
 
     def make_states(self) -> dict[str, Buffer]:
         """What the optimizer keeps: master weights, which in 16 bits are a copy of the parameters; and moments."""
         master = self.parameters.own
         if self.precision.half:
             master = self.own_shard(self.main)
-            for tile in tiles(self.pieces, self.near):
+            for tile in tiles(self.pieces, self.device_prototype):
                 master.store(tile.place, self.parameters.own.load(tile.place).astype(self.main.dtype))
         return {"parameters": master, "m": self.own_shard(self.main), "v": self.own_shard(self.main)}
 
     def own_shard(self, like) -> Shard:
         """A buffer for what this rank owns, of zeros, of the kind of `like`."""
         if self.topology.config.cpu_offload:
-            with writing(self.far_folder or "far memory"):
-                return FarShard(self.layout.shard_size, like.dtype, like, self.far_folder)
+            with writing(self.offload_folder or "far memory"):
+                return OffloadedShard(self.layout.shard_size, like.dtype, like, self.offload_folder)
         return Shard(np.zeros_like(like, shape=self.layout.shard_size))
 
     def tie_word_table(self, tensors) -> None:
@@ -137,7 +137,7 @@ class Trainer:
         first, last = has_embedding(tensors), has_head(tensors, self.model)
         self.contributions = {"embedding.word": 2} if self.model.tied and first and last else {}
         self.embedding_group = self.topology.embedding if self.model.tied and first != last else None
-        self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""
+        self.tied_copy = "embedding.word" if self.embedding_group and last else ""
 
     def step(self, microbatches: Sequence, global_batch_size: int, observer: Observer | None = None) -> StepResult:
         """One step on this replica's microbatches (reference/batches.py) of a global batch of B sequences.
@@ -153,7 +153,7 @@ class Trainer:
                              self.total_weights(microbatches, global_batch_size), self.stage_grads,
                              self.gradients.contributed, self.dropouts(microbatches),
                              self.topology.config.recompute, scale, self.measured)
-        self.pipeline("training", len(microbatches)).play(work.compute, self.near, self.shape(microbatches))
+        self.pipeline("training", len(microbatches)).play(work.compute, self.device_prototype, self.shape(microbatches))
         self.peak_caches = work.peak_caches
         if self.measured:
             self.peak_activations, self.peak_recomputed = work.peak_activations, work.peak_recomputed
@@ -215,7 +215,7 @@ class Trainer:
             work = ForwardPass(self.model, self.region, self.stage_params, microbatches,
                                self.total_weights(microbatches, global_batch_size))
             self.pipeline("evaluation", len(microbatches)).play(
-                work.compute, self.near, self.shape(microbatches), phases={"F": "evaluation"})
+                work.compute, self.device_prototype, self.shape(microbatches), phases={"F": "evaluation"})
             return self.whole_losses(work.losses)
 
     def total_weights(self, microbatches: Sequence, global_batch_size: int) -> list[float]:
@@ -258,7 +258,7 @@ class Trainer:
 
     def whole(self, buffer: Buffer):
         """The flat buffer [layout.size], like a NumPy array, of which the replicas own parts; called by all of them."""
-        flat = np.zeros_like(self.near, shape=self.layout.size, dtype=buffer.flat.dtype)
+        flat = np.zeros_like(self.device_prototype, shape=self.layout.size, dtype=buffer.flat.dtype)
         for piece in self.pieces:
             flat[piece.in_buffer] = buffer.load(piece)
         return self.topology.data.all_reduce(flat, "all parts") if self.topology.config.shards > 1 else flat
@@ -275,6 +275,6 @@ class Trainer:
         """What this rank holds, as its arrays say."""
         parameters = self.parameters.own
         states = [buffer for buffer in self.optimizer.states.values() if buffer is not parameters]
-        return Held(parameters.near_bytes, self.gradients.own.near_bytes, sum(buffer.near_bytes for buffer in states),
-                    sum(buffer.far_bytes for buffer in (parameters, *states)), self.parameters.whole_bytes,
+        return Held(parameters.device_bytes, self.gradients.own.device_bytes, sum(buffer.device_bytes for buffer in states),
+                    sum(buffer.offloaded_bytes for buffer in (parameters, *states)), self.parameters.whole_bytes,
                     self.gradients.whole_bytes, self.peak_activations, self.peak_recomputed)

@@ -39,14 +39,14 @@ def attention_tensors(c):
                      weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
-def attention_forward(x, p, causal, rotary, dropout=None, selective=False, lengths=None, past=None):
+def attention_forward(x, p, causal, rotary, dropout=None, selective=False, lengths=None, kv_cache=None):
     """x [b, s, h] -> y [b, s, h]. `rotary` is None, or `ops.rotary_cos_sin` for s positions.
 
     `dropout` is a Dropout, or None where nothing is dropped. With `selective` recompute the core is not kept. `lengths`
-    [b] are those of the samples, whose padding nobody looks at; or None where there is no padding. In generation `past`
-    is what the layer has of the positions before these, a Past, to which it adds; then nothing is dropped or kept.
+    [b] are those of the samples, whose padding nobody looks at; or None where there is no padding. In generation `kv_cache`
+    is what the layer has of the positions before these, a KVCache, to which it adds; then nothing is dropped or kept.
     """
-    partial, cache = heads_forward(x, p, causal, rotary, dropout, selective, lengths, past)
+    partial, cache = heads_forward(x, p, causal, rotary, dropout, selective, lengths, kv_cache)
     return partial + p.b_out, cache
 
 
@@ -65,7 +65,7 @@ def attention_backward(dy, p, cache):
     return dx, Attention(dw_qkv.reshape(p.w_qkv.shape), db_qkv.reshape(p.b_qkv.shape), dw_out, db_out)
 
 
-def heads_forward(x, p, causal, rotary, dropout, selective, lengths, past=None, first_head=0):
+def heads_forward(x, p, causal, rotary, dropout, selective, lengths, kv_cache=None, first_head=0):
     """The heads in p, all or a rank's share: x [b, s, h] -> their part of the output, [b, s, h], before the bias."""
     b, s, h = x.shape
     qkv = linear(x, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
@@ -73,11 +73,11 @@ def heads_forward(x, p, causal, rotary, dropout, selective, lengths, past=None, 
     if rotary is not None:
         q, k = rotate(q, rotary), rotate(k, rotary)
     inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head), lengths)
-    if past is None:
+    if kv_cache is None:
         context, core = attention_core(*inputs)                               # [b, s, a/t, d]
         core = inputs if selective else core
     else:
-        context, core = cached_attention(q, *past.extend(k, v)), None
+        context, core = cached_attention(q, *kv_cache.extend(k, v)), None
     context = context.reshape(b, s, -1)
     return linear(context, p.w_out), AttentionCache(x, core, context, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
 

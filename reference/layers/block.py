@@ -49,13 +49,13 @@ def block_tensors(c):
     return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
 
 
-def block_forward(x, p, c, rotary, dropout=None, selective=False, lengths=None, past=None):
+def block_forward(x, p, c, rotary, dropout=None, selective=False, lengths=None, kv_cache=None):
     """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None.
 
     `dropout` is this layer's Dropout, or None where nothing is dropped; for the others see attention_forward.
     """
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, c.causal, rotary, dropout, selective, lengths, past)
+    y, attention = attention_forward(normed, p.attention, c.causal, rotary, dropout, selective, lengths, kv_cache)
     y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
     x = residual(x, normed, c) + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)

@@ -17,8 +17,8 @@ from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm
                                     pooled_backward, pooled_forward, sharded_masked_lm_backward,
                                     sharded_masked_lm_forward)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.models.stage import (KEEP_ALL, KEEP_INPUT, Reads, add_table, has_head, hidden_backward, hidden_forward,
-                                    sharded_hidden_backward, sharded_hidden_forward, stage_tensors)
+from reference.models.stage import (KEEP_ALL, KEEP_INPUT, StageInputs, add_table, backbone_backward, backbone_forward,
+                                    has_head, sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
 HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
 CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
@@ -49,9 +49,9 @@ def bert_tensors(c, layers=None):
                 multichoice_head=dense_tensors(c, 1) if choice else None)
 
 
-def reads(batch):
+def stage_inputs(batch):
     """What the stages read of a BERTBatch or a ChoiceBatch."""
-    return Reads(batch.tokens, batch.token_types, batch.lengths)
+    return StageInputs(batch.tokens, batch.token_types, batch.lengths)
 
 
 def bert_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
@@ -60,7 +60,7 @@ def bert_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
     Of a BERTBatch the losses are [b, s] of words, and [b] of the sentences' order; of a ChoiceBatch [b], of questions.
     For the other arguments see gpt_forward.
     """
-    x, cache = hidden_forward(x, p, c, reads(batch), dropout, recompute)
+    x, cache = backbone_forward(x, p, c, stage_inputs(batch), dropout, recompute)
     if has_head(p, c):
         x, head = heads_forward(x, p, c, batch)
         cache = cache._replace(head=head)
@@ -72,7 +72,7 @@ def bert_backward(dy, p, cache, c):
     dword, heads = None, dict.fromkeys(HEADS)
     if has_head(p, c):
         dy, dword, heads = heads_backward(dy, p, cache.head, c)
-    dx, embedding, blocks = hidden_backward(dy, p, cache, c)
+    dx, embedding, blocks = backbone_backward(dy, p, cache, c)
     return dx, BERT(add_table(embedding, dword), blocks, **heads)
 
 
@@ -139,7 +139,7 @@ def choice_scores(x, p, c, batch):
     """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n]; or
     the x for the next stage.
     """
-    x, _ = hidden_forward(x, p, c, reads(batch), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), None, KEEP_INPUT)
     if not has_head(p, c):
         return x
     normed, _ = layer_norm_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
@@ -162,7 +162,7 @@ def classifier_of(p, head):
 
 def sharded_bert_forward(batch, shards, c, region, dropout=None, recompute=KEEP_ALL):
     """-> the losses of the heads, alike on all ranks; `shards` are the whole model's."""
-    xs, cache = sharded_hidden_forward(shards, c, reads(batch), region, dropout, recompute)
+    xs, cache = sharded_backbone_forward(shards, c, stage_inputs(batch), region, dropout, recompute)
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
     losses, caches = [], {}
     for head in c.heads:
@@ -197,7 +197,7 @@ def sharded_bert_backward(dlosses, shards, cache, c, region):
             for one, dx in zip(dnormed, dxs):
                 one[:, :1] += dx
     dxs, grads["final_layernorm"] = norms_backward(dnormed, [p.final_layernorm for p in shards], norm)
-    embeddings, blocks = sharded_hidden_backward(dxs, shards, cache, c, region)
+    embeddings, blocks = sharded_backbone_backward(dxs, shards, cache, c, region)
     found = [BERT(add_table(e, dword), *others)
              for e, dword, *others in zip(embeddings, dwords, blocks, *grads.values())]
     return region.complete(found, bert_tensors(c))

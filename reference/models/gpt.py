@@ -11,8 +11,8 @@ from reference.layers.cross_entropy import (cross_entropy_backward, cross_entrop
 from reference.layers.embedding import (Embedding, logits_backward, logits_forward, sharded_logits_backward,
                                         sharded_logits_forward, word_tensor)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.models.stage import (KEEP_ALL, KEEP_INPUT, Reads, add_table, has_head, hidden_backward, hidden_forward,
-                                    sharded_hidden_backward, sharded_hidden_forward, stage_tensors)
+from reference.models.stage import (KEEP_ALL, KEEP_INPUT, StageInputs, add_table, backbone_backward, backbone_forward,
+                                    has_head, sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def gpt_forward(x, p, c, targets, dropout=None, recompute=KEEP_ALL):
     c is the ModelConfig. `targets` [b, s] are the tokens to predict; only the last stage looks at them. `dropout` is
     the microbatch's Dropout, or None where nothing is dropped; `recompute` says which activations are not kept.
     """
-    x, cache = hidden_forward(x, p, c, Reads(x), dropout, recompute)
+    x, cache = backbone_forward(x, p, c, StageInputs(x), dropout, recompute)
     if has_head(p, c):
         x, head = head_forward(x, p, c, targets)
         cache = cache._replace(head=head)
@@ -52,7 +52,7 @@ def gpt_backward(dy, p, cache, c):
     if has_head(p, c):
         dy, final_layernorm, dtable = head_backward(dy, p, cache.head)
         dword, doutput = (dtable, None) if p.output is None else (None, dtable)
-    dx, embedding, blocks = hidden_backward(dy, p, cache, c)
+    dx, embedding, blocks = backbone_backward(dy, p, cache, c)
     return dx, GPT(add_table(embedding, dword), blocks, final_layernorm, doutput)
 
 
@@ -77,7 +77,7 @@ def gpt_logits(x, p, c):
     """Tokens [b, s], or the x of the stage before -> logits [b, s, V] of the words that follow each, or the x for the
     next stage.
     """
-    x, _ = hidden_forward(x, p, c, Reads(x), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), None, KEEP_INPUT)
     return logits_of(x, p, c) if has_head(p, c) else x
 
 
@@ -85,15 +85,15 @@ def predicted_words(x, p, c):
     """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s]; or the x for the next
     stage.
     """
-    x, _ = hidden_forward(x, p, c, Reads(x), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), None, KEEP_INPUT)
     return likeliest(logits_of(x, p, c)) if has_head(p, c) else x
 
 
-def next_logits(x, p, c, past):
+def next_logits(x, p, c, kv_cache):
     """Tokens [b, n], or the x of the stage before -> logits [b, V] of the word that follows the last, or the x for the
-    next stage: for generation. The tokens follow those that `past`, the stage's layers', has seen; it takes these in.
+    next stage: for generation. The tokens follow those that `kv_cache`, the stage's layers', has seen; it takes these in.
     """
-    x, _ = hidden_forward(x, p, c, Reads(x, past=past), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x, kv_cache=kv_cache), None, KEEP_INPUT)
     return logits_of(x[:, -1:].copy(), p, c)[:, 0] if has_head(p, c) else x
 
 
@@ -113,7 +113,7 @@ def output_table(p):
 
 def sharded_gpt_forward(tokens, shards, c, targets, region, dropout=None, recompute=KEEP_ALL):
     """tokens, targets [b, s] -> loss [b, s], all alike on all ranks; `shards` are the whole model's."""
-    xs, cache = sharded_hidden_forward(shards, c, Reads(tokens), region, dropout, recompute)
+    xs, cache = sharded_backbone_forward(shards, c, StageInputs(tokens), region, dropout, recompute)
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
     logits, logits_cache = sharded_logits_forward(normed, [output_table(p) for p in shards], c.vocab_size, region)
     loss, loss_cache = sharded_cross_entropy_forward(logits, targets)
@@ -126,7 +126,7 @@ def sharded_gpt_backward(dloss, shards, cache, c, region):
     dlogits = sharded_cross_entropy_backward(dloss, loss_cache)
     dnormed, dtables = sharded_logits_backward(dlogits, [output_table(p) for p in shards], logits_cache, region)
     dxs, final_layernorms = norms_backward(dnormed, [p.final_layernorm for p in shards], norm)
-    embeddings, blocks = sharded_hidden_backward(dxs, shards, cache, c, region)
+    embeddings, blocks = sharded_backbone_backward(dxs, shards, cache, c, region)
     if c.untie_embeddings_and_output_weights:
         grads = [GPT(*one) for one in zip(embeddings, blocks, final_layernorms, dtables)]
     else:

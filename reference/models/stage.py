@@ -22,18 +22,18 @@ KEEP_ALL = Recompute()
 KEEP_INPUT = Recompute("full", num_layers=1 << 30)     # of a stage, and nothing else: for what goes forward only
 
 
-class Reads(NamedTuple):
+class StageInputs(NamedTuple):
     """What a stage reads of a batch, beside the x of the stage before."""
 
     tokens: Any              # [b, s]
     token_types: Any = None  # [b, s], of BERT
     lengths: Any = None      # [b]: what comes after is padding; None where there is none
-    past: Any = None         # in generation, of the stage's layers: the positions before these (a Past each)
+    kv_cache: Any = None         # in generation, of the stage's layers: the positions before these (a KVCache each)
 
     @property
     def first(self):
         """The position of the first token."""
-        return 0 if self.past is None else length_of(self.past)
+        return 0 if self.kv_cache is None else length_of(self.kv_cache)
 
 
 class LayersCache(NamedTuple):
@@ -90,21 +90,21 @@ def has_head(p, c):
 # ---- forward and backward, of all but the head ----------------------------------------------------------------------
 
 
-def hidden_forward(x, p, c, reads, dropout, recompute):
-    """The x of the stage before, if there is one -> x [b, s, h] and its caches. `reads` is a Reads."""
+def backbone_forward(x, p, c, inputs, dropout, recompute):
+    """The x of the stage before, if there is one -> x [b, s, h] and its caches. `inputs` is a StageInputs."""
     embedding, kept = None, []
     if has_embedding(p):
-        x, embedding = embedding_forward(reads.tokens, p.embedding, dropout, reads.token_types, reads.first)
-    rotary = stage_rotary(x, c, x.shape[1], reads.first)
+        x, embedding = embedding_forward(inputs.tokens, p.embedding, dropout, inputs.token_types, inputs.first)
+    rotary = stage_rotary(x, c, x.shape[1], inputs.first)
     for layers, again in recompute.groups(p.blocks):
-        y, caches = blocks_forward(x, layers, p, c, rotary, dropout, reads.lengths, recompute.selective, not again,
-                                   reads.past)
+        y, caches = blocks_forward(x, layers, p, c, rotary, dropout, inputs.lengths, recompute.selective, not again,
+                                   inputs.kv_cache)
         kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
         x = y
-    return x, StageCache(embedding, kept, None, rotary, dropout, reads.lengths)
+    return x, StageCache(embedding, kept, None, rotary, dropout, inputs.lengths)
 
 
-def hidden_backward(dy, p, cache, c):
+def backbone_backward(dy, p, cache, c):
     """dy [b, s, h] -> dx [b, s, h], None for tokens; and the gradients of embedding and blocks. A stage that does not
     embed has none of the tables.
     """
@@ -117,12 +117,12 @@ def hidden_backward(dy, p, cache, c):
     return dy, embedding, {layer: blocks[layer] for layer in p.blocks}
 
 
-def blocks_forward(x, layers, p, c, rotary, dropout, lengths, selective=False, keep=True, past=None):
+def blocks_forward(x, layers, p, c, rotary, dropout, lengths, selective=False, keep=True, kv_cache=None):
     """Some layers of a stage, in order: x [b, s, h] -> [b, s, h], and the cache of each layer, if they are kept."""
     caches = {}
     for layer in layers:
         x, cache = block_forward(x, p.blocks[layer], c, rotary, dropout and dropout.at(layer), selective, lengths,
-                                 past and past[layer])
+                                 kv_cache and kv_cache[layer])
         if keep:
             caches[layer] = cache
         del cache                    # what is not kept is gone before the next layer's is there
@@ -157,20 +157,20 @@ def stage_rotary(x, c, s, first=0):
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
 
 
-def sharded_hidden_forward(shards, c, reads, region, dropout, recompute):
+def sharded_backbone_forward(shards, c, inputs, region, dropout, recompute):
     """-> each rank's x [b, s, h], as it is outside the regions, and its caches; `shards` are the whole model's."""
-    xs, embedding = sharded_embedding_forward(reads.tokens, [p.embedding for p in shards], region, dropout,
-                                              reads.token_types)
-    rotary, kept = stage_rotary(xs[0], c, reads.tokens.shape[1]), []
+    xs, embedding = sharded_embedding_forward(inputs.tokens, [p.embedding for p in shards], region, dropout,
+                                              inputs.token_types)
+    rotary, kept = stage_rotary(xs[0], c, inputs.tokens.shape[1]), []
     for layers, again in recompute.groups(shards[0].blocks):
-        ys, caches = sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, reads.lengths,
+        ys, caches = sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, inputs.lengths,
                                             recompute.selective, keep=not again)
         kept.append(LayersCache(layers, None, xs) if again else LayersCache(layers, caches, None))
         xs = ys
-    return xs, StageCache(embedding, kept, None, rotary, dropout, reads.lengths)
+    return xs, StageCache(embedding, kept, None, rotary, dropout, inputs.lengths)
 
 
-def sharded_hidden_backward(dxs, shards, cache, c, region):
+def sharded_backbone_backward(dxs, shards, cache, c, region):
     """Each rank's dx [b, s, h], as it is outside the regions -> its gradients: of the embedding, and of the blocks."""
     blocks: list[dict] = [dict.fromkeys(p.blocks) for p in shards]
     for layers, caches, xs in reversed(cache.layers):

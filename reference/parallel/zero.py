@@ -61,7 +61,7 @@ class ZeroTrainer:
         tree_map(assign, layout.views(initial), initialize_shard(self.tensors, seed, dtype, t=1, rank=0))
         shard, self.ranks = np.zeros(layout.shard_size, dtype), []
         for part in [i % layout.parts for i in range(d)]:
-            own = np.concatenate([initial[layout.own(bucket, part).in_buffer] for bucket in layout.buckets])
+            own = np.concatenate([initial[layout.owned_piece(bucket, part).in_buffer] for bucket in layout.buckets])
             self.ranks.append(Rank(own if stage >= 3 else initial.copy(),
                                    np.zeros_like(shard if stage >= 2 else initial),
                                    np.zeros_like(shard), np.zeros_like(shard), part))
@@ -119,13 +119,14 @@ class ZeroTrainer:
 
     def whole(self, unit):
         """Each rank's parameters of a unit. Stage 3 gathers them; nobody keeps them, so they are freed after use."""
-        if unit not in self.layout.home:
+        if unit not in self.layout.bucket_of:
             return [None] * self.d                          # rope has no table of positions
-        bucket = self.layout.home[unit]
+        bucket = self.layout.bucket_of[unit]
         if self.stage < 3:
             flats = [rank.params[bucket.slice] for rank in self.ranks]
         else:
-            flats = self.all_gather([rank.params[self.layout.own(bucket, rank.part).in_shard] for rank in self.ranks])
+            flats = self.all_gather([rank.params[self.layout.owned_piece(bucket, rank.part).in_shard]
+                                     for rank in self.ranks])
         return [self.layout.unit_views(unit, flat) for flat in flats]
 
     def whole_head(self):
@@ -142,7 +143,7 @@ class ZeroTrainer:
                     tree_map(assign, self.layout.unit_views(unit, flat), tree)
             at = bucket.slice
             if self.stage >= 2:
-                at, flats = self.layout.own(bucket, 0).in_shard, self.reduce_scatter(flats)
+                at, flats = self.layout.owned_piece(bucket, 0).in_shard, self.reduce_scatter(flats)
             for rank, flat in zip(self.ranks, flats):
                 rank.grads[at] += flat
 
@@ -154,7 +155,7 @@ class ZeroTrainer:
             flats = [rank.grads[bucket.slice] for rank in self.ranks]
             sums = self.reduce_scatter(flats) if self.stage else self.all_reduce(flats)
             for rank, total in zip(self.ranks, sums):
-                rank.grads[self.layout.own(bucket, rank.part).in_buffer] = total
+                rank.grads[self.layout.owned_piece(bucket, rank.part).in_buffer] = total
 
     def update(self):
         """Every rank moves what it owns, by Adam -> the global norm before clipping, which takes the squares of all."""
@@ -175,7 +176,7 @@ class ZeroTrainer:
     def publish(self):
         """Everyone gets the parameters that the others have moved."""
         for bucket in self.layout.buckets:
-            moved = [rank.params[self.layout.own(bucket, rank.part).in_buffer] for rank in self.ranks]
+            moved = [rank.params[self.layout.owned_piece(bucket, rank.part).in_buffer] for rank in self.ranks]
             for rank, flat in zip(self.ranks, self.all_gather(moved)):
                 rank.params[bucket.slice] = flat
 

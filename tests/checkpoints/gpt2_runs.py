@@ -64,7 +64,8 @@ def computed(group, argv, tokens) -> Found:
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
         replica = trained(trainer)
-        logits = [last_logits(replica, tokens[0, :n].tolist(), replica.no_past(n)) for n in range(1, tokens.shape[1])]
+        logits = [last_logits(replica, tokens[0, :n].tolist(), replica.empty_kv_cache(n))
+                  for n in range(1, tokens.shape[1])]
         result = trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
         grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
         return Found(topology.place, result.loss, logits, grads, trainer.layout.tensors)

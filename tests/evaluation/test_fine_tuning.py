@@ -67,10 +67,10 @@ def evaluations(draw):
 
 def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) -> float:
     with connected(group, plan.parallel(group.size, case)) as topology:
-        near = wrap(np.empty(0))
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"), near)
+        like = wrap(np.empty(0))
+        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"), like)
         batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
-                          plan.p, near)
+                          plan.p, like)
         return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
 
 

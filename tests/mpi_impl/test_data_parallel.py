@@ -113,9 +113,9 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
     ours.expect(m)
     came: Counter = Counter()
     for kind, name in interleaved(contributions(units, m, uses, random), random):
-        bucket = ours.layout.home[name]
+        bucket = ours.layout.bucket_of[name]
         if kind == "take":
-            views = units[name].take()
+            views = units[name].wait()
             assert all(np.shares_memory(view, ours.whole[bucket]) for _, view in leaves(views))
             continue
         before = len(group.sums)
@@ -152,7 +152,7 @@ def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, da
     wrong = data.draw(st.sampled_from(sorted(units)))
     every.remove(wrong) if data.draw(st.booleans(), "too few") else every.append(wrong)
     for name in every:
-        units[name].take()
+        units[name].wait()
         ours.contributed(units[name])
     with pytest.raises(AssertionError, match="contributions are missing"):
         ours.finish()
@@ -179,7 +179,7 @@ def sums_are_right(group, stage, case, size, m, uses):
         views: dict[str, list] = {name: [] for name in units}
         for i, (kind, name) in enumerate(interleaved(contributions(units, m, uses, random), random)):
             if kind == "take":
-                views[name].append(units[name].take())
+                views[name].append(units[name].wait())
                 continue
             for rank in range(group.size):
                 add_draws(ours.layout.views_of(ours.layout.units[name], expected, name), case, f"{rank} {step} {i}")

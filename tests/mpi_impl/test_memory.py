@@ -95,8 +95,8 @@ def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far)
     """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
     plan = Plan(zero_stage=stage, cpu_offload=bool(far))
     for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if far == "files" else None):
-        expected = sum(held[:3]) + (0 if far == "files" else held.far)
-        assert bool(held.far) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
+        expected = sum(held[:3]) + (0 if far == "files" else held.offloaded)
+        assert bool(held.offloaded) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
 
 
 def allocations(group, case, plan, folder):
@@ -108,7 +108,7 @@ def allocations(group, case, plan, folder):
                 tracemalloc.start()
             try:
                 trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, FLOAT32,
-                                  far_folder=folder)
+                                  offload_folder=folder)
                 gc.collect()
                 constructed = tracemalloc.get_traced_memory()[0]
                 tokens = case.ids("tokens", 2, case.s)

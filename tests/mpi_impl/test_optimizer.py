@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.parallel.buffers import FarShard, Shard, Whole
+from mpi_impl.parallel.buffers import OffloadedShard, Shard, Whole
 from mpi_impl.training import optimizer
 from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
 from reference.models.gpt import gpt_tensors
@@ -91,7 +91,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
 
 def make(kind, layout):
     return {"whole": lambda: Whole(np.zeros(layout.size)), "near shards": lambda: Shard(np.zeros(layout.shard_size)),
-            "far shards": lambda: FarShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
+            "far shards": lambda: OffloadedShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
 
 
 @given(cases(), PARTS, BUCKETS, st.sampled_from(["", "embedding.word"]))

@@ -48,8 +48,8 @@ MODELS = st.sampled_from([*(model(untied=untied, position_embedding_type=positio
                           *(model(architecture="bert", heads=heads) for heads in ARCHITECTURES["bert"])])
 
 
-def trainer_on(topology, case, far_folder=None):
-    return Trainer(case.model, OPTIMIZER, topology, case.seed, Precision("float64"), far_folder=far_folder)
+def trainer_on(topology, case, offload_folder=None):
+    return Trainer(case.model, OPTIMIZER, topology, case.seed, Precision("float64"), offload_folder=offload_folder)
 
 
 def batch_of(trainer, case, m, step=0):
@@ -171,9 +171,9 @@ def no_gradient_outlives_its_use(group, case, m, plan):
     """Whenever another bucket is made whole, and after the step: alive are those that a backward still works on."""
     buffers: list = []
 
-    def watched(gradients, unit, take=ShardedGradients.take):
-        views = take(gradients, unit)
-        flat = gradients.whole[gradients.layout.home[unit]]
+    def watched(gradients, unit, materialize=ShardedGradients.materialize):
+        views = materialize(gradients, unit)
+        flat = gradients.whole[gradients.layout.bucket_of[unit]]
         if not any(ref() is flat for ref in buffers):
             buffers.append(weakref.ref(flat))
             assert sum(ref() is not None for ref in buffers) == len(gradients.whole)
@@ -181,7 +181,7 @@ def no_gradient_outlives_its_use(group, case, m, plan):
 
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trainer_on(topology, case)
-        with mock.patch.object(ShardedGradients, "take", watched):
+        with mock.patch.object(ShardedGradients, "materialize", watched):
             trainer.step(*batch_of(trainer, case, m))
         assert buffers and not any(ref() is not None for ref in buffers) and not trainer.gradients.whole
 
@@ -368,6 +368,6 @@ def test_of_units_that_are_whole_at_the_same_time_the_most_bytes_are_told():
     units, found = {name: GatheredUnit(name, parameters) for name in SIZES}, []
     for step in ("+first", "+second", "-second", "+third", "-first", "+fourth", "-third"):
         unit = units[step[1:]]
-        unit.fetch() if step[0] == "+" else unit.free()
+        unit.prefetch() if step[0] == "+" else unit.release()
         found.append(parameters.whole_bytes // 4)
     assert found == [12, 12 + 40, *[12 + 40] * 5]

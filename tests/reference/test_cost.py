@@ -23,7 +23,7 @@ from reference.errors import UserError
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.models.stage import KEEP_ALL, Reads, hidden_forward, stage_rotary
+from reference.models.stage import KEEP_ALL, StageInputs, backbone_forward, stage_rotary
 from reference.parallel.layout import Layout
 from reference.params import leaves, split, tree_map
 from reference.schedules.actions import Send, lower
@@ -152,7 +152,7 @@ def test_flops_are_those_of_the_matrix_products(case):
     both = flops_of(lambda p, dloss: gpt_backward(dloss, p, gpt_forward(tokens, p, c, targets)[1], c),
                     p, case.array("dloss", b, s))
     assert (forward, both) == (sum(expected), 3 * sum(expected))
-    layers = flops_of(lambda p: hidden_forward(None, p, c, Reads(tokens), None, KEEP_ALL), p)
+    layers = flops_of(lambda p: backbone_forward(None, p, c, StageInputs(tokens), None, KEEP_ALL), p)
     assert layers == expected.linear + expected.attention
     q = case.array("q", b, s, c.num_attention_heads, c.head_size)
     core = flops_of(lambda q: ops.attention_core(q, q, q, causal=True), q)
