@@ -50,8 +50,8 @@ ON_RANKS: dict[str, tuple] = {
             'linear(a, p.w_out, p.b_out), "mlp output") - p.b_out'),
         rank_theorems.mlp_equals_whole, CASE),
     "attention's output bias added t times": (
-        Bug("mpi_impl.layers.attention", 'linear(context, p.w_out), "attention output")',
-            'linear(context, p.w_out, p.b_out), "attention output") - p.b_out'),
+        Bug("mpi_impl.layers.attention", 'linear(attended, p.w_out), "attention output")',
+            'linear(attended, p.w_out, p.b_out), "attention output") - p.b_out'),
         rank_theorems.attention_equals_whole, CASE),
     "the row-parallel bias added t times": (
         Bug("mpi_impl.layers.linear", 'linear(x, p.w), "linear output")',
@@ -126,33 +126,32 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.layers.block", "dropout.hidden(site, region.positions(x).start)", "dropout.hidden(site)"),
         rank_theorems.block_equals_whole, CUT),
     "one mask for all layers": (
-        Bug("mpi_impl.models.stage", "dropout.at(layer), selective,", "dropout.at(0), selective,"),
+        Bug("mpi_impl.models.stage", "region, context.at(layer))", "region, context.at(0))"),
         rank_theorems.model_equals_whole, CASE),
     "no mask backward": (
         Bug("mpi_impl.layers.block", "masked = kernels.dropout_backward(dy, cache.mlp_mask)", "masked = dy"),
         rank_theorems.block_equals_whole, CASE),
     # recompute
     "the output kept, where the input is needed": (
-        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if again", "LayersCache(layers, None, y) if again"),
+        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if", "LayersCache(layers, None, y) if"),
         rank_theorems.model_equals_whole, CASE, FULL),
     "a group's layers backward in the order of the forward": (
         Bug("mpi_impl.models.stage", "for layer in reversed(layers):", "for layer in layers:"),
         rank_theorems.model_equals_whole, CASE, IN_PAIRS),
     "nothing dropped when it is computed again": (
-        Bug("mpi_impl.models.stage", "cache.rotary, region, cache.dropout,", "cache.rotary, region, None,"),
+        Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace(dropout=None))"),
         rank_theorems.model_equals_whole, CASE, FULL),
     "something else dropped when it is computed again": (    # a state that has moved on
-        Bug("mpi_impl.models.stage", "cache.rotary, region, cache.dropout,",
-            "cache.rotary, region, cache.dropout and cache.dropout.__class__(c, 1, 1),"),
+        Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace("
+            "dropout=cache.context.dropout and cache.context.dropout.__class__(c, 1, 1)))"),
         rank_theorems.model_equals_whole, CASE, IN_PAIRS),
     "caches kept, though they are computed again": (         # right, and nothing is saved
-        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if again",
-            "LayersCache(layers, caches, x) if again"),
+        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if", "LayersCache(layers, caches, x) if"),
         only_inputs_are_kept, CASE, FULL),
     "caches there while the next ones are made": (
         Bug("mpi_impl.models.stage", "        if keep:\n", "        if True:\n"), only_inputs_are_kept, CASE, FULL),
     "the core kept, though it is computed again": (
-        Bug("mpi_impl.layers.attention", "inputs if selective else core", "core"),
+        Bug("mpi_impl.layers.attention", "inputs if context.recompute.selective else core", "core"),
         only_inputs_are_kept, CASE, Recompute("selective")),
     # gradients and optimizer
     "gradients overwritten, not accumulated": (
@@ -354,7 +353,8 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "every step drops alike": (
         Bug("mpi_impl.training.trainer", "self.seed, self.iteration, samples", "self.seed, 1, samples"), *small()),
     "an evaluation drops": (
-        Bug("mpi_impl.parallel.passes", "[None] * len(microbatches)", "[Dropout(model, 1, 1)] * len(microbatches)"),
+        Bug("mpi_impl.parallel.passes", "[EVALUATION] * len(microbatches)",
+            "[LayerContext(__import__('reference.dropout').dropout.Dropout(model, 1, 1))] * len(microbatches)"),
         *small()),
     # ZeRO: replicas that divide the work
     "parameters not gathered after the step": (                  # every replica has moved its own part only
@@ -410,7 +410,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches[action.stage, action.microbatch]"), *trained()),
     "an evaluation that keeps its layers' caches": (            # where a step with recompute would not
-        Bug("mpi_impl.parallel.passes", "self.recompute = KEEP_INPUT", "self.recompute = Recompute()"),
+        Bug("mpi_impl.parallel.passes", "[EVALUATION] * len(microbatches)", "[LayerContext()] * len(microbatches)"),
         *run(training_theorems.no_cache_outlives_its_use)),
     "an evaluation that keeps caches": (
         Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',
@@ -454,10 +454,10 @@ OF_BERT: dict[str, tuple] = {
         *trained_bert()),
     # padding
     "padding is looked at": (
-        Bug("mpi_impl.layers.attention", "causal, site, lengths)", "causal, site)"),
+        Bug("mpi_impl.layers.attention", "causal, site, context.lengths)", "causal, site)"),
         *of_bert(rank_theorems.attention_equals_whole, False)),
     "padding is looked at when a layer is computed again": (
-        Bug("mpi_impl.models.stage", "cache.dropout, cache.lengths)", "cache.dropout, None)"),
+        Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace(lengths=None))"),
         *of_bert(rank_theorems.model_equals_whole, FULL)),
     "a stage in the middle is not told of padding": (            # that it needs no words is true of a GPT
         Bug("mpi_impl.training.batches", "not model.causal or topology.place.pipeline in",
@@ -605,11 +605,10 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         Bug("reference.layers.attention", "first_head=rank * p.b_qkv.shape[1]", "first_head=0"),
         textbook_theorems.attention_equals_whole, CASE),
     "the output kept, where the input is needed": (
-        Bug("reference.models.stage", "LayersCache(layers, None, xs) if again",
-            "LayersCache(layers, None, ys) if again"),
+        Bug("reference.models.stage", "LayersCache(layers, None, xs) if", "LayersCache(layers, None, ys) if"),
         textbook_theorems.model_equals_whole, CASE, FULL),
     "nothing dropped when it is computed again": (
-        Bug("reference.models.stage", "c, cache.rotary, region, cache.dropout,", "c, cache.rotary, region, None,"),
+        Bug("reference.models.stage", "region, cache.context)", "region, cache.context._replace(dropout=None))"),
         textbook_theorems.model_equals_whole, CASE, FULL),
     "the gradient past a norm forgotten": (
         Bug("reference.layers.block", "layer_norm_backward(dnormed + dy, p, cache)",

@@ -17,7 +17,7 @@ from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ParallelConfig, Recompute
 from reference.costs.traffic import Work, traffic
 from reference.models.model import sequences_of
-from reference.models.stage import KEEP_ALL, StageCache, has_embedding, has_head, join_stages
+from reference.models.stage import StageCache, has_embedding, has_head, join_stages
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
@@ -26,7 +26,7 @@ from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
-from tests.cases import Case, close, cut, trees_close
+from tests.cases import KEEP_ALL, Case, close, cut, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 
 

@@ -10,14 +10,15 @@ from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import narrowed, widened
+from reference.layer_context import EVALUATION, TRAINING
 from reference.layers import cross_entropy as textbook
 from reference.models.bert import BERT, asked, classifier_of, stage_inputs
-from reference.models.stage import KEEP_ALL, KEEP_INPUT, has_head
+from reference.models.stage import has_head
 
 
-def bert_forward(x, p: BERT, c, batch, region, dropout=None, recompute=KEEP_ALL):
+def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
     """The x [b, s, h] of the stage before, if there is one -> the losses of the heads, or the x for the next stage."""
-    x, cache = backbone_forward(x, p, c, stage_inputs(batch), region, dropout, recompute)
+    x, cache = backbone_forward(x, p, c, stage_inputs(batch), region, context)
     if has_head(p, c):
         x, head = heads_forward(x, p, c, batch, region)
         cache = cache._replace(head=head)
@@ -114,7 +115,7 @@ def choice_scores(x, p: BERT, c, batch, region):
     """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n], alike
     on all ranks; or the x for the next stage.
     """
-    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, EVALUATION)
     if not has_head(p, c):
         return x
     with (materialized(p.final_layernorm) as norm, materialized(p.pooler) as pooler,

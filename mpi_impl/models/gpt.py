@@ -8,13 +8,14 @@ from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
 from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import narrowed, widened
+from reference.layer_context import EVALUATION, TRAINING
 from reference.models.gpt import GPT, output_table
-from reference.models.stage import KEEP_ALL, KEEP_INPUT, StageInputs, has_head
+from reference.models.stage import StageInputs, has_head
 
 
-def gpt_forward(x, p: GPT, c, targets, region, dropout=None, recompute=KEEP_ALL):
+def gpt_forward(x, p: GPT, c, targets, region, context=TRAINING):
     """Tokens [b, s], or the x [b, s, h] of the stage before -> loss [b, s], or the x [b, s, h] for the next stage."""
-    x, cache = backbone_forward(x, p, c, StageInputs(x), region, dropout, recompute)
+    x, cache = backbone_forward(x, p, c, StageInputs(x), region, context)
     if has_head(p, c):
         x, head = head_forward(x, p, c, targets, region)
         cache = cache._replace(head=head)
@@ -59,7 +60,7 @@ def predicted_words(x, p: GPT, c, region):
     """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s], alike on all ranks; or the
     x for the next stage.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x), region, None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION)
     return likeliest(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x
 
 
@@ -67,7 +68,7 @@ def next_logits(x, p: GPT, c, kv_cache, region):
     """Tokens [b, n], or the x of the stage before -> this rank's logits [b, V/t] of the word that follows the last, or
     the x for the next stage. The tokens follow those that `kv_cache`, the stage's layers', has seen; it takes these in.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x, kv_cache=kv_cache), region, None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION._replace(kv_cache=kv_cache))
     return logits_of(x[:, -1:].copy(), p, c, region)[:, 0] if has_head(p, c) else x
 
 

@@ -3,14 +3,15 @@ reference/models/model.py.
 """
 from mpi_impl.models.bert import bert_backward, bert_forward
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
-from reference.models.stage import KEEP_ALL, has_embedding, has_head
+from reference.layer_context import TRAINING
+from reference.models.stage import has_embedding, has_head
 
 
-def model_forward(x, p, c, batch, region, dropout=None, recompute=KEEP_ALL):
+def model_forward(x, p, c, batch, region, context=TRAINING):
     """The x [b, s, h] of the stage before, if there is one -> the losses of each head, or the x for the next stage."""
     if c.architecture == "bert":
-        return bert_forward(x, p, c, batch, region, dropout, recompute)
-    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, region, dropout, recompute)
+        return bert_forward(x, p, c, batch, region, context)
+    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, region, context)
     return (y,) if has_head(p, c) else y, cache
 
 

@@ -7,10 +7,10 @@ import numpy as np
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
-from reference.config import ModelConfig, Recompute
+from reference.config import ModelConfig
 from reference.costs.memory import array_bytes
-from reference.dropout import Dropout
-from reference.models.stage import KEEP_INPUT, StageCache, has_head
+from reference.layer_context import EVALUATION, LayerContext
+from reference.models.stage import StageCache, has_head
 from reference.schedules.actions import Action
 
 
@@ -25,8 +25,7 @@ class ForwardPass:
         """
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.totals = microbatches, totals
-        self.dropouts: Sequence[Dropout | None] = [None] * len(microbatches)    # nothing is dropped,
-        self.recompute = KEEP_INPUT                    # and nothing is kept for a backward
+        self.contexts: Sequence[LayerContext] = [EVALUATION] * len(microbatches)
         # The heads' weighted sums, where the last stage is. They stay where they are computed: to look is to wait.
         self.losses = np.zeros(len(totals), np.float64, like=microbatches[0].tokens)
         self.dtypes: list = []                         # of the heads' losses
@@ -35,8 +34,7 @@ class ForwardPass:
     def forward(self, action: Action, x):
         """x [b, s, h] of the stage before -> x for the next; None of the last stage, which adds to the losses."""
         params, batch = self.params[action.stage], self.microbatches[action.microbatch]
-        y, cache = model_forward(x, params, self.model, batch, self.region, self.dropouts[action.microbatch],
-                                 self.recompute)
+        y, cache = model_forward(x, params, self.model, batch, self.region, self.contexts[action.microbatch])
         self.keep(action, y, cache)
         if has_head(params, self.model):
             self.dtypes = [loss.dtype for loss in y]
@@ -58,13 +56,13 @@ class TrainingPass(ForwardPass):
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, Any],
                  microbatches: Sequence, totals: Sequence[float], grads: dict[int, Any], contributed: Callable,
-                 dropouts: Sequence[Dropout], recompute: Recompute, scale: float = 1.0, measured: bool = False):
-        """`contributed` is handed the units of `grads` to which a microbatch has given all; `dropouts` are the
+                 contexts: Sequence[LayerContext], scale: float = 1.0, measured: bool = False):
+        """`contributed` is handed the units of `grads` to which a microbatch has given all; `contexts` are the
         microbatches'. Gradients are those of `scale` times the loss. If the run is `measured`, peak_activations is the
         most bytes that were held, and peak_recomputed of what was held besides while layers were computed again.
         """
         super().__init__(model, region, params, microbatches, totals)
-        self.grads, self.dropouts, self.recompute, self.scale = grads, dropouts, recompute, scale
+        self.grads, self.contexts, self.scale = grads, contexts, scale
         self.sink = ImmediateSink(contributed, self.measure_recomputed)
         self.measured, self.peak_activations, self.peak_recomputed = measured, 0, 0
         self.caches: dict[tuple[int, int], StageCache] = {}       # by stage and microbatch: from F until B, or until I

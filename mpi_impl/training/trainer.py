@@ -20,6 +20,7 @@ from mpi_impl.runtime.files import writing
 from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
 from reference.config import ModelConfig
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.models.model import model_tensors
 from reference.models.stage import has_embedding, has_head, stage_of
 from reference.optimizer import OptimizerConfig
@@ -151,8 +152,7 @@ class Trainer:
         training_pass = partial(ObservedPass, observer) if observer else TrainingPass
         work = training_pass(self.model, self.region, self.stage_params, microbatches,
                              self.total_weights(microbatches, global_batch_size), self.stage_grads,
-                             self.gradients.contributed, self.dropouts(microbatches),
-                             self.topology.config.recompute, scale, self.measured)
+                             self.gradients.contributed, self.contexts(microbatches), scale, self.measured)
         self.pipeline("training", len(microbatches)).play(work.compute, self.device_prototype, self.shape(microbatches))
         self.peak_caches = work.peak_caches
         if self.measured:
@@ -181,11 +181,11 @@ class Trainer:
         if self.topology.config.zero_stage:
             self.parameters.publish()
 
-    def dropouts(self, microbatches: Sequence) -> list[Dropout]:
-        """What is dropped from each of this replica's microbatches, in the step that now begins."""
+    def contexts(self, microbatches: Sequence) -> list[LayerContext]:
+        """Return what is dropped and what is kept of each of this replica's microbatches, in the step that begins."""
         b, (replica, d) = len(microbatches[0].tokens), (self.topology.place.data, self.topology.data.size)
-        return [Dropout(self.model, self.seed, self.iteration, samples_of(replica, k, d, b).start)
-                for k in range(len(microbatches))]
+        return [LayerContext(Dropout(self.model, self.seed, self.iteration, samples_of(replica, k, d, b).start),
+                             self.topology.config.recompute) for k in range(len(microbatches))]
 
     def sum_copies(self) -> None:
         """Add up gradients that several ranks have a part of, although each holds the whole tensor.

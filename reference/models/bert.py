@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from reference.layer_context import EVALUATION, TRAINING
 from reference.layers.block import Block, norms_backward, norms_forward
 from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward)
@@ -17,8 +18,8 @@ from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm
                                     pooled_backward, pooled_forward, sharded_masked_lm_backward,
                                     sharded_masked_lm_forward)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.models.stage import (KEEP_ALL, KEEP_INPUT, StageInputs, add_table, backbone_backward, backbone_forward,
-                                    has_head, sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
+from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
+                                    sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
 HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
 CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
@@ -54,13 +55,13 @@ def stage_inputs(batch):
     return StageInputs(batch.tokens, batch.token_types, batch.lengths)
 
 
-def bert_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
+def bert_forward(x, p, c, batch, context=TRAINING):
     """The x [b, s, h] of the stage before, if there is one -> the losses of the heads, or the x for the next stage.
 
     Of a BERTBatch the losses are [b, s] of words, and [b] of the sentences' order; of a ChoiceBatch [b], of questions.
     For the other arguments see gpt_forward.
     """
-    x, cache = backbone_forward(x, p, c, stage_inputs(batch), dropout, recompute)
+    x, cache = backbone_forward(x, p, c, stage_inputs(batch), context)
     if has_head(p, c):
         x, head = heads_forward(x, p, c, batch)
         cache = cache._replace(head=head)
@@ -139,7 +140,7 @@ def choice_scores(x, p, c, batch):
     """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n]; or
     the x for the next stage.
     """
-    x, _ = backbone_forward(x, p, c, stage_inputs(batch), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), EVALUATION)
     if not has_head(p, c):
         return x
     normed, _ = layer_norm_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
@@ -160,9 +161,9 @@ def classifier_of(p, head):
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
 
 
-def sharded_bert_forward(batch, shards, c, region, dropout=None, recompute=KEEP_ALL):
+def sharded_bert_forward(batch, shards, c, region, context=TRAINING):
     """-> the losses of the heads, alike on all ranks; `shards` are the whole model's."""
-    xs, cache = sharded_backbone_forward(shards, c, stage_inputs(batch), region, dropout, recompute)
+    xs, cache = sharded_backbone_forward(shards, c, stage_inputs(batch), region, context)
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
     losses, caches = [], {}
     for head in c.heads:

@@ -5,14 +5,15 @@ The same functions run the whole model or a stage of it: see models/stage.py, wh
 from dataclasses import dataclass
 from typing import Any
 
+from reference.layer_context import EVALUATION, TRAINING
 from reference.layers.block import Block, norms_backward, norms_forward
 from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward, likeliest,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward)
 from reference.layers.embedding import (Embedding, logits_backward, logits_forward, sharded_logits_backward,
                                         sharded_logits_forward, word_tensor)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.models.stage import (KEEP_ALL, KEEP_INPUT, StageInputs, add_table, backbone_backward, backbone_forward,
-                                    has_head, sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
+from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
+                                    sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ def gpt_tensors(c, layers=None):
                output=word_tensor(c) if last and c.untie_embeddings_and_output_weights else None)
 
 
-def gpt_forward(x, p, c, targets, dropout=None, recompute=KEEP_ALL):
+def gpt_forward(x, p, c, targets, context=TRAINING):
     """Tokens [b, s], or the x [b, s, h] of the stage before -> loss [b, s], or the x [b, s, h] for the next stage.
 
     c is the ModelConfig. `targets` [b, s] are the tokens to predict; only the last stage looks at them. `dropout` is
     the microbatch's Dropout, or None where nothing is dropped; `recompute` says which activations are not kept.
     """
-    x, cache = backbone_forward(x, p, c, StageInputs(x), dropout, recompute)
+    x, cache = backbone_forward(x, p, c, StageInputs(x), context)
     if has_head(p, c):
         x, head = head_forward(x, p, c, targets)
         cache = cache._replace(head=head)
@@ -77,7 +78,7 @@ def gpt_logits(x, p, c):
     """Tokens [b, s], or the x of the stage before -> logits [b, s, V] of the words that follow each, or the x for the
     next stage.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION)
     return logits_of(x, p, c) if has_head(p, c) else x
 
 
@@ -85,15 +86,15 @@ def predicted_words(x, p, c):
     """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s]; or the x for the next
     stage.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION)
     return likeliest(logits_of(x, p, c)) if has_head(p, c) else x
 
 
 def next_logits(x, p, c, kv_cache):
     """Tokens [b, n], or the x of the stage before -> logits [b, V] of the word that follows the last, or the x for the
-    next stage: for generation. The tokens follow those that `kv_cache`, the stage's layers', has seen; it takes these in.
+    next stage: for generation. The tokens follow those in `kv_cache`, a KVCache for each of the stage's layers.
     """
-    x, _ = backbone_forward(x, p, c, StageInputs(x, kv_cache=kv_cache), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION._replace(kv_cache=kv_cache))
     return logits_of(x[:, -1:].copy(), p, c)[:, 0] if has_head(p, c) else x
 
 
@@ -111,9 +112,9 @@ def output_table(p):
 # ---- the whole model on t ranks -----------------------------------------------------------------------------------
 
 
-def sharded_gpt_forward(tokens, shards, c, targets, region, dropout=None, recompute=KEEP_ALL):
+def sharded_gpt_forward(tokens, shards, c, targets, region, context=TRAINING):
     """tokens, targets [b, s] -> loss [b, s], all alike on all ranks; `shards` are the whole model's."""
-    xs, cache = sharded_backbone_forward(shards, c, StageInputs(tokens), region, dropout, recompute)
+    xs, cache = sharded_backbone_forward(shards, c, StageInputs(tokens), region, context)
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
     logits, logits_cache = sharded_logits_forward(normed, [output_table(p) for p in shards], c.vocab_size, region)
     loss, loss_cache = sharded_cross_entropy_forward(logits, targets)

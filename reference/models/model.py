@@ -1,8 +1,9 @@
 """The model of a ModelConfig, whichever it is: what a trainer asks for, which need not know what it trains."""
 from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
+from reference.layer_context import TRAINING
 from reference.models.bert import bert_backward, bert_forward, bert_tensors
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
-from reference.models.stage import KEEP_ALL, has_embedding, has_head
+from reference.models.stage import has_embedding, has_head
 
 
 def batch_type(c):
@@ -20,11 +21,11 @@ def model_tensors(c, layers=None):
     return (gpt_tensors if c.architecture == "gpt" else bert_tensors)(c, layers)
 
 
-def model_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
+def model_forward(x, p, c, batch, context=TRAINING):
     """The x [b, s, h] of the stage before, if there is one -> the losses of each head, or the x for the next stage."""
     if c.architecture == "bert":
-        return bert_forward(x, p, c, batch, dropout, recompute)
-    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, dropout, recompute)
+        return bert_forward(x, p, c, batch, context)
+    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, context)
     return (y,) if has_head(p, c) else y, cache
 
 

@@ -25,6 +25,7 @@ from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
 from reference.comm.ring import ring_all_gather
 from reference.config import check_zero_stage, number_of_microbatches
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
@@ -89,13 +90,14 @@ class ZeroTrainer:
 
     def forward(self, tokens, targets, dropouts):
         """Each rank's tokens, targets [b, s] and Dropout -> its loss [b, s]; and caches, of each unit a list."""
-        c, blocks = self.model, {}
+        c, blocks, contexts = self.model, {}, [LayerContext(dropout) for dropout in dropouts]
         xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
-                                                            self.whole("embedding.position")), dropouts)
+                                                            self.whole("embedding.position")), contexts)
         rotary = stage_rotary(xs[0], c, tokens[0].shape[1])
+        contexts = [context._replace(rotary=rotary) for context in contexts]
         for layer in self.tensors.blocks:
-            xs, blocks[layer] = each(lambda x, p, dropout: block_forward(x, p, c, rotary, dropout),
-                                     xs, self.whole(f"blocks.{layer}"), [dropout.at(layer) for dropout in dropouts])
+            xs, blocks[layer] = each(lambda x, p, context: block_forward(x, p, c, context),
+                                     xs, self.whole(f"blocks.{layer}"), [context.at(layer) for context in contexts])
         losses, head = each(lambda x, p, ids: head_forward(x, p, c, ids), xs, self.whole_head(), targets)
         return losses, embedding, blocks, head
 

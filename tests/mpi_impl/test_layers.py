@@ -9,6 +9,7 @@ from mpi_impl.models import gpt, stage
 from mpi_impl.models.units import Unit
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
+from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.parallel.layout import map_units
@@ -38,13 +39,13 @@ def test_mlp(ranks, case):
 @given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
 def test_attention(ranks, case, causal, selective):
     """With padding and without, dropout on."""
-    ranks.run(case.t, theorems.attention_equals_whole, case, causal, selective)
+    ranks.run(case.t, theorems.attention_equals_whole, case, causal, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL), st.booleans())
 def test_block(ranks, case, selective):
     """In both orders of norms and residual connections."""
-    ranks.run(case.t, theorems.block_equals_whole, case, selective)
+    ranks.run(case.t, theorems.block_equals_whole, case, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL))
@@ -124,15 +125,16 @@ def only_inputs_are_kept(group, case, recompute):
     made: dict[int, list] = {}
     groups = recompute.groups(range(c.num_layers))
 
-    def watched(x, block, c, rotary, region, dropout, *how, block_forward=stage.block_forward):
-        over = [layer for layers, again in groups for layer in layers if again and layers[-1] < dropout.layer]
+    def watched(x, block, c, region, context, block_forward=stage.block_forward):
+        over = [layer for layers, again in groups for layer in layers if again and layers[-1] < context.dropout.layer]
         assert not any(ref() is not None for layer in over for ref in made[layer])
-        y, cache = block_forward(x, block, c, rotary, region, dropout, *how)
-        made[dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
+        y, cache = block_forward(x, block, c, region, context)
+        made[context.dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
         return y, cache
 
     with mock.patch.object(stage, "block_forward", watched):
-        _, cache = gpt.gpt_forward(tokens, map_units(Unit, share.p), c, tokens, share.region, case.dropout, recompute)
+        _, cache = gpt.gpt_forward(tokens, map_units(Unit, share.p), c, tokens, share.region,
+                                   LayerContext(case.dropout, recompute))
     for kept, (layers, again) in zip(cache.layers, groups, strict=True):
         assert kept.layers == layers
         squares = [array for array in arrays_in(kept) if array.shape[-2:] == (case.s, case.s)]
