@@ -332,8 +332,8 @@ def train(stage, m=1, layers=2, steps=8, offload=False):
         for step in range(steps):
             tokens, targets = global_batch(step, m * size)
             losses.append(trainer.step(share_of(trainer, tokens, targets, b=1), len(tokens)).loss)
-        weights = dict(leaves(trainer.layout.views(trainer.whole(trainer.parameters.own))))
-        return {"losses": losses, "held": trainer.held(), "psi": trainer.layout.size,
+        weights = dict(leaves(trainer.state.layout.views(trainer.state.whole(trainer.state.parameters.own))))
+        return {"losses": losses, "held": trainer.held(), "psi": trainer.state.layout.size,
                 "sent": sent(trainer.ledger) / steps, "weights": weights}
 
 stages = [train(stage) for stage in range(4)]

@@ -17,6 +17,7 @@ from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.telling import Telling
 from mpi_impl.generation.replica import trained
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import Settings, precision
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.reports import forecast
@@ -54,15 +55,15 @@ class FineTuning:
         self.forecast = forecast.check_memory(self.hosts, forecast.Plan(
             self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
             args.offload_folder is not None or self.device.memory is not None))
-        self.trainer = Trainer(self.model, self.optimizer, self.topology, args.seed, precision(args),
-                               self.device.like, args.offload_folder)
+        self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
+                                          args.offload_folder), self.optimizer)
         self.begin.load(self.trainer)
         self.batches = self.dealt(self.microbatches)
         self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.course.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
-                               self.model.heads, self.trainer.precision.scaled)
+                               self.model.heads, self.trainer.state.precision.scaled)
 
     # ---- before the first step ----
 
@@ -97,7 +98,7 @@ class FineTuning:
     # ---- the run ----
 
     def run(self) -> None:
-        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.precision, self.microbatches,
+        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.state.precision, self.microbatches,
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.telling.say(introduction(settings, self.model, self.world.hosts()))

@@ -42,8 +42,8 @@ class Replica:
 
 def trained(trainer: Trainer) -> Replica:
     """The model of a trainer: the same arrays. With ZeRO-3 all replicas must generate, with their parameters."""
-    return Replica(trainer.model, trainer.topology, trainer.stage_params, trainer.pipeline("evaluation", 1),
-                   trainer.last_rank, trainer.device_prototype)
+    return Replica(trainer.state.model, trainer.topology, trainer.state.stage_params, trainer.pipeline("evaluation", 1),
+                   trainer.state.last_rank, trainer.state.device_prototype)
 
 
 def loaded(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:

@@ -1,6 +1,6 @@
 """BERT, or a stage of it, on one tensor-parallel rank. Its textbook twin is reference/models/bert.py.
 
-`p` and `grads` are trees of units: `materialized`, a unit is a tree of tensors (parallel/units.py).
+`p` and `grads` are trees of units, which are `materialized` for as long as they are used (units.py).
 """
 import numpy as np
 
@@ -17,7 +17,8 @@ from reference.models.stage import has_head
 
 
 def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
-    """The x [b, s, h] of the stage before, if there is one -> the losses of the heads, or the x for the next stage."""
+    """Map the x [b, s, h] of the stage before, if there is one, to the losses of the heads, or to the x for the next.
+    """
     x, cache = backbone_forward(x, p, c, stage_inputs(batch), region, context)
     if has_head(p, c):
         x, head = heads_forward(x, p, c, batch, region)
@@ -26,9 +27,9 @@ def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
 
 
 def bert_backward(dy, p: BERT, cache, c, grads: BERT, sink, region):
-    """The gradients of the losses, or dx of the next stage -> dx [b, s, h], or None for tokens.
+    """Map the gradients of the losses, or dx of the next stage, to dx [b, s, h], or None for tokens.
 
-    `sink.done(...)` is told which units have all that this microbatch gives them.
+    `sink.done(...)` is called with the units that have got all that this microbatch gives them.
     """
     if has_head(p, c):
         dy = heads_backward(dy, p, cache.head, c, grads, sink, region)
@@ -36,10 +37,12 @@ def bert_backward(dy, p: BERT, cache, c, grads: BERT, sink, region):
 
 
 def heads_forward(x, p: BERT, c, batch, region):
-    """x [b, s, h], outside the regions -> the losses, alike on all ranks, in float32 at least (or not, on request)."""
+    """Map x [b, s, h], outside the regions, to the losses, identical on every rank, in float32 at least (or not, on
+    request).
+    """
     with materialized(p.final_layernorm) as norm:
         normed, norm_cache = layer_norm_forward(x, norm, c.layernorm_epsilon)
-        del norm                     # or it would be there for as long as this function runs
+        del norm                     # or this name would keep it until the function returns
     losses, caches = [], {}
     for head in c.heads:
         loss, caches[head] = (lm_loss_forward(normed, p, c, batch, region) if head == "lm" else
@@ -49,7 +52,7 @@ def heads_forward(x, p: BERT, c, batch, region):
 
 
 def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
-    """-> dx [b, s, h], outside the regions."""
+    """Return dx [b, s, h], outside the regions."""
     norm_cache, caches = cache
     dnormed = np.zeros_like(norm_cache[0])
     for head, dloss in reversed(list(zip(c.heads, dlosses))):
@@ -63,11 +66,11 @@ def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
     return dx
 
 
-# ---- masked words ---------------------------------------------------------------------------------------------------
+# ---- masked tokens --------------------------------------------------------------------------------------------------
 
 
 def lm_loss_forward(normed, p: BERT, c, batch, region):
-    """normed [b, s, h] -> loss [b, s]."""
+    """Map normed [b, s, h] to loss [b, s]."""
     with materialized(p.lm_head) as head, materialized(p.embedding.word) as word:
         logits, cache = masked_lm_forward(normed, head, word, c, region)
     if not c.fp16_lm_cross_entropy:
@@ -77,7 +80,7 @@ def lm_loss_forward(normed, p: BERT, c, batch, region):
 
 
 def lm_loss_backward(dloss, p: BERT, c, cache, grads: BERT, sink, region):
-    """dloss [b, s] -> dnormed [b, s, h]."""
+    """Map dloss [b, s] to dnormed [b, s, h]."""
     head_cache, loss_cache = cache
     dlogits = cross_entropy_backward(dloss, loss_cache)
     with (materialized(p.lm_head) as head, materialized(p.embedding.word) as word,
@@ -88,11 +91,11 @@ def lm_loss_backward(dloss, p: BERT, c, cache, grads: BERT, sink, region):
     return dnormed
 
 
-# ---- what reads the first position ----------------------------------------------------------------------------------
+# ---- heads that read the first position -----------------------------------------------------------------------------
 
 
 def pooled_loss_forward(normed, p: BERT, head, batch, region):
-    """normed [b, s, h] -> loss [b]. The logits are few, and every rank has them all."""
+    """Map normed [b, s, h] to loss [b]. The logits are few, and every rank has them all."""
     with materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier:
         scores, cache = pooled_forward(normed, pooler, classifier)
     loss, loss_cache = textbook.cross_entropy_forward(*asked(head, widened(scores), batch))
@@ -100,7 +103,7 @@ def pooled_loss_forward(normed, p: BERT, head, batch, region):
 
 
 def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region):
-    """dloss [b] -> dnormed of the first position, [b, 1, h]."""
+    """Map dloss [b] to dnormed of the first position, [b, 1, h]."""
     head_cache, loss_cache = cache
     dscores = textbook.cross_entropy_backward(region.of_first_position_backward(dloss), loss_cache)
     with (materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier,
@@ -112,8 +115,8 @@ def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region)
 
 
 def choice_scores(x, p: BERT, c, batch, region):
-    """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n], alike
-    on all ranks; or the x for the next stage.
+    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n],
+    identical on every rank; or to the x for the next stage.
     """
     x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, EVALUATION)
     if not has_head(p, c):

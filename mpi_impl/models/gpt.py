@@ -1,6 +1,6 @@
 """GPT, or a stage of it, on one tensor-parallel rank. Its textbook twin is reference/models/gpt.py.
 
-`p` and `grads` are trees of units: `materialized`, a unit is a tree of tensors (parallel/units.py).
+`p` and `grads` are trees of units, which are `materialized` for as long as they are used (units.py).
 """
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward, likeliest
 from mpi_impl.layers.embedding import logits_backward, logits_forward
@@ -14,7 +14,7 @@ from reference.models.stage import StageInputs, has_head
 
 
 def gpt_forward(x, p: GPT, c, targets, region, context=TRAINING):
-    """Tokens [b, s], or the x [b, s, h] of the stage before -> loss [b, s], or the x [b, s, h] for the next stage."""
+    """Map tokens [b, s], or the x [b, s, h] of the stage before, to loss [b, s], or to the x for the next stage."""
     x, cache = backbone_forward(x, p, c, StageInputs(x), region, context)
     if has_head(p, c):
         x, head = head_forward(x, p, c, targets, region)
@@ -23,9 +23,9 @@ def gpt_forward(x, p: GPT, c, targets, region, context=TRAINING):
 
 
 def gpt_backward(dy, p: GPT, cache, c, grads: GPT, sink, region):
-    """dloss [b, s], or dx of the next stage [b, s, h] -> dx [b, s, h], or None for tokens.
+    """Map dloss [b, s], or dx of the next stage [b, s, h], to dx [b, s, h], or None for tokens.
 
-    `sink.done(...)` is told which units have all that this microbatch gives them.
+    `sink.done(...)` is called with the units that have got all that this microbatch gives them.
     """
     if has_head(p, c):
         dy = head_backward(dy, p, cache.head, grads, sink, region)
@@ -33,7 +33,9 @@ def gpt_backward(dy, p: GPT, cache, c, grads: GPT, sink, region):
 
 
 def head_forward(x, p: GPT, c, targets, region):
-    """x [b, s, h], outside the regions -> loss [b, s], alike on all ranks, in float32 at least (or not, on request)."""
+    """Map x [b, s, h], outside the regions, to loss [b, s], identical on every rank, in float32 at least (or not, on
+    request).
+    """
     with materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word:
         normed, norm_cache = layer_norm_forward(x, norm, c.layernorm_epsilon)
         logits, logits_cache = logits_forward(normed, word, c.vocab_size, region)
@@ -44,7 +46,7 @@ def head_forward(x, p: GPT, c, targets, region):
 
 
 def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
-    """dloss [b, s] -> dx [b, s, h], outside the regions."""
+    """Map dloss [b, s] to dx [b, s, h], outside the regions."""
     norm_cache, logits_cache, loss_cache = cache
     dlogits = cross_entropy_backward(dloss, loss_cache)
     with (materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word,
@@ -57,23 +59,23 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
 
 
 def predicted_words(x, p: GPT, c, region):
-    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s], alike on all ranks; or the
-    x for the next stage.
+    """Map tokens [b, s], or the x of the stage before, to the likeliest token after each, [b, s], identical on every
+    rank; or to the x for the next stage.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION)
     return likeliest(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x
 
 
 def next_logits(x, p: GPT, c, kv_cache, region):
-    """Tokens [b, n], or the x of the stage before -> this rank's logits [b, V/t] of the word that follows the last, or
-    the x for the next stage. The tokens follow those that `kv_cache`, the stage's layers', has seen; it takes these in.
+    """Map tokens [b, n], or the x of the stage before, to this rank's logits [b, V/t] of the token that follows the
+    last, or to the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of its layers.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION._replace(kv_cache=kv_cache))
     return logits_of(x[:, -1:].copy(), p, c, region)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p: GPT, c, region):
-    """x [b, s, h] -> this rank's logits [b, s, V/t]."""
+    """Map x [b, s, h] to this rank's logits [b, s, V/t]."""
     with materialized(p.final_layernorm) as norm, materialized(output_table(p)) as word:
         normed, _ = layer_norm_forward(x, norm, c.layernorm_epsilon)
         return logits_forward(normed, word, c.vocab_size, region)[0]

@@ -28,6 +28,7 @@ from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.launching.entry import give_up, leave_within
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.recording.recorder import RecordedSteps, description
@@ -109,8 +110,8 @@ class Pretraining(ABC):
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
         self.taken = taken.Taken(self.device.like) if self.args.log_throughput else None
-        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
-                               self.device.like, self.args.offload_folder)
+        self.trainer = Trainer(ModelState(self.model, self.topology, self.args.seed, settings.precision,
+                                          self.device.like, self.args.offload_folder), settings.optimizer)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
         self.load()
         self.divergence = DivergenceCheck(self.trainer, self.args.lr)
@@ -118,7 +119,7 @@ class Pretraining(ABC):
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
-        self.measured = forecast.measured(ranks, self.trainer.device_prototype)
+        self.measured = forecast.measured(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
             self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
@@ -201,8 +202,9 @@ class Pretraining(ABC):
             self.verifier.take_over()
 
     def record(self) -> RecordedSteps:
-        about = description(self.trainer, self.args.global_batch_size, self.args.seq_length)
-        return RecordedSteps(self.trainer, self.args.record, about, self.say)
+        about = description(self.trainer.state, self.settings.optimizer, self.args.global_batch_size,
+                            self.args.seq_length)
+        return RecordedSteps(self.trainer.state, self.args.record, about, self.say)
 
     # ---- the run ----
 

@@ -1,6 +1,6 @@
 """GPT: embedding, L blocks, a final layer norm, logits and loss (Radford et al. 2019; Shoeybi et al. 2019).
 
-The same functions run the whole model or a stage of it: see models/stage.py, which has all but the head.
+The same functions run the whole model or a stage of it. The backbone, all but the head, is in models/stage.py.
 """
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class GPT:
 
 
 def gpt_tensors(c, layers=None):
-    """Declares the tensors of the stage that has these layers, a range; of the whole model without one."""
+    """Declare the tensors of the stage that has these layers, a range; of the whole model without one."""
     layers = range(c.num_layers) if layers is None else layers
     last = c.num_layers - 1 in layers
     return GPT(**stage_tensors(c, layers), final_layernorm=layer_norm_tensors(c) if last else None,
@@ -35,10 +35,10 @@ def gpt_tensors(c, layers=None):
 
 
 def gpt_forward(x, p, c, targets, context=TRAINING):
-    """Tokens [b, s], or the x [b, s, h] of the stage before -> loss [b, s], or the x [b, s, h] for the next stage.
+    """Map tokens [b, s], or the x [b, s, h] of the stage before, to loss [b, s], or to the x for the next stage.
 
-    c is the ModelConfig. `targets` [b, s] are the tokens to predict; only the last stage looks at them. `dropout` is
-    the microbatch's Dropout, or None where nothing is dropped; `recompute` says which activations are not kept.
+    c is the ModelConfig. `targets` [b, s] are the tokens to predict; only the last stage looks at them. `context` says
+    what is dropped, and what is kept for the backward.
     """
     x, cache = backbone_forward(x, p, c, StageInputs(x), context)
     if has_head(p, c):
@@ -48,7 +48,8 @@ def gpt_forward(x, p, c, targets, context=TRAINING):
 
 
 def gpt_backward(dy, p, cache, c):
-    """dloss [b, s], or dx of the next stage [b, s, h] -> dx [b, s, h], None for tokens; and the gradients, as a GPT."""
+    """Map dloss [b, s], or dx of the next stage [b, s, h], to dx [b, s, h], or None for tokens; return the gradients.
+    """
     dword = doutput = final_layernorm = None
     if has_head(p, c):
         dy, final_layernorm, dtable = head_backward(dy, p, cache.head)
@@ -58,7 +59,7 @@ def gpt_backward(dy, p, cache, c):
 
 
 def head_forward(x, p, c, targets):
-    """x [b, s, h] -> loss [b, s]."""
+    """Map x [b, s, h] to loss [b, s]."""
     normed, norm = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
     logits, logits_cache = logits_forward(normed, output_table(p), c.vocab_size)
     loss, loss_cache = cross_entropy_forward(logits, targets)
@@ -66,7 +67,7 @@ def head_forward(x, p, c, targets):
 
 
 def head_backward(dloss, p, cache):
-    """dloss [b, s] -> dx [b, s, h], and the gradients of the final layer norm and of the word table."""
+    """Map dloss [b, s] to dx [b, s, h]; return the gradients of the final layer norm and of the word table."""
     norm, logits_cache, loss_cache = cache
     dlogits = cross_entropy_backward(dloss, loss_cache)
     dnormed, dtable = logits_backward(dlogits, output_table(p), logits_cache)
@@ -75,37 +76,37 @@ def head_backward(dloss, p, cache):
 
 
 def gpt_logits(x, p, c):
-    """Tokens [b, s], or the x of the stage before -> logits [b, s, V] of the words that follow each, or the x for the
-    next stage.
+    """Map tokens [b, s], or the x of the stage before, to the logits [b, s, V] of the token after each; or to the x for
+    the next stage.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION)
     return logits_of(x, p, c) if has_head(p, c) else x
 
 
 def predicted_words(x, p, c):
-    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s]; or the x for the next
-    stage.
+    """Map tokens [b, s], or the x of the stage before, to the likeliest token after each, [b, s]; or to the x for the
+    next stage.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION)
     return likeliest(logits_of(x, p, c)) if has_head(p, c) else x
 
 
 def next_logits(x, p, c, kv_cache):
-    """Tokens [b, n], or the x of the stage before -> logits [b, V] of the word that follows the last, or the x for the
-    next stage: for generation. The tokens follow those in `kv_cache`, a KVCache for each of the stage's layers.
+    """Map tokens [b, n], or the x of the stage before, to the logits [b, V] of the token that follows the last, or to
+    the x for the next stage. The tokens follow those in `kv_cache`, a KVCache for each of the stage's layers.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION._replace(kv_cache=kv_cache))
     return logits_of(x[:, -1:].copy(), p, c)[:, 0] if has_head(p, c) else x
 
 
 def logits_of(x, p, c):
-    """x [b, s, h] -> logits [b, s, V]."""
+    """Map x [b, s, h] to logits [b, s, V]."""
     normed, _ = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
     return logits_forward(normed, output_table(p), c.vocab_size)[0]
 
 
 def output_table(p):
-    """The word table that gives the logits: the embedding's own, or that of an untied output layer."""
+    """Return the word table of the logits: the embedding's own, or that of an untied output layer."""
     return p.embedding.word if p.output is None else p.output
 
 
@@ -113,7 +114,7 @@ def output_table(p):
 
 
 def sharded_gpt_forward(tokens, shards, c, targets, region, context=TRAINING):
-    """tokens, targets [b, s] -> loss [b, s], all alike on all ranks; `shards` are the whole model's."""
+    """Map tokens, targets [b, s] to loss [b, s], all identical on every rank; `shards` are the whole model's."""
     xs, cache = sharded_backbone_forward(shards, c, StageInputs(tokens), region, context)
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
     logits, logits_cache = sharded_logits_forward(normed, [output_table(p) for p in shards], c.vocab_size, region)
@@ -122,7 +123,7 @@ def sharded_gpt_forward(tokens, shards, c, targets, region, context=TRAINING):
 
 
 def sharded_gpt_backward(dloss, shards, cache, c, region):
-    """dloss [b, s], alike on all ranks -> each rank's gradients."""
+    """Map dloss [b, s], identical on every rank, to each rank's gradients."""
     norm, logits_cache, loss_cache = cache.head
     dlogits = sharded_cross_entropy_backward(dloss, loss_cache)
     dnormed, dtables = sharded_logits_backward(dlogits, [output_table(p) for p in shards], logits_cache, region)

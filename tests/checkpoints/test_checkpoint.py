@@ -119,16 +119,16 @@ def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
             run.step(through)
             run.step(before)
         checkpoint.save(before, str(root), {})
-        for buffer in after.optimizer.states.values():
+        for buffer in after.state.optimizer_states.values():
             buffer.flat[...] = 7
         checkpoint.load(after, str(root), on_disk.read_manifest(str(root)))
         for _ in range(steps):
             assert repr(run.step(through)) == repr(run.step(after))
         assert (through.iteration, through.optimizer.iteration, through.scaler.state) == (
             after.iteration, after.optimizer.iteration, after.scaler.state)
-        for one, other in ((through.parameters.own, after.parameters.own), *zip(
-                through.optimizer.states.values(), after.optimizer.states.values(), strict=True)):
-            for piece in without_padding(through.pieces, topology.place.tensor):
+        for one, other in ((through.state.parameters.own, after.state.parameters.own), *zip(
+                through.state.optimizer_states.values(), after.state.optimizer_states.values(), strict=True)):
+            for piece in without_padding(through.state.pieces, topology.place.tensor):
                 assert np.array_equal(one.load(piece), other.load(piece), equal_nan=True), piece.of.name
 
 
@@ -185,7 +185,7 @@ def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, i
         trainer.iteration = 1
         saved = most_bytes(lambda: checkpoint.save(trainer, str(root), {}))
         loaded = most_bytes(lambda: checkpoint.load(trainer, str(root), on_disk.read_manifest(str(root))))
-        part, state = max(piece.size for piece in trainer.pieces), trainer.layout.shard_size
+        part, state = max(piece.size for piece in trainer.state.pieces), trainer.state.layout.shard_size
         return saved, loaded, 8 * part, 8 * state
 
 
@@ -225,10 +225,10 @@ def test_weights_that_are_infinite_in_the_models_format_are_not_saved():
     """70,000 is a number in float32, in which master weights and moments are; float16 ends before it."""
     piece = Piece(Segment("w", 0, (2,), Tensor((2,))), slice(0, 2), slice(0, 2))
     states = {name: Whole(np.array([1.0, 7e4], np.float32)) for name in ("parameters", "m", "v")}
-    trainer = SimpleNamespace(optimizer=SimpleNamespace(states=states), precision=Precision("float16"), iteration=3,
-                              topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
+    state = SimpleNamespace(optimizer_states=states, precision=Precision("float16"))
+    trainer = SimpleNamespace(state=state, iteration=3, topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
     with pytest.raises(UserError, match="Iteration 3 has made w infinite in float16, or no number, on rank 1"):
         checkpoint.finite(trainer, piece, "parameters")
     assert checkpoint.finite(trainer, piece, "m").tolist() == [1, 7e4]
-    trainer.precision = Precision("bfloat16")
+    trainer.state.precision = Precision("bfloat16")
     assert checkpoint.finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"

@@ -11,6 +11,7 @@ from mpi_impl.comm.ledger import Ledger
 from mpi_impl.models import stage as stages
 from mpi_impl.parallel import sinks
 from mpi_impl.parallel.data_parallel import Gradients
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
@@ -249,7 +250,7 @@ def order_of_a_step(group, case, plan):
         return call
 
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 5))
         data, m = topology.data, 4
         with (mock.patch.object(data, "post_all_reduce", recorded("sum", data.post_all_reduce)),
               mock.patch.object(data, "post_reduce_scatter", recorded("sum", data.post_reduce_scatter)),

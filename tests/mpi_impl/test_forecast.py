@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.forecast import (Forecast, Host, Plan, check_memory, describe, describe_time, hosts_of, measured,
                                        remedy)
 from mpi_impl.reports.memory import rank_memory
@@ -43,7 +44,7 @@ def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
 def forecast_and_account(group, case, m, plan, precision):
     """Of one rank: both, and the most bytes of padding; and how many ranks its machine has."""
     with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, precision)
+        trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
         found = rank_memory(trainer, case.b, case.s, m)
         plan = Plan(case.model, topology.config, precision, case.b, case.s, m)
         (host,) = hosts_of(group, topology.place.pipeline)

@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.models import gpt, stage
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
 from reference.layer_context import LayerContext
@@ -98,13 +99,13 @@ def test_padding_in_the_vocabulary_stays_0(ranks, architecture):
 
 def padding_stays_0(group, case):
     with connected(group, Plan().parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(0.1, 9, weight_decay=0.1), topology, case.seed,
-                          Precision("float64"))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")),
+                          OptimizerConfig(0.1, 9, weight_decay=0.1))
         for step in range(3):
             trainer.step([case.batch(str(step), case.b)], case.b)
-        for state in trainer.optimizer.states.values():
+        for state in trainer.state.optimizer_states.values():
             theorems.first_checks(group, state.flat, lambda everyone: padding_gets_nothing(
-                list(map(trainer.layout.views, everyone)), trainer.layout.tensors, group.size))
+                list(map(trainer.state.layout.views, everyone)), trainer.state.layout.tensors, group.size))
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -127,7 +127,7 @@ STEP = "result = StepResult(losses, norm, rate, scale)"
     ("gradient", "mpi_impl.training.optimizer",
      'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [
-        ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
+        ("gradient", "mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
         ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
         ("weights", "mpi_impl.kernels", "        if decays:", "        if False:"),
     ]),
