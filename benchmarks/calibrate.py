@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_writable(args.output)
     print(f"{args.ranks} ranks measure, at the same time ...", flush=True)
     found = calibrate(args.ranks)
-    print(told(found))
+    print(describe(found))
     save(found, args.output)
     print(f"\nwritten to {args.output}: mpi_impl.plan and benchmarks/predict.py take it as --hardware")
 
@@ -152,7 +152,7 @@ def link(messages: dict[int, float], ranks: int) -> Link:
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
-def told(found: Hardware) -> str:
+def describe(found: Hardware) -> str:
     sizes = [["size of a product", *(f"{size:.0f}" for size, _ in found.efficiency)],
              ["share of the peak", *(f"{share:.0%}" for _, share in found.efficiency)]]
     kinds = [["passes over", *Passes.__dataclass_fields__, "overhead of a layer"]]

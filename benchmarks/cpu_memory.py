@@ -13,6 +13,7 @@ from works import WORKS
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.launching.entry import run
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.forecast import Plan
 from mpi_impl.reports.taken import Taken
 from mpi_impl.training.trainer import Trainer
@@ -32,7 +33,7 @@ def main() -> None:
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     parallel, precision = ParallelConfig(tensor_model_parallel_size=ranks.size), Precision("float32")
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant")
-    trainer = Trainer(model, optimizer, connect(ranks, parallel), 1, precision)
+    trainer = Trainer(ModelState(model, connect(ranks, parallel), 1, precision), optimizer)
     tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
     for _ in range(STEPS):
         trainer.step([GPTBatch(tokens, targets)], work.b)

@@ -17,6 +17,7 @@ from mpi_impl.comm.topology import connect
 from mpi_impl.kernels import accumulate, attention_core, attention_core_backward, linear
 from mpi_impl.models.gpt import gpt_backward, gpt_forward
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -172,8 +173,9 @@ def units_of(tree: GPT) -> GPT:
 
 def update(alone: Group) -> Callable[[], object]:
     """Run Adam on a model with UPDATED parameters, with the norm before."""
-    trainer = Trainer(UPDATED, OptimizerConfig(1e-4, 1), connect(alone, ParallelConfig()), 1, Precision("float32"))
-    return lambda: trainer.optimizer.step(trainer.gradients.own, alone)
+    trainer = Trainer(ModelState(UPDATED, connect(alone, ParallelConfig()), 1, Precision("float32")),
+                      OptimizerConfig(1e-4, 1))
+    return lambda: trainer.optimizer.step(trainer.state.gradients.own, alone)
 
 
 def copy() -> Callable[[], object]:

@@ -14,6 +14,7 @@ from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.launching.pool import Pool
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.rank_environment import cores
 from mpi_impl.training.trainer import Trainer
@@ -38,7 +39,7 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
     """Train with the plan on all of these ranks, in float32."""
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
-    trainer = Trainer(plan.model, OptimizerConfig(1e-4, 1), topology, 1, Precision("float32"))
+    trainer = Trainer(ModelState(plan.model, topology, 1, Precision("float32")), OptimizerConfig(1e-4, 1))
     shape = plan.b, plan.model.max_position_embeddings
     tokens, targets = np.random.default_rng(0).integers(plan.model.vocab_size, size=(2, *shape))
     batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.part(ranks.rank, "one rank")

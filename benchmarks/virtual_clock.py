@@ -27,6 +27,7 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
 from mpi_impl.launching.entry import run
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.timelines.timelines import measured_times, timeline_of
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -65,7 +66,7 @@ def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], fl
                        ParallelConfig(pipeline_model_parallel_size=ranks.size, pipeline_schedule=name,
                                       virtual_pipeline_size=V if name == "interleaved" else None))
     schedule = schedule_of(topology.config, MICROBATCHES)
-    trainer = Trainer(MODEL, OptimizerConfig(1e-3, STEPS), topology, 1, Precision("float32"))
+    trainer = Trainer(ModelState(MODEL, topology, 1, Precision("float32")), OptimizerConfig(1e-3, STEPS))
     everyone = ranks.from_all(steps_of(trainer, trace))
     disconnect(topology)
     times = measured_times(everyone, schedule, sending=0.0)

@@ -64,7 +64,7 @@ class LimitedRank(Rank):
             raise MemoryError(f"the answer returned {len(data):,} bytes; {LARGEST:,} are the limit")
         return data
 
-    def told(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
         """Return the traceback, with lines of the answer alone."""
         found = traceback.TracebackException.from_exception(error)
         found.stack = of_answers(found.stack)

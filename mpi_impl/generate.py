@@ -36,11 +36,12 @@ class Generation(Program):
         source, self.prompts, self.eod = ranks.from_first(self.prepare)
         self.model: ModelConfig = source.model
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
-        near = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))
+        like = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
-        self.replica = loaded(self.model, topology, near, read)
-        placed = ranks.hosts().told(topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), self.device.told, placed, self.about_length()]))
+        self.replica = loaded(self.model, topology, like, read)
+        placed = ranks.hosts().describe(topology.tensor.size)
+        self.description = "\n".join(filter(None, [source.describe(), self.device.description, placed,
+                                                   self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
         """Return the model, the prompts as tokens, and the token that ends a document. Called by rank 0.
@@ -64,7 +65,7 @@ class Generation(Program):
             f"up, it goes on from the last {max(1, n // 2):,} tokens")
 
     def work(self) -> None:
-        self.say(f"{self.told}\n")
+        self.say(f"{self.description}\n")
         began, tokens, texts = time.perf_counter(), 0, count()
         for prompt in self.prompts:
             for _ in range(self.args.num_samples):

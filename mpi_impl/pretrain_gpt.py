@@ -23,7 +23,7 @@ class PretrainingGPT(Pretraining):
 
     def conclude(self) -> None:
         """Sample --sample-tokens on one replica, or on all where each has only a shard of the parameters."""
-        if self.args.sample_tokens and (self.topology.place.data == 0 or self.settings.parallel.zero_stage == 3):
+        if self.args.sample_tokens and (self.topology.place.data == 0 or self.trainer.state.zero.gathers_parameters):
             tokens = sample(self.trainer, self.sources.eod, self.args.sample_tokens, self.args.seed)
             if self.tokenizer is not None:
                 print(f"\n{len(tokens)} tokens sampled from the model:\n{self.tokenizer.decode(tokens)}", flush=True)

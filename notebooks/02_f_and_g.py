@@ -227,7 +227,7 @@ def gradients(backward):
     """Of each layer, each rank's."""
     xs, dys, caches, grads = [first_x] * t, [last_dy] * t, [], {}
     for i in range(L):
-        xs, cache = sharded_block_forward(xs, [p[i] for p in blocks], deep, None, region)
+        xs, cache = sharded_block_forward(xs, [p[i] for p in blocks], deep, region)
         caches.append(cache)
     for i in reversed(range(L)):
         dys, grads[i] = sharded_block_backward(dys, [p[i] for p in blocks], caches[i], deep, backward)

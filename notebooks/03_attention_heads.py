@@ -91,7 +91,7 @@ w[0:8, 0, 1], w[0:8, 1, 1] = 15 * np.eye(8), np.eye(8)                # head 1
 w[16, 0, 3], w[8:16, 1, 3] = 6 * place(np.zeros(1)), np.eye(8)        # head 3
 
 p = Attention(w, np.zeros((3, a, d)), random.normal(size=(h, h)) / np.sqrt(h), random.normal(size=h))
-y, cache = attention_forward(x, p, causal=True, rotary=None)
+y, cache = attention_forward(x, p, causal=True)
 print("shares of each head [b, a, s, s]:", cache.core.probs.shape, " they add up to 1:",
       np.allclose(cache.core.probs.sum(-1), 1))
 
@@ -172,7 +172,7 @@ def straight_through(t):
 
 def off(shards):
     """By how much what these ranks compute is off, relative to the largest element."""
-    ys, _ = sharded_attention_forward([x] * len(shards), shards, True, None, TENSOR_PARALLEL)
+    ys, _ = sharded_attention_forward([x] * len(shards), shards, True, TENSOR_PARALLEL)
     return np.abs(ys[0] - y).max() / np.abs(y).max()
 
 for t in (1, 2, 4):
@@ -270,7 +270,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.layers.attention import attention_backward, attention_forward
 
 mine, region = shards[rank], TensorParallelRegion(group)
-y, cache = attention_forward(x, mine, True, None, region)
+y, cache = attention_forward(x, mine, True, region)
 probs = cache.core.probs[0]
 print(f"w_qkv {mine.w_qkv.shape}, projection {mine.w_out.shape}, shares [a/t, s, s] {probs.shape}")
 
@@ -298,7 +298,7 @@ from reference.params import tree_map
 
 grads, region = tree_map(np.zeros_like, mine), TensorParallelRegion(group)     # each cell has a new ledger
 with group.ledger.phase("forward"):
-    y, cache = attention_forward(x, mine, True, None, region)
+    y, cache = attention_forward(x, mine, True, region)
 with group.ledger.phase("backward"):
     dx = attention_backward(dy, mine, cache, grads, ImmediateSink(), region)
 print(traffic_table(group.ledger))
@@ -309,7 +309,7 @@ print(traffic_table(group.ledger))
 # %%
 from reference.params import join
 
-dx, whole = attention_backward(dy, p, attention_forward(x, p, True, None)[1])
+dx, whole = attention_backward(dy, p, attention_forward(x, p, True)[1])
 gathered = join(ranks["grads"], tensors)                                  # the ranks' shards, put together again
 print("dX:", all(np.allclose(one, dx) for one in ranks["dx"]))
 for name in ("w_qkv", "b_qkv", "w_out", "b_out"):

@@ -102,17 +102,18 @@ for n in (1, 8):
 # ## On four ranks
 #
 # First one process, to know the right result. The gradient that comes from above, `dy`, is random: a wrong backward can
-# look right with ones, but not with random numbers. `None` means that there are no rotary embeddings.
+# look right with ones, but not with random numbers. A `LayerContext` tells a layer what is dropped, and what is kept.
 
 # %%
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 
 random = np.random.default_rng(5)
 x, dy = random.normal(size=(2, b, s, h))
 whole = initialize(tensors, seed=1, dtype=np.float64)
 dropout = Dropout(c, seed=1, step=0, layer=0)
 
-y, cache = textbook.block_forward(x, whole, c, None, dropout)
+y, cache = textbook.block_forward(x, whole, c, LayerContext(dropout))
 dx, grads = textbook.block_backward(dy, whole, cache, c)
 
 # %% [markdown]
@@ -128,6 +129,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
 from reference.params import initialize_shard, leaves, tree_map
 
@@ -138,7 +140,7 @@ dropout = Dropout(c, seed=1, step=0, layer=0)
 def through(region, x, dy, dropout):
     """Forward and backward of this rank's part of the block."""
     with region.group.ledger.phase("forward"):
-        y, cache = block_forward(x, p, c, None, region, dropout)
+        y, cache = block_forward(x, p, c, region, LayerContext(dropout))
     grads = tree_map(np.zeros_like, p)
     with region.group.ledger.phase("backward"):
         dx = block_backward(dy, p, cache, c, grads, ImmediateSink(), region)
@@ -264,7 +266,7 @@ def learn(seed, steps=25):
     weights, losses, apart = p, [], []
     for step in range(steps):
         region, grads = TensorParallelRegion(group), tree_map(np.zeros_like, p)
-        y, cache = block_forward(x, weights, c, None, region, Dropout(c, seed, step, layer=0))
+        y, cache = block_forward(x, weights, c, region, LayerContext(Dropout(c, seed, step, layer=0)))
         block_backward((y - target) / (y.size // y.shape[-1]), weights, cache, c, grads, ImmediateSink(), region)
         weights = tree_map(lambda weight, grad: weight - 0.01 * grad, weights, grads)
         losses.append(((y - target)**2).mean())
@@ -400,6 +402,7 @@ print(f"those lines come on top: {ranks['again'][0] / ranks['sent'][0]:.0%}")
 
 # %%
 # %%ranks 4
+from reference.config import Recompute
 from reference.costs.memory import array_bytes
 
 def kept(cache):
@@ -410,7 +413,8 @@ def kept(cache):
     return {"outside": outside, "inside": array_bytes(cache) - outside - core, "core": core}
 
 _, cache, _, _ = through(TensorParallelRegion(group), x, dy, dropout)
-y_lean, cache_lean = block_forward(x[:, mine], p, c, None, SequenceParallelRegion(group), dropout, selective=True)
+selective = LayerContext(dropout, Recompute("selective"))
+y_lean, cache_lean = block_forward(x[:, mine], p, c, SequenceParallelRegion(group), selective)
 found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_cut),
          "+ selective recompute": kept(cache_lean), "full recompute instead": {"outside": x[:, mine].nbytes}}
 
@@ -455,7 +459,7 @@ region = SequenceParallelRegion(group)
 grads_lean = tree_map(np.zeros_like, p)
 dx_lean = block_backward(dy[:, mine], p, cache_lean, c, grads_lean, ImmediateSink(), region)
 
-_, second = block_forward(x[:, mine], p, c, None, region, dropout)      # full recompute, from the input alone
+_, second = block_forward(x[:, mine], p, c, region, LayerContext(dropout))      # full recompute, from the input alone
 first = cache_cut
 print("the same masks the second time, inside and outside:",
       np.array_equal(second.attention.core.mask.keep, first.attention.core.mask.keep),

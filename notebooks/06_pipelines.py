@@ -266,7 +266,7 @@ for name, v in table.items():
         for step in range(3):
             tokens, targets = global_batch(step, 16)
             losses[name].append(trainer.step(share_of(trainer, tokens, targets, 2), 16).loss)
-        most[name] = trainer.peak_caches
+        most[name] = trainer.peaks.caches
 
 # %%
 from mpi_impl.demos.tiny_gpt import global_batch, textbook_of, tiny_gpt

@@ -333,8 +333,8 @@ def train(stage, m=1, layers=2, steps=8, offload=False):
         for step in range(steps):
             tokens, targets = global_batch(step, m * size)
             losses.append(trainer.step(share_of(trainer, tokens, targets, b=1), len(tokens)).loss)
-        weights = dict(leaves(trainer.layout.views(trainer.whole(trainer.parameters.own))))
-        return {"losses": losses, "held": trainer.held(), "psi": trainer.layout.size,
+        weights = dict(leaves(trainer.state.layout.views(trainer.state.whole(trainer.state.parameters.own))))
+        return {"losses": losses, "held": trainer.held(), "psi": trainer.state.layout.size,
                 "sent": sent(trainer.ledger) / steps, "weights": weights}
 
 stages = [train(stage) for stage in range(4)]
@@ -410,8 +410,8 @@ for m, name in (1, "stages"), (4, "four"):
 # ### Whole for a while
 #
 # In stage 3 a layer must be whole while it is used, and the next one is on its way meanwhile. So besides its shard a
-# rank holds about two layers, whatever their number. This is the loop (`fetch` begins to gather, `opened` waits for it,
-# and frees afterwards):
+# rank holds about two layers, whatever their number. This is the loop (`prefetch` begins to gather, `materialized`
+# waits for it, and releases it afterwards):
 
 # %%
 from mpi_impl.models.units import in_turn
@@ -438,7 +438,7 @@ for layers, found in depths.items():
 # %%ranks 4
 offloaded = train(3, offload=True)
 near = offloaded["held"]
-print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: {near.far:,} bytes,",
+print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: {near.offloaded:,} bytes,",
       f"same losses: {np.allclose(offloaded['losses'], stages[3]['losses'], rtol=1e-12, atol=0)}")
 
 # %% [markdown]

@@ -193,6 +193,7 @@ print(f"rounded after each addition {one_by_one:.0f}, all-reduce {x[0]:.0f}, exa
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.demos.tiny_gpt import share_of
 from mpi_impl.recording.observer import Observer
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
 from reference.optimizer import OptimizerConfig
@@ -209,7 +210,8 @@ def batch(step):
     return words[:, :-1], words[:, 1:]
 
 def trainer_on(topology, precision, layers=2, rate=1e-3):
-    return Trainer(sizes(layers), OptimizerConfig(rate, 1, lr_decay_style="constant"), topology, 1, precision)
+    return Trainer(ModelState(sizes(layers), topology, 1, precision),
+                   OptimizerConfig(rate, 1, lr_decay_style="constant"))
 
 def step_of(trainer, step, observer=None):
     microbatches = share_of(trainer, *batch(step), b=B // trainer.topology.data.size)
@@ -308,11 +310,11 @@ scaling = LossScaling(initial_loss_scale=2.0**25, hysteresis=1)
 trainer = trainer_on(topology, Precision("float16", scaling), layers=4)
 tried = []
 for _ in range(7):
-    before = trainer.optimizer.states["parameters"].flat.copy()
+    before = trainer.state.optimizer_states["parameters"].flat.copy()
     result = step_of(trainer, 0)
-    tried.append({"scale": result.loss_scale, "finite": bool(np.isfinite(trainer.gradients.own.flat).all()),
+    tried.append({"scale": result.loss_scale, "finite": bool(np.isfinite(trainer.state.gradients.own.flat).all()),
                   "skipped": result.skipped,
-                  "moved": not np.array_equal(before, trainer.optimizer.states["parameters"].flat)})
+                  "moved": not np.array_equal(before, trainer.state.optimizer_states["parameters"].flat)})
 disconnect(topology)
 
 # %%
@@ -355,8 +357,9 @@ def train(precision, steps=40, rate=1e-3, spoil=None):
         if spoil:
             spoil(trainer)
     disconnect(topology)
-    states = {f"Adam's {name}": buffer.flat.dtype.name for name, buffer in trainer.optimizer.states.items()}
-    held = {"model": trainer.parameters.own.flat.dtype.name, "gradients": trainer.gradients.own.flat.dtype.name}
+    states = {f"Adam's {name}": buffer.flat.dtype.name for name, buffer in trainer.state.optimizer_states.items()}
+    held = {"model": trainer.state.parameters.own.flat.dtype.name,
+            "gradients": trainer.state.gradients.own.flat.dtype.name}
     sent = {entry: wire_bytes(entry, total) for entry, total in trainer.ledger.totals.items()
             if entry.group == "tensor"}
     return {"losses": [one.loss for one in results], "scales": [one.loss_scale for one in results],
@@ -398,7 +401,7 @@ draw_scale(runs["float16"]["scales"], skips, title="float16's loss scale")
 # %%
 # %%ranks 4
 def forget(trainer):
-    trainer.optimizer.states["parameters"].flat[...] = trainer.parameters.own.flat
+    trainer.state.optimizer_states["parameters"].flat[...] = trainer.state.parameters.own.flat
 
 no_scale = train(Precision("float16", LossScaling(loss_scale=2.0**-16)))
 slowly = {"float32": train(Precision("float32"), rate=2e-4),

@@ -114,7 +114,7 @@ def train(t, p, d, b=1, zero=0):
     apart = Group(group.comm, "world", Instruments())       # with a ledger of its own
     with training_on(apart, model, ParallelConfig(t, p, d, zero_stage=zero)) as trainer:
         steps = [trainer.step(share_of(trainer, *global_batch(step, BATCH), b), BATCH) for step in range(STEPS)]
-        return steps, ledger_of_pipeline(trainer.topology), trainer.layout.size
+        return steps, ledger_of_pipeline(trainer.topology), trainer.state.layout.size
 
 # %% [markdown]
 # The six: all ranks shard every layer; a bit of each; mostly a pipeline; eight replicas; eight replicas that shard
@@ -378,9 +378,9 @@ from mpi_impl.recording.recorder import Recorder, description
 
 def recorded(world, t, p, d, b):
     with training_on(world, model, ParallelConfig(t, p, d)) as trainer:
-        recorder = Recorder(trainer)
+        recorder = Recorder(trainer.state)
         trainer.step(share_of(trainer, *global_batch(0, BATCH), b), BATCH, recorder)
-        return description(trainer, BATCH, POSITIONS), recorder.taken()
+        return description(trainer.state, trainer.optimizer.config, BATCH, POSITIONS), recorder.taken()
 
 # %%
 # %%ranks 1

@@ -73,7 +73,7 @@ from reference.parallel.stages import layers_of_rank
 model = tiny_gpt(4)
 for zero in (0, 1, 3):
     with training_on(group, model, ParallelConfig(2, 2, 2, zero_stage=zero)) as trainer:
-        held, psi = trainer.held(), parameters_of_stage(model, 2, layers_of_rank(trainer.stages))
+        held, psi = trainer.held(), parameters_of_stage(model, 2, layers_of_rank(trainer.state.stages))
     expected = model_states(psi, 2, zero, *FLOAT64.bytes_each)
     print(f"ZeRO {zero}: psi = {psi:,}; parameters, gradients, optimizer: {held[:3]} bytes", held[:3] == expected)
 
@@ -88,7 +88,7 @@ peaks = {}
 with training_on(group, model, ParallelConfig(1, 4, 1)) as trainer:
     for m in (2, 4, 8):
         trainer.step(share_of(trainer, *global_batch(0, m), b=1), m)
-        peaks[m] = trainer.peak_caches
+        peaks[m] = trainer.peaks.caches
 print(f"in flight, by m: {peaks}", all(peaks[m] == most_in_flight("1f1b", 4, m, rank) for m in peaks))
 
 # %% [markdown]

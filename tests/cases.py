@@ -8,10 +8,12 @@ import numpy as np
 
 from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
 from reference.comm.mappings import TENSOR_PARALLEL, SequenceParallelRegion
-from reference.config import ModelConfig
+from reference.config import ModelConfig, Recompute
 from reference.dropout import Dropout
 from reference.models.model import batch_type
 from reference.params import leaves, tree_map, with_names
+
+KEEP_ALL = Recompute()      # nothing is computed again
 
 
 @dataclass(frozen=True)

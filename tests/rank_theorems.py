@@ -15,14 +15,14 @@ from mpi_impl.models import model
 from mpi_impl.models.units import Unit
 from mpi_impl.parallel.sinks import ImmediateSink
 from reference.config import Recompute
+from reference.layer_context import LayerContext
 from reference.layers import (attention as textbook_attention, block as textbook_block,
                               cross_entropy as textbook_cross_entropy, embedding as textbook_embedding,
                               heads as textbook_heads, linear as textbook_linear, mlp as textbook_mlp)
 from reference.models import model as textbook_model
-from reference.models.stage import KEEP_ALL
 from reference.parallel.layout import Layout, map_units
 from reference.params import join, split, tree_map
-from tests.cases import Case, close, trees_close
+from tests.cases import KEEP_ALL, Case, close, trees_close
 from tests.textbook_theorems import lengths_of, rotary_of, spread, token_types_of, upstream
 
 
@@ -38,6 +38,13 @@ def host(x):
 def wrapped(x, wrap):
     """Where there is an x."""
     return None if x is None else wrap(x)
+
+
+def context_of(case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is) -> LayerContext:
+    """Return a layer's context, with arrays of the library of `wrap`."""
+    rotary = rotary_of(case)
+    return LayerContext(case.dropout, recompute, rotary=rotary and tuple(map(wrap, rotary)),
+                        lengths=wrapped(lengths_of(case), wrap))
 
 
 class Share:
@@ -138,19 +145,18 @@ def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
     share.gradients_equal(grads, tolerance)
 
 
-def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap=as_is, tolerance=1e-11):
-    tensors, rotary, lengths = textbook_attention.attention_tensors(case.model), rotary_of(case), lengths_of(case)
+def attention_equals_whole(group, case: Case, causal=True, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
+    tensors = textbook_attention.attention_tensors(case.model)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_attention.attention_forward(x, p, causal, rotary, case.dropout, lengths=lengths)
+        y, cache = textbook_attention.attention_forward(x, p, causal, context_of(case))
         return p, x, dy, y, *textbook_attention.attention_backward(dy, p, cache)
 
     p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
-    rotary = rotary and tuple(map(wrap, rotary))
-    y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, rotary, share.region, case.dropout,
-                                                selective, wrapped(lengths, wrap))
+    y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, share.region,
+                                                context_of(case, recompute, wrap))
     dx_mine = attention.attention_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
                                            share.region)
     share.outside_equals(y_mine, y, tolerance)
@@ -158,20 +164,17 @@ def attention_equals_whole(group, case: Case, causal=True, selective=False, wrap
     share.gradients_equal(grads, tolerance)
 
 
-def block_equals_whole(group, case: Case, selective=False, wrap=as_is, tolerance=1e-11):
-    c, tensors, rotary = case.model, textbook_block.block_tensors(case.model), rotary_of(case)
-    lengths = lengths_of(case)
+def block_equals_whole(group, case: Case, recompute=KEEP_ALL, wrap=as_is, tolerance=1e-11):
+    c, tensors = case.model, textbook_block.block_tensors(case.model)
 
     def whole():
         p, x, dy = case.params(tensors), case.x(), case.x("dy")
-        y, cache = textbook_block.block_forward(x, p, c, rotary, case.dropout, lengths=lengths)
+        y, cache = textbook_block.block_forward(x, p, c, context_of(case))
         return p, x, dy, y, *textbook_block.block_backward(dy, p, cache, c)
 
     p, x, dy, y, dx, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
-    rotary = rotary and tuple(map(wrap, rotary))
-    y_mine, cache = block.block_forward(share.outside(x), share.p, c, rotary, share.region, case.dropout, selective,
-                                        wrapped(lengths, wrap))
+    y_mine, cache = block.block_forward(share.outside(x), share.p, c, share.region, context_of(case, recompute, wrap))
     dx_mine = block.block_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     share.outside_equals(y_mine, y, tolerance)
     share.outside_equals(dx_mine, dx, tolerance)
@@ -183,12 +186,12 @@ def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
     def whole():
         p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
-        x, cache = textbook_embedding.embedding_forward(tokens, p, case.dropout, types)
+        x, cache = textbook_embedding.embedding_forward(tokens, p, LayerContext(case.dropout), types)
         return p, tokens, dx, x, textbook_embedding.embedding_backward(dx, p, cache)
 
     p, tokens, dx, x, grads = group.from_first(whole)
     share = Share(group, tensors, p, case, wrap)
-    x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, case.dropout,
+    x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, LayerContext(case.dropout),
                                                 wrapped(types, wrap))
     embedding.embedding_backward(share.outside(dx), cache, share.grads, share.region)
     share.outside_equals(x_mine, x, tolerance)
@@ -266,7 +269,7 @@ def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=
 
     def whole():
         p, batch = case.params(tensors), case.batch("", case.b)
-        losses, cache = textbook_model.model_forward(None, p, c, batch, case.dropout)
+        losses, cache = textbook_model.model_forward(None, p, c, batch, LayerContext(case.dropout))
         dlosses = upstream(case, losses)
         return p, batch, losses, dlosses, textbook_model.model_backward(dlosses, p, cache, c)[1]
 
@@ -274,7 +277,7 @@ def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=
     share = Share(group, tensors, p, case, wrap)
     units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
     batch = type(batch)(*(wrapped(x, wrap) for x in batch))
-    found, cache = model.model_forward(None, units, c, batch, share.region, case.dropout, recompute)
+    found, cache = model.model_forward(None, units, c, batch, share.region, LayerContext(case.dropout, recompute))
     model.model_backward(tuple(map(wrap, dlosses)), units, cache, c, grad_units, ImmediateSink(), share.region)
     for mine, loss in zip(found, losses, strict=True):
         close(host(mine), loss)

@@ -1,6 +1,7 @@
 """Runs that are recorded in memory: the same tiny training on any topology, with a bug planted in it or without."""
 import numpy as np
 
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
 from mpi_impl.recording.recording import Part, Recording, in_memory
@@ -39,7 +40,7 @@ def trainer_of(of: Case, topology, form="float64") -> Trainer:
     """Clipping is at work, and eps is above the rounding in a gradient that is zero otherwise, the key bias's."""
     optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.05, adam_eps=1e-4)
     scaling = LossScaling(loss_scale=2.0**16 if form == "float16" else 1.0)
-    return Trainer(of.model, optimizer, topology, of.seed, Precision(form, scaling))
+    return Trainer(ModelState(of.model, topology, of.seed, Precision(form, scaling)), optimizer)
 
 
 def batches_of(of: Case, topology) -> Batches:
@@ -53,11 +54,11 @@ def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, fo
         trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
         if order is not None:
             trainer.pipelines["training", batches.microbatches] = Pipeline(order, topology)
-        recorder, taken = Recorder(trainer), []
+        recorder, taken = Recorder(trainer.state), []
         for step in range(steps):
             trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
             taken += recorder.taken()
-        return description(trainer, BATCH, of.s), taken
+        return description(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
 
 
 def record(ranks, n: int, of: Case, plan: Plan = ALONE, order: Schedule | None = None, steps=2, bug: Bug | None = None,
@@ -72,8 +73,8 @@ def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
     """On a rank: a run that is recorded on disk -> what was run, what this rank has seen, and what is said of it."""
     with connected(group, plan.parallel(group.size, of)) as topology:
         trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
-        about, said = description(trainer, BATCH, of.s), []
-        recorded, taken = RecordedSteps(trainer, folder, about, said.append), []
+        about, said = description(trainer.state, trainer.optimizer.config, BATCH, of.s), []
+        recorded, taken = RecordedSteps(trainer.state, folder, about, said.append), []
         for step in range(steps):
             observer = recorded.observer
             trainer.step(batches.microbatches_of("train", step), BATCH, observer)

@@ -50,8 +50,8 @@ ON_RANKS: dict[str, tuple] = {
             'linear(a, p.w_out, p.b_out), "mlp output") - p.b_out'),
         rank_theorems.mlp_equals_whole, CASE),
     "attention's output bias added t times": (
-        Bug("mpi_impl.layers.attention", 'linear(context, p.w_out), "attention output")',
-            'linear(context, p.w_out, p.b_out), "attention output") - p.b_out'),
+        Bug("mpi_impl.layers.attention", 'linear(attended, p.w_out), "attention output")',
+            'linear(attended, p.w_out, p.b_out), "attention output") - p.b_out'),
         rank_theorems.attention_equals_whole, CASE),
     "the row-parallel bias added t times": (
         Bug("mpi_impl.layers.linear", 'linear(x, p.w), "linear output")',
@@ -126,33 +126,32 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.layers.block", "dropout.hidden(site, region.positions(x).start)", "dropout.hidden(site)"),
         rank_theorems.block_equals_whole, CUT),
     "one mask for all layers": (
-        Bug("mpi_impl.models.stage", "dropout.at(layer), selective,", "dropout.at(0), selective,"),
+        Bug("mpi_impl.models.stage", "region, context.at(layer))", "region, context.at(0))"),
         rank_theorems.model_equals_whole, CASE),
     "no mask backward": (
         Bug("mpi_impl.layers.block", "masked = kernels.dropout_backward(dy, cache.mlp_mask)", "masked = dy"),
         rank_theorems.block_equals_whole, CASE),
     # recompute
     "the output kept, where the input is needed": (
-        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if again", "LayersCache(layers, None, y) if again"),
+        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if", "LayersCache(layers, None, y) if"),
         rank_theorems.model_equals_whole, CASE, FULL),
     "a group's layers backward in the order of the forward": (
         Bug("mpi_impl.models.stage", "for layer in reversed(layers):", "for layer in layers:"),
         rank_theorems.model_equals_whole, CASE, IN_PAIRS),
     "nothing dropped when it is computed again": (
-        Bug("mpi_impl.models.stage", "cache.rotary, region, cache.dropout,", "cache.rotary, region, None,"),
+        Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace(dropout=None))"),
         rank_theorems.model_equals_whole, CASE, FULL),
     "something else dropped when it is computed again": (    # a state that has moved on
-        Bug("mpi_impl.models.stage", "cache.rotary, region, cache.dropout,",
-            "cache.rotary, region, cache.dropout and cache.dropout.__class__(c, 1, 1),"),
+        Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace("
+            "dropout=cache.context.dropout and cache.context.dropout.__class__(c, 1, 1)))"),
         rank_theorems.model_equals_whole, CASE, IN_PAIRS),
     "caches kept, though they are computed again": (         # right, and nothing is saved
-        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if again",
-            "LayersCache(layers, caches, x) if again"),
+        Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if", "LayersCache(layers, caches, x) if"),
         only_inputs_are_kept, CASE, FULL),
     "caches there while the next ones are made": (
         Bug("mpi_impl.models.stage", "        if keep:\n", "        if True:\n"), only_inputs_are_kept, CASE, FULL),
     "the core kept, though it is computed again": (
-        Bug("mpi_impl.layers.attention", "inputs if selective else core", "core"),
+        Bug("mpi_impl.layers.attention", "inputs if context.recompute.selective else core", "core"),
         only_inputs_are_kept, CASE, Recompute("selective")),
     # gradients and optimizer
     "gradients overwritten, not accumulated": (
@@ -164,7 +163,7 @@ ON_RANKS: dict[str, tuple] = {
             'Pending(self.group, "gradients", [], None, None, [])'),
         training_theorems.training_equals_one_process, *TRAINING),
     "replicated weights counted t times in the norm": (   # clipping then depends on t
-        Bug("mpi_impl.training.optimizer", "(piece.of.tensor.split is not None or tensor_rank == 0)", "True"),
+        Bug("mpi_impl.parallel.model_state", "(piece.of.tensor.split is not None or tensor_rank == 0)", "True"),
         training_theorems.training_equals_one_process, *TRAINING),
     "the norm over one rank's shard": (                   # every rank clips by another factor, and replicas drift apart
         Bug("mpi_impl.training.optimizer",
@@ -227,27 +226,27 @@ def played(schedule, t=1, shape=(2, 3, 4)):
 TURNED = from_csv("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0")      # ranks take the microbatches in different orders
 LARGE = (1, 1, 1 << 17)      # a megabyte: MPI does not buffer it
 REPLICATED = "piece.of.tensor.split is None"
-OWNERS = "self.topology.world if zero else self.topology.model"
-BROADCAST = 'self.topology.pipeline.broadcast(found, "loss", self.last_rank)'
+OWNERS = "state.zero.owners"
+BROADCAST = 'self.topology.pipeline.broadcast(found, "loss", self.state.last_rank)'
 TAG = 'return 2 * (action.microbatch * stages + action.stage) + (action.kind == "F")'
 
 IN_A_PIPELINE: dict[str, tuple] = {
     # the word table that the first and the last stage share: each has half of its gradient
     "the tied table's gradients not summed": (
-        Bug("mpi_impl.training.trainer", "if self.embedding_group:", "if False:"), *trained()),
+        Bug("mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"), *trained()),
     "the tied table counted twice in the norm": (
-        Bug("mpi_impl.training.trainer",
-            'self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""',
-            'self.counted_elsewhere = ""'), *trained()),
+        Bug("mpi_impl.parallel.model_state",
+            'self.tied_copy = "embedding.word" if self.embedding_group and last else ""',
+            'self.tied_copy = ""'), *trained()),
     "the tied table counted by no stage": (
-        Bug("mpi_impl.training.trainer",
-            'self.counted_elsewhere = "embedding.word" if self.embedding_group and last else ""',
-            'self.counted_elsewhere = "embedding.word" if self.embedding_group else ""'), *trained()),
+        Bug("mpi_impl.parallel.model_state",
+            'self.tied_copy = "embedding.word" if self.embedding_group and last else ""',
+            'self.tied_copy = "embedding.word" if self.embedding_group else ""'), *trained()),
     "the tied table's two uses on one rank taken for one": (     # its bucket is on its way when the second one comes
-        Bug("mpi_impl.training.trainer", 'self.contributions = {"embedding.word": 2}',
+        Bug("mpi_impl.parallel.model_state", 'self.contributions = {"embedding.word": 2}',
             'self.contributions = {"embedding.word": 1}'), *trained("zb-v")),
     "every stage draws from a seed of its own": (                # so the two copies of the table differ from the start
-        Bug("mpi_impl.training.trainer", "self.parameters.initialize(tensors, seed,",
+        Bug("mpi_impl.parallel.model_state", "self.parameters.initialize(tensors, seed,",
             "self.parameters.initialize(tensors, seed + topology.place.pipeline,"), *trained()),
     # the norm and the loss
     "the norm over the tensor group alone": (                    # every stage clips by another factor
@@ -255,9 +254,9 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "the norm over the pipeline alone": (
         Bug("mpi_impl.training.trainer", OWNERS, "self.topology.pipeline"), *trained(t=2)),
     "the loss broadcast from the first rank": (
-        Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", 0)'), *trained()),
+        Bug("mpi_impl.training.trainer", '"loss", self.state.last_rank)', '"loss", 0)'), *trained()),
     "the loss broadcast from the last rank of a V": (            # whose first rank has the last stage
-        Bug("mpi_impl.training.trainer", '"loss", self.last_rank)', '"loss", self.topology.pipeline.size - 1)'),
+        Bug("mpi_impl.training.trainer", '"loss", self.state.last_rank)', '"loss", self.topology.pipeline.size - 1)'),
         *trained("zb-v")),
     "the loss not broadcast": (
         Bug("mpi_impl.training.trainer", BROADCAST, "found"), *trained()),
@@ -328,19 +327,19 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.data_parallel", "self.own.flat[...] = 0", "pass"), *trained()),
     # sequence parallelism: what is on every rank was applied to its own positions, so gradients are partial sums
     "gradients of replicated tensors not summed": (              # and each rank's norms go another way
-        Bug("mpi_impl.training.trainer", "if self.topology.config.sequence_parallel:", "if False:"),
+        Bug("mpi_impl.parallel.model_state", "if self.topology.config.sequence_parallel:", "if False:"),
         *small(t=2, cut=True)),
     "those of the biases forgotten": (
-        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and not piece.of.name.endswith("b_out")'),
+        Bug("mpi_impl.parallel.model_state", REPLICATED, f'{REPLICATED} and not piece.of.name.endswith("b_out")'),
         *small(t=2, cut=True)),
     "those of the norms forgotten": (
-        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "layernorm" not in piece.of.name'),
+        Bug("mpi_impl.parallel.model_state", REPLICATED, f'{REPLICATED} and "layernorm" not in piece.of.name'),
         *small(t=2, cut=True)),
     "those of the positions forgotten": (
-        Bug("mpi_impl.training.trainer", REPLICATED, f'{REPLICATED} and "position" not in piece.of.name'),
+        Bug("mpi_impl.parallel.model_state", REPLICATED, f'{REPLICATED} and "position" not in piece.of.name'),
         *small(t=2, cut=True)),
     "split tensors' gradients summed, too": (                    # columns of one rank to columns of another
-        Bug("mpi_impl.training.trainer", REPLICATED, "True"), *small(t=2, cut=True)),
+        Bug("mpi_impl.parallel.model_state", REPLICATED, "True"), *small(t=2, cut=True)),
     "what is cut already cut once more on its way": (            # a receiver gets parts of other positions
         Bug("reference.config", "whole = self.sequence_parallel or not self", "whole = not self"),
         *trained(t=2, cut=True)),
@@ -352,16 +351,18 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.trainer", "samples_of(replica, k, d, b).start", "samples_of(0, k, d, b).start"),
         *small(d=2)),
     "every step drops alike": (
-        Bug("mpi_impl.training.trainer", "self.seed, self.iteration, samples", "self.seed, 1, samples"), *small()),
+        Bug("mpi_impl.training.trainer", "self.state.seed, self.iteration, sample",
+            "self.state.seed, 1, sample"), *small()),
     "an evaluation drops": (
-        Bug("mpi_impl.parallel.passes", "[None] * len(microbatches)", "[Dropout(model, 1, 1)] * len(microbatches)"),
+        Bug("mpi_impl.parallel.passes", "[EVALUATION] * len(microbatches)",
+            "[LayerContext(__import__('reference.dropout').dropout.Dropout(model, 1, 1))] * len(microbatches)"),
         *small()),
     # ZeRO: replicas that divide the work
     "parameters not gathered after the step": (                  # every replica has moved its own part only
-        Bug("mpi_impl.parallel.zero", "for piece in owned:", "for piece in ():"), *zero(1)),
+        Bug("mpi_impl.parallel.zero", "for bucket in self.layout.buckets:", "for bucket in ():"), *zero(1)),
     "another replica's part moved": (                            # with gradients that have not been summed
-        Bug("mpi_impl.training.trainer", "self.layout.pieces(topology.data.rank %",
-            "self.layout.pieces((topology.data.rank + 1) %"), *zero(1)),
+        Bug("mpi_impl.parallel.zero", "return self.topology.data.rank\n",
+            "return (self.topology.data.rank + 1) % self.topology.data.size\n"), *zero(1)),
     "the first part on every replica": (
         Bug("mpi_impl.parallel.zero", "flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start]",
             "flat[:own.size]"), *zero(3)),
@@ -389,7 +390,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
     "a name that keeps the tables": (
         Bug("mpi_impl.models.stage", "del tables ", "pass "), *observed(units_come_and_go, 3)),
     "nothing on its way": (                                      # right, and every block waits for its parameters
-        Bug("mpi_impl.models.units", "units[following].fetch()", "pass"), *observed(units_come_and_go, 3)),
+        Bug("mpi_impl.models.units", "units[following].prefetch()", "pass"), *observed(units_come_and_go, 3)),
     "whole gradients kept": (
         Bug("mpi_impl.parallel.zero", "del self.whole[bucket]", "pass"), *observed(no_gradient_outlives_its_use, 2)),
     # layers
@@ -410,10 +411,10 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.passes", "self.caches.pop((action.stage, action.microbatch))",
             "self.caches[action.stage, action.microbatch]"), *trained()),
     "an evaluation that keeps its layers' caches": (            # where a step with recompute would not
-        Bug("mpi_impl.parallel.passes", "self.recompute = KEEP_INPUT", "self.recompute = Recompute()"),
+        Bug("mpi_impl.parallel.passes", "[EVALUATION] * len(microbatches)", "[LayerContext()] * len(microbatches)"),
         *run(training_theorems.no_cache_outlives_its_use)),
     "an evaluation that keeps caches": (
-        Bug("mpi_impl.parallel.passes", '"""Nothing goes backward, so no cache is kept."""',
+        Bug("mpi_impl.parallel.passes", '"""Keep nothing: no backward follows."""',
             'self.__dict__.setdefault("caches", []).append(cache)'), *run(training_theorems.no_cache_outlives_its_use)),
 }
 
@@ -454,10 +455,10 @@ OF_BERT: dict[str, tuple] = {
         *trained_bert()),
     # padding
     "padding is looked at": (
-        Bug("mpi_impl.layers.attention", "causal, site, lengths)", "causal, site)"),
+        Bug("mpi_impl.layers.attention", "causal, site, context.lengths)", "causal, site)"),
         *of_bert(rank_theorems.attention_equals_whole, False)),
     "padding is looked at when a layer is computed again": (
-        Bug("mpi_impl.models.stage", "cache.dropout, cache.lengths)", "cache.dropout, None)"),
+        Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace(lengths=None))"),
         *of_bert(rank_theorems.model_equals_whole, FULL)),
     "a stage in the middle is not told of padding": (            # that it needs no words is true of a GPT
         Bug("mpi_impl.training.batches", "not model.causal or topology.place.pipeline in",
@@ -493,7 +494,8 @@ OF_BERT: dict[str, tuple] = {
         Bug("mpi_impl.models.bert", "        del norm ", "        pass "),
         *of_bert(units_come_and_go, 2, Plan(zero_stage=3), model=replace(BERT, num_layers=3))),
     "a table without logits waits for theirs": (                 # and is never complete
-        Bug("mpi_impl.training.trainer", "if self.model.tied and first and last else {}", "if first and last else {}"),
+        Bug("mpi_impl.parallel.model_state", "if self.model.tied and first and last else {}",
+            "if first and last else {}"),
         *trained_bert(d=2, model=CHOICE)),
 }
 
@@ -521,11 +523,11 @@ IN_16_BITS: dict[str, tuple] = {
         Bug("mpi_impl.models.gpt", "if not c.fp16_lm_cross_entropy:", "if False:"),
         test_mixed_precision.the_loss_has_its_format, "float16", False),
     "a skipped step drops what the one before it has": (     # a count of updates, where a count of steps is needed
-        Bug("mpi_impl.training.trainer", "self.seed, self.iteration, samples",
-            "self.seed, self.optimizer.iteration + 1, samples"),
+        Bug("mpi_impl.training.trainer", "self.state.seed, self.iteration, sample",
+            "self.state.seed, self.optimizer.iteration + 1, sample"),
         test_mixed_precision.close_to_float32, *FLOAT16, 3, 1),
     "no master weights": (                                   # small updates are rounded away
-        Bug("mpi_impl.training.trainer", "if self.precision.half:", "if False:"),
+        Bug("mpi_impl.parallel.model_state", "if self.precision.half:", "if False:"),
         test_mixed_precision.gains_move, "bfloat16", 2.0**-12),
     "master weights that the model never sees": (
         Bug("mpi_impl.kernels.plain", "model[...] = narrowed(param, model.dtype)", "pass"),
@@ -605,11 +607,10 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         Bug("reference.layers.attention", "first_head=rank * p.b_qkv.shape[1]", "first_head=0"),
         textbook_theorems.attention_equals_whole, CASE),
     "the output kept, where the input is needed": (
-        Bug("reference.models.stage", "LayersCache(layers, None, xs) if again",
-            "LayersCache(layers, None, ys) if again"),
+        Bug("reference.models.stage", "LayersCache(layers, None, xs) if", "LayersCache(layers, None, ys) if"),
         textbook_theorems.model_equals_whole, CASE, FULL),
     "nothing dropped when it is computed again": (
-        Bug("reference.models.stage", "c, cache.rotary, region, cache.dropout,", "c, cache.rotary, region, None,"),
+        Bug("reference.models.stage", "region, cache.context)", "region, cache.context._replace(dropout=None))"),
         textbook_theorems.model_equals_whole, CASE, FULL),
     "the gradient past a norm forgotten": (
         Bug("reference.layers.block", "layer_norm_backward(dnormed + dy, p, cache)",

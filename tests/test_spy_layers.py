@@ -5,6 +5,7 @@ from hypothesis import given, settings, strategies as st
 
 from reference import counter_rng
 from reference.config import ModelConfig, Recompute
+from reference.layer_context import LayerContext
 from reference.layers.cross_entropy import cross_entropy_forward, gathered_cross_entropy, unsafe_cross_entropy
 from reference.layers.linear import (column_parallel_tensors, linear_forward, row_parallel_tensors,
                                      sharded_column_parallel_backward, sharded_column_parallel_forward,
@@ -57,14 +58,14 @@ def test_textbook(case, recompute):
     """The whole model, and all of its shards, forward and backward, dropout on."""
     c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
     p = case.params(tensors)
-    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
     dlosses = upstream(case, losses)
     _, grads = model_backward(dlosses, p, cache, c)
     spies, spy_batch = tree_map(SpyArray, p), type(batch)(*(wrapped(x, SpyArray) for x in batch))
     shards, spy_dlosses = split(spies, tensors, case.t), tuple(map(SpyArray, dlosses))
-    whole, cache = model_forward(None, spies, c, spy_batch, case.dropout, recompute)
+    whole, cache = model_forward(None, spies, c, spy_batch, LayerContext(case.dropout, recompute))
     _, whole_grads = model_backward(spy_dlosses, spies, cache, c)
-    sharded, cache = sharded_model_forward(spy_batch, shards, c, case.region, case.dropout, recompute)
+    sharded, cache = sharded_model_forward(spy_batch, shards, c, case.region, LayerContext(case.dropout, recompute))
     shard_grads = sharded_model_backward(spy_dlosses, shards, cache, c, case.region)
     for found, found_grads in ((whole, whole_grads), (sharded, join(shard_grads, tensors))):
         for one, loss in zip(found, losses, strict=True):

@@ -5,6 +5,7 @@ import numpy as np
 
 from reference.batches import GPTBatch
 from reference.config import Recompute
+from reference.layer_context import LayerContext
 from reference.layers.attention import (attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
@@ -24,12 +25,11 @@ from reference.layers.mlp import mlp_backward, mlp_forward, mlp_tensors, sharded
 from reference.models.bert import sharded_bert_backward, sharded_bert_forward
 from reference.models.gpt import gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.models.stage import KEEP_ALL
 from reference.ops import rotary_cos_sin
 from reference.parallel.data_parallel import data_parallel_gradients
 from reference.params import join, leaves, split, tree_map
 from reference.training.trainer import loss_and_gradients
-from tests.cases import Case, close, trees_close
+from tests.cases import KEEP_ALL, Case, close, trees_close
 
 
 def column_parallel_equals_whole(case: Case, gather_output: bool, tolerance=1e-11):
@@ -81,32 +81,33 @@ def mlp_equals_whole(case: Case, tolerance=1e-11):
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
 
 
-def attention_equals_whole(case: Case, causal: bool = True, selective: bool = False, tolerance=1e-11):
+def attention_equals_whole(case: Case, causal: bool = True, recompute: Recompute = KEEP_ALL, tolerance=1e-11):
     """Self-attention by heads, the core's cache kept or computed again."""
     tensors = attention_tensors(case.model)
     p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
-    y, cache = attention_forward(x, p, causal, rotary, case.dropout, lengths=lengths)
+    context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
+    y, cache = attention_forward(x, p, causal, context)
     dx, grads = attention_backward(dy, p, cache)
 
     shards = split(p, tensors, case.t)
-    ys, caches = sharded_attention_forward(spread(x, case), shards, causal, rotary, case.region, case.dropout,
-                                           selective, lengths)
+    ys, caches = sharded_attention_forward(spread(x, case), shards, causal, case.region,
+                                           context._replace(recompute=recompute))
     dxs, shard_grads = sharded_attention_backward(spread(dy, case), shards, caches, case.region)
     close(collect(ys, case), y, tolerance)
     close(collect(dxs, case), dx, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
 
 
-def block_equals_whole(case: Case, selective: bool = False):
+def block_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     """A transformer block: two regions in a row, and what stands between them."""
     c, tensors = case.model, block_tensors(case.model)
     p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
-    y, cache = block_forward(x, p, c, rotary, case.dropout, lengths=lengths)
+    context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
+    y, cache = block_forward(x, p, c, context)
     dx, grads = block_backward(dy, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    ys, cache = sharded_block_forward(spread(x, case), shards, c, rotary, case.region, case.dropout, selective,
-                                      lengths)
+    ys, cache = sharded_block_forward(spread(x, case), shards, c, case.region, context._replace(recompute=recompute))
     dxs, shard_grads = sharded_block_backward(spread(dy, case), shards, cache, c, case.region)
     close(collect(ys, case), y)
     close(collect(dxs, case), dx)
@@ -118,11 +119,11 @@ def embedding_equals_whole(case: Case, tolerance=1e-11):
     tensors = embedding_tensors(case.model)
     p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
     token_types = token_types_of(case)
-    x, cache = embedding_forward(tokens, p, case.dropout, token_types)
+    x, cache = embedding_forward(tokens, p, LayerContext(case.dropout), token_types)
     grads = embedding_backward(dx, p, cache)
 
     shards = split(p, tensors, case.t)
-    xs, caches = sharded_embedding_forward(tokens, shards, case.region, case.dropout, token_types)
+    xs, caches = sharded_embedding_forward(tokens, shards, case.region, LayerContext(case.dropout), token_types)
     shard_grads = sharded_embedding_backward(spread(dx, case), shards, caches, case.region)
     close(collect(xs, case), x, tolerance)
     gradients_equal(shard_grads, grads, tensors, case, tolerance)
@@ -190,12 +191,12 @@ def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     """The whole model: the losses of all its heads, and every gradient; padding gets none."""
     c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
     p = case.params(tensors)
-    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
     dlosses = upstream(case, losses)
     _, grads = model_backward(dlosses, p, cache, c)
 
     shards = split(p, tensors, case.t)
-    found, cache = sharded_model_forward(batch, shards, c, case.region, case.dropout, recompute)
+    found, cache = sharded_model_forward(batch, shards, c, case.region, LayerContext(case.dropout, recompute))
     shard_grads = sharded_model_backward(dlosses, shards, cache, c, case.region)
     for one, loss in zip(found, losses, strict=True):
         close(one, loss)
@@ -203,11 +204,11 @@ def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
     padding_gets_nothing(shard_grads, tensors, case.t)
 
 
-def sharded_model_forward(batch, shards, c, region, dropout, recompute):
+def sharded_model_forward(batch, shards, c, region, context):
     """Of whichever model it is -> the losses of its heads."""
     if c.architecture == "bert":
-        return sharded_bert_forward(batch, shards, c, region, dropout, recompute)
-    loss, cache = sharded_gpt_forward(batch.tokens, shards, c, batch.targets, region, dropout, recompute)
+        return sharded_bert_forward(batch, shards, c, region, context)
+    loss, cache = sharded_gpt_forward(batch.tokens, shards, c, batch.targets, region, context)
     return (loss,), cache
 
 
@@ -225,14 +226,14 @@ def stages_equal_whole(case: Case, cuts):
     """
     c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
     p = case.params(tensors)
-    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
     dlosses = upstream(case, losses)
     _, grads = model_backward(dlosses, p, cache, c)
 
     values, x, dx, passed, found = dict(leaves(p)), None, dlosses, [], {}
     for first, end in zip([0, *sorted(cuts)], [*sorted(cuts), c.num_layers], strict=True):
         stage = pick(model_tensors(c, range(first, end)), values)
-        x, cache = model_forward(x, stage, c, batch, case.dropout)
+        x, cache = model_forward(x, stage, c, batch, LayerContext(case.dropout))
         passed.append((stage, cache))
     for one, loss in zip(x, losses, strict=True):
         close(one, loss)
@@ -254,8 +255,8 @@ def pick(tensors, values):
 def recompute_changes_nothing(case: Case, recompute: Recompute):
     """In one process: losses and gradients to the last bit, dropout on."""
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
-    losses, cache = model_forward(None, p, c, batch, case.dropout)
-    again, light = model_forward(None, p, c, batch, case.dropout, recompute)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
+    again, light = model_forward(None, p, c, batch, LayerContext(case.dropout, recompute))
     assert all((one == loss).all() for one, loss in zip(again, losses, strict=True))
     dlosses = upstream(case, losses)
     trees_close(model_backward(dlosses, p, light, c)[1], model_backward(dlosses, p, cache, c)[1], 0.0)
@@ -269,14 +270,14 @@ def gradients_are_derivatives(case: Case):
     # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
     c = replace(case.model, activation="gelu", layernorm_epsilon=0.1)
     p, batch, rng = case.params(model_tensors(c)), case.batch("", case.b), np.random.default_rng(case.seed)
-    losses, cache = model_forward(None, p, c, batch, case.dropout)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
     dlosses, step = upstream(case, losses), 1e-5
     _, grads = model_backward(dlosses, p, cache, c)
 
     def loss_beside(x, direction):
         saved = x.copy()
         x += direction
-        losses, _ = model_forward(None, p, c, batch, case.dropout)
+        losses, _ = model_forward(None, p, c, batch, LayerContext(case.dropout))
         x[...] = saved
         return sum((loss * dloss).sum() for loss, dloss in zip(losses, dlosses))
 

@@ -11,13 +11,14 @@ from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import Place, connect, disconnect
 from mpi_impl.models import model
 from mpi_impl.parallel import passes
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ParallelConfig, Recompute
 from reference.costs.traffic import Work, traffic
 from reference.models.model import sequences_of
-from reference.models.stage import KEEP_ALL, StageCache, has_embedding, has_head, join_stages
+from reference.models.stage import StageCache, has_embedding, has_head, join_stages
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
 from reference.parallel.stages import schedule_of
@@ -26,7 +27,7 @@ from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
-from tests.cases import Case, close, cut, trees_close
+from tests.cases import KEEP_ALL, Case, close, cut, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 
 
@@ -83,8 +84,8 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
     with connected(group, plan.parallel(group.size, case)) as topology:
         # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
         optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=clip_grad, adam_eps=1e-4)
-        ours = Trainer(case.model, optimizer, topology, case.seed, Precision("float64"), wrap(np.empty(0)))
-        textbook = training.Trainer(case.model, optimizer, case.seed, ours.precision) if group.rank == 0 else None
+        ours = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), wrap(np.empty(0))), optimizer)
+        textbook = training.Trainer(case.model, optimizer, case.seed, ours.state.precision) if group.rank == 0 else None
         if order is not None:
             ours.pipelines["training", microbatches] = Pipeline(order, topology)
         in_flight = activations_in_flight(order or schedule_of(topology.config, microbatches))
@@ -92,9 +93,9 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
         for step in range(steps):
             samples = case.batch(str(step), batch)
             result = ours.step(dealt(ours, case.b, samples, wrap), batch)
-            grads, params = (ours.layout.views(host(ours.whole(states.own)))
-                             for states in (ours.gradients, ours.parameters))
-            found = Found(topology.place, result, ours.peak_caches, grads, params, ours.layout.tensors)
+            grads, params = (ours.state.layout.views(host(ours.state.whole(states.own)))
+                             for states in (ours.state.gradients, ours.state.parameters))
+            found = Found(topology.place, result, ours.peaks.caches, grads, params, ours.state.layout.tensors)
             first_checks(group, found, lambda everyone, samples=samples: step_equals(
                 textbook.step(samples), textbook.params, in_flight, everyone))
         fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
@@ -107,10 +108,10 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
     """This replica's microbatches. What the rank need not know of them is made nonsense, so that it cannot use it."""
     d, r = trainer.topology.data.size, trainer.topology.place.data
-    rows = len(samples.tokens) // sequences_of(trainer.model)
-    if not has_embedding(trainer.layout.tensors):
+    rows = len(samples.tokens) // sequences_of(trainer.state.model)
+    if not has_embedding(trainer.state.layout.tensors):
         samples = nonsense(samples, "tokens", "token_types")
-    if not has_head(trainer.layout.tensors, trainer.model):
+    if not has_head(trainer.state.layout.tensors, trainer.state.model):
         samples = nonsense(samples, "targets", "swapped", "answers")
     mine = [cut(samples, samples_of(r, k, d, b)) for k in range(rows // (d * b))]
     return [type(batch)(*(x if x is None else wrap(x) for x in batch)) for batch in mine]
@@ -140,7 +141,7 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
 def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
     """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
         together = Ledger()
         batches = Batches(Words(case) if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           work.microbatches // work.steps)
@@ -173,7 +174,7 @@ class Words:
 def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
     """While an evaluation runs, a rank has no cache from an earlier forward; after a step it has none at all."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 10), topology, case.seed, Precision("float64"))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
         batch = microbatches * topology.data.size * case.b
         mine = dealt(trainer, case.b, case.batch("", batch))
         gc.collect()

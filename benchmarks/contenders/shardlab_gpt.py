@@ -17,6 +17,7 @@ from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import world
 from mpi_impl.comm.topology import connect
 from mpi_impl.launching.entry import run
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.arrays import moved_to
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -32,7 +33,7 @@ def main() -> None:
     cut, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
     like = device_of("cuda" if cuda else "cpu", ranks).like
     topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=cut, keep_gathered_inputs=cut))
-    trainer = Trainer(model, optimizer, topology, 1, Precision("bfloat16" if cuda else "float32"), like)
+    trainer = Trainer(ModelState(model, topology, 1, Precision("bfloat16" if cuda else "float32"), like), optimizer)
     batch = moved_to(np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s)), like)
 
     def step():

@@ -71,20 +71,20 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
 def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, Sealed]]:
     """A file for each state of what this rank saves -> of which tensors which boxes, and the files."""
     place, rank = trainer.topology.place, trainer.topology.world.rank
-    pieces = without_padding(trainer.saved, place.tensor)
+    pieces = without_padding(trainer.state.saved, place.tensor)
     boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor)]
     if not boxes:
         return [], {}
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
-    names = {file_of(state, rank): state for state in trainer.optimizer.states}
-    return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.precision.main, shapes,
+    names = {file_of(state, rank): state for state in trainer.state.optimizer_states}
+    return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes,
                                              (finite(trainer, piece, state) for piece in pieces))
                    for name, state in names.items()}
 
 
 def finite(trainer: Trainer, piece: Piece, state: str):
     """A piece's elements, on the host. Raises UserError if they are of no use to anyone, or as the model's weights."""
-    values, form = to_host(trainer.optimizer.states[state].load(piece)), trainer.precision.form
+    values, form = to_host(trainer.state.optimizer_states[state].load(piece)), trainer.state.precision.form
     weights = state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
         what = f"{piece.of.name} infinite in {form.name}" if weights else f"Adam's {state} of {piece.of.name} infinite"
@@ -96,7 +96,7 @@ def finite(trainer: Trainer, piece: Piece, state: str):
 
 def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], saved: list) -> Manifest:
     """On rank 0, when all shards are written: what all ranks have saved makes the manifest."""
-    tensors = {name: Stored(tensor.shape, []) for name, tensor in leaves(model_tensors(trainer.model))}
+    tensors = {name: Stored(tensor.shape, []) for name, tensor in leaves(model_tensors(trainer.state.model))}
     sealed: dict[str, Sealed] = {}
     for rank, (boxes, its_files) in enumerate(saved):
         sealed |= its_files
@@ -104,8 +104,8 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
             tensors[name].boxes.append((box, rank))
     follows = trainer.scaler.scaling.loss_scale is None
     manifest = Manifest(trainer.iteration, trainer.optimizer.iteration,
-                        trainer.scaler.state if follows else None, trainer.precision.main,
-                        model_of(trainer.model), settings, tensors, sealed)
+                        trainer.scaler.state if follows else None, trainer.state.precision.main,
+                        model_of(trainer.state.model), settings, tensors, sealed)
     on_disk.publish(root, aside, manifest)
     return manifest
 
@@ -115,12 +115,12 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
 
 def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
     """Called by all ranks before the first step. Raises UserError, on all alike, for a file that is not as it was."""
-    check_model(root, manifest, trainer.model)
-    load_states(trainer, root, manifest, list(trainer.optimizer.states))
+    check_model(root, manifest, trainer.state.model)
+    load_states(trainer, root, manifest, list(trainer.state.optimizer_states))
     trainer.iteration, trainer.optimizer.iteration = manifest.iteration, manifest.updates
     if manifest.loss_scale is not None and trainer.scaler.scaling.loss_scale is None:
         trainer.scaler.state = manifest.loss_scale
-    trainer.take_over()
+    trainer.state.adopt_master_weights()
 
 
 def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
@@ -129,10 +129,10 @@ def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
     -> the tensors that the checkpoint has not, which keep their initial values. Those that the model has not are passed
     over; moments and counters stay 0. Raises UserError, on all ranks alike, as `load` does.
     """
-    check_model(root, manifest, trainer.model, other_heads=True)
+    check_model(root, manifest, trainer.state.model, other_heads=True)
     load_states(trainer, root, manifest, ["parameters"])
-    trainer.take_over()
-    return [name for name, _ in leaves(model_tensors(trainer.model)) if name not in manifest.tensors]
+    trainer.state.adopt_master_weights()
+    return [name for name, _ in leaves(model_tensors(trainer.state.model)) if name not in manifest.tensors]
 
 
 def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: bool = False) -> None:
@@ -179,15 +179,15 @@ def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[st
 def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[str]) -> None:
     """What this rank owns of the tensors that are there, piece by piece. (Padding is not stored, and stays 0.)"""
     for state in states:
-        buffer, reader = trainer.optimizer.states[state], on_disk.StateReader(folder, state, manifest)
-        for piece in without_padding(trainer.pieces, trainer.topology.place.tensor):
+        buffer, reader = trainer.state.optimizer_states[state], on_disk.StateReader(folder, state, manifest)
+        for piece in without_padding(trainer.state.pieces, trainer.topology.place.tensor):
             if piece.of.name in manifest.tensors:
-                buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.main))
+                buffer.store(piece, moved_to(load_piece(trainer, reader, piece), trainer.state.main))
 
 
 def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     """Its elements, [piece.size], in the dtype of this run."""
-    values, start = np.empty(piece.size, trainer.main.dtype), 0
+    values, start = np.empty(piece.size, trainer.state.main.dtype), 0
     for box in boxes_of_piece(piece, trainer.topology.place.tensor):
         shape = shape_of(box)
         reader.read(piece.of.name, box, values[start:start + prod(shape)].reshape(shape))
@@ -195,7 +195,7 @@ def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     return values
 
 
-def told(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
+def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
     """What is loaded, and how this run differs from the one that saved it, for a person."""
     folder = on_disk.folder_of(root, manifest.iteration)
     lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.size)}, {folder}"]

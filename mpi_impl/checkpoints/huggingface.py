@@ -172,15 +172,15 @@ def load_weights(trainer: Trainer, folder: str) -> None:
     of them cannot read a file.
     """
     trainer.topology.world.from_each(lambda: read_pieces(trainer, Weights(folder)))
-    trainer.take_over()
+    trainer.state.adopt_master_weights()
 
 
 def read_pieces(trainer: Trainer, weights: Weights) -> None:
-    master = trainer.optimizer.states["parameters"]
-    for piece in trainer.pieces:
+    master = trainer.state.optimizer_states["parameters"]
+    for piece in trainer.state.pieces:
         if weights.has(piece.of):
-            x = weights.shard(piece.of, trainer.topology.tensor.rank, trainer.main.dtype).reshape(-1)
-            master.store(piece, moved_to(x[within_segment(piece)], trainer.main))
+            x = weights.shard(piece.of, trainer.topology.tensor.rank, trainer.state.main.dtype).reshape(-1)
+            master.store(piece, moved_to(x[within_segment(piece)], trainer.state.main))
 
 
 def within_segment(piece: Piece) -> slice:
@@ -220,7 +220,7 @@ def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tok
     with writing(folder), TemporaryDirectory(dir=folder, prefix="unfinished-") as aside:
         write_weights(os.path.join(aside, WEIGHTS), trainer, tensors)
         with open(os.path.join(aside, CONFIG), "w") as file:
-            json.dump(config_of(trainer.model, tokenizer, trainer.main.dtype.name), file, indent=2)
+            json.dump(config_of(trainer.state.model, tokenizer, trainer.state.main.dtype.name), file, indent=2)
         save_tokenizer(aside, tokenizer)
         for name in os.listdir(aside):
             os.replace(os.path.join(aside, name), os.path.join(folder, name))
@@ -228,9 +228,9 @@ def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tok
 
 def write_weights(path: str, trainer: Trainer, tensors: Iterator) -> None:
     """The tensors, one after another, as they come; with the prefix, and as transformers marks its files."""
-    full_name = layout_of(trainer.model).full_name
-    shapes = {full_name(place.name): place.shape for _, _, places in places_of(trainer.model) for place in places}
-    write_tensors(path, trainer.main.dtype.name, shapes, tensors, metadata={"format": "pt"})
+    full_name = layout_of(trainer.state.model).full_name
+    shapes = {full_name(place.name): place.shape for _, _, places in places_of(trainer.state.model) for place in places}
+    write_tensors(path, trainer.state.main.dtype.name, shapes, tensors, metadata={"format": "pt"})
 
 
 def gathered(trainer: Trainer) -> Iterator:
@@ -238,18 +238,19 @@ def gathered(trainer: Trainer) -> Iterator:
 
     All ranks go through it.
     """
-    topology, master = trainer.topology, trainer.optimizer.states["parameters"]
+    topology, master = trainer.topology, trainer.state.optimizer_states["parameters"]
     world, t = topology.world, topology.tensor.size
-    where = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece)) for piece in trainer.saved])
-    for name, tensor, places in places_of(trainer.model):
+    where = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece))
+                            for piece in trainer.state.saved])
+    for name, tensor, places in places_of(trainer.state.model):
         receives = []
         with trainer.ledger.phase("saving"):
             if world.rank == 0:
                 shape = tensor.local_shape(t)
-                shards = np.empty((t, prod(shape)), trainer.main.dtype)      # of a replicated tensor only the first
+                shards = np.empty((t, prod(shape)), trainer.state.main.dtype)    # of a replicated tensor only the first
                 receives = [world.post_receive(shards[part, place], rank, 0, "weights to save")
                             for rank, theirs in enumerate(where) for other, part, place in theirs if other == name]
-            for piece in trainer.saved:
+            for piece in trainer.state.saved:
                 if piece.of.name == name:
                     world.post_send(master.load(piece), 0, 0, "weights to save").wait()
             for receive in receives:

@@ -65,7 +65,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
     region = TensorParallelRegion(ranks)
     with ranks.ledger.phase("forward"):
-        y, cache = attention_forward(x, mine, CAUSAL, None, region)
+        y, cache = attention_forward(x, mine, CAUSAL, region)
     say(ranks, f"\nForward. The weights with which the last of {POSITIONS} positions reads each, in every head; no "
                "rank needs another's:")
     say_each(ranks, patterns(first, cache.core.probs[0, :, -1]))
@@ -81,7 +81,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say(ranks, f"\nWhat moved, on each rank. Of N = b s h elements an all-reduce sends 2 N (t-1)/t, here with t = "
                f"{ranks.size}:\n{traffic_table(ranks.ledger)}\n")
 
-    whole_y, whole_cache = textbook.attention_forward(x, whole, CAUSAL, None)
+    whole_y, whole_cache = textbook.attention_forward(x, whole, CAUSAL)
     whole_dx, whole_grads = textbook.attention_backward(dy, whole, whole_cache)
     check = Check()
     check.equal("the attention of every head", cache.core.probs, whole_cache.core.probs[:, first:first + n])

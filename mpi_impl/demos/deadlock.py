@@ -107,7 +107,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
     """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the loss."""
     steps, done = lower(wrong)[ranks.rank], set[Step]()
-    work = ForwardPass(trainer.model, trainer.region, trainer.stage_params, batch,
+    work = ForwardPass(trainer.state.model, trainer.state.region, trainer.state.stage_params, batch,
                        trainer.total_weights(batch, SAMPLES))
     first = Action(0, "F", 0)                     # what waits for nobody, and all that comes after it
     behind = steps[steps.index(first):] if first in steps else []

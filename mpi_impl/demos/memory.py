@@ -15,6 +15,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.printing import count, say
 from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.charts import GRID, MEMORY
 from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
@@ -175,7 +176,8 @@ def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namesp
     """Train a few steps on random tokens, and return the memory that they took."""
     topology = connect(ranks, one.parallel)
     try:
-        trainer = Trainer(model, OptimizerConfig(1e-3, options.train_iters), topology, 1234, precision_of(options))
+        trainer = Trainer(ModelState(model, topology, 1234, precision_of(options)),
+                          OptimizerConfig(1e-3, options.train_iters))
         trainer.measured = True
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
@@ -222,7 +224,7 @@ def parts(states: Held) -> dict[str, int]:
     """Return a rank's bytes by kind, as the table shows them."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
             "activations": states.activations, "computed again": states.recomputed,
-            "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.far}
+            "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.offloaded}
 
 
 def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> str:

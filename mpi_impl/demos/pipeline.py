@@ -68,7 +68,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         x = round(pipeline_traffic(SAMPLES, tokens.shape[1], model.hidden_size))
         say(ranks, f"Who holds what of {count(schedule.stages, 'layer')}, a stage each. The embedding turns tokens "
                    "into numbers; the head predicts the\nnext token, and has the loss:")
-        say_aligned(ranks, holds(trainer), f"{trainer.layout.size:,} parameters")
+        say_aligned(ranks, holds(trainer), f"{trainer.state.layout.size:,} parameters")
 
         result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
         done = Schedule(tuple(ranks.from_all(tuple(s.action for s in watched.trace.slices if s.action))))
@@ -78,16 +78,16 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         predicted = activations_in_flight(schedule)[ranks.rank]
         say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
                    "kept the\nactivations at the same time, at most:")
-        say_aligned(ranks, *sendings(trainer, m), f"kept {trainer.peak_caches} (predicted: {predicted})")
+        say_aligned(ranks, *sendings(trainer, m), f"kept {trainer.peaks.caches} (predicted: {predicted})")
         say(ranks, "")
 
         check = Check()
         check.equal("messages", watched.ledger.elements(operation="send"), x * len(sends(trainer, m)))
-        check.equal("activations kept", trainer.peak_caches, predicted)
+        check.equal("activations kept", trainer.peaks.caches, predicted)
         loss, norm, grads = textbook_of(model).step(GPTBatch(tokens, targets))
         check.equal("loss", result.loss, loss)
         check.equal("norm of the gradient", result.grad_norm, norm)
-        check_tensors(check, "every weight's gradient", trainer, trainer.gradients.own, grads)
+        check_tensors(check, "every weight's gradient", trainer, trainer.state.gradients.own, grads)
     check.conclude(ranks)
 
 

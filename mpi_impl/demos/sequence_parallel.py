@@ -20,6 +20,7 @@ from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, require_divides, round_up
 from reference.costs.volumes import tensor_parallel_traffic
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.layers import block as textbook
 from reference.params import initialize, leaves, split, tree_map
 
@@ -86,7 +87,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
                f"t = {t}:\n{traffic_table(ranks.ledger)}\n{TOGETHER.format(**sent)}\n")
 
     check = Check()
-    whole_y, whole_cache = textbook.block_forward(x, whole, c, None, Dropout(c, seed=1, step=0, layer=0))
+    whole_y, whole_cache = textbook.block_forward(x, whole, c, LayerContext(Dropout(c, seed=1, step=0, layer=0)))
     whole_dx, whole_grads = textbook.block_backward(dy, whole, whole_cache, c)
     expected = split(whole_grads, tensors, t)[ranks.rank]
     for found, positions in ((alike, slice(s)), (cut, mine)):
@@ -111,7 +112,7 @@ class Passed(NamedTuple):
 def through_block(ranks: Group, name: str, x, dy, p, c: ModelConfig, region) -> Passed:
     """Run forward and backward on this rank's x and dy outside the regions: all positions, or its own."""
     with ranks.ledger.phase(f"{name}: forward"):
-        y, cache = block_forward(x, p, c, None, region, Dropout(c, seed=1, step=0, layer=0))
+        y, cache = block_forward(x, p, c, region, LayerContext(Dropout(c, seed=1, step=0, layer=0)))
     grads = tree_map(np.zeros_like, p)
     with ranks.ledger.phase(f"{name}: backward"):
         dx = block_backward(dy, p, cache, c, grads, ImmediateSink(), region)

@@ -12,6 +12,7 @@ from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.demos.printing import Check, and_list, span
 from mpi_impl.parallel.buffers import Buffer
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
@@ -42,7 +43,7 @@ def training_on(world: Group, model: ModelConfig, parallel: ParallelConfig) -> I
     """Make a trainer, for the duration of the `with` block."""
     topology = connect(world, parallel)
     try:
-        yield Trainer(model, OPTIMIZER, topology, SEED, FLOAT64)
+        yield Trainer(ModelState(model, topology, SEED, FLOAT64), OPTIMIZER)
     finally:
         disconnect(topology)
 
@@ -68,17 +69,17 @@ def share_of(trainer: Trainer, tokens, targets, b: int) -> list:
 
 def holds(trainer: Trainer) -> str:
     """Describe what a rank holds: 'the embedding, layer 0 and layer 4'."""
-    layers = [span(held.start, held.stop, "layer") for held in trainer.stages.values()]
-    tensors = trainer.layout.tensors
+    layers = [span(held.start, held.stop, "layer") for held in trainer.state.stages.values()]
+    tensors = trainer.state.layout.tensors
     return and_list([*["the embedding"] * has_embedding(tensors), *layers,
-                     *["the head"] * has_head(tensors, trainer.model)])
+                     *["the head"] * has_head(tensors, trainer.state.model)])
 
 
 def check_tensors(check: Check, what: str, trainer: Trainer, buffer: Buffer, whole) -> None:
     """Compare every tensor of which this rank has a part with that part of the textbook's `whole` model."""
-    parallel, tensors = trainer.topology.config, trainer.layout.tensors
-    stage, = cut_into_stages(whole, [layers_of_rank(trainer.stages)], trainer.model)
+    parallel, tensors = trainer.topology.config, trainer.state.layout.tensors
+    stage, = cut_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
     expected = split(stage, tensors, parallel.tensor_model_parallel_size)[trainer.topology.tensor.rank]
-    found = dict(leaves(trainer.layout.views(trainer.whole(buffer))))
+    found = dict(leaves(trainer.state.layout.views(trainer.state.whole(buffer))))
     for name, part in leaves(expected):
         check.equal(what, found[name], part)

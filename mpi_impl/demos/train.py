@@ -78,15 +78,15 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 
 def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     """Run every step twice, on the ranks and in one process. Return their losses as a table."""
-    textbook, rows = textbook_of(trainer.model), [["step", "loss on the ranks", "in one process", "difference"]]
+    textbook, rows = textbook_of(trainer.state.model), [["step", "loss on the ranks", "in one process", "difference"]]
     for step in range(steps):
         tokens, targets = global_batch(step, batch)
         result = trainer.step(share_of(trainer, tokens, targets, b=1), batch)
         loss, norm, grads = textbook.step(GPTBatch(tokens, targets))
         check.equal("every loss", result.loss, loss)
         check.equal("norm of the gradient", result.grad_norm, norm)
-        check_tensors(check, "every gradient", trainer, trainer.gradients.own, grads)
-        check_tensors(check, "every weight", trainer, trainer.parameters.own, textbook.params)
+        check_tensors(check, "every gradient", trainer, trainer.state.gradients.own, grads)
+        check_tensors(check, "every weight", trainer, trainer.state.parameters.own, textbook.params)
         rows.append([str(step + 1), f"{result.loss:.10f}", f"{loss:.10f}", f"{abs(result.loss - loss):.0e}"])
     return aligned(rows, left=())
 
@@ -118,13 +118,13 @@ def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
 
 def place_of(trainer: Trainer) -> list[str]:
     """Describe a rank's place in each kind of parallelism, and what it holds there."""
-    topology, model = trainer.topology, trainer.model
+    topology, model = trainer.topology, trainer.state.model
     heads = model.num_attention_heads // topology.tensor.size
     samples = [samples_of(topology.place.data, k, topology.data.size, 1).start for k in range(MICROBATCHES)]
     first = topology.place.tensor * heads
     return [f"t {topology.place.tensor}, p {topology.place.pipeline}, d {topology.place.data}:",
             holds(trainer), span(first, first + heads, "head"), f"samples {' '.join(map(str, samples))}",
-            f"{trainer.layout.size:,} parameters"]
+            f"{trainer.state.layout.size:,} parameters"]
 
 
 def ledger_of_pipeline(topology: Topology) -> Ledger:

@@ -89,12 +89,12 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
             check.equal("loss", result.loss, loss)
             check.equal("norm of the gradient", result.grad_norm, norm)
         found = measured(trainer, stage, m)
-        say(ranks, fill(f"Stage {stage}: {STAGES[stage]}. {buffer_of(trainer.layout)}. Bytes of parameters + "
+        say(ranks, fill(f"Stage {stage}: {STAGES[stage]}. {buffer_of(trainer.state.layout)}. Bytes of parameters + "
                         "gradients + optimizer states:", WIDTH))
         say_aligned(ranks, f"owns {owned(trainer)}", f"holds {' + '.join(f'{held:,}' for held in found.held)} = "
                            f"{sum(found.held):,}")
         say(ranks, "")
-        check_tensors(check, "every weight", trainer, trainer.parameters.own, textbook.params)
+        check_tensors(check, "every weight", trainer, trainer.state.parameters.own, textbook.params)
         check.equal("bytes held", found.held, found.expected_held)
         check.equal("numbers sent", found.sent, found.expected_sent)
         return found
@@ -121,8 +121,8 @@ def introduction(n: int, m: int) -> str:
 
 def measured(trainer: Trainer, stage: int, m: int) -> Found:
     """Measure memory and traffic after the steps, with their predictions."""
-    n, layout, held = trainer.topology.data.size, trainer.layout, trainer.held()
-    tables = sum(layout.home[unit].size for unit in ("embedding.word", "embedding.position"))
+    n, layout, held = trainer.topology.data.size, trainer.state.layout, trainer.held()
+    tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
     less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
     return Found(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
                  model_states(layout.size, n, stage, *FLOAT64.bytes_each),
@@ -146,8 +146,8 @@ def buffer_of(layout: Layout) -> str:
 
 def owned(trainer: Trainer) -> str:
     """Return the ranges of numbers that the rank owns, one for each bucket."""
-    own = [trainer.layout.own(bucket, trainer.topology.data.rank % trainer.layout.parts) for bucket in
-           trainer.layout.buckets]
+    layout = trainer.state.layout
+    own = [layout.owned_piece(bucket, trainer.state.zero.part) for bucket in layout.buckets]
     return " ".join(bounds(piece.in_buffer) for piece in own)
 
 

@@ -16,6 +16,7 @@ from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.telling import Telling
 from mpi_impl.generation.replica import trained
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import Settings, precision
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program
@@ -54,15 +55,15 @@ class FineTuning(Program):
         self.forecast = forecast.check_memory(self.hosts, forecast.Plan(
             self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
             args.offload_folder is not None or self.device.memory is not None))
-        self.trainer = Trainer(self.model, self.optimizer, self.topology, args.seed, precision(args),
-                               self.device.like, args.offload_folder)
+        self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
+                                          args.offload_folder), self.optimizer)
         self.begin.load(self.trainer)
         self.batches = self.dealt(self.microbatches)
         self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.course.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
-                               self.model.heads, self.trainer.precision.scaled)
+                               self.model.heads, self.trainer.state.precision.scaled)
 
     # ---- before the first step ----
 
@@ -97,12 +98,12 @@ class FineTuning(Program):
     # ---- the run ----
 
     def work(self) -> None:
-        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.precision, self.microbatches,
+        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.state.precision, self.microbatches,
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.telling.say(introduction(settings, self.model, self.world.hosts()))
-        self.telling.say(f"{self.device.told or kernels.describe()}\n{forecast.told(self.forecast, self.hosts)}\n"
-                         f"{self.begin.told}")
+        self.telling.say(f"{self.device.description or kernels.describe()}\n"
+                         f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.description}")
         self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
                          f"test; {self.course.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence

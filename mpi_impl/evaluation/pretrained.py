@@ -34,7 +34,7 @@ class Pretrained(NamedTuple):
             huggingface.load_weights(trainer, self.folder)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         head = "tuned before" if self.tuned else "with a new head for choices"
         iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
         slips = "" if self.manifest else notes(self.folder)

@@ -42,7 +42,7 @@ class Sums:
         work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0])
         b, s = microbatches[0].tokens.shape
         shape = b, s // self.topology.config.sequence_shards, self.replica.model.hidden_size
-        self.pipeline.play(work.compute, self.replica.near, shape, phases={"F": "evaluation"})
+        self.pipeline.play(work.compute, self.replica.device_prototype, shape, phases={"F": "evaluation"})
         return work.losses
 
     def on_host(self, x) -> np.ndarray:

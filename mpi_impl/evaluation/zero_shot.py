@@ -23,7 +23,7 @@ from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.programs.program import Program
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.training.batches import Batches, reads
+from mpi_impl.training.batches import Batches, needs_samples
 from reference.config import ModelConfig
 from reference.precision import Precision
 
@@ -63,14 +63,15 @@ class ZeroShot(Program):
         ranks.from_each(lambda: self.read(source, tokenizer))
         self.count = ranks.from_first(self.count_samples)
         precision = Precision(args.dtype)
-        near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
+        like = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         reader = source.reader(ranks, self.topology.place.tensor, precision.main)
-        replica = loaded(source.model, self.topology, near, reader)
+        replica = loaded(source.model, self.topology, like, reader)
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
-        placed = ranks.hosts().told(self.topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told or kernels.describe(), self.about(), placed]))
+        placed = ranks.hosts().describe(self.topology.tensor.size)
+        self.description = "\n".join(filter(None, [source.describe(), device.description or kernels.describe(),
+                                                   self.about(), placed]))
 
     def find_model(self) -> tuple[Source, Tokenizer]:
         """On rank 0."""
@@ -81,7 +82,7 @@ class ZeroShot(Program):
 
     def read(self, source: Source, tokenizer: Tokenizer) -> None:
         """Where it is needed."""
-        if self.topology.place.tensor == 0 and reads(source.model, self.topology):
+        if self.topology.place.tensor == 0 and needs_samples(source.model, self.topology):
             self.dataset = self.open_dataset(tokenizer)
 
     def count_samples(self) -> int:
@@ -96,7 +97,7 @@ class ZeroShot(Program):
                 f"{c.pipeline_model_parallel_size} x data parallel {c.data_parallel_size}")
 
     def work(self) -> None:
-        self.telling.say(self.told)
+        self.telling.say(self.description)
         began = time.perf_counter()
         with np.errstate(over="ignore", invalid="ignore"):     # logits without end are told of once, in a sentence
             total = self.sums.over("test", self.count, self.telling.progress(self.count, self.samples))

@@ -16,6 +16,7 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.training.trainer import Trainer
@@ -92,7 +93,7 @@ def train(one: Run, topology: Topology, iterations: int, lr: float) -> np.ndarra
                         attention_dropout=0, architecture="bert", make_vocab_size_divisible_by=1,
                         apply_residual_connection_post_layernorm=ORDERS[one.order])
     optimizer = OptimizerConfig(lr, iterations, lr_warmup_iters=int(WARMUP * iterations))
-    trainer = Trainer(model, optimizer, topology, one.seed, Precision("float32"))
+    trainer = Trainer(ModelState(model, topology, one.seed, Precision("float32")), optimizer)
     losses = np.full(iterations, np.inf)
     with np.errstate(all="ignore"):
         for i, batch in zip(range(iterations), batches(one.seed)):

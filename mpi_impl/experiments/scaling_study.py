@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = p.parse_args(argv)
     check_outputs(args)
     tables = study()
-    print("\n\n".join(map(told, tables)))
+    print("\n\n".join(map(describe, tables)))
     rows = [row for table in tables for row in table.rows]
     print(f"\n{sum(row.meets for row in rows)} of {len(rows)} figures are within what is allowed")
     from mpi_impl.experiments.published_figures import draw_tables  # matplotlib takes a second to import
@@ -210,7 +210,7 @@ def zero_memory(stage: int) -> Table:
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
-def told(table: Table) -> str:
+def describe(table: Table) -> str:
     rows = [["", "paper", "ours", "off by", "allowed"]]
     for row in table.rows:
         percent, share = table.unit == "%", isinstance(row, Share)

@@ -12,7 +12,7 @@ from mpi_impl.parallel.zero import Parameters
 from mpi_impl.runtime.arrays import moved_to, narrowed
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
-from reference.kv_cache import Past, no_past
+from reference.kv_cache import KVCache, empty_kv_cache
 from reference.models.model import model_tensors
 from reference.models.stage import stage_of
 from reference.parallel.boxes import without_padding
@@ -32,22 +32,22 @@ class Replica:
     params: dict[int, Any]     # by stage: GPTs, of units (parallel/units.py)
     pipeline: Pipeline         # forward alone, a microbatch at a time
     last_rank: int             # of the pipeline: the one with the logits
-    near: Any                  # an empty array of the kind of the activations
+    device_prototype: Any                  # an empty array of the kind of the activations
 
-    def no_past(self, positions: int) -> dict[int, Past]:
+    def empty_kv_cache(self, positions: int) -> dict[int, KVCache]:
         """Room for the keys and values of so many positions of one text: of this rank's layers, and its heads."""
         layers = [layer for params in self.params.values() for layer in params.blocks]
-        return no_past(self.model, layers, positions, self.near, t=self.topology.tensor.size)
+        return empty_kv_cache(self.model, layers, positions, self.device_prototype, t=self.topology.tensor.size)
 
 
 def trained(trainer: Trainer) -> Replica:
     """The model of a trainer: the same arrays. With ZeRO-3 all replicas must generate, with their parameters."""
-    return Replica(trainer.model, trainer.topology, trainer.stage_params, trainer.pipeline("evaluation", 1),
-                   trainer.last_rank, trainer.near)
+    return Replica(trainer.state.model, trainer.topology, trainer.state.stage_params, trainer.pipeline("evaluation", 1),
+                   trainer.state.last_rank, trainer.state.device_prototype)
 
 
-def loaded(model: ModelConfig, topology: Topology, near, read: Read) -> Replica:
-    """A model whose parameters are read, in the format and on the device of `near`, a tensor's part at a time.
+def loaded(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:
+    """A model whose parameters are read, in the format and on the device of `like`, a tensor's part at a time.
 
     Called by all ranks. Raises UserError, on all alike, if one of them cannot read its own; or for too few layers.
     """
@@ -55,14 +55,14 @@ def loaded(model: ModelConfig, topology: Topology, near, read: Read) -> Replica:
     stages = stages_of_all[topology.place.pipeline]
     tensors = model_tensors(model, layers_of_rank(stages))
     layout = layout_of(tensors, topology.config)
-    parameters = Parameters(layout, topology.data, Whole(np.zeros_like(near, shape=layout.size)))
+    parameters = Parameters(layout, topology.data, Whole(np.zeros_like(like, shape=layout.size)))
 
     def fill() -> None:
         for piece in without_padding(layout.pieces(0), topology.place.tensor):
-            parameters.own.store(piece, moved_to(narrowed(read(piece), near.dtype), near))
+            parameters.own.store(piece, moved_to(narrowed(read(piece), like.dtype), like))
 
     topology.world.from_each(fill, "the weights")
     units = parameters.units(tensors)
     schedule = evaluation_schedule([list(held) for held in stages_of_all], 1)
     return Replica(model, topology, {stage: stage_of(units, layers) for stage, layers in stages.items()},
-                   Pipeline(schedule, topology), len(stages_of_all) - 1, near)
+                   Pipeline(schedule, topology), len(stages_of_all) - 1, like)

@@ -35,7 +35,7 @@ class Source(Protocol):
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
         """Of what one of t tensor-parallel ranks holds. Called by all; raises UserError for files that are damaged."""
 
-    def told(self) -> str: ...
+    def describe(self) -> str: ...
 
 
 def find(args) -> Source:
@@ -112,7 +112,7 @@ class Checkpoint(NamedTuple):
         """Those of the parameters."""
         return {name: file for name, file in self.manifest.files.items() if state_of(name) == "parameters"}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
         size = bytes_of(sum(file.bytes for file in self.files().values()))
         return f"loaded iteration {self.manifest.iteration}: {size} of parameters, {folder}"
@@ -144,5 +144,5 @@ class HuggingFace(NamedTuple):
 
         return read
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return f"loaded the weights in {self.folder}{notes(self.folder)}"

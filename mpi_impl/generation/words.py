@@ -14,7 +14,7 @@ from mpi_impl.models.gpt import next_logits
 from mpi_impl.runtime.arrays import moved_to, to_host
 from reference.errors import UserError
 from reference.generation.decoding import Sampling, continuation, positions_for
-from reference.kv_cache import Past
+from reference.kv_cache import KVCache
 from reference.models.stage import has_embedding, has_head
 from reference.schedules.actions import Action
 
@@ -23,19 +23,19 @@ NONE = -1      # in place of a word: the logits are not finite
 
 def generate(replica: Replica, prompt: Sequence[int], count: int, sampling: Sampling, text: int = 0) -> Iterator[int]:
     """The `count` words that follow the prompt, each as soon as it is known; alike on all ranks, which go together."""
-    past = replica.no_past(positions_for(prompt, count, replica.model))
+    kv_cache = replica.empty_kv_cache(positions_for(prompt, count, replica.model))
 
     def follow(words: list[int], position: int) -> int:
         with replica.topology.world.ledger.phase("sampling"):
-            return next_word(replica, words, past, sampling, position, text)
+            return next_word(replica, words, kv_cache, sampling, position, text)
 
-    yield from continuation(prompt, count, replica.model.max_position_embeddings, past, follow)
+    yield from continuation(prompt, count, replica.model.max_position_embeddings, kv_cache, follow)
 
 
-def next_word(replica: Replica, words: list[int], past: dict[int, Past], sampling: Sampling, position: int,
+def next_word(replica: Replica, words: list[int], kv_cache: dict[int, KVCache], sampling: Sampling, position: int,
               text: int) -> int:
     """The word at this position, on all ranks alike. Raises UserError, likewise, if the model gives no numbers."""
-    logits, word = last_logits(replica, words, past), np.zeros(1, np.int64)
+    logits, word = last_logits(replica, words, kv_cache), np.zeros(1, np.int64)
     topology = replica.topology
     if logits is not None and topology.place.tensor == 0:
         word[0] = sampling.choose(logits, position, text) if np.isfinite(logits).all() else NONE
@@ -46,22 +46,23 @@ def next_word(replica: Replica, words: list[int], past: dict[int, Past], samplin
     return drawn
 
 
-def last_logits(replica: Replica, words: list[int], past: dict[int, Past]):
+def last_logits(replica: Replica, words: list[int], kv_cache: dict[int, KVCache]):
     """Logits [V] of the word that follows these, on the host of the last stage's ranks; None on the others. The words
-    follow those that `past` has seen, which takes them in.
+    follow those that `kv_cache` has seen, which takes them in.
     """
     found, model = [], replica.model
     region = TensorParallelRegion(replica.topology.tensor)      # any number of positions: they are not cut
-    tokens = moved_to(np.array([words]), replica.near)
+    tokens = moved_to(np.array([words]), replica.device_prototype)
 
     def forward(action: Action, x):
         params = replica.params[action.stage]
-        own = {layer: past[layer] for layer in params.blocks}
+        own = {layer: kv_cache[layer] for layer in params.blocks}
         y = next_logits(tokens if has_embedding(params) else x, params, model, own, region)
         if not has_head(params, model):
             return y
         found.append(to_host(region.gather(y, "logits of the last position")[0])[:model.vocab_size])    # no padding
         return None
 
-    replica.pipeline.play({"F": forward}, replica.near, (1, len(words), model.hidden_size), phases={"F": "sampling"})
+    replica.pipeline.play({"F": forward}, replica.device_prototype, (1, len(words), model.hidden_size),
+                          phases={"F": "sampling"})
     return found[0] if found else None

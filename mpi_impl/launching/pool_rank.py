@@ -90,7 +90,7 @@ class Rank:
                     self.send(self.where())
         os._exit(0)
 
-    def told(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
         """Return the traceback, without the frames that are not the job's own."""
         trace = error.__traceback__
         while trace and trace.tb_next and is_machinery(trace.tb_frame):
@@ -113,7 +113,7 @@ class Rank:
                 return Answer("returned", result=self.call(job), printed=self.printed.getvalue())
             except BaseException as error:      # a SystemExit too is an answer
                 self.wreckage.append(error)
-                return Answer("raised", self.told(error), printed=self.printed.getvalue(),
+                return Answer("raised", self.describe(error), printed=self.printed.getvalue(),
                               assertion=isinstance(error, AssertionError))
 
     def call(self, job: Job) -> bytes:

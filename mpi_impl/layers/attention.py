@@ -3,12 +3,14 @@ import numpy as np
 
 from mpi_impl.kernels import (attention_core, attention_core_again, attention_core_backward, cached_attention, linear,
                               rotate, rotate_backward, rows, total)
+from reference.layer_context import TRAINING
 from reference.layers.attention import Attention, AttentionCache
 from reference.ops import CoreInputs
 
 
-def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False, lengths=None, past=None):
-    """x [b, s, h], outside the region -> y [b, s, h], likewise."""
+def attention_forward(x, p: Attention, causal, region, context=TRAINING):
+    """Map x [b, s, h] to y [b, s, h], both as they are outside the region."""
+    dropout, rotary, kv_cache = context.dropout, context.rotary, context.kv_cache
     entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
     qkv = linear(entered, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
@@ -16,15 +18,15 @@ def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, sel
     if rotary is not None:
         q[...], k[...] = rotate(q, rotary), rotate(k, rotary)            # v keeps their buffer, so they may stay in it
     site = dropout and dropout.attention(first_head=region.rank * q.shape[2])
-    inputs = CoreInputs(q, k, v, causal, site, lengths)
-    if past is None:
-        context, core = attention_core(*inputs)                          # [b, s, a/t, d]
-        core = inputs if selective else core
+    inputs = CoreInputs(q, k, v, causal, site, context.lengths)
+    if kv_cache is None:
+        attended, core = attention_core(*inputs)                         # [b, s, a/t, d]
+        core = inputs if context.recompute.selective else core
     else:
-        context, core = cached_attention(q, *past.extend(k, v)), None
-    context = context.reshape(b, s, -1)
-    y = region.leave(linear(context, p.w_out), "attention output")       # g of [b, s, h/t] @ [h/t, h]
-    cache = AttentionCache(region.keep(x, entered), core, context, rotary)
+        attended, core = cached_attention(q, *kv_cache.extend(k, v)), None
+    attended = attended.reshape(b, s, -1)
+    y = region.leave(linear(attended, p.w_out), "attention output")      # g of [b, s, h/t] @ [h/t, h]
+    cache = AttentionCache(region.keep(x, entered), core, attended, rotary)
     y += p.b_out                                                         # the bias once, after the sum
     return y, cache
 

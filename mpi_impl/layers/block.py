@@ -3,14 +3,16 @@ from mpi_impl import kernels
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
+from reference.layer_context import TRAINING
 from reference.layers.block import AFTER_ATTENTION, AFTER_MLP, Block, BlockCache, residual
 from reference.layers.layer_norm import LayerNorm
 
 
-def block_forward(x, p: Block, c, rotary, region, dropout=None, selective=False, lengths=None, past=None):
-    """x [b, s, h], outside the regions -> [b, s, h], likewise. c is the ModelConfig."""
+def block_forward(x, p: Block, c, region, context=TRAINING):
+    """Map x [b, s, h] to [b, s, h], both as they are outside the regions. c is the ModelConfig."""
+    dropout = context.dropout
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, c.causal, rotary, region, dropout, selective, lengths, past)
+    y, attention = attention_forward(normed, p.attention, c.causal, region, context)
     (x, mask_1), (normed, norm_2) = add_branch_and_norm(residual(x, normed, c), y, p.post_attention_layernorm,
                                                         c.layernorm_epsilon, region, dropout, AFTER_ATTENTION)
     y, mlp = mlp_forward(normed, p.mlp, c.activation, region)

@@ -3,13 +3,13 @@ import numpy as np
 
 from mpi_impl import kernels
 from mpi_impl.kernels import accumulate, linear, lookup, lookup_backward, total
+from reference.layer_context import TRAINING
 from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_padding
 
 
-def embedding_forward(tokens, p: Embedding, region, dropout=None, token_types=None, first=0):
-    """tokens, token_types [b, s], alike on all ranks -> x [b, s, h], outside the regions. They begin at position
-    `first`.
-    """
+def embedding_forward(tokens, p: Embedding, region, context=TRAINING, token_types=None):
+    """Map tokens, token_types [b, s], identical on every rank, to x [b, s, h], outside the regions."""
+    first, dropout = context.first_position, context.dropout
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
     partial = lookup(ids, p.word) * held[..., None]          # zero for words that other ranks hold
     x = region.leave(partial, "embedding output")            # g

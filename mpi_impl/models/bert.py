@@ -1,23 +1,25 @@
 """BERT, or a stage of it, on one tensor-parallel rank. Its textbook twin is reference/models/bert.py.
 
-`p` and `grads` are trees of units: `opened`, a unit is a tree of tensors (parallel/units.py).
+`p` and `grads` are trees of units, which are `materialized` for as long as they are used (units.py).
 """
 import numpy as np
 
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.heads import masked_lm_backward, masked_lm_forward, pooled_backward, pooled_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
-from mpi_impl.models.stage import hidden_backward, hidden_forward
-from mpi_impl.models.units import opened
+from mpi_impl.models.stage import backbone_backward, backbone_forward
+from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import narrowed, widened
+from reference.layer_context import EVALUATION, TRAINING
 from reference.layers import cross_entropy as textbook
-from reference.models.bert import BERT, asked, classifier_of, reads
-from reference.models.stage import KEEP_ALL, KEEP_INPUT, has_head
+from reference.models.bert import BERT, asked, classifier_of, stage_inputs
+from reference.models.stage import has_head
 
 
-def bert_forward(x, p: BERT, c, batch, region, dropout=None, recompute=KEEP_ALL):
-    """The x [b, s, h] of the stage before, if there is one -> the losses of the heads, or the x for the next stage."""
-    x, cache = hidden_forward(x, p, c, reads(batch), region, dropout, recompute)
+def bert_forward(x, p: BERT, c, batch, region, context=TRAINING):
+    """Map the x [b, s, h] of the stage before, if there is one, to the losses of the heads, or to the x for the next.
+    """
+    x, cache = backbone_forward(x, p, c, stage_inputs(batch), region, context)
     if has_head(p, c):
         x, head = heads_forward(x, p, c, batch, region)
         cache = cache._replace(head=head)
@@ -25,20 +27,22 @@ def bert_forward(x, p: BERT, c, batch, region, dropout=None, recompute=KEEP_ALL)
 
 
 def bert_backward(dy, p: BERT, cache, c, grads: BERT, sink, region):
-    """The gradients of the losses, or dx of the next stage -> dx [b, s, h], or None for tokens.
+    """Map the gradients of the losses, or dx of the next stage, to dx [b, s, h], or None for tokens.
 
-    `sink.done(...)` is told which units have all that this microbatch gives them.
+    `sink.done(...)` is called with the units that have got all that this microbatch gives them.
     """
     if has_head(p, c):
         dy = heads_backward(dy, p, cache.head, c, grads, sink, region)
-    return hidden_backward(dy, p, cache, c, grads, sink, region)
+    return backbone_backward(dy, p, cache, c, grads, sink, region)
 
 
 def heads_forward(x, p: BERT, c, batch, region):
-    """x [b, s, h], outside the regions -> the losses, alike on all ranks, in float32 at least (or not, on request)."""
-    with opened(p.final_layernorm) as norm:
+    """Map x [b, s, h], outside the regions, to the losses, identical on every rank, in float32 at least (or not, on
+    request).
+    """
+    with materialized(p.final_layernorm) as norm:
         normed, norm_cache = layer_norm_forward(x, norm, c.layernorm_epsilon)
-        del norm                     # or it would be there for as long as this function runs
+        del norm                     # or this name would keep it until the function returns
     losses, caches = [], {}
     for head in c.heads:
         loss, caches[head] = (lm_loss_forward(normed, p, c, batch, region) if head == "lm" else
@@ -48,7 +52,7 @@ def heads_forward(x, p: BERT, c, batch, region):
 
 
 def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
-    """-> dx [b, s, h], outside the regions."""
+    """Return dx [b, s, h], outside the regions."""
     norm_cache, caches = cache
     dnormed = np.zeros_like(norm_cache[0])
     for head, dloss in reversed(list(zip(c.heads, dlosses))):
@@ -56,18 +60,18 @@ def heads_backward(dlosses, p: BERT, cache, c, grads: BERT, sink, region):
             dnormed += lm_loss_backward(dloss, p, c, caches[head], grads, sink, region)
         else:
             dnormed[:, :1] += pooled_loss_backward(dloss, p, head, caches[head], grads, sink, region)
-    with opened(p.final_layernorm) as norm, opened(grads.final_layernorm) as dnorm:
+    with materialized(p.final_layernorm) as norm, materialized(grads.final_layernorm) as dnorm:
         dx = layer_norm_backward(dnormed, norm, norm_cache, dnorm)
     sink.done(grads.final_layernorm)
     return dx
 
 
-# ---- masked words ---------------------------------------------------------------------------------------------------
+# ---- masked tokens --------------------------------------------------------------------------------------------------
 
 
 def lm_loss_forward(normed, p: BERT, c, batch, region):
-    """normed [b, s, h] -> loss [b, s]."""
-    with opened(p.lm_head) as head, opened(p.embedding.word) as word:
+    """Map normed [b, s, h] to loss [b, s]."""
+    with materialized(p.lm_head) as head, materialized(p.embedding.word) as word:
         logits, cache = masked_lm_forward(normed, head, word, c, region)
     if not c.fp16_lm_cross_entropy:
         logits = widened(logits)
@@ -76,34 +80,34 @@ def lm_loss_forward(normed, p: BERT, c, batch, region):
 
 
 def lm_loss_backward(dloss, p: BERT, c, cache, grads: BERT, sink, region):
-    """dloss [b, s] -> dnormed [b, s, h]."""
+    """Map dloss [b, s] to dnormed [b, s, h]."""
     head_cache, loss_cache = cache
     dlogits = cross_entropy_backward(dloss, loss_cache)
-    with (opened(p.lm_head) as head, opened(p.embedding.word) as word,
-          opened(grads.lm_head) as dhead, opened(grads.embedding.word) as dword):
+    with (materialized(p.lm_head) as head, materialized(p.embedding.word) as word,
+          materialized(grads.lm_head) as dhead, materialized(grads.embedding.word) as dword):
         dnormed = masked_lm_backward(narrowed(dlogits, word.dtype), head, word, head_cache, c, (dhead, dword), sink,
                                      region)
     sink.done(grads.lm_head, grads.embedding.word)
     return dnormed
 
 
-# ---- what reads the first position ----------------------------------------------------------------------------------
+# ---- heads that read the first position -----------------------------------------------------------------------------
 
 
 def pooled_loss_forward(normed, p: BERT, head, batch, region):
-    """normed [b, s, h] -> loss [b]. The logits are few, and every rank has them all."""
-    with opened(p.pooler) as pooler, opened(classifier_of(p, head)) as classifier:
+    """Map normed [b, s, h] to loss [b]. The logits are few, and every rank has them all."""
+    with materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier:
         scores, cache = pooled_forward(normed, pooler, classifier)
     loss, loss_cache = textbook.cross_entropy_forward(*asked(head, widened(scores), batch))
     return region.of_first_position(loss, f"loss: {head}"), (cache, loss_cache)
 
 
 def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region):
-    """dloss [b] -> dnormed of the first position, [b, 1, h]."""
+    """Map dloss [b] to dnormed of the first position, [b, 1, h]."""
     head_cache, loss_cache = cache
     dscores = textbook.cross_entropy_backward(region.of_first_position_backward(dloss), loss_cache)
-    with (opened(p.pooler) as pooler, opened(classifier_of(p, head)) as classifier,
-          opened(grads.pooler) as dpooler, opened(classifier_of(grads, head)) as dclassifier):
+    with (materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier,
+          materialized(grads.pooler) as dpooler, materialized(classifier_of(grads, head)) as dclassifier):
         dscores = narrowed(dscores.reshape(len(head_cache[0]), -1), pooler.w.dtype)
         dfirst = pooled_backward(dscores, pooler, classifier, head_cache, (dpooler, dclassifier), sink)
     sink.done(grads.pooler, classifier_of(grads, head))
@@ -111,13 +115,14 @@ def pooled_loss_backward(dloss, p: BERT, head, cache, grads: BERT, sink, region)
 
 
 def choice_scores(x, p: BERT, c, batch, region):
-    """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n], alike
-    on all ranks; or the x for the next stage.
+    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n],
+    identical on every rank; or to the x for the next stage.
     """
-    x, _ = hidden_forward(x, p, c, reads(batch), region, None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), region, EVALUATION)
     if not has_head(p, c):
         return x
-    with opened(p.final_layernorm) as norm, opened(p.pooler) as pooler, opened(p.multichoice_head) as classifier:
+    with (materialized(p.final_layernorm) as norm, materialized(p.pooler) as pooler,
+          materialized(p.multichoice_head) as classifier):
         normed, _ = layer_norm_forward(x[:, :1].copy(), norm, c.layernorm_epsilon)
         scores, _ = asked("choice", pooled_forward(normed, pooler, classifier)[0], batch)
     return region.of_first_position(scores, "scores of answers")

@@ -1,69 +1,70 @@
-"""All of a model, or of a stage of it, but the head, on one tensor-parallel rank. Its textbook twin is
-reference/models/stage.py.
+"""The backbone of a model, or of a stage of it, on one tensor-parallel rank: everything but the head.
 
-`p` and `grads` are trees of units: `opened`, a unit is a tree of tensors (parallel/units.py).
+Its textbook twin is reference/models/stage.py. `p` and `grads` are trees of units, which are `materialized` for as long
+as they are used (units.py).
 """
 from contextlib import closing
 
 from mpi_impl.layers.block import block_backward, block_forward
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
-from mpi_impl.models.units import in_turn, opened
-from reference.models.stage import LayersCache, Reads, StageCache, has_embedding, stage_rotary
+from mpi_impl.models.units import in_turn, materialized
+from reference.layer_context import LayerContext
+from reference.models.stage import LayersCache, StageCache, StageInputs, has_embedding, stage_rotary
 
 
-def hidden_forward(x, p, c, reads: Reads, region, dropout, recompute):
-    """The x of the stage before, if there is one -> x [b, s, h], outside the regions, and its caches."""
+def backbone_forward(x, p, c, inputs: StageInputs, region, context: LayerContext):
+    """Map the x of the stage before, if there is one, to x [b, s, h], outside the regions; and return the caches."""
     embedding, kept = None, []
     if has_embedding(p):
-        with opened(p.embedding) as tables:
-            x, embedding = embedding_forward(reads.tokens, tables, region, dropout, reads.token_types, reads.first)
-            del tables               # or they would be there for as long as this function runs
-    rotary = stage_rotary(x, c, region.length(x), reads.first)
+        with materialized(p.embedding) as tables:
+            x, embedding = embedding_forward(inputs.tokens, tables, region, context, inputs.token_types)
+            del tables               # or this name would keep them until the function returns
+    rotary = stage_rotary(x, c, region.length(x), context.first_position)
+    context = context._replace(rotary=rotary, lengths=inputs.lengths)
     with closing(in_turn(p.blocks, p.blocks)) as blocks:
-        for layers, again in recompute.groups(p.blocks):
-            y, caches = blocks_forward(x, layers, blocks, c, rotary, region, dropout, reads.lengths,
-                                       recompute.selective, not again, reads.past)
-            kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
+        for layers, recompute in context.groups(p.blocks):
+            y, caches = blocks_forward(x, layers, blocks, c, region, context, keep=not recompute)
+            kept.append(LayersCache(layers, None, x) if recompute else LayersCache(layers, caches, None))
             x = y
-    return x, StageCache(embedding, kept, None, rotary, dropout, reads.lengths)
+    return x, StageCache(embedding, kept, None, context)
 
 
-def hidden_backward(dy, p, cache: StageCache, c, grads, sink, region):
-    """dy [b, s, h] -> dx [b, s, h], or None for tokens."""
+def backbone_backward(dy, p, cache: StageCache, c, grads, sink, region):
+    """Map dy [b, s, h] to dx [b, s, h], or None for tokens; and add to the gradients."""
     with closing(in_turn(p.blocks, [layer for kept in reversed(cache.layers) for layer in turns(kept)])) as blocks:
         for kept in reversed(cache.layers):
             dy = layers_backward(dy, blocks, kept, cache, c, grads, sink, region)
     if has_embedding(p):
-        with opened(grads.embedding) as dembedding:
+        with materialized(grads.embedding) as dembedding:
             embedding_backward(dy, cache.embedding, dembedding, region)
         sink.done(grads.embedding)
         return None
     return dy
 
 
-def blocks_forward(x, layers, blocks, c, rotary, region, dropout, lengths, selective=False, keep=True, past=None):
-    """Some layers of a stage, whose parameters `blocks` gives in turn: x [b, s, h] -> [b, s, h], and their caches."""
+def blocks_forward(x, layers, blocks, c, region, context: LayerContext, keep=True):
+    """Run some layers of a stage, whose parameters `blocks` yields in turn: x [b, s, h] -> [b, s, h], and the caches.
+    """
     caches = {}
     for layer in layers:
-        x, cache = block_forward(x, next(blocks), c, rotary, region, dropout and dropout.at(layer), selective, lengths,
-                                 past and past[layer])
+        x, cache = block_forward(x, next(blocks), c, region, context.at(layer))
         if keep:
             caches[layer] = cache
-        del cache                    # what is not kept is gone before the next layer's is there
+        del cache                    # free it before the next layer makes its own
     return x, caches
 
 
 def layers_backward(dy, blocks, kept, cache, c, grads, sink, region):
-    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx. For `blocks` see blocks_forward."""
+    """Map dy [b, s, h] to dx through layers whose caches were kept, or are computed again."""
     layers, caches, x = kept
     if caches is None:
         x, caches = forward_again(x, layers[:-1], blocks, cache, c, region)
     for layer in reversed(layers):
         block = next(blocks)
-        if layer not in caches:     # the last one's forward comes here, while its parameters are there for both
+        if layer not in caches:     # the last layer: its parameters serve its forward and its backward
             caches |= forward_again(x, [layer], iter([block]), cache, c, region)[1]
             sink.recomputed(caches)
-        with opened(grads.blocks[layer]) as dblock:
+        with materialized(grads.blocks[layer]) as dblock:
             dy = block_backward(dy, block, caches[layer], c, dblock, sink, region)
         sink.done(grads.blocks[layer])
         del block, dblock       # or their buffers would live until the next layer's are there
@@ -71,12 +72,12 @@ def layers_backward(dy, blocks, kept, cache, c, grads, sink, region):
 
 
 def turns(kept):
-    """The order in which layers_backward needs the parameters of its layers."""
+    """Return the order in which layers_backward needs the parameters of its layers."""
     layers, caches, _ = kept
     return [*(layers[:-1] if caches is None else []), *reversed(layers)]
 
 
 def forward_again(x, layers, blocks, cache, c, region):
-    """blocks_forward as it was, masks included. What it sends is a phase of its own in the ledger."""
+    """Repeat blocks_forward, dropout's masks included. What it sends is a phase of its own in the ledger."""
     with region.group.ledger.phase("recompute"):
-        return blocks_forward(x, layers, blocks, c, cache.rotary, region, cache.dropout, cache.lengths)
+        return blocks_forward(x, layers, blocks, c, region, cache.context)

@@ -1,8 +1,8 @@
-"""What a stage's loop asks for: a unit's tensors, for as long as it uses them, wherever they are in between.
+"""Units: tensors that a stage uses together, such as a block, the final layer norm or a table.
 
-A unit is what is used together: a block, the final layer norm, a table (reference/parallel/layout.py). A stage is a
-tree with a unit in the place of each block. The loop opens one, and neither it nor the layers know whether the tensors
-were there (`Unit`) or had to be gathered (ZeRO-3, parallel/zero.py).
+A stage is a tree with a unit in the place of each (reference/parallel/layout.py). Its loop materializes a unit for as
+long as it uses the tensors. Neither the loop nor the layers know whether the tensors were there all the time (`Unit`)
+or had to be gathered (ZeRO-3, parallel/zero.py).
 """
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -17,36 +17,36 @@ class Unit:
     def __init__(self, name: str, tensors):
         self.name, self.tensors = name, tensors
 
-    def fetch(self) -> None:
-        """They will be needed soon."""
+    def prefetch(self) -> None:
+        """Begin to materialize the tensors: they will be needed soon."""
 
-    def take(self):
-        """They are needed now -> the tree of tensors."""
+    def wait(self):
+        """Return the tree of tensors, as soon as they are there."""
         return self.tensors
 
-    def free(self) -> None:
-        """They are needed no more."""
+    def release(self) -> None:
+        """Give up the tensors: they are not needed any more."""
 
 
 @contextmanager
-def opened(units):
-    """`with opened(...) as p:` a tree of units is one of tensors."""
-    tree_map(lambda unit: unit.fetch(), units)
+def materialized(units):
+    """Turn a tree of units into a tree of tensors: `with materialized(...) as p:`."""
+    tree_map(lambda unit: unit.prefetch(), units)
     try:
-        yield tree_map(lambda unit: unit.take(), units)
+        yield tree_map(lambda unit: unit.wait(), units)
     finally:
-        tree_map(lambda unit: unit.free(), units)
+        tree_map(lambda unit: unit.release(), units)
 
 
 def in_turn(units: dict[int, Any], layers: Iterable[int]) -> Generator:
-    """The tensors of each layer's unit, one after another. While one is used the next is on its way.
+    """Yield the tensors of each layer's unit, one after another. While one is used the next is prefetched.
 
-    Who loops lets go of the tensors before it asks for the next ones: a name that still stands for them keeps them.
+    The caller must drop the tensors before it asks for the next ones: any name that still refers to them keeps them.
     """
     layers = list(layers)
     for layer, following in zip(layers, [*layers[1:], None]):
-        with opened(units[layer]) as tensors:
+        with materialized(units[layer]) as tensors:
             if following is not None:
-                units[following].fetch()
+                units[following].prefetch()
             yield tensors
             del tensors

@@ -1,7 +1,7 @@
-"""Where a rank's own part of a flat buffer is: in a whole buffer, in a shard of its own, or in far memory.
+"""Buffers: a rank's elements of a flat buffer, in a whole buffer, in a shard, or in an offloaded shard.
 
-Who works on it (the optimizer, a sum over a few ranks) goes through it piece by piece, `buffer.load(piece)`, changes
-what it gets, and gives it back, `buffer.store(piece, values)`.
+The optimizer, or a sum over a few ranks, works on them piece by piece: it loads a piece, `buffer.load(piece)`, changes
+the values, and stores them, `buffer.store(piece, values)`.
 """
 import os
 from abc import ABC, abstractmethod
@@ -14,31 +14,33 @@ from reference.parallel.layout import Piece
 
 
 class Buffer(ABC):
-    """Elements of a rank, near at hand: what is loaded is a view, and storing a view where it is moves nothing."""
+    """Elements on the device that computes: a loaded piece is a view, and storing a view in its place moves nothing."""
 
     def __init__(self, flat):
         self.flat = flat
 
     @abstractmethod
     def place(self, piece: Piece) -> slice:
-        """Where a piece lies."""
+        """Return where a piece lies in this buffer."""
 
     def load(self, piece: Piece):
-        """A piece's elements."""
+        """Return a piece's elements."""
         return self.flat[self.place(piece)]
 
     def store(self, piece: Piece, values) -> None:
-        """Give a piece these values. What was loaded is there already."""
+        """Give a piece these values."""
         own = self.load(piece)
         if address(own) != address(values):
             own[...] = values
 
     @property
-    def near_bytes(self) -> int:
+    def device_bytes(self) -> int:
+        """Bytes in the memory of the device that computes."""
         return self.flat.nbytes
 
     @property
-    def far_bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
+        """Bytes in other memory."""
         return 0
 
 
@@ -56,18 +58,18 @@ class Shard(Buffer):
         return piece.in_shard
 
 
-class FarShard(Shard):
-    """A shard in far memory: a host buffer, or a file. What is loaded is a copy, which only counts once it is stored.
+class OffloadedShard(Shard):
+    """A shard in host memory or in a file. A loaded piece is a copy, whose changes count only once they are stored.
 
-    A rank with a GPU has its device's memory near and the host's far away. A rank without one keeps the same rules: its
-    far memory is a host buffer that it never computes in, or a file, which is what lets it train a larger model.
+    A rank with a GPU computes in the GPU's memory and offloads to the host's. A rank without one keeps the same rules:
+    it offloads to a host buffer that it never computes in, or to a file, with which it can train a larger model.
     """
 
-    def __init__(self, size: int, dtype, near, folder: str | None = None):
-        """`near` is an array of the library that computes. A file is made in the folder, without a name: it is gone
-        when the rank is. Raises OSError if it cannot be made.
+    def __init__(self, size: int, dtype, device_prototype, folder: str | None = None):
+        """Allocate zeros. `device_prototype` is an array on the device that computes. A file is made in the folder,
+        without a name: it disappears with the rank. Raises OSError if it cannot be made.
         """
-        self.near = near
+        self.device_prototype = device_prototype
         if folder is None:
             super().__init__(np.zeros(size, dtype))
         else:
@@ -76,24 +78,24 @@ class FarShard(Shard):
             super().__init__(np.memmap(self.file, dtype, "r+", shape=(size,)) if size else np.zeros(0, dtype))
 
     def load(self, piece: Piece):
-        """A near copy."""
-        return moved_to(np.array(super().load(piece)), self.near)
+        """Return a copy on the device."""
+        return moved_to(np.array(super().load(piece)), self.device_prototype)
 
     def store(self, piece: Piece, values) -> None:
         self.flat[self.place(piece)] = to_host(values)
 
     @property
-    def near_bytes(self) -> int:
+    def device_bytes(self) -> int:
         return 0
 
     @property
-    def far_bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
         return self.flat.nbytes
 
 
 def reserve(file: int, size: int) -> None:
-    """Make an empty file so long. Where the system lets us, room is found now: a full disk is no error while it is read
-    and written as memory, but the end of the process.
+    """Extend an empty file to this size. Where the system can, reserve its room on the disk now: once the file is
+    mapped as memory, a full disk would not be an error but the end of the process.
     """
     if size and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)

@@ -1,16 +1,17 @@
 """What a schedule's actions do on a rank: the F of an evaluation; the F, B, I and W of a training step."""
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.model import model_backward, model_forward
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
-from reference.config import ModelConfig, Recompute
+from reference.config import ModelConfig
 from reference.costs.memory import array_bytes
-from reference.dropout import Dropout
-from reference.models.stage import KEEP_INPUT, StageCache, has_head
+from reference.layer_context import EVALUATION, LayerContext
+from reference.models.stage import StageCache, has_head
 from reference.schedules.actions import Action
 
 
@@ -21,22 +22,20 @@ class ForwardPass:
                  microbatches: Sequence, totals: Sequence[float]):
         """`params` are this rank's, by stage; `microbatches` are batches (reference/batches.py).
 
-        `totals` are what the weights of the global batch's losses add up to, for each head.
+        `totals` are the sums of the loss weights over the global batch, one for each head.
         """
         self.model, self.region, self.params = model, region, params
         self.microbatches, self.totals = microbatches, totals
-        self.dropouts: Sequence[Dropout | None] = [None] * len(microbatches)    # nothing is dropped,
-        self.recompute = KEEP_INPUT                    # and nothing is kept for a backward
+        self.contexts: Sequence[LayerContext] = [EVALUATION] * len(microbatches)
         # The heads' weighted sums, where the last stage is. They stay where they are computed: to look is to wait.
         self.losses = np.zeros(len(totals), np.float64, like=microbatches[0].tokens)
         self.dtypes: list = []                         # of the heads' losses
         self.compute: dict[str, Callable] = {"F": self.forward}
 
     def forward(self, action: Action, x):
-        """x [b, s, h] of the stage before -> x for the next; None of the last stage, which adds to the losses."""
+        """Map the x [b, s, h] of the stage before to x for the next. The last stage adds to the losses instead."""
         params, batch = self.params[action.stage], self.microbatches[action.microbatch]
-        y, cache = model_forward(x, params, self.model, batch, self.region, self.dropouts[action.microbatch],
-                                 self.recompute)
+        y, cache = model_forward(x, params, self.model, batch, self.region, self.contexts[action.microbatch])
         self.keep(action, y, cache)
         if has_head(params, self.model):
             self.dtypes = [loss.dtype for loss in y]
@@ -46,65 +45,75 @@ class ForwardPass:
         return y
 
     def weights(self, batch) -> list:
-        """Of the heads' losses in the whole: float64, of the losses' shapes."""
+        """Return the weight of each loss in the global batch, for each head: float64, of the losses' shapes."""
         return [weights / total for weights, total in zip(batch.weights_of_heads(self.model.heads), self.totals)]
 
     def keep(self, action: Action, y, cache: StageCache) -> None:
-        """Nothing goes backward, so no cache is kept."""
+        """Keep nothing: no backward follows."""
+
+
+class Peaks(NamedTuple):
+    """The most that a rank held at the same time in a step."""
+
+    caches: int = 0           # of stages, whole or waiting for W
+    activations: int = 0      # bytes of them
+    recomputed: int = 0       # bytes held besides, while layers were computed again
 
 
 class TrainingPass(ForwardPass):
-    """Forward and backward, with gradients added to `grads`, by stage, through the sink."""
+    """Forward and backward of some microbatches. Gradients are added to the state's."""
 
-    def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, Any],
-                 microbatches: Sequence, totals: Sequence[float], grads: dict[int, Any], contributed: Callable,
-                 dropouts: Sequence[Dropout], recompute: Recompute, scale: float = 1.0, measured: bool = False):
-        """`contributed` is handed the units of `grads` to which a microbatch has given all; `dropouts` are the
-        microbatches'. Gradients are those of `scale` times the loss. If the run is `measured`, peak_activations is the
-        most bytes that were held, and peak_recomputed of what was held besides while layers were computed again.
+    def __init__(self, state: ModelState, microbatches: Sequence, totals: Sequence[float],
+                 contexts: Sequence[LayerContext], scale: float = 1.0, measured: bool = False):
+        """`contexts` has one for each microbatch. Gradients are those of `scale` times the loss. Bytes are counted only
+        if the pass is `measured`.
         """
-        super().__init__(model, region, params, microbatches, totals)
-        self.grads, self.dropouts, self.recompute, self.scale = grads, dropouts, recompute, scale
-        self.sink = ImmediateSink(contributed, self.measure_recomputed)
-        self.measured, self.peak_activations, self.peak_recomputed = measured, 0, 0
+        super().__init__(state.model, state.region, state.stage_params, microbatches, totals)
+        self.grads, self.contexts, self.scale = state.stage_grads, contexts, scale
+        self.sink = ImmediateSink(state.gradients.contributed, self.measure_recomputed)
+        self.measured, self.peaks = measured, Peaks()
         self.caches: dict[tuple[int, int], StageCache] = {}       # by stage and microbatch: from F until B, or until I
         self.deferred: dict[tuple[int, int], DeferredSink] = {}   # from I until W
-        self.peak_caches = 0                                      # the most of both that were ever held
         self.compute |= {"B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
 
     def keep(self, action: Action, y, cache: StageCache) -> None:
+        """Keep the cache until the microbatch's backward."""
         self.caches[action.stage, action.microbatch] = cache
-        self.peak_caches = max(self.peak_caches, len(self.caches) + len(self.deferred))
+        self.raise_peaks(caches=len(self.caches) + len(self.deferred))
         self.measure()
 
     def measure(self) -> None:
-        """What this rank holds now."""
+        """Count the bytes of the activations that this rank holds now."""
         if self.measured:
             waiting = [sink.held() for sink in self.deferred.values()]
-            held = array_bytes(self.caches, waiting, besides=self.microbatches)
-            self.peak_activations = max(self.peak_activations, held)
+            self.raise_peaks(activations=array_bytes(self.caches, waiting, besides=self.microbatches))
 
     def measure_recomputed(self, caches) -> None:
-        """What a backward has computed again."""
+        """Count the bytes of what a backward has computed again."""
         if self.measured:
-            self.peak_recomputed = max(self.peak_recomputed, array_bytes(caches, besides=self.microbatches))
+            self.raise_peaks(recomputed=array_bytes(caches, besides=self.microbatches))
+
+    def raise_peaks(self, **found: int) -> None:
+        """Replace the peaks that are lower."""
+        self.peaks = Peaks(*map(max, self.peaks, Peaks(**found)))
 
     def backward(self, action: Action, dy):
-        """dx of the stage after -> dx for the stage before, with all gradients."""
+        """Map the dx of the stage after to dx for the stage before, and add all gradients."""
         return self.differentiate(action, dy, self.sink)
 
     def input_gradient(self, action: Action, dy):
-        """The same, but the gradients of weight matrices wait for W. The others cost little, and are added now."""
+        """Do the same, but put off the gradients of weight matrices until W. The others cost little, and come now."""
         sink = self.deferred[action.stage, action.microbatch] = DeferredSink(self.sink)
         dx = self.differentiate(action, dy, sink)
         self.measure()
         return dx
 
     def weight_gradient(self, action: Action, _) -> None:
-        """What the input gradient put off."""
+        """Add what the input gradient has put off."""
         self.deferred.pop((action.stage, action.microbatch)).drain()
 
     def differentiate(self, action: Action, dy, sink):
+        """Run a stage's backward. The last stage begins with the weights of its losses."""
         params, cache = self.params[action.stage], self.caches.pop((action.stage, action.microbatch))
         if has_head(params, self.model):
             weights = self.weights(self.microbatches[action.microbatch])

@@ -1,12 +1,12 @@
-"""Plays a schedule on one rank of a pipeline. There is one loop for all schedules: they differ as values.
+"""A pipeline's rank, which plays a schedule. There is one loop for all schedules: they differ as values.
 
-Sends are posted, and let go of as soon as they are over; receives are posted a little before they are needed and waited
-for where they are. A message's tag says which result it is, so two of them never cross: not with p = 2 and v > 1, where
-a rank's neighbour before is also the one after, and not where a rank receives in another order than was sent.
+Sends are posted, and released as soon as they are done; receives are posted a little before they are needed, and waited
+for where they are needed. A message's tag says which result it is, so two are never confused: not with p = 2 and v > 1,
+where a rank's neighbour before is also the one after, and not where a rank receives in another order than was sent.
 
 With t > 1, all t ranks of a stage hold the same activation. So each of them sends 1/t of it to its counterpart, and the
-receivers gather it from one another, on the faster links inside a server (Narayanan et al. 2021, section 4.1: the
-scatter/gather optimization).
+receivers all-gather it, on the faster links inside a server (Narayanan et al. 2021, section 4.1: the scatter/gather
+optimization).
 """
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,10 +26,10 @@ CONTENT = {"F": "activation", "B": "gradient"}                                  
 
 
 class Pipeline:
-    """This rank's part of a schedule, to be played as often as one likes."""
+    """This rank's part of a schedule, which can be played any number of times."""
 
     def __init__(self, schedule: Schedule, topology: Topology):
-        """Raises UserError if there are more messages than MPI has tags for."""
+        """List this rank's steps. Raises UserError if there are more messages than MPI has tags for."""
         self.group, self.tensor, self.stages = topology.pipeline, topology.tensor, schedule.stages
         self.scattered_parts = topology.config.scattered_parts
         self.steps = lower(schedule)[self.group.rank]
@@ -40,10 +40,11 @@ class Pipeline:
                             "--micro-batch-size.")
 
     def play(self, compute: Mapping[str, Callable], like, shape, phases: Mapping[str, str] = PHASES) -> None:
-        """`compute[kind](action, x)` does an action; x is what a neighbouring stage gave it, its result is for another.
+        """Do all actions in order. `compute[kind](action, x)` does one: it takes what one stage has sent, and returns
+        what is sent to another.
 
-        What moves between ranks has this shape, which the number of pieces divides, and is of the kind of `like`.
-        `phases` are the ledger's, by kind.
+        Messages have this shape, which the number of pieces divides, and are arrays of the kind of `like`. `phases` are
+        the ledger's, by kind.
         """
         self.like, self.shape = like, shape
         self.results: dict[Action | None, Any] = {}          # what has arrived, or waits to be sent or used
@@ -65,6 +66,7 @@ class Pipeline:
             self.sent.pop().wait()
 
     def act(self, action: Action, function: Callable) -> None:
+        """Do an action with what has arrived for it, and keep its result."""
         trace = self.group.trace
         x = self.results.pop(needs(action, self.stages), None)
         with trace.slice("compute", str(action), action.kind), trace.clock.computing(action):
@@ -74,6 +76,7 @@ class Pipeline:
         self.sent = [pending for pending in self.sent if not pending.poll()]
 
     def send(self, step: Send) -> None:
+        """Post the send of a result, or of this rank's piece of it."""
         y = self.results.pop(step.action).reshape(-1)
         if self.scattered_parts > 1:
             n = y.size // self.scattered_parts
@@ -81,6 +84,7 @@ class Pipeline:
         self.sent.append(self.group.post_send(y, step.to, tag(step.action, self.stages), CONTENT[step.action.kind]))
 
     def receive(self, step: Receive) -> None:
+        """Wait for a result, after posting the next receive."""
         self.post_next()
         x = self.posted.popleft().wait()
         if self.scattered_parts > 1:
@@ -96,5 +100,5 @@ class Pipeline:
 
 
 def tag(action: Action, stages: int) -> int:
-    """A number of a result's own."""
+    """Return a number that no other result has."""
     return 2 * (action.microbatch * stages + action.stage) + (action.kind == "F")

@@ -1,24 +1,27 @@
 """ZeRO on ranks: the replicas divide the model's states among them (Rajbhandari et al. 2020).
 
-Its textbook twin is reference/parallel/zero.py.
+Replica i owns the i-th part of each bucket of the flat buffers (`layout`), and updates only those parameters. What else
+it holds depends on the stage, and each stage is an object with the same methods:
 
-Replica i owns the i-th part of each bucket of the flat buffers (`layout`), and moves only those parameters.
-What else it holds is the stage's choice:
+    stage   parameters                            gradients                                     optimizer states
+    0       all                                   all: all-reduced                              all
+    1       all; gathered after the update        all, until the step's end: reduce-scattered   the owned part
+    2       as in 1                               owned part: reduce-scattered each microbatch  the owned part
+    3       owned part: a unit is gathered        as in 2                                       the owned part
+            before its use, and released after it
 
-    stage   parameters                           gradients                                      optimizer states
-    1       all; each owner sends its own part   all, until the step's end: reduce-scatter      the own part
-    2       as in 1                              own part: a reduce-scatter each microbatch     the own part
-    3       own part: a unit is gathered         as in 2                                        the own part
-            before its use, and freed after it
+The textbook twin is reference/parallel/zero.py.
 """
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, Pending
+from mpi_impl.comm.topology import Topology
 from mpi_impl.models.units import Unit
-from mpi_impl.parallel.buffers import Buffer, Shard
+from mpi_impl.parallel.buffers import Buffer, Shard, Whole
 from mpi_impl.parallel.data_parallel import Gradients
 from reference.parallel.layout import Bucket, Layout, map_units
 from reference.params import assign, initialize_shard, tree_map
@@ -30,29 +33,31 @@ class ScatteredGradients(Gradients):
     """Stage 1: at the end of a step, each replica gets the sum of its own part only."""
 
     def begin(self, bucket: Bucket) -> Pending:
-        flat, own = self.own.flat, self.layout.own(bucket, self.group.rank)
+        flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)
         return self.group.post_reduce_scatter(flat[bucket.slice], flat[own.in_buffer], "gradients")
 
 
 class ShardedGradients(Gradients):
     """Stages 2 and 3: each replica holds its own part only, and adds to it after every microbatch.
 
-    A bucket is whole while a backward works on it, and gone once what is in it has been sent. (Where backward is split,
-    the next microbatch's I may come before this one's W. A bucket is then sent when as many contributions are in as one
-    microbatch makes, whosever they are, and stays while anyone works on it.)
+    A bucket is materialized while a backward works on it, and released once it has been sent. (Where backward is split,
+    the next microbatch's I may come before this one's W. A bucket is then sent when it has as many contributions as one
+    microbatch makes, from whichever microbatches, and stays while any backward works on it.)
     """
+
+    whole_after_backward = False
 
     def allocate(self) -> None:
         self.own = Shard(np.zeros_like(self.like, shape=self.layout.shard_size))
-        self.whole: dict[Bucket, Any] = {}   # those that backwards work on
-        self.users = Counter[Bucket]()       # of each: backwards that have begun, and not contributed
+        self.whole: dict[Bucket, Any] = {}   # the materialized buckets
+        self.users = Counter[Bucket]()       # backwards that have begun on each bucket, and not yet contributed
 
     def units(self, tensors):
-        return map_units(lambda name, _: WholeWhileUsed(name, self), tensors)
+        return map_units(lambda name, _: GradientsOfUnit(name, self), tensors)
 
-    def take(self, unit: str):
-        """A backward begins to work on a unit -> the views of its gradients."""
-        bucket = self.layout.home[unit]
+    def materialize(self, unit: str):
+        """Return the views of a unit's gradients: a backward begins to work on it."""
+        bucket = self.layout.bucket_of[unit]
         if bucket not in self.whole:
             self.whole[bucket] = np.zeros_like(self.like, shape=bucket.size)
             self.whole_bytes = max(self.whole_bytes, sum(flat.nbytes for flat in self.whole.values()))
@@ -60,10 +65,10 @@ class ShardedGradients(Gradients):
         return self.layout.unit_views(unit, self.whole[bucket])
 
     def counted(self, bucket: Bucket) -> None:
-        """As many contributions as a microbatch makes are in: what they have added up is sent."""
+        """Send the bucket if it has as many contributions as a microbatch makes."""
         self.users[bucket] -= 1
         if self.missing[bucket] % self.expected[bucket] == 0:
-            flat, own = self.whole[bucket], self.own.load(self.layout.own(bucket, self.group.rank))
+            flat, own = self.whole[bucket], self.own.load(self.layout.owned_piece(bucket, self.group.rank))
             with self.group.ledger.phase("reduction"):
                 own += self.group.post_reduce_scatter(flat, np.empty_like(own), "gradients").wait()
             flat[...] = 0
@@ -71,103 +76,182 @@ class ShardedGradients(Gradients):
                 del self.whole[bucket]
 
 
-class WholeWhileUsed(Unit):
-    """Gradients that are there from the beginning of a backward until its contribution."""
+class GradientsOfUnit(Unit):
+    """Gradients that are materialized from the beginning of a backward until its contribution."""
 
     def __init__(self, name: str, gradients: ShardedGradients):
         self.name, self.gradients = name, gradients
 
-    def take(self):
-        return self.gradients.take(self.name)
-
-
-GRADIENTS = (Gradients, ScatteredGradients, ShardedGradients, ShardedGradients)     # by stage
+    def wait(self):
+        return self.gradients.materialize(self.name)
 
 
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
 class Parameters:
-    """Stages 0 to 2: a rank's parameters, all of them."""
+    """Stages 0 to 2: all of a rank's parameters."""
 
     def __init__(self, layout: Layout, group: Group, own: Buffer):
         self.layout, self.group, self.own = layout, group, own
-        self.whole_bytes = 0        # of units that are there for a while
+        self.whole_bytes = 0        # the most bytes of units that were gathered at the same time
 
     def units(self, tensors):
-        """A model's tree, with a unit in the place of each of its units."""
+        """Return a model's tree with units in it."""
         return map_units(lambda name, below: Unit(name, self.layout.views_of(below, self.own.flat, name)), tensors)
 
     def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
-        """Initial values, for rank `rank` of t tensor-parallel ones."""
+        """Draw the initial values, for rank `rank` of t tensor-parallel ones."""
         tree_map(assign, self.layout.views(self.own.flat),
                  initialize_shard(tensors, seed, self.own.flat.dtype, t, rank, self.own.flat))
 
-    def publish(self) -> None:
-        """Every replica has moved its own parameters: now all get them all. (Each bucket under way takes a copy of the
-        own part: two are enough.)
+    def gather_updated(self) -> None:
+        """Gather what every replica has updated. Each bucket in flight holds a copy of the owned part, so there are at
+        most two.
         """
-        flat, owned = self.own.flat, [self.layout.own(bucket, self.group.rank) for bucket in self.layout.buckets]
-        under_way = deque[Pending]()
-        for piece in owned:
-            under_way.append(self.group.post_all_gather(flat[piece.in_buffer], flat[piece.of.slice], "parameters"))
-            if len(under_way) == 2:
-                under_way.popleft().wait()
-        while under_way:
-            under_way.popleft().wait()
+        flat, in_flight = self.own.flat, deque[Pending]()
+        for bucket in self.layout.buckets:
+            own = self.layout.owned_piece(bucket, self.group.rank)
+            in_flight.append(self.group.post_all_gather(flat[own.in_buffer], flat[bucket.slice], "parameters"))
+            if len(in_flight) == 2:
+                in_flight.popleft().wait()
+        while in_flight:
+            in_flight.popleft().wait()
 
 
 class ShardedParameters(Parameters):
-    """Stage 3: a rank's own part of its parameters. Buckets are single units, each of them whole only while it is used.
-    """
+    """Stage 3: the owned part of a rank's parameters. Each bucket is one unit, gathered only while it is used."""
 
-    def __init__(self, layout: Layout, group: Group, own: Shard, near):
-        """What is gathered is of the kind of `near`."""
+    def __init__(self, layout: Layout, group: Group, own: Shard, device_prototype):
+        """`device_prototype` is an array of the kind that units are gathered into."""
         super().__init__(layout, group, own)
-        self.near, self.whole = near, set[str]()    # and the units that are whole now
+        self.device_prototype, self.whole = device_prototype, set[str]()    # and the units that are gathered now
 
     def units(self, tensors):
         return map_units(lambda name, _: GatheredUnit(name, self), tensors)
 
     def initialize(self, tensors, seed: int, t: int, rank: int) -> None:
         def draw(name, below):
-            bucket = self.layout.home[name]
-            flat = np.zeros_like(self.near, shape=bucket.size)
+            bucket = self.layout.bucket_of[name]
+            flat = np.zeros_like(self.device_prototype, shape=bucket.size)
             tree_map(assign, self.layout.unit_views(name, flat),
                      initialize_shard(below, seed, flat.dtype, t, rank, flat, name))
-            own = self.layout.own(bucket, self.group.rank)
+            own = self.layout.owned_piece(bucket, self.group.rank)
             self.own.store(own, flat[own.in_buffer.start - bucket.start:own.in_buffer.stop - bucket.start])
 
         map_units(draw, tensors)
 
-    def publish(self) -> None:
-        """They are gathered when they are needed."""
-
     def gather(self, unit: str) -> Pending:
-        """Begin to make a unit whole."""
-        bucket = self.layout.home[unit]
+        """Begin to gather a unit."""
+        bucket = self.layout.bucket_of[unit]
         self.whole.add(unit)
-        elements = sum(self.layout.home[name].size for name in self.whole)
-        self.whole_bytes = max(self.whole_bytes, elements * self.near.itemsize)
-        whole = np.empty_like(self.near, shape=bucket.size)
-        return self.group.post_all_gather(self.own.load(self.layout.own(bucket, self.group.rank)), whole, "parameters")
+        elements = sum(self.layout.bucket_of[name].size for name in self.whole)
+        self.whole_bytes = max(self.whole_bytes, elements * self.device_prototype.itemsize)
+        own = self.own.load(self.layout.owned_piece(bucket, self.group.rank))
+        return self.group.post_all_gather(own, np.empty_like(self.device_prototype, shape=bucket.size), "parameters")
 
 
 class GatheredUnit(Unit):
-    """Parameters that are whole from the moment when they are needed, or will be next, until they are not."""
+    """Parameters that are gathered from their prefetch until their release."""
 
     def __init__(self, name: str, parameters: ShardedParameters):
         self.name, self.parameters = name, parameters
         self.pending: Pending | None = None
 
-    def fetch(self) -> None:
+    def prefetch(self) -> None:
         if self.pending is None:
             self.pending = self.parameters.gather(self.name)
 
-    def take(self):
-        assert self.pending is not None, "a unit is fetched before it is taken"
+    def wait(self):
+        assert self.pending is not None, "a unit is prefetched before it is waited for"
         return self.parameters.layout.unit_views(self.name, self.pending.wait())
 
-    def free(self) -> None:
+    def release(self) -> None:
         self.pending = None
         self.parameters.whole.remove(self.name)
+
+
+# ---- the stages -----------------------------------------------------------------------------------------------------
+
+
+class Stage0:
+    """Data parallelism without ZeRO: every replica holds the whole model, and all make the same update."""
+
+    gathers_parameters = False            # so a replica can compute without the others
+    gradients_type: type[Gradients] = Gradients
+
+    def __init__(self, layout: Layout, topology: Topology, device_prototype, main, contributions: Mapping[str, int],
+                 new_shard: Callable[[Any], Shard]):
+        """Allocate parameters of the kind of `device_prototype` and gradients of the kind of `main`.
+
+        `new_shard(like)` allocates a shard; for `contributions` see Gradients.
+        """
+        self.layout, self.topology, self.new_shard = layout, topology, new_shard
+        self.parameters = self.make_parameters(device_prototype)
+        self.gradients = self.gradients_type(layout, topology.data, contributions, main)
+        self.pieces = layout.pieces(self.part)      # what this rank owns, so what its optimizer updates
+
+    def make_parameters(self, like) -> Parameters:
+        """Allocate the parameters."""
+        return Parameters(self.layout, self.topology.data, Whole(np.zeros_like(like, shape=self.layout.size)))
+
+    @property
+    def part(self) -> int:
+        """Which part of each bucket this rank owns."""
+        return 0
+
+    @property
+    def owners(self) -> Group:
+        """The ranks that own the whole model between them."""
+        return self.topology.model
+
+    @property
+    def saves(self) -> bool:
+        """Whether this rank saves what it owns: the first replica does it for all."""
+        return self.topology.place.data == 0
+
+    def finish_update(self) -> None:
+        """Do nothing: all replicas have made the same update."""
+
+
+class Stage1(Stage0):
+    """ZeRO-1: each replica owns a part of every bucket, and has optimizer states for that part only."""
+
+    gradients_type: type[Gradients] = ScatteredGradients
+
+    @property
+    def part(self) -> int:
+        return self.topology.data.rank
+
+    @property
+    def owners(self) -> Group:
+        return self.topology.world
+
+    @property
+    def saves(self) -> bool:
+        return True
+
+    def finish_update(self) -> None:
+        """Gather what the other replicas have updated."""
+        self.parameters.gather_updated()
+
+
+class Stage2(Stage1):
+    """ZeRO-2: each replica holds the gradients of its own part only."""
+
+    gradients_type = ShardedGradients
+
+
+class Stage3(Stage2):
+    """ZeRO-3: each replica holds the parameters of its own part only."""
+
+    gathers_parameters = True
+
+    def make_parameters(self, like) -> Parameters:
+        return ShardedParameters(self.layout, self.topology.data, self.new_shard(like), like)
+
+    def finish_update(self) -> None:
+        """Do nothing: parameters are gathered where they are used."""
+
+
+STAGES: tuple[type[Stage0], ...] = (Stage0, Stage1, Stage2, Stage3)

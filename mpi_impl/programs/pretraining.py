@@ -24,6 +24,7 @@ from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program, run_program
@@ -32,7 +33,7 @@ from mpi_impl.reports import forecast, memory, taken, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.runtime.outputs import check_outputs
-from mpi_impl.training.batches import Batches, reads, whole_batch
+from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
@@ -85,7 +86,7 @@ class Pretraining(Program):
         self.sources = ranks.from_first(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
-        reader = reads(self.model, self.topology) and self.topology.place.tensor == 0
+        reader = needs_samples(self.model, self.topology) and self.topology.place.tensor == 0
         self.dataset = self.open_sources(self.sources) if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
@@ -95,8 +96,8 @@ class Pretraining(Program):
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
         self.taken = taken.Taken(self.device.like) if self.args.log_throughput else None
-        self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
-                               self.device.like, self.args.offload_folder)
+        self.trainer = Trainer(ModelState(self.model, self.topology, self.args.seed, settings.precision,
+                                          self.device.like, self.args.offload_folder), settings.optimizer)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
         self.load()
         self.divergence = DivergenceCheck(self.trainer, self.args.lr)
@@ -104,7 +105,7 @@ class Pretraining(Program):
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
-        self.measured = forecast.measured(ranks, self.trainer.near)
+        self.measured = forecast.measured(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
             self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
@@ -187,23 +188,24 @@ class Pretraining(Program):
             self.verifier.take_over()
 
     def record(self) -> RecordedSteps:
-        about = description(self.trainer, self.args.global_batch_size, self.args.seq_length)
-        return RecordedSteps(self.trainer, self.args.record, about, self.say)
+        about = description(self.trainer.state, self.settings.optimizer, self.args.global_batch_size,
+                            self.args.seq_length)
+        return RecordedSteps(self.trainer.state, self.args.record, about, self.say)
 
     # ---- the run ----
 
     def work(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
-        self.say(self.device.told or kernels.describe())
-        self.say(forecast.told(self.forecast, self.hosts))
-        self.say(forecast.time_told(self.plan, self.measured))
+        self.say(self.device.description or kernels.describe())
+        self.say(forecast.describe(self.forecast, self.hosts))
+        self.say(forecast.describe_time(self.plan, self.measured))
         if self.throughput:
             self.say(throughput.counted(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
         if self.loaded:
-            self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
+            self.say(checkpoint.describe(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)
@@ -240,7 +242,7 @@ class Pretraining(Program):
             self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
             if self.taken and iteration == first:
-                self.say(taken.told(self.world, self.taken, self.forecast, self.args.verify))
+                self.say(taken.describe(self.world, self.taken, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()

@@ -1,13 +1,13 @@
 """The first tensor of a step, in the order of computation, with an element that is infinite or no number.
 
-A step whose gradients are not finite has moved no weight, so it can be computed once more, with an observer that
-looks for such elements. It keeps nothing and costs a look at every tensor, which is why not every step is observed.
+A step whose gradients are not finite has moved no weight, so it can be computed once more with an observer that looks
+for such elements. The check keeps nothing, but looks at every tensor, so it does not observe every step.
 """
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
 from mpi_impl.runtime.arrays import to_host
@@ -27,8 +27,8 @@ class Finding(NamedTuple):
 class FiniteCheck(Observer):
     """Keeps the first part that is not finite."""
 
-    def __init__(self, trainer):
-        super().__init__(trainer)
+    def __init__(self, state: ModelState):
+        super().__init__(state)
         self.found: Finding | None = None
 
     def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
@@ -42,16 +42,14 @@ class FiniteCheck(Observer):
             self.found = Finding(key, self.topology.world.rank, tuple(int(i) + start for i, start in zip(at, first)),
                                  float(values[at]), int(bad.sum()), bad.size)
 
+    def describe(self) -> str:
+        """Say, for a person, where the first infinity or NaN of all ranks is. All ranks call this, and get the same."""
+        everyone = [found for found in self.topology.world.from_all(self.found) if found is not None]
+        return describe(everyone)
 
-def first_not_finite(trainer, microbatches: Sequence, global_batch_size: int) -> str:
-    """The trainer's last step, which moved nothing, once more -> where its first infinity or NaN is, for a person.
 
-    `microbatches` are those of that step. Called by all ranks, which get the same answer.
-    """
-    check = FiniteCheck(trainer)
-    trainer.iteration -= 1
-    trainer.step(microbatches, global_batch_size, check)
-    everyone = [found for found in trainer.topology.world.from_all(check.found) if found is not None]
+def describe(everyone: list[Finding]) -> str:
+    """Say where the first of the ranks' findings is."""
     if not everyone:
         return "Computed once more the step is finite: the machine does not compute the same twice."
     first = min(everyone, key=lambda found: (found.key.order, found.rank))

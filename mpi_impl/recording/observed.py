@@ -12,6 +12,7 @@ and a sink that tell the observer what goes through them, and shows it the cache
 from collections.abc import Callable
 from typing import Any
 
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.parallel.sinks import ImmediateSink
 from mpi_impl.recording.observer import Observer
@@ -26,29 +27,22 @@ from reference.schedules.actions import Action
 class ObservedPass(TrainingPass):
     """A TrainingPass that tells an observer what it computes."""
 
-    def __init__(self, observer: Observer, model, region: Any, params, microbatches, totals, grads,
-                 contributed: Callable, *others, **named):
-        """Arguments as TrainingPass takes them."""
+    def __init__(self, observer: Observer, iteration: int, state: ModelState, *arguments):
+        """Take the other arguments as TrainingPass does."""
         self.observer = observer
-
-        def told(*units) -> None:
-            for tree in units:
-                for _, unit in leaves(tree):
-                    observer.contributes(unit.name)
-            contributed(*units)
-
-        region = ObservedRegion(region, observer)
-        super().__init__(model, region, observed_units(params, observer.uses), microbatches, totals,
-                         observed_units(grads, observer.differentiates), told, *others, **named)
+        super().__init__(state, *arguments)
+        self.region: Any = ObservedRegion(state.region, observer)
+        self.params = observed_units(self.params, observer.uses)
+        self.grads = observed_units(self.grads, observer.differentiates)
         self.sink = ObservedSink(self.sink, observer)
         self.compute = {kind: self.observed(function) for kind, function in self.compute.items()}
-        observer.begins(self)
+        observer.begins(self, iteration)
 
     def observed(self, function: Callable) -> Callable:
-        """One of the schedule's actions."""
+        """Return one of the schedule's actions, which shows what it takes and gives."""
         def act(action: Action, x):
             self.observer.acts(action)
-            layers = self.observer.trainer.stages[action.stage]
+            layers = self.observer.state.stages[action.stage]
             before, after = (f"blocks.{layer}.input" for layer in (layers[0], layers[-1] + 1))
             came, goes, phase = (before, after, "forward") if action.kind == "F" else (after, before, "backward")
             if x is not None:
@@ -83,7 +77,7 @@ class ObservedPass(TrainingPass):
 
 
 def show_heads(see: Observer, c: ModelConfig, losses, cache) -> None:
-    """A GPT has one head, whose caches lie beside that of the final norm."""
+    """Show the caches of the heads. A GPT has one, whose caches lie beside that of the final norm."""
     norm, *rest = cache
     show_norm(see, "forward", "final_layernorm", norm)
     caches = {"lm": rest} if c.architecture == "gpt" else rest[0]
@@ -98,7 +92,7 @@ def show_heads(see: Observer, c: ModelConfig, losses, cache) -> None:
 
 
 def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None:
-    """A cache of halves holds less, since their kernels compute more of it again."""
+    """Show a block's cache. In 16 bits it holds less, since the kernels compute more of it again."""
     show_norm(see, phase, f"{block}.input_layernorm", cache.input_layernorm)
     core = cache.attention.core
     q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
@@ -140,7 +134,7 @@ class ObservedRegion:
         self.region, self.observer = region, observer
 
     def __getattr__(self, name: str) -> Any:
-        """What is not observed is the region's own."""
+        """Return what is not observed: it is the region's own."""
         return getattr(self.region, name)
 
     def enter(self, x, reason):
@@ -172,51 +166,57 @@ class ObservedRegion:
         return dy
 
     def names_at_f(self, reason: str) -> tuple[str, str]:
-        """'mlp input' -> what stands before f, and what after it, in the layer that is at work."""
+        """Map 'mlp input' to the names of the tensors before and after f, in the layer that is at work."""
         layer, _ = reason.split()
         if layer == "logits":
-            bert = self.observer.trainer.model.architecture == "bert"
+            bert = self.observer.state.model.architecture == "bert"
             return "lm_head.layernorm.output" if bert else "final_layernorm.output", "logits.input"
         norm = "input_layernorm" if layer == "attention" else "post_attention_layernorm"
         return f"{self.observer.unit}.{norm}.output", f"{self.observer.unit}.{layer}.input"
 
     def names_at_g(self, reason: str) -> tuple[str, str]:
-        """'mlp output' -> the partial sums before g, and their sum."""
+        """Map 'mlp output' to the names of the partial sums before g, and of their sum."""
         layer, _ = reason.split()
         path = layer if layer == "embedding" else f"{self.observer.unit}.{layer}"
         return f"{path}.partial", f"{path}.output"
 
 
 class ObservedUnit:
-    """A unit that tells when it is taken."""
+    """A unit that shows its tensors when they are used."""
 
-    def __init__(self, unit, taken: Callable):
-        self.unit, self.taken, self.name = unit, taken, unit.name
+    def __init__(self, unit, used: Callable):
+        self.unit, self.used, self.name = unit, used, unit.name
 
-    def fetch(self) -> None:
-        self.unit.fetch()
+    def prefetch(self) -> None:
+        self.unit.prefetch()
 
-    def take(self):
-        tensors = self.unit.take()
-        self.taken(self.name, tensors)
+    def wait(self):
+        tensors = self.unit.wait()
+        self.used(self.name, tensors)
         return tensors
 
-    def free(self) -> None:
-        self.unit.free()
+    def release(self) -> None:
+        self.unit.release()
 
 
-def observed_units(stages: dict[int, Any], taken: Callable) -> dict[int, Any]:
-    """Trees of units, by stage."""
-    return {stage: tree_map(lambda unit: ObservedUnit(unit, taken), tree) for stage, tree in stages.items()}
+def observed_units(stages: dict[int, Any], used: Callable) -> dict[int, Any]:
+    """Return trees of observed units, by stage."""
+    return {stage: tree_map(lambda unit: ObservedUnit(unit, used), tree) for stage, tree in stages.items()}
 
 
 class ObservedSink(ImmediateSink):
-    """A sink that shows the factors of each gradient when they are multiplied."""
+    """A sink that shows the factors of each gradient when they are multiplied, and the gradients that are complete."""
 
     def __init__(self, sink: ImmediateSink, observer: Observer):
-        super().__init__(sink.done, sink.recomputed)
-        self.observer = observer
+        super().__init__(self.contributed, sink.recomputed)
+        self.sink, self.observer = sink, observer
 
     def __call__(self, grad, x, dy) -> None:
         self.observer.factors(grad, x, dy)
         super().__call__(grad, x, dy)
+
+    def contributed(self, *units) -> None:
+        for tree in units:
+            for _, unit in leaves(tree):
+                self.observer.contributes(unit.name)
+        self.sink.done(*units)

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.parallel.passes import TrainingPass
 from mpi_impl.recording.names import PREDICTED
 from mpi_impl.runtime.arrays import to_host, widened
 from reference.models.bert import HEADS
@@ -23,26 +25,26 @@ OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding includ
 
 
 class Observer(ABC):
-    """A rank's view of a step. What it does with what it sees is a subclass's."""
+    """A rank's view of a step. A subclass decides what to do with the tensors."""
 
-    def __init__(self, trainer):
-        self.trainer, self.topology = trainer, trainer.topology
-        self.tensor_rank = trainer.topology.tensor.rank
-        self.first_stage = has_embedding(trainer.layout.tensors)
-        self.last_stage = has_head(trainer.layout.tensors, trainer.model)
+    def __init__(self, state: ModelState):
+        self.state, self.topology = state, state.topology
+        self.tensor_rank = state.topology.tensor.rank
+        self.first_stage = has_embedding(state.layout.tensors)
+        self.last_stage = has_head(state.layout.tensors, state.model)
 
     @abstractmethod
     def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
-        """A part of a tensor, which begins at `first` in the whole. It may be overwritten later.
+        """Take note of a part of a tensor, which begins at `first` in the whole. It may be overwritten later.
 
-        `summed`: where several ranks have a part, the whole is their sum; otherwise they are alike.
+        `summed`: where several ranks have a part, the whole is their sum; otherwise their parts are identical.
         """
 
-    # ---- the step begins, and ends: what the trainer and its pass tell ----
+    # ---- the step begins and ends: called by the trainer and its pass ----
 
-    def begins(self, work) -> None:
-        """A step of this ObservedPass."""
-        self.work, self.iteration = work, self.trainer.iteration
+    def begins(self, work: TrainingPass, iteration: int) -> None:
+        """Begin to observe a pass, which is the step of this iteration."""
+        self.work, self.iteration = work, iteration
         self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
         for self.microbatch, batch in enumerate(work.microbatches):
             for name, x in batch._asdict().items():
@@ -50,28 +52,28 @@ class Observer(ABC):
                     self.inside("batch", name, x)
 
     def reduced(self, loss: float) -> None:
-        """Gradients and loss have been summed over the ranks."""
-        self.pieces("reduction", self.trainer.gradients.own, self.work.scale)
+        """See the gradients and the loss, which have been summed over the ranks."""
+        self.pieces("reduction", self.state.gradients.own, self.work.scale)
         if self.last_stage and self.tensor_rank == 0:
             self.see("step", "loss of each replica", to_host(self.work.losses), (0,), summed=True)
         self.see("step", "mean loss", np.array([loss]), (0,))
-        self.gradients = {}         # let go: with ZeRO they were there for a while
+        self.gradients = {}         # with ZeRO these buffers must not live longer
 
     def updated(self, norm: float, rate: float) -> None:
-        """The optimizer has moved the weights, if the norm is finite."""
+        """See what the optimizer has done: it has moved the weights, if the norm is finite."""
         self.see("step", "gradient norm", np.array([norm]), (0,))
         self.see("step", "learning rate", np.array([rate]), (0,))
-        for state, buffer in self.trainer.optimizer.states.items():
+        for state, buffer in self.state.optimizer_states.items():
             self.pieces(f"optimizer {state}", buffer)
 
-    # ---- in between: what the observed pass tells ----
+    # ---- in between: called by the observed pass ----
 
     def acts(self, action: Action) -> None:
-        """The schedule's next action. A forward inside a backward is a layer that is computed again."""
+        """Begin the schedule's next action. A forward inside a backward is a layer that is computed again."""
         self.microbatch, self.computing = action.microbatch, "forward" if action.kind == "F" else "recompute"
 
     def uses(self, unit: str, tensors) -> None:
-        """A unit's parameters are used: it is at work from now on."""
+        """See a unit's parameters: its layer is at work from now on."""
         self.unit = unit
         for name, x in leaves(tensors, unit):
             if name not in self.used:
@@ -79,27 +81,26 @@ class Observer(ABC):
                 self.parameter("parameters", name, x)
 
     def differentiates(self, unit: str, tensors) -> None:
-        """A unit's gradients will be added to."""
+        """Take note of a unit's gradients, which will be added to."""
         self.unit = unit
         self.gradients |= leaves(tensors, unit)
 
     def contributes(self, unit: str) -> None:
-        """A microbatch has given a unit all that it gives: after the last one the gradient is what this rank knows.
+        """See a unit's gradients after a microbatch: after the last one they are complete on this rank.
 
-        (From ZeRO-2 on it is sent after every microbatch, and gone. Where all tensor-parallel ranks have the same
-        gradient, the first one's counts.)
+        (With ZeRO-2 and 3 they are sent after every microbatch, and gone. Where all tensor-parallel ranks have the same
+        gradient, only the first one's counts.)
         """
-        config = self.topology.config
-        if config.zero_stage >= 2:
+        if not self.state.gradients.whole_after_backward:
             return
-        for name, segment in self.trainer.layout.by_name.items():
+        for name, segment in self.state.layout.by_name.items():
             if unit_of(name) == unit:
-                alike = segment.tensor.split is None and not config.sequence_parallel
-                if self.tensor_rank == 0 or not alike:
+                identical = segment.tensor.split is None and not self.topology.config.sequence_parallel
+                if self.tensor_rank == 0 or not identical:
                     self.parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
     def factors(self, grad, x, dy) -> None:
-        """x^T dy is added to a weight's gradient."""
+        """See x and dy: x^T dy is added to a weight's gradient."""
         name = next(name for name, known in self.gradients.items() if np.may_share_memory(known, grad))
         unit = unit_of(name)
         if unit == name:                                 # a word table: it gets dlogits^T x
@@ -111,12 +112,12 @@ class Observer(ABC):
             return
         kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
         if gradient == "attention.qkv":                  # [b, s, 3 h/t] -> [b, s, 3, a/t, d]
-            dy = dy.reshape(*dy.shape[:2], 3, -1, self.trainer.model.head_size)
+            dy = dy.reshape(*dy.shape[:2], 3, -1, self.state.model.head_size)
         self.inside("kept", f"{unit}.{kept}", x)
         self.inside("backward", f"{unit}.{gradient}", dy)
 
     def factors_of_head(self, layer: str, unit: str, x, dy) -> None:
-        """Of a linear layer on top of a BERT: of all positions, or of the first one alone."""
+        """See the factors of a linear layer in BERT's heads: of all positions, or of the first one alone."""
         if unit == "lm_head":
             self.outside("kept", f"{layer}.input", x)
             self.outside("backward", f"{layer}.output", dy)
@@ -128,46 +129,46 @@ class Observer(ABC):
 
     @property
     def has_first_position(self) -> bool:
-        """Outside the regions."""
+        """Whether this rank has the sequence's first position outside the regions."""
         return self.tensor_rank == 0 or not self.topology.config.sequence_parallel
 
     @property
     def sample(self) -> int:
-        """The microbatch's first, in the global batch."""
+        """The microbatch's first sample, counted in the global batch."""
         b = len(self.work.microbatches[0].tokens)
         return samples_of(self.topology.place.data, self.microbatch, self.topology.data.size, b).start
 
     def outside(self, phase: str, name: str, x) -> None:
-        """x [b, s, ...] outside the regions, of this rank's positions."""
-        positions = self.trainer.region.positions(x)
+        """See x [b, s, ...] outside the regions: this rank's positions."""
+        positions = self.state.region.positions(x)
         self.see(phase, name, self.unscaled(phase, x), (self.sample, positions.start, *[0] * (x.ndim - 2)))
 
     def inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
-        """x [b, ...] of all positions: alike on all tensor-parallel ranks, or cut along an axis."""
+        """See x [b, ...] of all positions: identical on all tensor-parallel ranks, or a shard along an axis."""
         site = name.removeprefix(f"{unit_of(name)}.")
         axis = 2 if site in BY_COLUMNS else 3 if site == "attention.qkv" else axis
         first = [self.sample, *[0] * (x.ndim - 1)]
         if axis is not None:
             first[axis] = self.tensor_rank * x.shape[axis]
         if site in OF_WORDS:
-            x = x[..., :max(self.trainer.model.vocab_size - first[2], 0)]
+            x = x[..., :max(self.state.model.vocab_size - first[2], 0)]
         self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
 
     def unscaled(self, phase: str, x):
-        """Gradients are those of the loss, not of the scaled loss, and may be too small for float16."""
+        """Return x; or if it is a gradient, that of the loss without its scale, which may be too small for float16."""
         return widened(x) / self.work.scale if phase == "backward" and self.work.scale != 1 else x
 
     def parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
-        """x is this rank's shard of a parameter, or of its gradient. Its padding is no part of the model."""
-        tensor, first = self.trainer.layout.by_name[name].tensor, [0] * x.ndim
+        """See x, this rank's shard of a parameter or of its gradient, without padding."""
+        tensor, first = self.state.layout.by_name[name].tensor, [0] * x.ndim
         if (split := tensor.split) is not None:
             first[split] = self.tensor_rank * x.shape[split]
             x = x[(slice(None),) * split + (slice(max(tensor.shape[split] - first[split], 0)),)]
         self.see(phase, name, x, tuple(first), summed)
 
     def pieces(self, phase: str, buffer, scale: float = 1.0) -> None:
-        """What this rank owns, of a buffer that lies as its parameters do."""
-        for piece in without_padding(self.trainer.pieces, self.tensor_rank):
+        """See what this rank owns of a buffer, which has the layout of its parameters."""
+        for piece in without_padding(self.state.pieces, self.tensor_rank):
             values, start = buffer.load(piece), 0
             for box in boxes_of_piece(piece, self.tensor_rank):
                 shape = shape_of(box)

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
 from mpi_impl.recording.recording import ALIKE, INDEX, Part
@@ -17,6 +18,7 @@ from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
 
 ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and the optimizer has no past
 
@@ -24,20 +26,20 @@ ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and th
 class Recorder(Observer):
     """Keeps a copy of every part of a tensor that its rank sees in a step."""
 
-    def __init__(self, trainer):
-        super().__init__(trainer)
+    def __init__(self, state: ModelState):
+        super().__init__(state)
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[Part, Any]] = {}
 
     def see(self, phase, name, x, first, summed=False) -> None:
-        """What is seen again has changed since, and replaces what was seen before."""
+        """Copy the part. If it was seen before it has changed, and is replaced."""
         if not x.size:      # a shard of padding
             return
         values = np.array(widened(to_host(x)))
-        part = Part(self.trainer.topology.world.rank, first, values.shape, summed)
+        part = Part(self.topology.world.rank, first, values.shape, summed)
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
     def taken(self) -> list[tuple[Key, Part, Any]]:
-        """What was seen since this was last asked."""
+        """Return what was seen since the last call."""
         found = [(key, part, values) for (key, _), (part, values) in self.seen.items()]
         self.seen = {}
         return found
@@ -46,9 +48,9 @@ class Recorder(Observer):
 class RecordedSteps:
     """--record: the first steps of a run, written to a folder. Its methods are called by all ranks together."""
 
-    def __init__(self, trainer, folder: str, about: dict[str, Any], say: Callable[[str], None]):
-        """Raises UserError if nothing can be written there."""
-        self.recorder, self.world = Recorder(trainer), trainer.topology.world
+    def __init__(self, state: ModelState, folder: str, about: dict[str, Any], say: Callable[[str], None]):
+        """Prepare the folder. Raises UserError if nothing can be written there."""
+        self.recorder, self.world = Recorder(state), state.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
         self.index: list = []
         self.world.from_first(self.begin)
@@ -101,7 +103,8 @@ def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:
         raise UserError(f"{path} cannot be written: {error}.") from error
 
 
-def description(trainer, global_batch_size: int, seq_length: int) -> dict[str, Any]:
-    """What was run: what must be alike in two runs that are compared; and the rest, for a person."""
-    alike = (asdict(trainer.model), asdict(trainer.optimizer.config), trainer.seed, global_batch_size, seq_length)
-    return {**dict(zip(ALIKE, alike)), "format": trainer.precision.compute, "parallel": asdict(trainer.topology.config)}
+def description(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int
+                ) -> dict[str, Any]:
+    """Return what is run: what must be the same in two runs that are compared; and the rest, for a person."""
+    alike = (asdict(state.model), asdict(optimizer), state.seed, global_batch_size, seq_length)
+    return {**dict(zip(ALIKE, alike)), "format": state.precision.compute, "parallel": asdict(state.topology.config)}

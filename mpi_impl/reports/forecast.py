@@ -145,7 +145,7 @@ def remedy(hosts: Sequence[Host], plan: Plan) -> str:
             f"more {hosts[0].kind}s.")
 
 
-def told(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
+def describe(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
     states, activations = (span([getattr(one, name) for one in found]) for name in ("states", "activations"))
     together = sum(host.holds(found) for host in hosts)
     gpus = [host for host in hosts if host.kind == "GPU"]
@@ -183,12 +183,12 @@ class Measured(NamedTuple):
     form: str       # of the matrices
 
 
-def measured(world: Group, near) -> Measured:
-    """Called by all ranks together. `near` is like the parameters that they multiply by: on CPU cores those are widened
+def measured(world: Group, like) -> Measured:
+    """Called by all ranks together. `like` is like the parameters that they multiply by: on CPU cores those are widened
     to float32 first.
     """
-    size, form = (DEVICE_SIZE, near.dtype) if on_device(near) else (SIZE, np.promote_types(near.dtype, np.float32))
-    return Measured(multiplications_per_second(world, np.ones_like(near, shape=(size, size), dtype=form)), form.name)
+    size, form = (DEVICE_SIZE, like.dtype) if on_device(like) else (SIZE, np.promote_types(like.dtype, np.float32))
+    return Measured(multiplications_per_second(world, np.ones_like(like, shape=(size, size), dtype=form)), form.name)
 
 
 def computed_flops(plan: Plan) -> int:
@@ -202,7 +202,7 @@ def computed_flops(plan: Plan) -> int:
     return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
 
 
-def time_told(plan: Plan, found: Measured) -> str:
+def describe_time(plan: Plan, found: Measured) -> str:
     """How long the matrix products of an iteration take."""
     flops = computed_flops(plan)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "

@@ -17,6 +17,7 @@ from mpi_impl.runtime.tables import aligned, verdict
 from reference.config import ParallelConfig, Recompute
 from reference.costs.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
 from reference.layers.embedding import Embedding
 from reference.models.gpt import GPT
@@ -37,8 +38,9 @@ def measure_layer(account: Account, group: Group) -> StageBytes:
     p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, main))))
     draw = np.random.default_rng(group.rank).normal
     x, dy = (draw(size=(b, positions, c.hidden_size)).astype(dtype) for _ in range(2))
+    context = LayerContext(Dropout(c, seed=0, step=1), account.parallel.recompute)
     with group.ledger.phase("measured layer"):
-        _, cache = gpt_forward(x, p, c, None, region, Dropout(c, seed=0, step=1), account.parallel.recompute)
+        _, cache = gpt_forward(x, p, c, None, region, context)
         kept, sink = array_bytes(cache.layers), DeferredSink(ImmediateSink())
         gpt_backward(dy, p, cache, c, grads, sink, region)
     return StageBytes(kept, array_bytes(sink.held()))

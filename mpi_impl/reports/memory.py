@@ -39,21 +39,22 @@ class RankMemory(NamedTuple):
 
 def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
     """Of this rank, after steps of m microbatches of b sequences of s tokens on each replica."""
-    parallel, layout = trainer.topology.config, trainer.layout
-    psi = parameters_of_stage(trainer.model, parallel.tensor_model_parallel_size, layers_of_rank(trainer.stages))
+    parallel, layout = trainer.topology.config, trainer.state.layout
+    psi = parameters_of_stage(trainer.state.model, parallel.tensor_model_parallel_size,
+                              layers_of_rank(trainer.state.stages))
     return RankMemory(psi, layout.size - psi, trainer.held(), expected(trainer, b, s, m))
 
 
 def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
     """The same by formulas."""
-    parallel, precision = trainer.topology.config, trainer.precision
-    states = model_states(trainer.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
+    parallel, precision = trainer.topology.config, trainer.state.precision
+    states = model_states(trainer.state.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
     parameters, gradients, optimizer = map(round, states)
     far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
     far_optimizer = optimizer if parallel.cpu_offload else 0
-    account = Account(trainer.model, b, s, precision, parallel)
+    account = Account(trainer.state.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
-    peak, recomputed = rank_activations(account, trainer.stages, actions)
+    peak, recomputed = rank_activations(account, trainer.state.stages, actions)
     return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
                 gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
                 recomputed)
@@ -63,9 +64,9 @@ def gathered(trainer: Trainer) -> int:
     """With ZeRO-3, the most that is whole at once: a layer and the next, or what words come in and go out by."""
     if trainer.topology.config.zero_stage < 3:
         return 0
-    steps = [names for layers in trainer.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
-    home = trainer.layout.home
-    return trainer.near.itemsize * max(sum(home[name].size for name in names) for names in steps)
+    steps = [names for layers in trainer.state.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
+    bucket_of = trainer.state.layout.bucket_of
+    return trainer.state.device_prototype.itemsize * max(sum(bucket_of[name].size for name in names) for names in steps)
 
 
 def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
@@ -76,13 +77,13 @@ def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
     """
     if trainer.topology.config.zero_stage < 2:
         return 0
-    if len(trainer.stages) > 1 or "I" in kinds:
+    if len(trainer.state.stages) > 1 or "I" in kinds:
         return None
-    (layers,), home = trainer.stages.values(), trainer.layout.home
-    steps = [{home[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
-    there = [{bucket for bucket in home.values() if any(bucket in step for step in steps[:i + 1])
+    (layers,), bucket_of = trainer.state.stages.values(), trainer.state.layout.bucket_of
+    steps = [{bucket_of[name] for name in names} for names in units_in_use(trainer, layers, at_once=1)]
+    there = [{bucket for bucket in bucket_of.values() if any(bucket in step for step in steps[:i + 1])
               and any(bucket in step for step in steps[i:])} for i in range(len(steps))]
-    return trainer.main.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
+    return trainer.state.main.itemsize * max(sum(bucket.size for bucket in buckets) for buckets in there)
 
 
 def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
@@ -90,9 +91,9 @@ def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[
     blocks = [f"blocks.{layer}" for layer in layers]
     steps = [blocks[i:i + at_once] for i in range(len(blocks))]
     if 0 in layers:
-        steps.insert(0, [unit for unit in trainer.layout.home if unit.startswith("embedding.")])
-    if trainer.model.num_layers - 1 in layers:
-        steps += units_of_head(trainer.model)
+        steps.insert(0, [unit for unit in trainer.state.layout.bucket_of if unit.startswith("embedding.")])
+    if trainer.state.model.num_layers - 1 in layers:
+        steps += units_of_head(trainer.state.model)
     return steps
 
 
@@ -110,7 +111,7 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
     b sequences of s tokens are a microbatch, m of those a replica's step. Ranks that hold as much share a row.
     """
     everyone = trainer.topology.world.from_all(rank_memory(trainer, b, s, m))
-    parallel, precision = trainer.topology.config, trainer.precision
+    parallel, precision = trainer.topology.config, trainer.state.precision
     w, g, k = precision.bytes_each
     return "\n".join([
         "What each rank holds from step to step, in bytes of the arrays that exist (memory):",
@@ -143,7 +144,7 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
 
 def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     """What else there is, at most at once: the columns in which any rank has something."""
-    columns = {"far": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
+    columns = {"offloaded": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
                "activations": "activations", "recomputed": "computed again"}
     used = {name: title for name, title in columns.items() if any(getattr(one.held, name) for one in everyone)}
     if not used:

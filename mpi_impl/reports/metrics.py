@@ -48,9 +48,9 @@ class Metrics:
     def print_line(self, iteration: int, result: StepResult, note: str) -> None:
         each = sum(self.step_seconds) / len(self.step_seconds)
         left = self.seconds / self.steps * (self.train_iters - iteration)
-        rates = f" | {self.throughput.told(each)}" if self.throughput else ""
+        rates = f" | {self.throughput.describe(each)}" if self.throughput else ""
         self.step_seconds.clear()
-        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.told(result.losses)} | grad norm "
+        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.describe(result.losses)} | grad norm "
               f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
               f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
@@ -64,7 +64,7 @@ class Metrics:
         scale = f"2^{exponent - 1}" if fraction == 0.5 else f"{result.loss_scale:g}"
         return f"loss scale {scale} | " + (f"{skipped} skipped | " if skipped else "")
 
-    def told(self, losses: Sequence[float]) -> str:
+    def describe(self, losses: Sequence[float]) -> str:
         """The loss, and where there are several heads, of which losses it is the sum."""
         parts = ", ".join(f"{head} {plain(loss, 4).strip()}" for head, loss in zip(self.heads, losses))
         return plain(sum(losses), 4) + (f" ({parts})" if len(self.heads) > 1 else "")
@@ -76,7 +76,7 @@ class Metrics:
         others = {f"validation_{head}_loss": one for head, one in zip(self.heads, losses)} if self.heads[1:] else {}
         self.write(iteration=iteration, validation_loss=loss, **others, validation_perplexity=perplexity)
         if self.speaks:
-            print(f"validation at {iteration:>6} | loss {self.told(losses)} | perplexity "
+            print(f"validation at {iteration:>6} | loss {self.describe(losses)} | perplexity "
                   f"{f'{perplexity:,.1f}' if perplexity < 1e9 else f'{perplexity:.1e}'}", flush=True)
 
     def write(self, **values) -> None:

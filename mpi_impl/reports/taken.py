@@ -65,7 +65,7 @@ def status(name: str) -> int:
     return 0
 
 
-def told(world: Group, taken: Taken, forecast: Sequence[Forecast], verified: bool = False) -> str:
+def describe(world: Group, taken: Taken, forecast: Sequence[Forecast], verified: bool = False) -> str:
     """Of the fullest rank, as Megatron's report_theoretical_memory, and what the fullest took; called by all ranks.
     `verified`: whether rank 0 has the textbook's run in its memory, too.
     """

@@ -78,7 +78,7 @@ class Throughput:
         """For a program."""
         return {"tflops_per_rank": self.of_a_rank(seconds) / 1e12, "mfu": self.utilization(seconds)}
 
-    def told(self, seconds: float) -> str:
+    def describe(self, seconds: float) -> str:
         """For a person: `8.46 GFLOP/s per rank | MFU 29.4%`."""
         return f"{rate_told(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 

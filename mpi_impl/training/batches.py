@@ -28,7 +28,7 @@ class Batches:
 
     def __init__(self, dataset: Dataset | None, model: ModelConfig, topology: Topology, seq_length: int,
                  micro_batch_size: int, microbatches: int, like=HOST):
-        """`dataset` is needed on tensor rank 0 of those that read (`reads`) only; it reads for the others.
+        """`dataset` is needed on tensor rank 0 of those that read (`needs_samples`) only; it reads for the others.
 
         `like` is an array of the library that the batches shall belong to.
         """
@@ -47,7 +47,7 @@ class Batches:
 
     def rows(self, part: str, step: int, k: int) -> np.ndarray:
         """int64 [b, width]: the samples of microbatch k."""
-        if not reads(self.model, self.topology):
+        if not needs_samples(self.model, self.topology):
             return np.broadcast_to(np.int64(0), self.shape)
         b, rows = self.shape[0], np.zeros(self.shape, np.int64)
         if self.dataset is not None:
@@ -57,7 +57,7 @@ class Batches:
             return self.topology.tensor.broadcast(rows, "batch")
 
 
-def reads(model: ModelConfig, topology: Topology) -> bool:
+def needs_samples(model: ModelConfig, topology: Topology) -> bool:
     """Whether a rank needs what is in the samples.
 
     A pipeline's first and last rank do: they have the embedding and the loss. (In a V the first has both, and the last

@@ -1,8 +1,8 @@
-"""When a run is over because its numbers are: where they first went wrong, in a sentence."""
+"""Divergence: when a run must end because its numbers are not finite, and where they first went wrong."""
 from collections.abc import Sequence
 from math import isfinite
 
-from mpi_impl.recording.not_finite import first_not_finite
+from mpi_impl.recording.not_finite import FiniteCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.errors import UserError
 
@@ -10,7 +10,7 @@ ENOUGH = 20     # skipped steps in a row, where the loss scale cannot become sma
 
 
 class DivergenceCheck:
-    """Looks at every result. A step whose gradients are not finite has moved no weight, so it can be looked into."""
+    """A check of every result. A step whose gradients are not finite has moved no weight, so it can be repeated."""
 
     def __init__(self, trainer: Trainer, lr: float):
         self.trainer, self.lr = trainer, lr
@@ -18,14 +18,14 @@ class DivergenceCheck:
         self.last_checkpoint = ""      # its folder, for the sentence
 
     def step(self, iteration: int, result: StepResult, microbatches: Sequence, global_batch_size: int) -> None:
-        """Raises UserError, on all ranks alike, if the run has diverged. `microbatches` are those of the step.
+        """Raise UserError, on all ranks, if the run has diverged. `microbatches` are those of the step.
 
-        Only a gradient that overflows float16 is no reason to end, for a smaller loss scale may help.
+        A gradient that overflows float16 is no reason to end: a smaller loss scale may help.
         """
-        lowest = self.trainer.precision.scaling.lowest(result.loss_scale)
+        lowest = self.trainer.state.precision.scaling.lowest(result.loss_scale)
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped and lowest else 0
         fatal = {"loss": result.loss}
-        if not self.trainer.precision.scaled:
+        if not self.trainer.state.precision.scaled:
             fatal["gradient's norm"] = result.grad_norm
         for what, value in fatal.items():
             if not isfinite(value):
@@ -37,14 +37,24 @@ class DivergenceCheck:
                                 " smaller")
 
     def evaluation(self, iteration: int, loss: float) -> None:
-        """Raises UserError if the loss of an evaluation after this iteration is not finite."""
+        """Raise UserError if the loss of an evaluation after this iteration is not finite."""
         if not isfinite(loss):
             raise self.diverged(f"The validation loss of iteration {iteration} is {loss}")
 
     def diverged(self, what: str, where: str = "") -> UserError:
-        """`where` tells where it began, in sentences."""
+        """Return the error. `where` says where it began, in sentences."""
         sentences = [f"{what}: the run has diverged.", where,
                      f"Try a smaller --lr, now {self.lr}, or a longer warm-up (--lr-warmup-iters).",
                      f"The last checkpoint is {self.last_checkpoint}. (If a run from there diverges at once, it was "
                      "too late already: load an earlier one.)" if self.last_checkpoint else ""]
         return UserError(" ".join(filter(None, sentences)))
+
+
+def first_not_finite(trainer: Trainer, microbatches: Sequence, global_batch_size: int) -> str:
+    """Compute the trainer's last step again, which was skipped; say where its first infinity or NaN is.
+
+    `microbatches` are those of that step. All ranks call this, and get the same answer.
+    """
+    check = FiniteCheck(trainer.state)
+    trainer.recompute_last_step(microbatches, global_batch_size, check)
+    return check.describe()

@@ -53,17 +53,17 @@ class Verifier:
 
     def __init__(self, trainer: Trainer, optimizer, seed: int):
         self.trainer, self.world = trainer, trainer.topology.world
-        self.precision = trainer.precision
+        self.precision = trainer.state.precision
         self.worst = Difference(0.0, 0.0, 0.0)
         if self.world.rank == 0:
-            self.layouts = layouts_of_ranks(trainer.model, trainer.topology.config)
-            self.textbook = training.Trainer(trainer.model, optimizer, seed, self.precision)
+            self.layouts = layouts_of_ranks(trainer.state.model, trainer.topology.config)
+            self.textbook = training.Trainer(trainer.state.model, optimizer, seed, self.precision)
 
     def take_over(self) -> None:
         """The ranks begin with what was loaded, and so does the textbook."""
         with self.world.ledger.phase("verification"):
-            flats = {name: self.of_all_ranks(self.trainer.whole(buffer), "states of all ranks")
-                     for name, buffer in self.trainer.optimizer.states.items()}
+            flats = {name: self.of_all_ranks(self.trainer.state.whole(buffer), "states of all ranks")
+                     for name, buffer in self.trainer.state.optimizer_states.items()}
         if self.world.rank == 0:
             mine = {"parameters": self.textbook.params, "m": self.textbook.m, "v": self.textbook.v}
             for name, tree in mine.items():
@@ -78,9 +78,9 @@ class Verifier:
         Raises UserError, on all ranks alike, if they are further apart than the tolerance.
         """
         with self.world.ledger.phase("verification"):
-            grads, params = (self.of_all_ranks(self.trainer.whole(buffer), reason) for buffer, reason in (
-                (self.trainer.gradients.own, "gradients of all ranks"),
-                (self.trainer.optimizer.states["parameters"], "weights of all ranks")))
+            grads, params = (self.of_all_ranks(self.trainer.state.whole(buffer), reason) for buffer, reason in (
+                (self.trainer.state.gradients.own, "gradients of all ranks"),
+                (self.trainer.state.optimizer_states["parameters"], "weights of all ranks")))
         found = self.world.from_first(lambda: self.compare(batch, result, grads, params),
                                       "the textbook's step")
         self.worst = Difference(*map(max, self.worst, found))

@@ -117,18 +117,18 @@ def groups_of(plan: Plan) -> Groups:
 @cache
 def layer(sizes: Sizes, hardware: Hardware) -> Work:
     """Forward and backward of one layer and microbatch."""
-    forward, (core, scores) = layer_forward(sizes, hardware), attention_core(sizes, hardware, 0)
+    forward, (core, scores) = layer_forward(sizes, hardware), attention_core(sizes, hardware, backward=False)
     products = linear_products(sizes, hardware)
-    core_back, scores_back = attention_core(sizes, hardware, 1)
-    backward = Parts(products + core_back, elementwise(sizes, hardware, 1) + scores_back,
+    core_back, scores_back = attention_core(sizes, hardware, backward=True)
+    backward = Parts(products + core_back, elementwise(sizes, hardware, backward=True) + scores_back,
                      region_messages(sizes, hardware, backward=True))
     again = {"none": Parts(), "selective": Parts(core, scores), "full": forward}[sizes.recompute]
     return Work(forward, backward.plus(again), Parts(products=products))
 
 
 def layer_forward(sizes: Sizes, hardware: Hardware) -> Parts:
-    core, scores = attention_core(sizes, hardware, 0)
-    return Parts(linear_products(sizes, hardware) + core, elementwise(sizes, hardware, 0) + scores,
+    core, scores = attention_core(sizes, hardware, backward=False)
+    return Parts(linear_products(sizes, hardware) + core, elementwise(sizes, hardware, backward=False) + scores,
                  region_messages(sizes, hardware, backward=False))
 
 
@@ -139,20 +139,20 @@ def linear_products(sizes: Sizes, hardware: Hardware) -> float:
                for k, m in ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)))
 
 
-def attention_core(sizes: Sizes, hardware: Hardware, way: int) -> tuple[float, float]:
-    """q k^T and the probabilities times v: 4 b s^2 h/t FLOPs forward (way 0), twice that backward (1); and softmax."""
+def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[float, float]:
+    """q k^T and the probabilities times v: 4 b s^2 h/t FLOPs forward, twice that backward; and softmax."""
     b, s, h, a, t = sizes[:5]
-    flops = (1 + way) * 4 * b * s**2 * h / t
-    return (flops / (hardware.peak * hardware.attention[way]),
-            hardware.stream(b * a * s**2 / t, hardware.passes.scores[way]))
+    flops = (1 + backward) * 4 * b * s**2 * h / t
+    return (flops / (hardware.peak * hardware.attention[backward]),
+            hardware.stream(b * a * s**2 / t, hardware.passes.scores[backward]))
 
 
-def elementwise(sizes: Sizes, hardware: Hardware, way: int) -> float:
+def elementwise(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
     """Outside the regions on every rank, unless the sequence is cut; inside by columns."""
     x = sizes.b * sizes.s * sizes.h
     outside = x / (sizes.t if sizes.sequence_parallel else 1)
-    return (hardware.stream(outside, hardware.passes.outside[way])
-            + hardware.stream(x / sizes.t, hardware.passes.inside[way]) + hardware.overhead[way])
+    return (hardware.stream(outside, hardware.passes.outside[backward])
+            + hardware.stream(x / sizes.t, hardware.passes.inside[backward]) + hardware.overhead[backward])
 
 
 def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:

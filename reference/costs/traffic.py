@@ -198,7 +198,7 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
     for layout, stages in zip(layouts, stages_of_ranks(c, p)):
         for units in (edge_units(c, layout), *(block_units(p.recompute.groups(held)) for held in stages.values())):
             for phase, names in units.items():
-                found[phase] += [layout.home[name].size for name in names if name in layout.home]
+                found[phase] += [layout.bucket_of[name].size for name in names if name in layout.bucket_of]
     return [Traffic("all_gather", "data", phase, "parameters", times * len(found[of]), times * sum(found[of]), formula)
             for phase, of, times, formula in (
                 ("forward", "forward", m, "parameters of the ranks"),
@@ -237,7 +237,7 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
     replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None) for pieces in owned]
     part, found = " / d" if p.zero_stage else "", []
-    if sum("embedding.word" in layout.home for layout in layouts) > 1:
+    if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
         found.append(summed("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
         found.append(summed("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))

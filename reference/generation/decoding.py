@@ -17,7 +17,7 @@ import numpy as np
 from reference import counter_rng
 from reference.config import require_not_negative, require_positive
 from reference.errors import UserError
-from reference.kv_cache import forget, no_past
+from reference.kv_cache import empty_kv_cache, forget
 from reference.models.gpt import next_logits
 from reference.ops import softmax
 
@@ -78,12 +78,12 @@ def allowed(probs, top_k=None, top_p=1.0):
 
 def generate(prompt, count, p, c, sampling, text=0):
     """`count` words that follow the prompt, both lists of ids: p is a whole GPT, c its ModelConfig."""
-    past = no_past(c, p.blocks, positions_for(prompt, count, c), p.embedding.word)
+    kv_cache = empty_kv_cache(c, p.blocks, positions_for(prompt, count, c), p.embedding.word)
 
     def follow(words, position):
-        return sampling.choose(next_logits(np.array([words]), p, c, past)[0], position, text)
+        return sampling.choose(next_logits(np.array([words]), p, c, kv_cache)[0], position, text)
 
-    return list(continuation(prompt, count, c.max_position_embeddings, past, follow))
+    return list(continuation(prompt, count, c.max_position_embeddings, kv_cache, follow))
 
 
 def positions_for(prompt, count, c):
@@ -91,9 +91,9 @@ def positions_for(prompt, count, c):
     return min(len(prompt) + count - 1, c.max_position_embeddings)
 
 
-def continuation(prompt, count, longest, past, follow):
+def continuation(prompt, count, longest, kv_cache, follow):
     """Yields the words after the prompt, `count` of them. `follow(words, position)` -> the word at this position, where
-    `words` are those before it that `past`, which has room for `longest` positions, has not seen.
+    `words` are those before it that `kv_cache`, which has room for `longest` positions, has not seen.
 
     When there is no position left, the last half of the words are read anew, from position 0, and so on: keys know
     where they are, and could not be moved.
@@ -101,7 +101,7 @@ def continuation(prompt, count, longest, past, follow):
     text, new, seen = list(prompt), list(prompt), 0
     for position in range(len(prompt), len(prompt) + count):
         if seen + len(new) > longest:
-            forget(past)
+            forget(kv_cache)
             new, seen = text[-max(1, longest // 2):], 0
         word = follow(new, position)
         text.append(word)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reference.layer_context import TRAINING
 from reference.ops import (CoreInputs, attention_core, attention_core_backward, cached_attention, linear,
                            linear_backward, rotate, rotate_backward, rows)
 from reference.params import bias, weight
@@ -39,14 +40,13 @@ def attention_tensors(c):
                      weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
-def attention_forward(x, p, causal, rotary, dropout=None, selective=False, lengths=None, past=None):
-    """x [b, s, h] -> y [b, s, h]. `rotary` is None, or `ops.rotary_cos_sin` for s positions.
+def attention_forward(x, p, causal, context=TRAINING):
+    """Map x [b, s, h] to y [b, s, h]. `context` is the layer's LayerContext.
 
-    `dropout` is a Dropout, or None where nothing is dropped. With `selective` recompute the core is not kept. `lengths`
-    [b] are those of the samples, whose padding nobody looks at; or None where there is no padding. In generation `past`
-    is what the layer has of the positions before these, a Past, to which it adds; then nothing is dropped or kept.
+    No token attends to padding. With selective recompute the core is not kept. In generation the layer appends its keys
+    and values to its KVCache, and nothing is dropped or kept.
     """
-    partial, cache = heads_forward(x, p, causal, rotary, dropout, selective, lengths, past)
+    partial, cache = heads_forward(x, p, causal, context)
     return partial + p.b_out, cache
 
 
@@ -65,21 +65,21 @@ def attention_backward(dy, p, cache):
     return dx, Attention(dw_qkv.reshape(p.w_qkv.shape), db_qkv.reshape(p.b_qkv.shape), dw_out, db_out)
 
 
-def heads_forward(x, p, causal, rotary, dropout, selective, lengths, past=None, first_head=0):
-    """The heads in p, all or a rank's share: x [b, s, h] -> their part of the output, [b, s, h], before the bias."""
-    b, s, h = x.shape
+def heads_forward(x, p, causal, context, first_head=0):
+    """Apply the heads in p, all or a rank's: x [b, s, h] -> their part of the output, [b, s, h], before the bias."""
+    (b, s, h), dropout, rotary = x.shape, context.dropout, context.rotary
     qkv = linear(x, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
     q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
     if rotary is not None:
         q, k = rotate(q, rotary), rotate(k, rotary)
-    inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head), lengths)
-    if past is None:
-        context, core = attention_core(*inputs)                               # [b, s, a/t, d]
-        core = inputs if selective else core
+    inputs = CoreInputs(q, k, v, causal, dropout and dropout.attention(first_head), context.lengths)
+    if context.kv_cache is None:
+        attended, core = attention_core(*inputs)                              # [b, s, a/t, d]
+        core = inputs if context.recompute.selective else core
     else:
-        context, core = cached_attention(q, *past.extend(k, v)), None
-    context = context.reshape(b, s, -1)
-    return linear(context, p.w_out), AttentionCache(x, core, context, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
+        attended, core = cached_attention(q, *context.kv_cache.extend(k, v)), None
+    attended = attended.reshape(b, s, -1)
+    return linear(attended, p.w_out), AttentionCache(x, core, attended, rotary)   # [b, s, h/t] @ [h/t, h] -> [b, s, h]
 
 
 def core_again(core):
@@ -90,11 +90,11 @@ def core_again(core):
     return attention_core(*core)[1] if isinstance(core, CoreInputs) else core
 
 
-def sharded_attention_forward(xs, shards, causal, rotary, region, dropout=None, selective=False, lengths=None):
+def sharded_attention_forward(xs, shards, causal, region, context=TRAINING):
     """Each rank's x [b, s, h], as it is outside the region -> its y, likewise."""
     entered, partial, caches = region.enter(xs), [], []                  # f
     for rank, (x, p) in enumerate(zip(entered, shards)):
-        y, cache = heads_forward(x, p, causal, rotary, dropout, selective, lengths, first_head=rank * p.b_qkv.shape[1])
+        y, cache = heads_forward(x, p, causal, context, first_head=rank * p.b_qkv.shape[1])
         partial.append(y)
         caches.append(cache._replace(x=None))
     ys = [y + p.b_out for y, p in zip(region.leave(partial), shards)]    # g, and the bias once, after the sum

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from reference import ops
+from reference.layer_context import TRAINING
 from reference.layers.attention import (Attention, attention_backward, attention_forward, attention_tensors,
                                         sharded_attention_backward, sharded_attention_forward)
 from reference.layers.layer_norm import LayerNorm, layer_norm_backward, layer_norm_forward, layer_norm_tensors
@@ -49,13 +50,11 @@ def block_tensors(c):
     return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
 
 
-def block_forward(x, p, c, rotary, dropout=None, selective=False, lengths=None, past=None):
-    """x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None.
-
-    `dropout` is this layer's Dropout, or None where nothing is dropped; for the others see attention_forward.
-    """
+def block_forward(x, p, c, context=TRAINING):
+    """Map x [b, s, h] to [b, s, h]. c is the ModelConfig, `context` this layer's LayerContext."""
+    dropout = context.dropout
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
-    y, attention = attention_forward(normed, p.attention, c.causal, rotary, dropout, selective, lengths, past)
+    y, attention = attention_forward(normed, p.attention, c.causal, context)
     y, mask_1 = ops.dropout(y, dropout and dropout.hidden(AFTER_ATTENTION))
     x = residual(x, normed, c) + y
     normed, norm_2 = layer_norm_forward(x, p.post_attention_layernorm, c.layernorm_epsilon)
@@ -92,15 +91,14 @@ def residual_backward(dy, dnormed, p, cache, c):
 # ---- on t ranks -----------------------------------------------------------------------------------------------------
 
 
-def sharded_block_forward(xs, shards, c, rotary, region, dropout=None, selective=False, lengths=None):
+def sharded_block_forward(xs, shards, c, region, context=TRAINING):
     """Each rank's x [b, s, h], as it is outside the regions -> likewise."""
     normed, norm_1 = norms_forward(xs, [p.input_layernorm for p in shards], c)
-    ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], c.causal, rotary, region, dropout,
-                                              selective, lengths)
-    xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, dropout, AFTER_ATTENTION)
+    ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], c.causal, region, context)
+    xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_ATTENTION)
     normed, norm_2 = norms_forward(xs, [p.post_attention_layernorm for p in shards], c)
     ys, mlp = sharded_mlp_forward(normed, [p.mlp for p in shards], c.activation, region)
-    xs, mask_2 = add_branch(residual(xs, normed, c), ys, region, dropout, AFTER_MLP)
+    xs, mask_2 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_MLP)
     return xs, BlockCache(norm_1, attention, mask_1, norm_2, mlp, mask_2)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from reference import ops
+from reference.layer_context import TRAINING
 from reference.ops import linear, linear_backward, lookup, lookup_backward
 from reference.params import weight
 
@@ -48,11 +49,9 @@ def word_tensor(c):
 # ---- from words to vectors ------------------------------------------------------------------------------------------
 
 
-def embedding_forward(tokens, p, dropout=None, token_types=None, first=0):
-    """tokens, token_types [b, s] -> x [b, s, h]. `dropout` is a Dropout, or None where nothing is dropped.
-
-    The tokens begin at position `first`.
-    """
+def embedding_forward(tokens, p, context=TRAINING, token_types=None):
+    """Map tokens, token_types [b, s] to x [b, s, h]. `context` is the microbatch's LayerContext."""
+    first, dropout = context.first_position, context.dropout
     x = lookup(tokens, p.word)
     if p.position is not None:
         x = x + p.position[first:first + tokens.shape[1]]
@@ -86,9 +85,9 @@ def token_type_gradient(dx, token_type, token_types):
     return None if token_type is None else lookup_backward(dx, token_types, np.zeros_like(token_type))
 
 
-def sharded_embedding_forward(tokens, shards, region, dropout=None, token_types=None):
+def sharded_embedding_forward(tokens, shards, region, context=TRAINING, token_types=None):
     """tokens, token_types [b, s], alike on all ranks -> each rank's x [b, s, h], as it is outside the region."""
-    partial, held = [], []
+    dropout, partial, held = context.dropout, [], []
     for rank, p in enumerate(shards):
         ids, here = local_ids(tokens, rank * len(p.word), len(p.word))
         partial.append(lookup(ids, p.word) * here[..., None])         # zero for words that other ranks hold

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from reference.layer_context import EVALUATION, TRAINING
 from reference.layers.block import Block, norms_backward, norms_forward
 from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward)
@@ -17,8 +18,8 @@ from reference.layers.heads import (dense_tensors, masked_lm_backward, masked_lm
                                     pooled_backward, pooled_forward, sharded_masked_lm_backward,
                                     sharded_masked_lm_forward)
 from reference.layers.layer_norm import layer_norm_backward, layer_norm_forward, layer_norm_tensors
-from reference.models.stage import (KEEP_ALL, KEEP_INPUT, Reads, add_table, has_head, hidden_backward, hidden_forward,
-                                    sharded_hidden_backward, sharded_hidden_forward, stage_tensors)
+from reference.models.stage import (StageInputs, add_table, backbone_backward, backbone_forward, has_head,
+                                    sharded_backbone_backward, sharded_backbone_forward, stage_tensors)
 
 HEADS = ("final_layernorm", "lm_head", "pooler", "binary_head", "multichoice_head")      # what follows the blocks
 CLASSIFIERS = {"sop": "binary_head", "choice": "multichoice_head"}     # of the heads that read the first position
@@ -38,7 +39,7 @@ class BERT:
 
 
 def bert_tensors(c, layers=None):
-    """Declares the tensors of the stage that has these layers, a range; of the whole model without one."""
+    """Declare the tensors of the stage that has these layers, a range; of the whole model without one."""
     layers = range(c.num_layers) if layers is None else layers
     last = c.num_layers - 1 in layers
     sop, choice = (last and head in c.heads for head in ("sop", "choice"))
@@ -49,18 +50,18 @@ def bert_tensors(c, layers=None):
                 multichoice_head=dense_tensors(c, 1) if choice else None)
 
 
-def reads(batch):
-    """What the stages read of a BERTBatch or a ChoiceBatch."""
-    return Reads(batch.tokens, batch.token_types, batch.lengths)
+def stage_inputs(batch):
+    """Return what the stages read of a BERTBatch or a ChoiceBatch."""
+    return StageInputs(batch.tokens, batch.token_types, batch.lengths)
 
 
-def bert_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
-    """The x [b, s, h] of the stage before, if there is one -> the losses of the heads, or the x for the next stage.
+def bert_forward(x, p, c, batch, context=TRAINING):
+    """Map the x [b, s, h] of the stage before, if there is one, to the losses of the heads, or to the x for the next.
 
-    Of a BERTBatch the losses are [b, s] of words, and [b] of the sentences' order; of a ChoiceBatch [b], of questions.
+    A BERTBatch has losses [b, s], of masked tokens, and [b], of the sentences' order; a ChoiceBatch [b], of questions.
     For the other arguments see gpt_forward.
     """
-    x, cache = hidden_forward(x, p, c, reads(batch), dropout, recompute)
+    x, cache = backbone_forward(x, p, c, stage_inputs(batch), context)
     if has_head(p, c):
         x, head = heads_forward(x, p, c, batch)
         cache = cache._replace(head=head)
@@ -68,16 +69,18 @@ def bert_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
 
 
 def bert_backward(dy, p, cache, c):
-    """The gradients of the losses, or dx of the next stage -> dx [b, s, h], None for tokens; and the gradients."""
+    """Map the gradients of the losses, or dx of the next stage, to dx [b, s, h], or None for tokens; and return the
+    gradients of the parameters.
+    """
     dword, heads = None, dict.fromkeys(HEADS)
     if has_head(p, c):
         dy, dword, heads = heads_backward(dy, p, cache.head, c)
-    dx, embedding, blocks = hidden_backward(dy, p, cache, c)
+    dx, embedding, blocks = backbone_backward(dy, p, cache, c)
     return dx, BERT(add_table(embedding, dword), blocks, **heads)
 
 
 def heads_forward(x, p, c, batch):
-    """x [b, s, h] -> the losses, in the order of c.heads."""
+    """Map x [b, s, h] to the losses, in the order of c.heads."""
     normed, norm = layer_norm_forward(x, p.final_layernorm, c.layernorm_epsilon)
     losses, caches = [], {}
     for head in c.heads:
@@ -88,7 +91,7 @@ def heads_forward(x, p, c, batch):
 
 
 def heads_backward(dlosses, p, cache, c):
-    """-> dx [b, s, h], dword [V, h] or None, and the gradients of HEADS by name."""
+    """Return dx [b, s, h], dword [V, h] or None, and the gradients of HEADS by name."""
     norm, caches = cache
     dnormed, dword, grads = np.zeros_like(norm[0]), None, dict.fromkeys(HEADS)
     for head, dloss in reversed(list(zip(c.heads, dlosses))):
@@ -102,44 +105,44 @@ def heads_backward(dlosses, p, cache, c):
     return dx, dword, grads
 
 
-# ---- masked words ---------------------------------------------------------------------------------------------------
+# ---- masked tokens --------------------------------------------------------------------------------------------------
 
 
 def lm_loss_forward(normed, p, c, batch):
-    """normed [b, s, h] -> loss [b, s]."""
+    """Map normed [b, s, h] to loss [b, s]."""
     logits, cache = masked_lm_forward(normed, p.lm_head, p.embedding.word, c)
     loss, loss_cache = cross_entropy_forward(logits, batch.targets)
     return loss, (cache, loss_cache)
 
 
 def lm_loss_backward(dloss, p, c, cache):
-    """dloss [b, s] -> dnormed [b, s, h], dword [V, h], and the gradients, as a MaskedLMHead."""
+    """Map dloss [b, s] to dnormed [b, s, h]; return dword [V, h] and the gradients too, as a MaskedLMHead."""
     head_cache, loss_cache = cache
     return masked_lm_backward(cross_entropy_backward(dloss, loss_cache), p.lm_head, p.embedding.word, head_cache, c)
 
 
-# ---- what reads the first position ----------------------------------------------------------------------------------
+# ---- heads that read the first position -----------------------------------------------------------------------------
 
 
 def pooled_loss_forward(normed, p, head, batch):
-    """normed [b, s, h] -> loss [b]."""
+    """Map normed [b, s, h] to loss [b]."""
     scores, cache = pooled_forward(normed, p.pooler, classifier_of(p, head))
     loss, loss_cache = cross_entropy_forward(*asked(head, scores, batch))
     return loss, (cache, loss_cache)
 
 
 def pooled_loss_backward(dloss, p, head, cache):
-    """dloss [b] -> dnormed of the first position, [b, 1, h]; the gradients of pooler and classifier, each a Linear."""
+    """Map dloss [b] to dnormed of the first position, [b, 1, h]; return the gradients of pooler and classifier."""
     head_cache, loss_cache = cache
     dscores = cross_entropy_backward(dloss, loss_cache).reshape(len(head_cache[0]), -1)
     return pooled_backward(dscores, p.pooler, classifier_of(p, head), head_cache)
 
 
 def choice_scores(x, p, c, batch):
-    """The x [b, s, h] of the stage before, if there is one -> of each question the scores of its answers, [b, n]; or
-    the x for the next stage.
+    """Map the x [b, s, h] of the stage before, if there is one, to the scores of each question's answers, [b, n]; or
+    to the x for the next stage.
     """
-    x, _ = hidden_forward(x, p, c, reads(batch), None, KEEP_INPUT)
+    x, _ = backbone_forward(x, p, c, stage_inputs(batch), EVALUATION)
     if not has_head(p, c):
         return x
     normed, _ = layer_norm_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
@@ -147,22 +150,23 @@ def choice_scores(x, p, c, batch):
 
 
 def asked(head, scores, batch):
-    """A head's logits, and the targets. Of a question the scores of its answers, [b n, 1], are the logits [b, n]."""
+    """Return a head's logits and targets. The scores of a question's answers, [b n, 1], are its logits, [b, n]."""
     if head == "choice":
         return scores.reshape(len(batch.answers), -1), batch.answers
     return scores, batch.swapped
 
 
 def classifier_of(p, head):
+    """Return the layer that gives a head's scores."""
     return getattr(p, CLASSIFIERS[head])
 
 
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
 
 
-def sharded_bert_forward(batch, shards, c, region, dropout=None, recompute=KEEP_ALL):
-    """-> the losses of the heads, alike on all ranks; `shards` are the whole model's."""
-    xs, cache = sharded_hidden_forward(shards, c, reads(batch), region, dropout, recompute)
+def sharded_bert_forward(batch, shards, c, region, context=TRAINING):
+    """Return the losses of the heads, identical on every rank; `shards` are the whole model's."""
+    xs, cache = sharded_backbone_forward(shards, c, stage_inputs(batch), region, context)
     normed, norm = norms_forward(xs, [p.final_layernorm for p in shards], c)
     losses, caches = [], {}
     for head in c.heads:
@@ -179,7 +183,7 @@ def sharded_bert_forward(batch, shards, c, region, dropout=None, recompute=KEEP_
 
 
 def sharded_bert_backward(dlosses, shards, cache, c, region):
-    """The gradients of the losses, alike on all ranks -> each rank's gradients."""
+    """Map the gradients of the losses, identical on every rank, to each rank's gradients."""
     norm, caches = cache.head
     dnormed, dwords = [np.zeros_like(normed) for normed, _ in norm], [None] * len(shards)
     grads: dict = {name: [None] * len(shards) for name in HEADS}
@@ -197,7 +201,7 @@ def sharded_bert_backward(dlosses, shards, cache, c, region):
             for one, dx in zip(dnormed, dxs):
                 one[:, :1] += dx
     dxs, grads["final_layernorm"] = norms_backward(dnormed, [p.final_layernorm for p in shards], norm)
-    embeddings, blocks = sharded_hidden_backward(dxs, shards, cache, c, region)
+    embeddings, blocks = sharded_backbone_backward(dxs, shards, cache, c, region)
     found = [BERT(add_table(e, dword), *others)
              for e, dword, *others in zip(embeddings, dwords, blocks, *grads.values())]
     return region.complete(found, bert_tensors(c))

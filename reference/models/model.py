@@ -1,35 +1,38 @@
-"""The model of a ModelConfig, whichever it is: what a trainer asks for, which need not know what it trains."""
+"""The model of a ModelConfig, GPT or BERT: a trainer calls these functions, and need not know which model it trains."""
 from reference.batches import CHOICES, BERTBatch, ChoiceBatch, GPTBatch
+from reference.layer_context import TRAINING
 from reference.models.bert import bert_backward, bert_forward, bert_tensors
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors
-from reference.models.stage import KEEP_ALL, has_embedding, has_head
+from reference.models.stage import has_embedding, has_head
 
 
 def batch_type(c):
-    """What the model is given."""
+    """Return the type of the model's batches."""
     return GPTBatch if c.architecture == "gpt" else ChoiceBatch if "choice" in c.heads else BERTBatch
 
 
 def sequences_of(c):
-    """How many sequences a sample is."""
+    """Return the number of sequences in a sample."""
     return CHOICES if "choice" in c.heads else 1
 
 
 def model_tensors(c, layers=None):
-    """Declares the tensors of the stage that has these layers, a range; of the whole model without one."""
+    """Declare the tensors of the stage that has these layers, a range; of the whole model without one."""
     return (gpt_tensors if c.architecture == "gpt" else bert_tensors)(c, layers)
 
 
-def model_forward(x, p, c, batch, dropout=None, recompute=KEEP_ALL):
-    """The x [b, s, h] of the stage before, if there is one -> the losses of each head, or the x for the next stage."""
+def model_forward(x, p, c, batch, context=TRAINING):
+    """Map the x [b, s, h] of the stage before, if there is one, to the loss of each head, or to the x for the next."""
     if c.architecture == "bert":
-        return bert_forward(x, p, c, batch, dropout, recompute)
-    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, dropout, recompute)
+        return bert_forward(x, p, c, batch, context)
+    y, cache = gpt_forward(batch.tokens if has_embedding(p) else x, p, c, batch.targets, context)
     return (y,) if has_head(p, c) else y, cache
 
 
 def model_backward(dy, p, cache, c):
-    """The gradients of the losses, or dx of the next stage -> dx [b, s, h], None for tokens; and the gradients."""
+    """Map the gradients of the losses, or dx of the next stage, to dx [b, s, h], or None for tokens; and return the
+    gradients of the parameters.
+    """
     if c.architecture == "bert":
         return bert_backward(dy, p, cache, c)
     return gpt_backward(dy[0] if has_head(p, c) else dy, p, cache, c)

@@ -1,43 +1,33 @@
-"""What all models share: embedding and blocks; of the whole model, or of a stage, any contiguous range of its layers.
+"""What all models share: embedding and blocks, for the whole model or for a stage, any contiguous range of its layers.
 
-What a stage holds tells what it does. The one with layer 0 embeds tokens; the one with layer L - 1 has the head, which
-differs from model to model (gpt.py, bert.py). Of a model's tensors each holds `embedding`, `blocks` by layer number,
-and `final_layernorm` with what follows; what a stage does not hold is None.
+The tensors that a stage holds determine what it does. The stage with layer 0 embeds tokens; the stage with layer L - 1
+has the head, which differs from model to model (gpt.py, bert.py). Every model's tree has the fields `embedding`,
+`blocks` (by layer number), and `final_layernorm` with what follows it; what a stage does not hold is None.
 
-Logits read the word table of the embedding unless the config unties them. A last stage that is not also the first
+Logits use the word table of the embedding unless the config unties them. A last stage that is not also the first
 holds a copy of that tied table, under the same name, `embedding.word`: its gradient is the sum over both copies.
 """
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from reference.config import Recompute
-from reference.kv_cache import length_of
+from reference.layer_context import LayerContext
 from reference.layers.block import (block_backward, block_forward, block_tensors, sharded_block_backward,
                                     sharded_block_forward)
 from reference.layers.embedding import (Embedding, embedding_backward, embedding_forward, embedding_tensors,
                                         sharded_embedding_backward, sharded_embedding_forward)
 from reference.ops import rotary_cos_sin
 
-KEEP_ALL = Recompute()
-KEEP_INPUT = Recompute("full", num_layers=1 << 30)     # of a stage, and nothing else: for what goes forward only
 
-
-class Reads(NamedTuple):
+class StageInputs(NamedTuple):
     """What a stage reads of a batch, beside the x of the stage before."""
 
     tokens: Any              # [b, s]
-    token_types: Any = None  # [b, s], of BERT
-    lengths: Any = None      # [b]: what comes after is padding; None where there is none
-    past: Any = None         # in generation, of the stage's layers: the positions before these (a Past each)
-
-    @property
-    def first(self):
-        """The position of the first token."""
-        return 0 if self.past is None else length_of(self.past)
+    token_types: Any = None  # [b, s], for BERT
+    lengths: Any = None      # [b]: the samples' lengths, with padding after them; None without padding
 
 
 class LayersCache(NamedTuple):
-    """Of layers that follow one another: the cache of each, or only what went in, for them to be computed again."""
+    """The caches of consecutive layers; or only their input, from which the backward computes the caches again."""
 
     layers: list[int]
     caches: dict[int, Any] | None    # by layer
@@ -50,16 +40,14 @@ class StageCache(NamedTuple):
     embedding: Any
     layers: list[LayersCache]
     head: Any                # final layer norm, logits, loss
-    rotary: Any              # with the next two, what layers that are computed again need beside their input
-    dropout: Any
-    lengths: Any
+    context: LayerContext    # for the layers that are computed again
 
 
 # ---- which tensors --------------------------------------------------------------------------------------------------
 
 
 def stage_tensors(c, layers):
-    """Declares embedding and blocks of the stage with these layers, a range: what every model begins with."""
+    """Declare embedding and blocks of the stage with these layers, a range: every model begins with them."""
     first, last = 0 in layers, c.num_layers - 1 in layers
     everything = embedding_tensors(c)
     embedding = everything if first else Embedding(everything.word if last and c.tied else None, None)
@@ -67,12 +55,13 @@ def stage_tensors(c, layers):
 
 
 def stage_of(p, layers):
-    """Of a rank's tensors, which may be several stages', those of the stage with these layers: the same arrays."""
+    """Return the tree of one stage out of a rank's tree, which may hold several stages: the same arrays."""
     return replace(p, blocks={layer: p.blocks[layer] for layer in layers})
 
 
 def join_stages(parts):
-    """The whole model from ranks that hold different layers of it. A tied word table is that of the first stage."""
+    """Return the whole model from ranks that hold different layers of it, with the first stage's copy of a tied table.
+    """
     first, last = (next(p for p in parts if held(p) is not None)
                    for held in (lambda p: p.blocks.get(0), lambda p: p.final_layernorm))
     blocks = {layer: block for p in parts for layer, block in p.blocks.items()}
@@ -80,33 +69,38 @@ def join_stages(parts):
 
 
 def has_embedding(p):
+    """Report whether a stage embeds tokens."""
     return 0 in p.blocks
 
 
 def has_head(p, c):
+    """Report whether a stage computes the losses."""
     return c.num_layers - 1 in p.blocks
 
 
-# ---- forward and backward, of all but the head ----------------------------------------------------------------------
+# ---- the backbone: forward and backward without the head ------------------------------------------------------------
 
 
-def hidden_forward(x, p, c, reads, dropout, recompute):
-    """The x of the stage before, if there is one -> x [b, s, h] and its caches. `reads` is a Reads."""
+def backbone_forward(x, p, c, inputs, context):
+    """Map the x [b, s, h] of the stage before, if there is one, to x [b, s, h]; and return the caches.
+
+    `inputs` is a StageInputs, `context` the microbatch's LayerContext.
+    """
     embedding, kept = None, []
     if has_embedding(p):
-        x, embedding = embedding_forward(reads.tokens, p.embedding, dropout, reads.token_types, reads.first)
-    rotary = stage_rotary(x, c, x.shape[1], reads.first)
-    for layers, again in recompute.groups(p.blocks):
-        y, caches = blocks_forward(x, layers, p, c, rotary, dropout, reads.lengths, recompute.selective, not again,
-                                   reads.past)
-        kept.append(LayersCache(layers, None, x) if again else LayersCache(layers, caches, None))
+        x, embedding = embedding_forward(inputs.tokens, p.embedding, context, inputs.token_types)
+    context = context._replace(rotary=stage_rotary(x, c, x.shape[1], context.first_position), lengths=inputs.lengths)
+    for layers, recompute in context.groups(p.blocks):
+        y, caches = blocks_forward(x, layers, p, c, context, keep=not recompute)
+        kept.append(LayersCache(layers, None, x) if recompute else LayersCache(layers, caches, None))
         x = y
-    return x, StageCache(embedding, kept, None, rotary, dropout, reads.lengths)
+    return x, StageCache(embedding, kept, None, context)
 
 
-def hidden_backward(dy, p, cache, c):
-    """dy [b, s, h] -> dx [b, s, h], None for tokens; and the gradients of embedding and blocks. A stage that does not
-    embed has none of the tables.
+def backbone_backward(dy, p, cache, c):
+    """Map dy [b, s, h] to dx [b, s, h], or None for tokens; and return the gradients of embedding and blocks.
+
+    A stage that does not embed returns an Embedding without tables.
     """
     embedding, blocks = Embedding(None, None), dict[int, Any]()
     for kept in reversed(cache.layers):
@@ -117,23 +111,23 @@ def hidden_backward(dy, p, cache, c):
     return dy, embedding, {layer: blocks[layer] for layer in p.blocks}
 
 
-def blocks_forward(x, layers, p, c, rotary, dropout, lengths, selective=False, keep=True, past=None):
-    """Some layers of a stage, in order: x [b, s, h] -> [b, s, h], and the cache of each layer, if they are kept."""
+def blocks_forward(x, layers, p, c, context, keep=True):
+    """Run some layers of a stage, in order: x [b, s, h] -> [b, s, h], and each layer's cache, if they are kept."""
     caches = {}
     for layer in layers:
-        x, cache = block_forward(x, p.blocks[layer], c, rotary, dropout and dropout.at(layer), selective, lengths,
-                                 past and past[layer])
+        x, cache = block_forward(x, p.blocks[layer], c, context.at(layer))
         if keep:
             caches[layer] = cache
-        del cache                    # what is not kept is gone before the next layer's is there
+        del cache                    # free it before the next layer makes its own
     return x, caches
 
 
 def layers_backward(dy, p, kept, cache, c):
-    """Of layers whose caches were kept, or are computed again: dy [b, s, h] -> dx, and gradients by layer."""
+    """Map dy [b, s, h] to dx through layers whose caches were kept, or are computed again; return gradients by layer.
+    """
     layers, caches, x = kept
     if caches is None:
-        _, caches = blocks_forward(x, layers, p, c, cache.rotary, cache.dropout, cache.lengths)
+        _, caches = blocks_forward(x, layers, p, c, cache.context)
     grads = {}
     for layer in reversed(layers):
         dy, grads[layer] = block_backward(dy, p.blocks[layer], caches[layer], c)
@@ -141,42 +135,39 @@ def layers_backward(dy, p, kept, cache, c):
 
 
 def add_table(embedding, dtable):
-    """The gradients of the tables, to that of words added what the logits give it; either may be None."""
+    """Add the word table's gradient from the logits to that from the embedding; either may be None."""
     if dtable is None:
         return embedding
     return replace(embedding, word=dtable if embedding.word is None else embedding.word + dtable)
 
 
 def stage_rotary(x, c, s, first=0):
-    """rope's cos and sin for s positions, from `first` on, like x, shared by all layers; None where positions are
-    learned.
-    """
+    """Return rope's cos and sin for s positions from `first` on, like x, for all layers; None for learned positions."""
     return rotary_cos_sin(s, c.rotary_size, x, first=first) if c.position_embedding_type == "rope" else None
 
 
 # ---- the whole model on t ranks -------------------------------------------------------------------------------------
 
 
-def sharded_hidden_forward(shards, c, reads, region, dropout, recompute):
-    """-> each rank's x [b, s, h], as it is outside the regions, and its caches; `shards` are the whole model's."""
-    xs, embedding = sharded_embedding_forward(reads.tokens, [p.embedding for p in shards], region, dropout,
-                                              reads.token_types)
-    rotary, kept = stage_rotary(xs[0], c, reads.tokens.shape[1]), []
-    for layers, again in recompute.groups(shards[0].blocks):
-        ys, caches = sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, reads.lengths,
-                                            recompute.selective, keep=not again)
-        kept.append(LayersCache(layers, None, xs) if again else LayersCache(layers, caches, None))
+def sharded_backbone_forward(shards, c, inputs, region, context):
+    """Return each rank's x [b, s, h], as it is outside the regions, and the caches; `shards` are the whole model's."""
+    xs, embedding = sharded_embedding_forward(inputs.tokens, [p.embedding for p in shards], region, context,
+                                              inputs.token_types)
+    context = context._replace(rotary=stage_rotary(xs[0], c, inputs.tokens.shape[1]), lengths=inputs.lengths)
+    kept = []
+    for layers, recompute in context.groups(shards[0].blocks):
+        ys, caches = sharded_blocks_forward(xs, layers, shards, c, region, context, keep=not recompute)
+        kept.append(LayersCache(layers, None, xs) if recompute else LayersCache(layers, caches, None))
         xs = ys
-    return xs, StageCache(embedding, kept, None, rotary, dropout, reads.lengths)
+    return xs, StageCache(embedding, kept, None, context)
 
 
-def sharded_hidden_backward(dxs, shards, cache, c, region):
-    """Each rank's dx [b, s, h], as it is outside the regions -> its gradients: of the embedding, and of the blocks."""
+def sharded_backbone_backward(dxs, shards, cache, c, region):
+    """Map each rank's dx [b, s, h], as it is outside the regions, to its gradients of embedding and blocks."""
     blocks: list[dict] = [dict.fromkeys(p.blocks) for p in shards]
     for layers, caches, xs in reversed(cache.layers):
         if caches is None:
-            _, caches = sharded_blocks_forward(xs, layers, shards, c, cache.rotary, region, cache.dropout,
-                                               cache.lengths)
+            _, caches = sharded_blocks_forward(xs, layers, shards, c, region, cache.context)
         for layer in reversed(layers):
             dxs, grads = sharded_block_backward(dxs, [p.blocks[layer] for p in shards], caches[layer], c, region)
             for rank, grad in enumerate(grads):
@@ -184,12 +175,11 @@ def sharded_hidden_backward(dxs, shards, cache, c, region):
     return sharded_embedding_backward(dxs, [p.embedding for p in shards], cache.embedding, region), blocks
 
 
-def sharded_blocks_forward(xs, layers, shards, c, rotary, region, dropout, lengths, selective=False, keep=True):
-    """Some layers, in order: each rank's x [b, s, h], as it is outside the regions -> likewise, and the caches."""
+def sharded_blocks_forward(xs, layers, shards, c, region, context, keep=True):
+    """Run some layers, in order: map each rank's x [b, s, h], as it is outside the regions; and return the caches."""
     caches = {}
     for layer in layers:
-        xs, cache = sharded_block_forward(xs, [p.blocks[layer] for p in shards], c, rotary, region,
-                                          dropout and dropout.at(layer), selective, lengths)
+        xs, cache = sharded_block_forward(xs, [p.blocks[layer] for p in shards], c, region, context.at(layer))
         if keep:
             caches[layer] = cache
     return xs, caches

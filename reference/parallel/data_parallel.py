@@ -10,6 +10,7 @@ import numpy as np
 
 from reference.comm.collectives import all_reduce
 from reference.config import number_of_microbatches
+from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_backward, gpt_forward
 from reference.params import leaves, tree_map, with_names
 
@@ -30,8 +31,8 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
         loss, total = 0.0, tree_map(np.zeros_like, p)
         for k in range(number_of_microbatches(len(tokens), b, d)):
             mine = samples_of(replica, k, d, b)
-            microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine],
-                                            dropout and replace(dropout, sample=mine.start))
+            context = LayerContext(dropout and replace(dropout, sample=mine.start))
+            microbatch, cache = gpt_forward(tokens[mine], p, c, targets[mine], context)
             dloss = np.full_like(microbatch, 1 / tokens.size)       # 1 / (B s), not 1 / (b s)
             _, grad = gpt_backward(dloss, p, cache, c)
             loss, total = loss + microbatch.sum() / tokens.size, tree_map(np.add, total, grad)

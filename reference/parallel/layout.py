@@ -80,7 +80,7 @@ class Layout:
         self.close_bucket(first, units)
         self.by_name = {segment.name: segment for segment in self.segments}
         self.units = dict(pair for _, pair in leaves(map_units(lambda *pair: pair, tensors)))   # trees of tensors
-        self.home = {unit: bucket for bucket in self.buckets for unit in bucket.units}
+        self.bucket_of = {unit: bucket for bucket in self.buckets for unit in bucket.units}
 
     def close_bucket(self, first: int, units: list[str]) -> int:
         """A bucket ends here, padded -> where the next begins."""
@@ -93,7 +93,7 @@ class Layout:
         """Elements that each of the replicas owns."""
         return self.size // self.parts
 
-    def own(self, bucket: Bucket, rank: int) -> Piece:
+    def owned_piece(self, bucket: Bucket, rank: int) -> Piece:
         """Rank `rank`'s part of a bucket."""
         n = bucket.size // self.parts
         return Piece(bucket, slice(bucket.start + rank * n, bucket.start + (rank + 1) * n),
@@ -103,7 +103,7 @@ class Layout:
         """The tensors, and parts of tensors, that rank `rank` of the replicas owns, in the order of its shard."""
         found = []
         for bucket in self.buckets:
-            _, own, in_shard = self.own(bucket, rank)
+            _, own, in_shard = self.owned_piece(bucket, rank)
             shift = in_shard.start - own.start
             for segment in self.segments:
                 start, stop = max(own.start, segment.slice.start), min(own.stop, segment.slice.stop)
@@ -117,7 +117,7 @@ class Layout:
 
     def unit_views(self, unit: str, flat):
         """A unit's tensors as views of its bucket alone, flat [bucket.size]."""
-        return self.views_of(self.units[unit], flat, unit, self.home[unit].start)
+        return self.views_of(self.units[unit], flat, unit, self.bucket_of[unit].start)
 
     def views_of(self, tensors, flat, prefix: str = "", first: int = 0):
         """The same for a subtree, called `prefix` in the whole one, from a buffer that begins at element `first`."""

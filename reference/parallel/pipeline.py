@@ -7,6 +7,7 @@ from itertools import chain
 
 import numpy as np
 
+from reference.layer_context import LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.models.stage import has_head
 from reference.params import leaves, tree_map, with_names
@@ -39,8 +40,8 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None
         x = ready.pop(needs(action, len(stages)), None)
         if kind == "F":
             first = i * len(batch.tokens)
-            y, caches[stage, i] = model_forward(x, p, c, batch,
-                                                dropout and replace(dropout, sample=dropout.sample + first))
+            context = LayerContext(dropout and replace(dropout, sample=dropout.sample + first))
+            y, caches[stage, i] = model_forward(x, p, c, batch, context)
             if has_head(p, c):
                 loss += sum((losses * share).sum() for losses, share in zip(y, shares[i]))
             else:

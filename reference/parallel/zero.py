@@ -25,6 +25,7 @@ from reference.comm.collectives import all_gather, all_reduce, reduce_scatter
 from reference.comm.ring import ring_all_gather
 from reference.config import check_zero_stage, number_of_microbatches
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward
 from reference.layers.embedding import Embedding, embedding_backward, embedding_forward
 from reference.models.gpt import GPT, gpt_tensors, head_backward, head_forward
@@ -61,7 +62,7 @@ class ZeroTrainer:
         tree_map(assign, layout.views(initial), initialize_shard(self.tensors, seed, dtype, t=1, rank=0))
         shard, self.ranks = np.zeros(layout.shard_size, dtype), []
         for part in [i % layout.parts for i in range(d)]:
-            own = np.concatenate([initial[layout.own(bucket, part).in_buffer] for bucket in layout.buckets])
+            own = np.concatenate([initial[layout.owned_piece(bucket, part).in_buffer] for bucket in layout.buckets])
             self.ranks.append(Rank(own if stage >= 3 else initial.copy(),
                                    np.zeros_like(shard if stage >= 2 else initial),
                                    np.zeros_like(shard), np.zeros_like(shard), part))
@@ -89,13 +90,14 @@ class ZeroTrainer:
 
     def forward(self, tokens, targets, dropouts):
         """Each rank's tokens, targets [b, s] and Dropout -> its loss [b, s]; and caches, of each unit a list."""
-        c, blocks = self.model, {}
+        c, blocks, contexts = self.model, {}, [LayerContext(dropout) for dropout in dropouts]
         xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
-                                                            self.whole("embedding.position")), dropouts)
+                                                            self.whole("embedding.position")), contexts)
         rotary = stage_rotary(xs[0], c, tokens[0].shape[1])
+        contexts = [context._replace(rotary=rotary) for context in contexts]
         for layer in self.tensors.blocks:
-            xs, blocks[layer] = each(lambda x, p, dropout: block_forward(x, p, c, rotary, dropout),
-                                     xs, self.whole(f"blocks.{layer}"), [dropout.at(layer) for dropout in dropouts])
+            xs, blocks[layer] = each(lambda x, p, context: block_forward(x, p, c, context),
+                                     xs, self.whole(f"blocks.{layer}"), [context.at(layer) for context in contexts])
         losses, head = each(lambda x, p, ids: head_forward(x, p, c, ids), xs, self.whole_head(), targets)
         return losses, embedding, blocks, head
 
@@ -119,13 +121,14 @@ class ZeroTrainer:
 
     def whole(self, unit):
         """Each rank's parameters of a unit. Stage 3 gathers them; nobody keeps them, so they are freed after use."""
-        if unit not in self.layout.home:
+        if unit not in self.layout.bucket_of:
             return [None] * self.d                          # rope has no table of positions
-        bucket = self.layout.home[unit]
+        bucket = self.layout.bucket_of[unit]
         if self.stage < 3:
             flats = [rank.params[bucket.slice] for rank in self.ranks]
         else:
-            flats = self.all_gather([rank.params[self.layout.own(bucket, rank.part).in_shard] for rank in self.ranks])
+            flats = self.all_gather([rank.params[self.layout.owned_piece(bucket, rank.part).in_shard]
+                                     for rank in self.ranks])
         return [self.layout.unit_views(unit, flat) for flat in flats]
 
     def whole_head(self):
@@ -142,7 +145,7 @@ class ZeroTrainer:
                     tree_map(assign, self.layout.unit_views(unit, flat), tree)
             at = bucket.slice
             if self.stage >= 2:
-                at, flats = self.layout.own(bucket, 0).in_shard, self.reduce_scatter(flats)
+                at, flats = self.layout.owned_piece(bucket, 0).in_shard, self.reduce_scatter(flats)
             for rank, flat in zip(self.ranks, flats):
                 rank.grads[at] += flat
 
@@ -154,7 +157,7 @@ class ZeroTrainer:
             flats = [rank.grads[bucket.slice] for rank in self.ranks]
             sums = self.reduce_scatter(flats) if self.stage else self.all_reduce(flats)
             for rank, total in zip(self.ranks, sums):
-                rank.grads[self.layout.own(bucket, rank.part).in_buffer] = total
+                rank.grads[self.layout.owned_piece(bucket, rank.part).in_buffer] = total
 
     def update(self):
         """Every rank moves what it owns, by Adam -> the global norm before clipping, which takes the squares of all."""
@@ -175,7 +178,7 @@ class ZeroTrainer:
     def publish(self):
         """Everyone gets the parameters that the others have moved."""
         for bucket in self.layout.buckets:
-            moved = [rank.params[self.layout.own(bucket, rank.part).in_buffer] for rank in self.ranks]
+            moved = [rank.params[self.layout.owned_piece(bucket, rank.part).in_buffer] for rank in self.ranks]
             for rank, flat in zip(self.ranks, self.all_gather(moved)):
                 rank.params[bucket.slice] = flat
 

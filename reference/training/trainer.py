@@ -4,6 +4,7 @@ from math import sqrt
 import numpy as np
 
 from reference.dropout import Dropout
+from reference.layer_context import LayerContext
 from reference.models.model import model_backward, model_forward, model_tensors
 from reference.optimizer import adam_update, clip_coefficient, learning_rate, sum_of_squares
 from reference.params import initialize, leaves, tree_map
@@ -16,7 +17,7 @@ def loss_and_gradients(batch, p, c, dropout=None):
     For batches and their weights see reference/batches.py. c is a ModelConfig, p its parameters; `dropout` is a
     Dropout, or None where nothing is dropped.
     """
-    losses, cache = model_forward(None, p, c, batch, dropout)
+    losses, cache = model_forward(None, p, c, batch, LayerContext(dropout))
     shares = [weights / max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
     dlosses = tuple(share.astype(loss.dtype) for share, loss in zip(shares, losses))
     _, grads = model_backward(dlosses, p, cache, c)

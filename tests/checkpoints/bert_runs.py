@@ -9,6 +9,7 @@ from mpi_impl.checkpoints.huggingface_config import layout_of, model_options, re
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.models import bert
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.models.model import sequences_of
@@ -45,7 +46,8 @@ class Run(NamedTuple):
         return self.plan.parallel(self.n, Case(self.t, self.model, 1, 1, 1, sequence_parallel=self.sequence_parallel))
 
     def trainer(self, topology, seed: int = 1) -> Trainer:
-        return Trainer(self.model, OptimizerConfig(1e-2, 10, clip_grad=0.0), topology, seed, Precision("float64"))
+        return Trainer(ModelState(self.model, topology, seed, Precision("float64")),
+                       OptimizerConfig(1e-2, 10, clip_grad=0.0))
 
 
 class Found(NamedTuple):
@@ -73,8 +75,8 @@ def computed(group, run: Run, folder, batch) -> Found:
         mine = dealt(trainer, 1, batch)
         logits = logits_of(trainer, mine, size)
         result = trainer.step(mine, size)
-        grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
-        return Found(topology.place, result.losses, logits, grads, trainer.layout.tensors)
+        grads = trainer.state.layout.views(trainer.state.whole(trainer.state.gradients.own))
+        return Found(topology.place, result.losses, logits, grads, trainer.state.layout.tensors)
 
 
 def logits_of(trainer: Trainer, microbatches, size: int) -> dict[str, list]:
@@ -84,7 +86,7 @@ def logits_of(trainer: Trainer, microbatches, size: int) -> dict[str, list]:
     cross_entropy, pooled_forward = bert.cross_entropy_forward, bert.pooled_forward
 
     def of_words(logits, targets, group):
-        words.append(group.all_gather(logits.copy(), -1, "logits")[..., :trainer.model.vocab_size])
+        words.append(group.all_gather(logits.copy(), -1, "logits")[..., :trainer.state.model.vocab_size])
         return cross_entropy(logits, targets, group)
 
     def of_first(*args):
@@ -95,7 +97,7 @@ def logits_of(trainer: Trainer, microbatches, size: int) -> dict[str, list]:
     with mock.patch.object(bert, "cross_entropy_forward", of_words), mock.patch.object(bert, "pooled_forward",
                                                                                        of_first):
         trainer.evaluate(microbatches, size)
-    return {head: words if head == "lm" else pooled for head in trainer.model.heads}
+    return {head: words if head == "lm" else pooled for head in trainer.state.model.heads}
 
 
 def agrees(run: Run, found: list[Found], expected, tolerance: float) -> None:

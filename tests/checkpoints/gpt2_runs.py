@@ -14,6 +14,7 @@ from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.generation.replica import trained
 from mpi_impl.generation.words import last_logits
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import parse
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -53,7 +54,7 @@ def trainer_of(settings, topology) -> Trainer:
     folder = settings.args.load_hf
     model = settings.model(read_config(folder, "gpt")["vocab_size"])
     check_weights(folder, model)
-    trainer = Trainer(model, settings.optimizer, topology, 1, settings.precision)
+    trainer = Trainer(ModelState(model, topology, 1, settings.precision), settings.optimizer)
     load_weights(trainer, folder)
     return trainer
 
@@ -64,10 +65,11 @@ def computed(group, argv, tokens) -> Found:
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
         replica = trained(trainer)
-        logits = [last_logits(replica, tokens[0, :n].tolist(), replica.no_past(n)) for n in range(1, tokens.shape[1])]
+        logits = [last_logits(replica, tokens[0, :n].tolist(), replica.empty_kv_cache(n))
+                  for n in range(1, tokens.shape[1])]
         result = trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
-        grads = trainer.layout.views(trainer.whole(trainer.gradients.own))
-        return Found(topology.place, result.loss, logits, grads, trainer.layout.tensors)
+        grads = trainer.state.layout.views(trainer.state.whole(trainer.state.gradients.own))
+        return Found(topology.place, result.loss, logits, grads, trainer.state.layout.tensors)
 
 
 def saved_again(group, argv, steps, folder) -> None:
@@ -76,9 +78,9 @@ def saved_again(group, argv, steps, folder) -> None:
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
         for step in range(steps):
-            tokens = np.random.default_rng(step).integers(0, trainer.model.vocab_size, (topology.data.size, 5))
+            tokens = np.random.default_rng(step).integers(0, trainer.state.model.vocab_size, (topology.data.size, 5))
             trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
-        tokenizer = NullTokenizer(trainer.model.vocab_size - 1) if group.rank == 0 else None
+        tokenizer = NullTokenizer(trainer.state.model.vocab_size - 1) if group.rank == 0 else None
         save_model(trainer, str(folder), tokenizer)
 
 

@@ -3,6 +3,7 @@ from typing import Any, NamedTuple
 
 from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.comm.topology import Place
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.models.stage import join_stages
@@ -26,7 +27,7 @@ class Run(NamedTuple):
     precision: Precision = DOUBLE
 
     def trainer(self, topology) -> Trainer:
-        return Trainer(self.case.model, OPTIMIZER, topology, self.case.seed, self.precision)
+        return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
 
     def samples(self, step: int):
         """The global batch of a step."""
@@ -45,9 +46,9 @@ class States(NamedTuple):
 
 
 def states(trainer: Trainer) -> States:
-    return States(trainer.topology.place, trainer.layout.tensors,
-                  {name: trainer.layout.views(trainer.whole(buffer).copy())
-                   for name, buffer in trainer.optimizer.states.items()})
+    return States(trainer.topology.place, trainer.state.layout.tensors,
+                  {name: trainer.state.layout.views(trainer.state.whole(buffer).copy())
+                   for name, buffer in trainer.state.optimizer_states.items()})
 
 
 def joined(everyone: list[States], state: str, replica: int = 0):

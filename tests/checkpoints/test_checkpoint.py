@@ -119,16 +119,16 @@ def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
             run.step(through)
             run.step(before)
         checkpoint.save(before, str(root), {})
-        for buffer in after.optimizer.states.values():
+        for buffer in after.state.optimizer_states.values():
             buffer.flat[...] = 7
         checkpoint.load(after, str(root), on_disk.read_manifest(str(root)))
         for _ in range(steps):
             assert repr(run.step(through)) == repr(run.step(after))
         assert (through.iteration, through.optimizer.iteration, through.scaler.state) == (
             after.iteration, after.optimizer.iteration, after.scaler.state)
-        for one, other in ((through.parameters.own, after.parameters.own), *zip(
-                through.optimizer.states.values(), after.optimizer.states.values(), strict=True)):
-            for piece in without_padding(through.pieces, topology.place.tensor):
+        for one, other in ((through.state.parameters.own, after.state.parameters.own), *zip(
+                through.state.optimizer_states.values(), after.state.optimizer_states.values(), strict=True)):
+            for piece in without_padding(through.state.pieces, topology.place.tensor):
                 assert np.array_equal(one.load(piece), other.load(piece), equal_nan=True), piece.of.name
 
 
@@ -185,7 +185,7 @@ def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, i
         trainer.iteration = 1
         saved = most_bytes(lambda: checkpoint.save(trainer, str(root), {}))
         loaded = most_bytes(lambda: checkpoint.load(trainer, str(root), on_disk.read_manifest(str(root))))
-        part, state = max(piece.size for piece in trainer.pieces), trainer.layout.shard_size
+        part, state = max(piece.size for piece in trainer.state.pieces), trainer.state.layout.shard_size
         return saved, loaded, 8 * part, 8 * state
 
 
@@ -205,16 +205,16 @@ def test_no_rank_holds_the_model(ranks, tmp_path, offload):
 def test_what_is_said_of_other_settings():
     """Each option that differs, with both values; and the dtype."""
     manifest = Manifest(10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
-    assert checkpoint.told("D", manifest, dict(manifest.settings), "float32") == "loaded iteration 10: 0 bytes, " + (
-        os.path.join("D", "iter_0000010"))
-    lines = checkpoint.told("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
+    found = checkpoint.describe("D", manifest, dict(manifest.settings), "float32")
+    assert found == "loaded iteration 10: 0 bytes, " + os.path.join("D", "iter_0000010")
+    lines = checkpoint.describe("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
     assert lines == ["its weights and moments are float32, and float64 from now on",
                      "note: other settings than before, so the run is not the same: --seed 2 (was 1), --split 2,1 "
                      "(was 1,1)"]
     flags = Manifest(1, 1, ScaleState(2.0**16, 0, 2), "float32", {}, {"bf16": False, "fp16": True, "loss_scale": None,
                                                           "initial_loss_scale": 2.0**32}, {}, {})
     now = {"bf16": True, "fp16": False, "loss_scale": 8.0, "initial_loss_scale": 1.0}
-    assert checkpoint.told("D", flags, now, "float32").endswith(
+    assert checkpoint.describe("D", flags, now, "float32").endswith(
         "--bf16 (was not given), no --fp16 (was given), --loss-scale 8.0 (was not given)"), "the scale is loaded"
     with pytest.raises(UserError, match="--train-iters is 10, but D/iter_0000010, .* Choose more"):
         checkpoint.check_iterations("D", manifest, 10)
@@ -225,10 +225,10 @@ def test_weights_that_are_infinite_in_the_models_format_are_not_saved():
     """70,000 is a number in float32, in which master weights and moments are; float16 ends before it."""
     piece = Piece(Segment("w", 0, (2,), Tensor((2,))), slice(0, 2), slice(0, 2))
     states = {name: Whole(np.array([1.0, 7e4], np.float32)) for name in ("parameters", "m", "v")}
-    trainer = SimpleNamespace(optimizer=SimpleNamespace(states=states), precision=Precision("float16"), iteration=3,
-                              topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
+    state = SimpleNamespace(optimizer_states=states, precision=Precision("float16"))
+    trainer = SimpleNamespace(state=state, iteration=3, topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
     with pytest.raises(UserError, match="Iteration 3 has made w infinite in float16, or no number, on rank 1"):
         checkpoint.finite(trainer, piece, "parameters")
     assert checkpoint.finite(trainer, piece, "m").tolist() == [1, 7e4]
-    trainer.precision = Precision("bfloat16")
+    trainer.state.precision = Precision("bfloat16")
     assert checkpoint.finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"

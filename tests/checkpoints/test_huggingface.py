@@ -20,6 +20,7 @@ from mpi_impl.checkpoints import huggingface
 from mpi_impl.checkpoints.huggingface import INDEX, WEIGHTS, Weights, check_weights, load_weights, save_model
 from mpi_impl.checkpoints.huggingface_config import CONFIG
 from mpi_impl.data.tokenizer import NullTokenizer
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import parse
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -172,7 +173,7 @@ def bytes_at_once(group, argv, folder, architecture="gpt") -> tuple[int, int, in
     settings = parse(argv, group.size, architecture)
     model = settings.model(100)
     with connected(group, settings.parallel) as topology:
-        trainer = Trainer(model, settings.optimizer, topology, 1, settings.precision)
+        trainer = Trainer(ModelState(model, topology, 1, settings.precision), settings.optimizer)
         tokenizer = NullTokenizer(99) if group.rank == 0 else None
         saving = most_bytes(lambda: save_model(trainer, str(folder), tokenizer))
         loading = most_bytes(lambda: load_weights(trainer, str(folder)))
@@ -279,7 +280,7 @@ def loaded_by_some(group, argv, other):
     """Rank 2 looks for the files in another folder than the others do."""
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
-        trainer = Trainer(settings.model(11), settings.optimizer, topology, 1, settings.precision)
+        trainer = Trainer(ModelState(settings.model(11), topology, 1, settings.precision), settings.optimizer)
         load_weights(trainer, str(other) if group.rank == 2 else settings.args.load_hf)
 
 

@@ -9,6 +9,7 @@ from mpi_impl.checkpoints.huggingface import save_model
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.evaluate import PROGRAMS
 from mpi_impl.evaluation.arguments import parse
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ParallelConfig
 from reference.models.model import model_tensors
@@ -28,7 +29,7 @@ def params_of(model):
 def save(group, model, tokenizer, root, folder=None) -> None:
     """What a run saves that has not begun yet, with its tokenizer; and in Hugging Face's layout."""
     with connected(group, ParallelConfig.for_world(group.size, group.size)) as topology:
-        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, SEED, Precision("float64"))
+        trainer = Trainer(ModelState(model, topology, SEED, Precision("float64")), OptimizerConfig(1e-2, 5))
         checkpoint.save(trainer, str(root), {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint})
         if folder is not None:
             save_model(trainer, str(folder), tokenizer if group.rank == 0 else None)

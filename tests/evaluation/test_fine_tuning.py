@@ -13,6 +13,7 @@ from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums
 from mpi_impl.generation.replica import trained
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
@@ -67,10 +68,11 @@ def evaluations(draw):
 
 def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) -> float:
     with connected(group, plan.parallel(group.size, case)) as topology:
-        near = wrap(np.empty(0))
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"), near)
+        like = wrap(np.empty(0))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), like),
+                          OptimizerConfig(1e-2, 5))
         batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
-                          plan.p, near)
+                          plan.p, like)
         return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
 
 

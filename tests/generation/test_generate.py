@@ -12,6 +12,7 @@ from mpi_impl.checkpoints.huggingface import save_model
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.generate import Generation
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.generation_options import parse
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -42,7 +43,7 @@ def save_run(group, model, tokenizer, root, folder=None) -> None:
     """What a run saves that has not begun yet: a checkpoint, and in Hugging Face's layout."""
     parallel = ParallelConfig.for_world(group.size, 2, 1, zero_stage=1)
     with connected(group, parallel) as topology:
-        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, SEED, Precision("float64"))
+        trainer = Trainer(ModelState(model, topology, SEED, Precision("float64")), OptimizerConfig(1e-2, 5))
         checkpoint.save(trainer, str(root), {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint})
         if folder is not None:
             save_model(trainer, str(folder), tokenizer if group.rank == 0 else None)

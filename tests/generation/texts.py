@@ -32,7 +32,7 @@ class Text(NamedTuple):
         return list(generate(replica, self.prompt, self.count, self.sampling, self.number))
 
 
-def replica_of(topology, case: Case, near, change=as_is) -> Replica:
+def replica_of(topology, case: Case, like, change=as_is) -> Replica:
     """A rank's part of the case's model; `change` is done to each tensor first."""
     params, place = dict(leaves(case.params(gpt_tensors(case.model)))), topology.place
 
@@ -41,7 +41,7 @@ def replica_of(topology, case: Case, near, change=as_is) -> Replica:
         part = shard(params[segment.name], segment.tensor, topology.tensor.size, place.tensor)
         return change(part.reshape(-1)[within_segment(piece)])
 
-    return loaded(case.model, topology, near, read)
+    return loaded(case.model, topology, like, read)
 
 
 def on_ranks(group, p: int, case: Case, dtype, act, *args, wrap=as_is):
@@ -60,13 +60,13 @@ def logits_equal_uncached(replica: Replica, case: Case, pieces: list[int], toler
     """
     c, t, s = case.model, replica.topology.tensor.size, sum(pieces)
     words = case.ids("words", s)
-    past = replica.no_past(s)
-    kept = sum(one.k.size + one.v.size for one in past.values())
+    kv_cache = replica.empty_kv_cache(s)
+    kept = sum(one.k.size + one.v.size for one in kv_cache.values())
     assert kept == 2 * s * c.hidden_size // t * sum(len(params.blocks) for params in replica.params.values())
     expected = gpt_logits(words[None], case.params(gpt_tensors(c)), c)[0]       # [s, V]
     for size, end in zip(pieces, np.cumsum(pieces)):
-        logits = last_logits(replica, words[end - size:end].tolist(), past)
-        assert {one.length for one in past.values()} == {end}
+        logits = last_logits(replica, words[end - size:end].tolist(), kv_cache)
+        assert {one.length for one in kv_cache.values()} == {end}
         assert (logits is None) == (replica.topology.place.pipeline != replica.last_rank)
         if logits is not None:
             close(host(logits).astype(np.float64), expected[end - 1], tolerance)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.parallel.buffers import FarShard, Shard, Whole
+from mpi_impl.parallel.buffers import OffloadedShard, Shard, Whole
 from reference.config import ModelConfig
 from reference.models.gpt import gpt_tensors
 from reference.parallel.layout import Layout, Piece
@@ -19,9 +19,9 @@ from tests.strategies import cases
 KINDS: dict[str, Callable] = {
     "whole": lambda layout, folder: Whole(np.zeros(layout.size)),
     "shard": lambda layout, folder: Shard(np.zeros(layout.shard_size)),
-    "far": lambda layout, folder: FarShard(layout.shard_size, np.float64, np.empty(0)),
-    "far, of a device": lambda layout, folder: FarShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
-    "in a file": lambda layout, folder: FarShard(layout.shard_size, np.float64, np.empty(0), folder),
+    "far": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0)),
+    "far, of a device": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
+    "in a file": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0), folder),
 }
 MAPS = Path("/proc/self/maps")
 SMALL = ModelConfig(1, 4, 1, 5, 3)
@@ -49,7 +49,7 @@ def test_what_is_stored_is_loaded(tmp_path, kind, layout, rank):
     for piece, value in zip(pieces, values):
         assert (host(buffer.load(piece)) == value).all()
     for bucket in layout.buckets:
-        owned = host(buffer.load(layout.own(bucket, rank)))
+        owned = host(buffer.load(layout.owned_piece(bucket, rank)))
         inside = [value for piece, value in zip(pieces, values) if bucket.start <= piece.in_buffer.start < bucket.stop]
         assert (owned[:sum(map(len, inside))] == np.concatenate([[], *inside])).all()
 
@@ -66,7 +66,7 @@ def test_a_far_shard_is_loaded_as_a_copy(tmp_path, kind):
     buffer.store(piece, loaded)
     assert (host(buffer.load(piece)) == 1).all()
     assert isinstance(buffer.flat, np.ndarray)      # on the host, or in the file, whatever computes
-    assert (buffer.near_bytes, buffer.far_bytes) == (0, 8 * layout.shard_size)
+    assert (buffer.device_bytes, buffer.offloaded_bytes) == (0, 8 * layout.shard_size)
 
 
 @pytest.mark.parametrize("kind", ["whole", "shard"])
@@ -74,13 +74,13 @@ def test_a_near_buffer_is_loaded_as_a_view(tmp_path, kind):
     layout = Layout(gpt_tensors(SMALL), 1, 1, 2)
     buffer, piece = KINDS[kind](layout, tmp_path), layout.pieces(1)[0]
     assert np.shares_memory(buffer.load(piece), buffer.flat)
-    assert (buffer.near_bytes, buffer.far_bytes) == (buffer.flat.nbytes, 0)
+    assert (buffer.device_bytes, buffer.offloaded_bytes) == (buffer.flat.nbytes, 0)
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="this system does not say what is open and mapped")
 def test_a_file_has_no_name_and_goes_with_its_shard(tmp_path):
     """Nothing is left behind, however the rank ends: the system frees what nobody has open."""
-    shard = FarShard(1000, np.float32, np.empty(0, np.float32), str(tmp_path))
+    shard = OffloadedShard(1000, np.float32, np.empty(0, np.float32), str(tmp_path))
     shard.store(Piece(None, slice(0, 1000), slice(0, 1000)), np.arange(1000, dtype=np.float32))
     assert os.listdir(tmp_path) == [] and os.fstat(shard.file.fileno()).st_size == 4000
     assert open_files(tmp_path) > 0
@@ -93,7 +93,7 @@ def test_a_file_has_no_name_and_goes_with_its_shard(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for room on the disk")
 def test_a_file_has_its_room_on_the_disk_from_the_start(tmp_path):
     """A disk that is full is found out now, and not when a number is stored."""
-    shard = FarShard(1 << 17, np.float64, np.empty(0), str(tmp_path))
+    shard = OffloadedShard(1 << 17, np.float64, np.empty(0), str(tmp_path))
     found = os.fstat(shard.file.fileno())
     assert found.st_size == 1 << 20 and 512 * found.st_blocks >= found.st_size
 
@@ -109,15 +109,15 @@ def open_files(folder) -> int:
 
 def test_a_shard_of_nothing(tmp_path):
     """A file of no bytes cannot be mapped."""
-    shard = FarShard(0, np.float64, np.empty(0), str(tmp_path))
-    assert shard.far_bytes == 0 and shard.load(Piece(None, slice(0, 0), slice(0, 0))).size == 0
+    shard = OffloadedShard(0, np.float64, np.empty(0), str(tmp_path))
+    assert shard.offloaded_bytes == 0 and shard.load(Piece(None, slice(0, 0), slice(0, 0))).size == 0
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "a file"])
 def test_a_folder_that_takes_no_file_is_an_error(tmp_path, folder):
     (tmp_path / "a file").write_text("")
     with pytest.raises(OSError):
-        FarShard(10, np.float64, np.empty(0), str(tmp_path / folder))
+        OffloadedShard(10, np.float64, np.empty(0), str(tmp_path / folder))
 
 
 def test_what_is_stored_where_it_is_is_not_moved():

@@ -147,4 +147,4 @@ def test_whole_groups_are_not_warned_of():
 ])
 def test_hosts_are_told(counts, words):
     assert hosts_with(*counts).counted() == words
-    assert hosts_with(*counts).told(1) == words and hosts_with(8).told(8) == ""
+    assert hosts_with(*counts).describe(1) == words and hosts_with(8).describe(8) == ""

@@ -11,6 +11,7 @@ from mpi_impl.comm.ledger import Ledger
 from mpi_impl.models import stage as stages
 from mpi_impl.parallel import sinks
 from mpi_impl.parallel.data_parallel import Gradients
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.zero import ScatteredGradients, ShardedGradients
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
@@ -113,9 +114,9 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
     ours.expect(m)
     came: Counter = Counter()
     for kind, name in interleaved(contributions(units, m, uses, random), random):
-        bucket = ours.layout.home[name]
+        bucket = ours.layout.bucket_of[name]
         if kind == "take":
-            views = units[name].take()
+            views = units[name].wait()
             assert all(np.shares_memory(view, ours.whole[bucket]) for _, view in leaves(views))
             continue
         before = len(group.sums)
@@ -152,7 +153,7 @@ def test_a_contribution_too_few_or_too_many_is_an_error(stage, case, size, m, da
     wrong = data.draw(st.sampled_from(sorted(units)))
     every.remove(wrong) if data.draw(st.booleans(), "too few") else every.append(wrong)
     for name in every:
-        units[name].take()
+        units[name].wait()
         ours.contributed(units[name])
     with pytest.raises(AssertionError, match="contributions are missing"):
         ours.finish()
@@ -179,7 +180,7 @@ def sums_are_right(group, stage, case, size, m, uses):
         views: dict[str, list] = {name: [] for name in units}
         for i, (kind, name) in enumerate(interleaved(contributions(units, m, uses, random), random)):
             if kind == "take":
-                views[name].append(units[name].take())
+                views[name].append(units[name].wait())
                 continue
             for rank in range(group.size):
                 add_draws(ours.layout.views_of(ours.layout.units[name], expected, name), case, f"{rank} {step} {i}")
@@ -249,7 +250,7 @@ def order_of_a_step(group, case, plan):
         return call
 
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-2, 5), topology, case.seed, Precision("float64"))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 5))
         data, m = topology.data, 4
         with (mock.patch.object(data, "post_all_reduce", recorded("sum", data.post_all_reduce)),
               mock.patch.object(data, "post_reduce_scatter", recorded("sum", data.post_reduce_scatter)),

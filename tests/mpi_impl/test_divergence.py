@@ -8,6 +8,7 @@ import pytest
 
 from mpi_impl.checkpoints import checkpoint
 from mpi_impl.checkpoints.on_disk import tracked
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training import divergence
 from mpi_impl.training.divergence import ENOUGH, DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
@@ -20,7 +21,8 @@ from tests.training_theorems import Plan, connected
 
 
 def check_of(compute: str, scaling: LossScaling = UNSCALED) -> DivergenceCheck:
-    trainer = SimpleNamespace(precision=Precision(compute, scaling), scaler=LossScaler(scaling))
+    state = SimpleNamespace(precision=Precision(compute, scaling))
+    trainer = SimpleNamespace(state=state, scaler=LossScaler(scaling))
     return DivergenceCheck(trainer, 0.5)     # type: ignore[arg-type]
 
 
@@ -86,11 +88,11 @@ def test_no_checkpoint_of_what_is_not_finite(ranks, tmp_path, compute):
 def saved_and_spoilt(group, root, compute) -> str:
     case = Case(2, ModelConfig(2, 8, 2, 11, 4), 1, 4, seed=1)
     with connected(group, Plan(2).parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-3, 5), topology, 1, Precision(compute))
+        trainer = Trainer(ModelState(case.model, topology, 1, Precision(compute)), OptimizerConfig(1e-3, 5))
         checkpoint.save(trainer, root, {})
         if group.rank == 3:
-            (piece,) = (piece for piece in trainer.pieces if piece.of.name == "blocks.1.mlp.w_in")
-            trainer.optimizer.states["v"].load(piece)[5] = np.inf
+            (piece,) = (piece for piece in trainer.state.pieces if piece.of.name == "blocks.1.mlp.w_in")
+            trainer.state.optimizer_states["v"].load(piece)[5] = np.inf
         trainer.iteration = 1
         try:
             checkpoint.save(trainer, root, {})

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
-from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, measured, remedy, time_told, told
+from mpi_impl.parallel.model_state import ModelState
+from mpi_impl.reports.forecast import (Forecast, Host, Plan, check_memory, describe, describe_time, hosts_of, measured,
+                                       remedy)
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
@@ -42,7 +44,7 @@ def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
 def forecast_and_account(group, case, m, plan, precision):
     """Of one rank: both, and the most bytes of padding; and how many ranks its machine has."""
     with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, precision)
+        trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
         found = rank_memory(trainer, case.b, case.s, m)
         plan = Plan(case.model, topology.config, precision, case.b, case.s, m)
         (host,) = hosts_of(group, topology.place.pipeline)
@@ -127,7 +129,7 @@ def test_the_remedy_is_not_what_was_given(given):
 
 def test_what_is_told():
     hosts = [machine(1e9, 0, 1), machine(1e9, 1)]
-    assert told([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
+    assert describe([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
         "a rank will hold 1 MB to 3 MB of parameters, gradients and moments, and at most 500 bytes to 2 MB of "
         "activations: 7 MB on all of them")
 
@@ -146,7 +148,7 @@ def test_a_gpu_that_has_less_refuses():
     (found,) = plan.forecast()
     gpus = [machine(1.1 * found.total, 0)._replace(kind="GPU"), machine(1.5 * found.total, 0, 0)._replace(kind="GPU")]
     assert check_memory(gpus[:1], plan) == [found]
-    assert told([Forecast(3e6, 0)], [machine(1e9, 0)._replace(kind="GPU"), machine(2e9, 0)._replace(kind="GPU")]
+    assert describe([Forecast(3e6, 0)], [machine(1e9, 0)._replace(kind="GPU"), machine(2e9, 0)._replace(kind="GPU")]
                 ).endswith(": 6 MB on all of them; a GPU has 1 GB to 2 GB free")
     with pytest.raises(UserError, match=r"The 2 ranks of a GPU would hold .* of activations. It has .* free\. "):
         check_memory(gpus, plan)
@@ -173,4 +175,4 @@ def test_the_time_is_that_of_the_multiplications(ranks, near, form):
 
 def told_with_small_matrices(group, plan, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return time_told(plan, measured(group, near))
+        return describe_time(plan, measured(group, near))

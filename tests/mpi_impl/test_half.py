@@ -19,6 +19,7 @@ from mpi_impl.runtime.arrays import dtype_of, is_half, narrowed, widened
 from reference import ops
 from reference.config import ModelConfig
 from reference.dropout import Site
+from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
 from reference.layers.embedding import embedding_tensors
 from reference.params import leaves, tree_map
@@ -28,7 +29,6 @@ from tests.allocated import most_bytes
 from tests.mpi_impl.test_kernels import SEEDS, arrays, sites, small_tiles  # noqa: F401
 from tests.reference.test_ops import lengths
 from tests.strategies import Case, cases, close
-from tests.textbook_theorems import rotary_of
 
 NAMES = st.sampled_from(["float16", "bfloat16"])
 FEWER = settings(max_examples=25)
@@ -306,10 +306,9 @@ def test_every_array_of_a_layer_is_of_halves(ranks, case):
 def only_halves(group, case):
     """But what is small (1 / std), masks and ids; and gradients."""
     c, dtype = case.model, dtype_of(case.name)
-    rotary = rotary_of(case)
-    rotary = rotary and tuple(map(case.on_a_rank, rotary))
     share = theorems.Share(group, block_tensors(c), case.params(block_tensors(c)), case, case.on_a_rank)
-    y, cache = block_forward(share.outside(case.x()), share.p, c, rotary, share.region, case.dropout)
+    y, cache = block_forward(share.outside(case.x()), share.p, c, share.region,
+                             theorems.context_of(case, wrap=case.on_a_rank))
     dx = block_backward(share.outside(case.x("dy")), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     assert y.dtype == dx.dtype == dtype and y.shape == dx.shape
     for norm in (cache.input_layernorm, cache.post_attention_layernorm):
@@ -320,7 +319,8 @@ def only_halves(group, case):
 
     tensors = embedding_tensors(c)
     share = theorems.Share(group, tensors, case.params(tensors), case, case.on_a_rank)
-    x, cache = embedding_forward(case.ids("tokens", case.b, case.s), share.p, share.region, case.dropout)
+    x, cache = embedding_forward(case.ids("tokens", case.b, case.s), share.p, share.region,
+                                 LayerContext(case.dropout))
     logits, kept = logits_forward(x, share.p.word, c.vocab_size, share.region)
     dx = logits_backward(np.ones_like(logits), share.p.word, kept, share.grads.word, kernels.accumulate, share.region)
     embedding_backward(dx, cache, share.grads, share.region)
@@ -347,7 +347,7 @@ def gradients_have_more_digits(group, case):
 
     tensors = block_tensors(c)
     share = theorems.Share(group, tensors, case.params(tensors), case, case.on_a_rank)
-    y, cache = block_forward(share.outside(case.x()), share.p, c, None, share.region, case.dropout)
+    y, cache = block_forward(share.outside(case.x()), share.p, c, share.region, LayerContext(case.dropout))
     block_backward(share.outside(case.x("dy")), share.p, cache, c, share.grads, kernels.accumulate, share.region)
     check(share)
     tensors = embedding_tensors(c)

@@ -7,8 +7,10 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.models import gpt, stage
 from mpi_impl.models.units import Unit
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, Recompute
+from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig
 from reference.parallel.layout import map_units
@@ -38,13 +40,13 @@ def test_mlp(ranks, case):
 @given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
 def test_attention(ranks, case, causal, selective):
     """With padding and without, dropout on."""
-    ranks.run(case.t, theorems.attention_equals_whole, case, causal, selective)
+    ranks.run(case.t, theorems.attention_equals_whole, case, causal, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL), st.booleans())
 def test_block(ranks, case, selective):
     """In both orders of norms and residual connections."""
-    ranks.run(case.t, theorems.block_equals_whole, case, selective)
+    ranks.run(case.t, theorems.block_equals_whole, case, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL))
@@ -97,13 +99,13 @@ def test_padding_in_the_vocabulary_stays_0(ranks, architecture):
 
 def padding_stays_0(group, case):
     with connected(group, Plan().parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OptimizerConfig(0.1, 9, weight_decay=0.1), topology, case.seed,
-                          Precision("float64"))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")),
+                          OptimizerConfig(0.1, 9, weight_decay=0.1))
         for step in range(3):
             trainer.step([case.batch(str(step), case.b)], case.b)
-        for state in trainer.optimizer.states.values():
+        for state in trainer.state.optimizer_states.values():
             theorems.first_checks(group, state.flat, lambda everyone: padding_gets_nothing(
-                list(map(trainer.layout.views, everyone)), trainer.layout.tensors, group.size))
+                list(map(trainer.state.layout.views, everyone)), trainer.state.layout.tensors, group.size))
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -124,15 +126,16 @@ def only_inputs_are_kept(group, case, recompute):
     made: dict[int, list] = {}
     groups = recompute.groups(range(c.num_layers))
 
-    def watched(x, block, c, rotary, region, dropout, *how, block_forward=stage.block_forward):
-        over = [layer for layers, again in groups for layer in layers if again and layers[-1] < dropout.layer]
+    def watched(x, block, c, region, context, block_forward=stage.block_forward):
+        over = [layer for layers, again in groups for layer in layers if again and layers[-1] < context.dropout.layer]
         assert not any(ref() is not None for layer in over for ref in made[layer])
-        y, cache = block_forward(x, block, c, rotary, region, dropout, *how)
-        made[dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
+        y, cache = block_forward(x, block, c, region, context)
+        made[context.dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
         return y, cache
 
     with mock.patch.object(stage, "block_forward", watched):
-        _, cache = gpt.gpt_forward(tokens, map_units(Unit, share.p), c, tokens, share.region, case.dropout, recompute)
+        _, cache = gpt.gpt_forward(tokens, map_units(Unit, share.p), c, tokens, share.region,
+                                   LayerContext(case.dropout, recompute))
     for kept, (layers, again) in zip(cache.layers, groups, strict=True):
         assert kept.layers == layers
         squares = [array for array in arrays_in(kept) if array.shape[-2:] == (case.s, case.s)]

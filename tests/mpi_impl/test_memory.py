@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports import layer_memory, memory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -75,7 +76,7 @@ def memory_of_a_run(group, case, plan, m, precision):
 
 
 def trained(case, topology, m, precision=FLOAT32, steps=2):
-    trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, precision)
+    trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
     trainer.measured = True
     batch = m * topology.data.size * case.b
     for _ in range(steps):
@@ -95,8 +96,8 @@ def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far)
     """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
     plan = Plan(zero_stage=stage, cpu_offload=bool(far))
     for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if far == "files" else None):
-        expected = sum(held[:3]) + (0 if far == "files" else held.far)
-        assert bool(held.far) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
+        expected = sum(held[:3]) + (0 if far == "files" else held.offloaded)
+        assert bool(held.offloaded) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
 
 
 def allocations(group, case, plan, folder):
@@ -107,8 +108,8 @@ def allocations(group, case, plan, folder):
                 gc.collect()
                 tracemalloc.start()
             try:
-                trainer = Trainer(case.model, OptimizerConfig(1e-3, 10), topology, case.seed, FLOAT32,
-                                  far_folder=folder)
+                trainer = Trainer(ModelState(case.model, topology, case.seed, FLOAT32, offload_folder=folder),
+                                  OptimizerConfig(1e-3, 10))
                 gc.collect()
                 constructed = tracemalloc.get_traced_memory()[0]
                 tokens = case.ids("tokens", 2, case.s)
@@ -160,7 +161,7 @@ def test_a_report_names_ranks_that_differ(ranks):
 def wrong_report(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trained(case, topology, m=2, steps=1)
-        trainer.gradients.own.flat = np.concatenate([trainer.gradients.own.flat, np.zeros(1, np.float32)])
+        trainer.state.gradients.own.flat = np.concatenate([trainer.state.gradients.own.flat, np.zeros(1, np.float32)])
         return memory.report(trainer, case.b, case.s, 2)
 
 

@@ -132,7 +132,7 @@ def test_what_replicas_send_is_stated(stage, formula, times, d, untied):
     short = times * layout.size * (d - 1) / d
     assert f"ZeRO stage {stage} in short: {formula} Psi (N-1)/N = {short:,.0f}, " in said
     assert f"with Psi = {layout.size:,}, N = {d}" in said
-    size = {unit: bucket.size for unit, bucket in layout.home.items()}
+    size = {unit: bucket.size for unit, bucket in layout.bucket_of.items()}
     tables = -size["embedding.position"] + (-size["embedding.word"] if untied else size["embedding.word"])
     exact = short + (3 * tables * (d - 1) / d if stage == 3 else 0)
     assert f"a step of m = 3: {exact:,.0f}. Predicted: {exact:,.0f}. ZeRO" in said

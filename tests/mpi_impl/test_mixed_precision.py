@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.models import bert, gpt
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
@@ -78,16 +79,17 @@ def test_with_relu_as_well(ranks, name, compute):
 def close_to_float32(group, case: Case, m: int, plan: Plan, compute: str, steps: int = 2, skips: int = 0) -> None:
     """The first `skips` steps have a scale with which everything overflows."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        ours = Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute))
-        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.precision)
+        ours = Trainer(ModelState(case.model, topology, case.seed, precision_of(compute)), OPTIMIZER)
+        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.state.precision)
         usual = ours.scaler.state
         for step in range(steps):
             ours.scaler.state = usual._replace(scale=2.0**100) if step < skips else usual
             result = one_step(ours, case, m, step)
             assert result.skipped or step >= skips
             batch, _ = batch_of(ours, case, m, step)
-            flats = [ours.whole(buffer) for buffer in (ours.gradients.own, ours.optimizer.states["parameters"])]
-            found = topology.place, result, ours.layout.tensors, *map(ours.layout.views, flats)
+            flats = [ours.state.whole(buffer)
+                     for buffer in (ours.state.gradients.own, ours.state.optimizer_states["parameters"])]
+            found = topology.place, result, ours.state.layout.tensors, *map(ours.state.layout.views, flats)
             first_checks(group, found, lambda everyone, batch=batch: as_the_format_explains(
                 textbook, batch, everyone, FORMATS[compute].epsilon))
 
@@ -129,8 +131,8 @@ def test_an_evaluation_is_as_close(ranks, name, compute):
 def evaluation_is_close(group, case: Case, plan: Plan, compute: str) -> None:
     case = replace(case, model=replace(case.model, init_method_std=0.5))
     with connected(group, plan.parallel(group.size, case)) as topology:
-        ours = Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute))
-        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.precision)
+        ours = Trainer(ModelState(case.model, topology, case.seed, precision_of(compute)), OPTIMIZER)
+        textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.state.precision)
         batch, n = batch_of(ours, case, 2, 0)
         found, = ours.evaluate(dealt(ours, case.b, batch), n)
         expected, _ = training.loss_and_gradients(batch, textbook.params, case.model)
@@ -147,12 +149,12 @@ def test_a_step_is_no_closer_than_16_bits_can_be(ranks, compute):
 def relative_error(group, case: Case, plan: Plan, compute: str) -> float:
     """Of this rank's gradients, against those of float32 from the same weights."""
     with connected(group, plan.parallel(group.size, case)) as topology:
-        ours, exact = (Trainer(case.model, OPTIMIZER, topology, case.seed, precision)
+        ours, exact = (Trainer(ModelState(case.model, topology, case.seed, precision), OPTIMIZER)
                        for precision in (precision_of(compute), Precision("float32")))
-        exact.parameters.own.flat[...] = ours.optimizer.states["parameters"].flat
+        exact.state.parameters.own.flat[...] = ours.state.optimizer_states["parameters"].flat
         for trainer in (ours, exact):
             one_step(trainer, case, 2, 0)
-        found, expected = ours.gradients.own.flat, exact.gradients.own.flat
+        found, expected = ours.state.gradients.own.flat, exact.state.gradients.own.flat
         return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
@@ -172,9 +174,10 @@ def test_a_power_of_two_changes_no_bit(ranks, name):
 
 def states_after(group, case: Case, plan: Plan, precision: Precision, steps: int):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OPTIMIZER, topology, case.seed, precision)
+        trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OPTIMIZER)
         results = [one_step(trainer, case, 2, step) for step in range(steps)]
-        return results, {name: trainer.whole(buffer).copy() for name, buffer in trainer.optimizer.states.items()}
+        states = trainer.state.optimizer_states
+        return results, {name: trainer.state.whole(buffer).copy() for name, buffer in states.items()}
 
 
 @pytest.mark.parametrize("clip_grad", [0.0, 0.5, 1e6])
@@ -188,10 +191,10 @@ def test_the_scale_is_divided_out_however_gradients_are_clipped(ranks, clip_grad
 def gradients_after_a_step(group, optimizer: OptimizerConfig, scale: float):
     case = replace(CASE, t=1)
     with connected(group, Plan().parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, optimizer, topology, case.seed,
-                          Precision("bfloat16", LossScaling(loss_scale=scale)))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("bfloat16",
+                                     LossScaling(loss_scale=scale))), optimizer)
         one_step(trainer, case, 1, 0)
-        return trainer.gradients.own.flat.copy()
+        return trainer.state.gradients.own.flat.copy()
 
 
 @EVERY_PLAN
@@ -206,8 +209,8 @@ def scale_is_found(group, case: Case, plan: Plan, steps: int = 14) -> int:
     advances the learning rate. -> how many are skipped.
     """
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OPTIMIZER, topology, case.seed,
-                          Precision("float16", LossScaling(initial_loss_scale=2.0**24)))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float16",
+                                     LossScaling(initial_loss_scale=2.0**24))), OPTIMIZER)
         results = [one_step(trainer, case, 2, step) for step in range(steps)]
         first = [result.skipped for result in results].index(False)
         assert 3 < first < steps - 1 and not any(result.skipped for result in results[first:])
@@ -229,8 +232,8 @@ def test_one_overflow_on_one_rank_skips_the_step_on_all(ranks, plan, rank, value
 
 def one_overflow_skips_on_all(group, case: Case, plan: Plan, rank: int, value: float, where: int) -> None:
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = Trainer(case.model, OPTIMIZER, topology, case.seed,
-                          Precision("float16", LossScaling(initial_loss_scale=128.0, hysteresis=1)))
+        trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float16",
+                                     LossScaling(initial_loss_scale=128.0, hysteresis=1))), OPTIMIZER)
         one_step(trainer, case, 2, 0)
         before = {name: buffer.flat.copy() for name, buffer in buffers(trainer).items()}
         if group.rank == rank:
@@ -242,21 +245,21 @@ def one_overflow_skips_on_all(group, case: Case, plan: Plan, rank: int, value: f
 
 
 def buffers(trainer: Trainer):
-    return trainer.optimizer.states | {"of the model": trainer.parameters.own}
+    return trainer.state.optimizer_states | {"of the model": trainer.state.parameters.own}
 
 
 def spoil_once(trainer: Trainer, value: float, where: int) -> None:
     """In the middle of the step, before anything is sent: one element of a weight gradient, as a product gives it."""
-    expect = trainer.gradients.expect
+    expect = trainer.state.gradients.expect
 
     def spoiled(microbatches: int) -> None:
         expect(microbatches)
-        pieces = [piece for piece in trainer.optimizer.counted if piece.size] or trainer.pieces
+        pieces = [piece for piece in trainer.state.counted if piece.size] or trainer.state.pieces
         piece = pieces[where % len(pieces)]
-        at = trainer.gradients.own.load(piece)
+        at = trainer.state.gradients.own.load(piece)
         at[where % at.size] = value
 
-    trainer.gradients.expect = spoiled
+    trainer.state.gradients.expect = spoiled
 
 
 @pytest.mark.parametrize("compute", HALVES)
@@ -281,12 +284,12 @@ def test_small_updates_are_not_lost(ranks, compute, lr):
 def gains_move(group, compute: str, lr: float, steps: int = 40) -> None:
     """The final layer norm's, which all start at 1."""
     with connected(group, Plan().parallel(group.size, CASE)) as topology:
-        trainer = Trainer(CASE.model, OptimizerConfig(lr, steps, lr_decay_style="constant"), topology, CASE.seed,
-                          precision_of(compute))
+        trainer = Trainer(ModelState(CASE.model, topology, CASE.seed, precision_of(compute)),
+                          OptimizerConfig(lr, steps, lr_decay_style="constant"))
         for _ in range(steps):
             one_step(trainer, CASE, 1, step=0)
-        master, model = (trainer.layout.views(trainer.whole(buffer)).final_layernorm.weight
-                         for buffer in (trainer.optimizer.states["parameters"], trainer.parameters.own))
+        master, model = (trainer.state.layout.views(trainer.state.whole(buffer)).final_layernorm.weight
+                         for buffer in (trainer.state.optimizer_states["parameters"], trainer.state.parameters.own))
         assert (abs(master - 1) > 8 * lr).mean() > 0.5
         assert (model == master.astype(model.dtype)).all() and (model != 1).any()
 
@@ -301,12 +304,12 @@ def test_a_loss_in_float16_loses_no_gradient_of_logits(ranks):
 def relative_error_of_the_loss(group, case: Case, scale: float = 4.0) -> float:
     """As relative_error, with a scale at which the gradient of a logit is small, but no less a number of float16."""
     with connected(group, Plan().parallel(group.size, case)) as topology:
-        ours, exact = (Trainer(case.model, OPTIMIZER, topology, case.seed, precision) for precision in
+        ours, exact = (Trainer(ModelState(case.model, topology, case.seed, precision), OPTIMIZER) for precision in
                        (Precision("float16", LossScaling(loss_scale=scale)), Precision("float32")))
-        exact.parameters.own.flat[...] = ours.optimizer.states["parameters"].flat
+        exact.state.parameters.own.flat[...] = ours.state.optimizer_states["parameters"].flat
         for trainer in (ours, exact):
             one_step(trainer, case, 1, 0)
-        found, expected = ours.gradients.own.flat, exact.gradients.own.flat
+        found, expected = ours.state.gradients.own.flat, exact.state.gradients.own.flat
         return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
@@ -329,6 +332,7 @@ def the_loss_has_its_format(group, compute: str, asked_for: bool, architecture: 
           mock.patch.object(module, "cross_entropy_forward", wraps=module.cross_entropy_forward) as forward,
           mock.patch.object(module, "cross_entropy_backward", wraps=module.cross_entropy_backward) as backward,
           mock.patch.object(module, following, wraps=getattr(module, following)) as after):
-        result = one_step(Trainer(case.model, OPTIMIZER, topology, case.seed, precision_of(compute)), case, 1, 0)
+        result = one_step(Trainer(ModelState(case.model, topology, case.seed, precision_of(compute)),
+                                  OPTIMIZER), case, 1, 0)
         assert forward.call_args.args[0].dtype == backward.call_args.args[0].dtype == expected
         assert after.call_args.args[0].dtype == dtype_of(compute) and not result.skipped

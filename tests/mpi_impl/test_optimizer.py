@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.parallel.buffers import FarShard, Shard, Whole
-from mpi_impl.training import optimizer
-from mpi_impl.training.optimizer import Adam, counted_pieces, tiles
+from mpi_impl.parallel import tiles as tiles_module
+from mpi_impl.parallel.buffers import OffloadedShard, Shard, Whole
+from mpi_impl.parallel.model_state import counted_pieces
+from mpi_impl.parallel.tiles import tiles
+from mpi_impl.training.optimizer import Adam
 from reference.models.gpt import gpt_tensors
 from reference.optimizer import OptimizerConfig, adam_update, clip_coefficient, learning_rate
 from reference.parallel.layout import Layout
@@ -34,7 +36,7 @@ class Alone:
 def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
     """No element left out or moved twice; all that belong to a tensor with decay decay; neighbours are together."""
     layout = Layout(gpt_tensors(case.model), 1, bucket_size, parts)
-    with mock.patch.object(optimizer, "TILE", tile):
+    with mock.patch.object(tiles_module, "TILE", tile):
         for rank in range(parts):
             pieces, found = layout.pieces(rank), tiles(layout.pieces(rank), HOST)
             assert all(0 < each.place.size <= tile for each in found)
@@ -68,7 +70,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
     params, m, v = (make(kind, layout) for _ in range(3))
     expected = [np.zeros(layout.size) for _ in range(3)]
     grads = make("whole" if kind == "whole" else "near shards", layout)
-    with mock.patch.object(optimizer, "TILE", tile):
+    with mock.patch.object(tiles_module, "TILE", tile):
         adam = Adam(pieces, params, {"parameters": params, "m": m, "v": v}, config, pieces)
     for step in (1, 2, 3):
         whole = case.array(f"gradient {step}", layout.size)
@@ -91,7 +93,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
 
 def make(kind, layout):
     return {"whole": lambda: Whole(np.zeros(layout.size)), "near shards": lambda: Shard(np.zeros(layout.shard_size)),
-            "far shards": lambda: FarShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
+            "far shards": lambda: OffloadedShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
 
 
 @given(cases(), PARTS, BUCKETS, st.sampled_from(["", "embedding.word"]))

@@ -119,7 +119,7 @@ def test_the_loss_curve_does_not_depend_on_the_ranks(ranks, corpus, tmp_path):
             assert ours == pytest.approx(first, rel=1e-11)
 
 
-STEP = "result = StepResult(losses, norm, rate, scale)"
+STEP = "return StepResult(losses, norm, rate, scale)"
 
 
 @pytest.mark.parametrize("part, module, right, wrong", [
@@ -127,14 +127,14 @@ STEP = "result = StepResult(losses, norm, rate, scale)"
     ("gradient", "mpi_impl.training.optimizer",
      'sqrt(everyone.all_reduce(np.array([squares], np.float64), "gradient norm")[0])', "sqrt(squares)"),
     *(pytest.param(*one, marks=pytest.mark.deep) for one in [
-        ("gradient", "mpi_impl.training.trainer", "if self.embedding_group:", "if False:"),
+        ("gradient", "mpi_impl.parallel.model_state", "if self.embedding_group:", "if False:"),
         ("gradient", "mpi_impl.training.trainer", STEP, STEP.replace("norm", "norm * (1 + 1e-6)")),
         ("weights", "mpi_impl.training.optimizer", "in_shard.stop, of.tensor.decay", "in_shard.stop, False"),
     ]),
     ("weights", "mpi_impl.training.trainer", STEP,
-     f"self.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n            {STEP}"),
+     f"self.state.parameters.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
     ("gradient", "mpi_impl.training.trainer", STEP,
-     f"self.gradients.own.flat[0] += 1e-6 * self.topology.place.data\n            {STEP}"),
+     f"self.state.gradients.own.flat[0] += 1e-6 * self.topology.place.data\n        {STEP}"),
 ])
 def test_verify_fails_a_run_that_is_wrong(ranks, corpus, part, module, right, wrong):
     """A wrong loss, norm, gradient or weight, if only on one replica: --verify says which, and the run fails."""

@@ -9,12 +9,13 @@ from hypothesis import given, strategies as st
 from mpi_impl.recording.completeness import check_whole, may_lack
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import PHASES, Key
-from mpi_impl.recording.not_finite import first_not_finite
 from mpi_impl.recording.recorder import Recorder
 from mpi_impl.recording.recording import INDEX, Part, in_memory, read
+from mpi_impl.training.divergence import first_not_finite
 from reference.config import Recompute
 from reference.errors import UserError
 from reference.params import leaves
+from reference.precision import LossScaler, LossScaling
 from tests.deep import every_other_deep, one_fast_of
 from tests.planted import Bug, planted_run
 from tests.recorded_runs import BATCH, MODEL, batches_of, bits, bits_of, case, record, trainer_of, written
@@ -46,9 +47,9 @@ def observing_changes_nothing(group, of, plan):
     for observed in (False, True):
         with connected(group, plan.parallel(group.size, of)) as topology:
             trainer, batches = trainer_of(of, topology), batches_of(of, topology)
-            recorder = Recorder(trainer) if observed else None
+            recorder = Recorder(trainer.state) if observed else None
             results = [trainer.step(batches.microbatches_of("train", step), BATCH, recorder) for step in range(2)]
-            found.append((results, trainer.whole(trainer.parameters.own).tobytes(), trainer.peak_caches))
+            found.append((results, trainer.state.whole(trainer.state.parameters.own).tobytes(), trainer.peaks.caches))
     assert found[0] == found[1]
 
 
@@ -382,18 +383,21 @@ def test_what_a_topology_need_not_have():
 
 
 def step_that_fails(group, of, plan, spoiled=""):
-    """-> where it began that a step was not finite. No weight has moved, and the step counts once."""
+    """Return where a step was not finite first. No weight has moved, and the step counts once, for the loss scale too.
+    """
     with connected(group, plan.parallel(group.size, of)) as topology:
         trainer, batches = trainer_of(of, topology), batches_of(of, topology)
-        for name, parameter in leaves(trainer.layout.views(trainer.parameters.own.flat)):
+        for name, parameter in leaves(trainer.state.layout.views(trainer.state.parameters.own.flat)):
             if name == spoiled and topology.place.tensor == 1:
                 parameter[0, 0] = np.inf
-        before = trainer.parameters.own.flat.copy()
+        before = trainer.state.parameters.own.flat.copy()
+        trainer.scaler = LossScaler(LossScaling(initial_loss_scale=4.0))
         batch = batches.microbatches_of("train", 0)
         assert trainer.step(batch, BATCH).skipped
+        patience = trainer.scaler.state
         where = first_not_finite(trainer, batch, BATCH)
-        np.testing.assert_array_equal(trainer.parameters.own.flat, before)
-        assert trainer.iteration == 1
+        np.testing.assert_array_equal(trainer.state.parameters.own.flat, before)
+        assert (trainer.iteration, trainer.scaler.state) == (1, patience)
         return where
 
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.sample import TEMPERATURE, sample
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig
@@ -21,7 +22,7 @@ def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **choice
     config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, virtual_pipeline_size=chunks,
                                       **choices)
     with connected(group, config) as topology:
-        trainer = Trainer(model, OptimizerConfig(1e-2, 5), topology, 1, Precision("float64"))
+        trainer = Trainer(ModelState(model, topology, 1, Precision("float64")), OptimizerConfig(1e-2, 5))
         return sample(trainer, 2, count, seed)
 
 

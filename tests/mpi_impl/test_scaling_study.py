@@ -6,7 +6,7 @@ from matplotlib.colors import to_rgba
 
 from mpi_impl.experiments import scaling_study
 from mpi_impl.experiments.published_figures import MISSED, OURS, draw_tables
-from mpi_impl.experiments.scaling_study import Row, Share, Table, study, told, weak_scaling
+from mpi_impl.experiments.scaling_study import Row, Share, Table, describe, study, weak_scaling
 from mpi_impl.planning.profiles import load
 from reference.costs.published import KORTHIKANTI, MEGATRON, PTD_P, STRONG_SCALING, ZERO
 
@@ -48,10 +48,10 @@ def test_a_profile_is_all_that_a_cluster_has():
 
 
 def test_a_row_is_told_with_its_distance_and_a_miss_with_its_reason():
-    missed = told(Table("a table", "%", [Row("one", 0.5, 0.52, 0.05), Row("two", 0.5, 0.6, 0.05)], "Why: so."))
+    missed = describe(Table("a table", "%", [Row("one", 0.5, 0.52, 0.05), Row("two", 0.5, 0.6, 0.05)], "Why: so."))
     assert "+2.0 points          5 points\n" in missed and "+10.0 points  5 points: MISSED" in missed
     assert missed.endswith("Why: so.")
-    shares = told(Table("a table", "", [Share("one", 50, 52, 0.05)], "Why: so."))
+    shares = describe(Table("a table", "", [Share("one", 50, 52, 0.05)], "Why: so."))
     assert "+4.0%" in shares and "MISSED" not in shares and "Why" not in shares
 
 

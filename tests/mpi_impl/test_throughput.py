@@ -86,7 +86,7 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     plan = Plan(ModelConfig(96, 12_288, 96, 51_200, 2048), ParallelConfig(8, 8, recompute=Recompute("selective")),
                 Precision("bfloat16"), 1, 2048, 64)
     found = throughput_of(plan, 64, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
-    assert found.told(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
+    assert found.describe(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
     computed = iteration_flops(plan.model, 64, 2048, "selective")
     assert counted(plan, found) == (
         f"a step is {found.flops:.3e} FLOPs of the model, and {computed:.3e} with what is computed again, which does "

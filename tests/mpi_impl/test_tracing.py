@@ -10,6 +10,7 @@ from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.topology import connect, disconnect
 from mpi_impl.comm.trace import Trace
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.timelines import gantt
 from mpi_impl.reports.timelines.gantt import draw_timelines
 from mpi_impl.reports.timelines.timelines import measured_times, slices_of
@@ -66,7 +67,8 @@ def traced(group, folder, clock, t, p, steps):
     """
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
     topology = connect(watched, ParallelConfig.for_world(group.size, t, p))
-    trainer = Trainer(ModelConfig(4, 8, 2, 16, 8), OptimizerConfig(1e-3, 10), topology, 1, Precision("float32"))
+    trainer = Trainer(ModelState(ModelConfig(4, 8, 2, 16, 8), topology, 1, Precision("float32")),
+                      OptimizerConfig(1e-3, 10))
     tokens = np.arange(16).reshape(2, 8)
     batch = [GPTBatch(tokens, tokens)] * MICROBATCHES, 2 * MICROBATCHES * topology.data.size
     traced_steps = TracedSteps(topology)

@@ -216,8 +216,8 @@ CIRCLE = Bug("mpi_impl.demos.deadlock", "return seen[seen.index(rank):]", "retur
 SUM = Bug("mpi_impl.parallel.data_parallel",
           'post_all_reduce(self.own.flat[bucket.slice], "gradients")',
           'post_all_reduce(self.own.flat[bucket.slice].copy(), "gradients")')
-OFFSET = Bug("mpi_impl.parallel.zero", "flat, own = self.own.flat, self.layout.own(bucket, self.group.rank)",
-             "flat, own = self.own.flat, self.layout.own(bucket, 0)")
+OFFSET = Bug("mpi_impl.parallel.zero", "flat, own = self.own.flat, self.layout.owned_piece(bucket, self.group.rank)",
+             "flat, own = self.own.flat, self.layout.owned_piece(bucket, 0)")
 G = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)", "return partial")
 
 

@@ -3,6 +3,7 @@
 That every stage trains as one process does is the main theorem's business (test_training.py).
 """
 import gc
+import re
 import weakref
 from collections import Counter
 from contextlib import ExitStack
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import mpi_impl
 from mpi_impl.models import stage
 from mpi_impl.parallel import passes
 from mpi_impl.parallel.buffers import Shard, Whole
+from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.zero import GatheredUnit, Parameters, ShardedGradients, ShardedParameters
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -32,7 +35,7 @@ from tests.deep import every_other_deep, one_fast_of
 from tests.strategies import Case, recomputes
 from tests.training_theorems import Plan, connected, dealt, training_equals_one_process
 
-MAPS = Path("/proc/self/maps")
+MAPS, MACHINE = Path("/proc/self/maps"), Path(mpi_impl.__file__).parent
 OPTIMIZER = OptimizerConfig(1e-2, 10, clip_grad=0.05)
 SCHEDULES = st.sampled_from([(1, "1f1b", None), (1, "zb-h1", None), (1, "interleaved", 2), (2, "1f1b", None),
                              (2, "zb-h2", None), (2, "zb-v", None)])
@@ -48,14 +51,27 @@ MODELS = st.sampled_from([*(model(untied=untied, position_embedding_type=positio
                           *(model(architecture="bert", heads=heads) for heads in ARCHITECTURES["bert"])])
 
 
-def trainer_on(topology, case, far_folder=None):
-    return Trainer(case.model, OPTIMIZER, topology, case.seed, Precision("float64"), far_folder=far_folder)
+def trainer_on(topology, case, offload_folder=None):
+    return Trainer(ModelState(case.model, topology, case.seed, Precision("float64"), offload_folder=offload_folder),
+                   OPTIMIZER)
 
 
 def batch_of(trainer, case, m, step=0):
     """This replica's m microbatches, and the size of the global batch."""
     n = m * trainer.topology.data.size * case.b
     return dealt(trainer, case.b, case.batch(str(step), n)), n
+
+
+# ---- the stages -----------------------------------------------------------------------------------------------------
+
+REPORTS = re.compile("(demos|notebook|planning|programs|reports)/|plan.py|recording/completeness.py")    # and options
+
+
+def test_the_stage_is_chosen_in_one_place():
+    """Whatever trains asks the stage's object, and not which stage it is."""
+    asking = {str(path.relative_to(MACHINE)) for path in MACHINE.rglob("*.py") if "zero_stage" in path.read_text()}
+    assert {path for path in asking if not REPORTS.match(path)} == {"parallel/model_state.py"}
+    assert (MACHINE / "parallel/model_state.py").read_text().count("zero_stage") == 1
 
 
 # ---- stage 3: what is whole -----------------------------------------------------------------------------------------
@@ -80,7 +96,7 @@ def units_come_and_go(group, case, m, plan):
     """
     with connected(group, plan.parallel(group.size, case)) as topology, Observed() as observed:
         trainer = trainer_on(topology, case)
-        parameters = trainer.parameters
+        parameters = trainer.state.parameters
         trainer.step(*batch_of(trainer, case, m))
         assert observed.gathers == {unit: m * times for unit, times in expected_gathers(trainer, plan).items()}
         assert not parameters.whole and not observed.alive()
@@ -98,14 +114,14 @@ def works_ahead(call):
 def expected_gathers(trainer, plan):
     """Times that each of a rank's units is gathered for a microbatch."""
     times: Counter = Counter()
-    for units in trainer.stage_params.values():
+    for units in trainer.state.stage_params.values():
         for layers, again in plan.recompute.groups(units.blocks):
             times.update({f"blocks.{layer}": 3 if again and layer != layers[-1] else 2 for layer in layers})
         if 0 in units.blocks:
             times.update([unit.name for _, unit in leaves(units.embedding)])
-        if trainer.model.num_layers - 1 in units.blocks:
+        if trainer.state.model.num_layers - 1 in units.blocks:
             of_heads = [unit.name for _, unit in leaves(replace(units, embedding=None, blocks={}))]
-            times.update(dict.fromkeys([*of_heads, *["embedding.word"] * trainer.model.tied], 2))
+            times.update(dict.fromkeys([*of_heads, *["embedding.word"] * trainer.state.model.tied], 2))
     return times
 
 
@@ -171,9 +187,9 @@ def no_gradient_outlives_its_use(group, case, m, plan):
     """Whenever another bucket is made whole, and after the step: alive are those that a backward still works on."""
     buffers: list = []
 
-    def watched(gradients, unit, take=ShardedGradients.take):
-        views = take(gradients, unit)
-        flat = gradients.whole[gradients.layout.home[unit]]
+    def watched(gradients, unit, materialize=ShardedGradients.materialize):
+        views = materialize(gradients, unit)
+        flat = gradients.whole[gradients.layout.bucket_of[unit]]
         if not any(ref() is flat for ref in buffers):
             buffers.append(weakref.ref(flat))
             assert sum(ref() is not None for ref in buffers) == len(gradients.whole)
@@ -181,9 +197,9 @@ def no_gradient_outlives_its_use(group, case, m, plan):
 
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trainer_on(topology, case)
-        with mock.patch.object(ShardedGradients, "take", watched):
+        with mock.patch.object(ShardedGradients, "materialize", watched):
             trainer.step(*batch_of(trainer, case, m))
-        assert buffers and not any(ref() is not None for ref in buffers) and not trainer.gradients.whole
+        assert buffers and not any(ref() is not None for ref in buffers) and not trainer.state.gradients.whole
 
 
 # ---- who owns what --------------------------------------------------------------------------------------------------
@@ -209,8 +225,8 @@ def test_each_rank_owns_its_part(ranks, stage, offload, d):
 def what_it_owns(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trainer_on(topology, case)
-        return [piece._replace(of=None) for piece in trainer.pieces], trainer.layout.size, trainer.held(), (
-            [segment._replace(tensor=None) for segment in trainer.layout.segments])
+        return [piece._replace(of=None) for piece in trainer.state.pieces], trainer.state.layout.size, trainer.held(), (
+            [segment._replace(tensor=None) for segment in trainer.state.layout.segments])
 
 
 @pytest.mark.parametrize("t, p, d, stage", every_other_deep(
@@ -231,7 +247,7 @@ def parameters_of_steps(group, case, plan):
         trainer, found = trainer_on(topology, case), []
         for step in range(2):
             trainer.step(*batch_of(trainer, case, 2, step))
-            found.append((topology.place._replace(data=0), trainer.parameters.own.flat.copy()))
+            found.append((topology.place._replace(data=0), trainer.state.parameters.own.flat.copy()))
         return found
 
 
@@ -260,8 +276,8 @@ def two_steps(group, case, plan, folder):
             losses, *result = trainer.step(*batch_of(trainer, case, 2, step))
             found[f"result {step}"] = np.array([*losses, *result])
         found["loss"] = np.array(trainer.evaluate(*batch_of(trainer, case, 1)))
-        states = trainer.optimizer.states
-        return found | {name: trainer.whole(buffer).copy() for name, buffer in states.items()}
+        states = trainer.state.optimizer_states
+        return found | {name: trainer.state.whole(buffer).copy() for name, buffer in states.items()}
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="this system does not say what is mapped")
@@ -357,7 +373,7 @@ def layout_of_units() -> Layout:
 def test_two_buckets_of_parameters_are_under_way_at_a_time():
     """While one is sent the next is copied; and at last none is left."""
     group, layout = Replica(), layout_of_units()
-    Parameters(layout, group, Whole(np.zeros(layout.size))).publish()
+    Parameters(layout, group, Whole(np.zeros(layout.size))).gather_updated()
     assert group.most == 2 and group.under_way == 0
 
 
@@ -368,6 +384,6 @@ def test_of_units_that_are_whole_at_the_same_time_the_most_bytes_are_told():
     units, found = {name: GatheredUnit(name, parameters) for name in SIZES}, []
     for step in ("+first", "+second", "-second", "+third", "-first", "+fourth", "-third"):
         unit = units[step[1:]]
-        unit.fetch() if step[0] == "+" else unit.free()
+        unit.prefetch() if step[0] == "+" else unit.release()
         found.append(parameters.whole_bytes // 4)
     assert found == [12, 12 + 40, *[12 + 40] * 5]

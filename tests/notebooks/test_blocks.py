@@ -67,7 +67,7 @@ def moved(group, sequence_parallel):
     region = REGIONS[sequence_parallel](group)
     x = np.ones((1, 4 // (group.size if sequence_parallel else 1), 8))
     with group.ledger.phase("forward"):
-        y, cache = block_forward(x, p, c, None, region)
+        y, cache = block_forward(x, p, c, region)
     with group.ledger.phase("backward"):
         block_backward(y, p, cache, c, tree_map(np.zeros_like, p), ImmediateSink(), region)
     return tuple([entry.operation.replace("_", "-") for entry in group.ledger.totals

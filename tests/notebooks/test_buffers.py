@@ -37,7 +37,7 @@ def test_each_element_has_its_tensor_and_its_owner(layout):
         inside = [segment for segment in layout.segments if bucket.start <= segment.offset < bucket.stop]
         assert [one[1:3] for one in tensors if one[0] == row] == [
             (segment.offset - bucket.start, segment.slice.stop - bucket.start) for segment in inside]
-        own = [layout.own(bucket, rank).in_buffer for rank in range(layout.parts)]
+        own = [layout.owned_piece(bucket, rank).in_buffer for rank in range(layout.parts)]
         assert [one[1:] for one in owned if one[0] == row] == [
             (part.start - bucket.start, part.stop - bucket.start, OWNERS[rank]) for rank, part in enumerate(own)]
     assert [label.get_text() for label in axes.get_yticklabels()] == [f"bucket {i}" for i in range(len(layout.buckets))]

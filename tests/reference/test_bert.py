@@ -3,6 +3,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from reference.batches import BERTBatch
+from reference.layer_context import LayerContext
 from reference.layers.block import block_backward, block_forward, block_tensors
 from reference.models.bert import bert_forward, bert_tensors
 from reference.ops import ACTIVATIONS
@@ -135,7 +136,7 @@ def test_a_position_sees_all_that_is_real_and_itself(case):
     """
     c, p, x = case.model, case.params(block_tensors(case.model)), case.x()
     lengths, at = theorems.lengths_of(case), np.arange(case.s)
-    y, cache = block_forward(x, p, c, theorems.rotary_of(case), lengths=lengths)
+    y, cache = block_forward(x, p, c, LayerContext(rotary=theorems.rotary_of(case), lengths=lengths))
     for i in at:
         dx, _ = block_backward(np.where((at == i)[:, None], case.x("dy"), 0), p, cache, c)
         others = at < i if lengths is None else at < lengths[:, None]
@@ -151,7 +152,8 @@ def test_nothing_depends_on_what_is_in_the_padding(case):
         batch = batch._replace(weights=batch.weights * real)
     changed = batch._replace(**{name: np.where(real, getattr(batch, name), getattr(other, name))
                                 for name in ("tokens", "token_types", "targets") if name in batch._fields})
-    for loss, again in zip(*(bert_forward(None, p, c, one, case.dropout)[0] for one in (batch, changed)), strict=True):
+    losses = [bert_forward(None, p, c, one, LayerContext(case.dropout))[0] for one in (batch, changed)]
+    for loss, again in zip(*losses, strict=True):
         assert (again == loss)[real if loss.ndim == 2 else ...].all()
     same_loss_and_gradients(case, batch, changed, p)
 

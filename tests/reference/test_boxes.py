@@ -79,7 +79,7 @@ def test_boxes_are_where_the_elements_are(case, bucket_size, parts):
             view[tuple(map(slice, x.shape))] = x
         for replica in range(parts):
             for bucket in layout.buckets:
-                own = layout.own(bucket, replica)
+                own = layout.owned_piece(bucket, replica)
                 shard[own.in_shard] = flat[own.in_buffer]
             for piece in without_padding(layout.pieces(replica), rank):
                 values = np.concatenate([whole[piece.of.name][box].ravel() for box in boxes_of_piece(piece, rank)])

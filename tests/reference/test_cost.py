@@ -20,10 +20,11 @@ from reference.costs.flops import forward_flops, iteration_flops, training_secon
 from reference.costs.parameters import parameters, parameters_of_stage, parameters_per_rank, published_parameters
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.errors import UserError
+from reference.layer_context import TRAINING, LayerContext
 from reference.layers.block import block_tensors, sharded_block_backward, sharded_block_forward
 from reference.models.gpt import gpt_backward, gpt_forward, gpt_tensors, sharded_gpt_backward, sharded_gpt_forward
 from reference.models.model import model_backward, model_forward, model_tensors
-from reference.models.stage import KEEP_ALL, Reads, hidden_forward, stage_rotary
+from reference.models.stage import StageInputs, backbone_forward, stage_rotary
 from reference.parallel.layout import Layout
 from reference.params import leaves, split, tree_map
 from reference.schedules.actions import Send, lower
@@ -152,16 +153,16 @@ def test_flops_are_those_of_the_matrix_products(case):
     both = flops_of(lambda p, dloss: gpt_backward(dloss, p, gpt_forward(tokens, p, c, targets)[1], c),
                     p, case.array("dloss", b, s))
     assert (forward, both) == (sum(expected), 3 * sum(expected))
-    layers = flops_of(lambda p: hidden_forward(None, p, c, Reads(tokens), None, KEEP_ALL), p)
+    layers = flops_of(lambda p: backbone_forward(None, p, c, StageInputs(tokens), TRAINING), p)
     assert layers == expected.linear + expected.attention
     q = case.array("q", b, s, c.num_attention_heads, c.head_size)
     core = flops_of(lambda q: ops.attention_core(q, q, q, causal=True), q)
     assert core * c.num_layers == expected.attention
 
     for granularity, again in (("none", 0), ("selective", core * c.num_layers), ("full", layers)):
-        how = Recompute(granularity)
+        how = LayerContext(recompute=Recompute(granularity))
         found = flops_of(lambda p, dloss, how=how: gpt_backward(
-            dloss, p, gpt_forward(tokens, p, c, targets, None, how)[1], c), p, case.array("dloss", b, s))
+            dloss, p, gpt_forward(tokens, p, c, targets, how)[1], c), p, case.array("dloss", b, s))
         assert iteration_flops(c, b, s, granularity) == found == both + again
 
 
@@ -372,7 +373,8 @@ def test_traffic_of_a_layer(case):
     with (counted("all_reduce", ring_all_reduce), counted("all_gather", ring_all_gather),
           counted("reduce_scatter", ring_all_gather)):
         shards = split(case.params(tensors), tensors, t)
-        _, cache = sharded_block_forward(spread(x, case), shards, c, stage_rotary(x, c, s), case.region)
+        _, cache = sharded_block_forward(spread(x, case), shards, c, case.region,
+                                         LayerContext(rotary=stage_rotary(x, c, s)))
         sharded_block_backward(spread(case.x("dy"), case), shards, cache, c, case.region)
     again = case.sequence_parallel and not case.keep_gathered_inputs
     traffic = tensor_parallel_traffic(b, s, h, t, again)

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from reference import ops
 from reference.config import ModelConfig
 from reference.dropout import Dropout, Site
+from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import HOST, initialize
 from tests.reference.test_ops import draw, gradient_is_right
@@ -154,7 +155,7 @@ def test_no_two_sites_of_a_model_share_a_key():
 
     tokens = np.zeros((1, 3), int)
     with mock.patch.object(Dropout, "site", recorded):
-        gpt_forward(tokens, initialize(gpt_tensors(c), 1, np.float64), c, tokens, Dropout(c, 1, 1))
+        gpt_forward(tokens, initialize(gpt_tensors(c), 1, np.float64), c, tokens, LayerContext(Dropout(c, 1, 1)))
     assert len({site.key for site in sites}) == len(sites) == 3 * c.num_layers + 1
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from reference.config import Recompute
 from reference.layers.cross_entropy import sharded_cross_entropy_forward, unsafe_cross_entropy
 from reference.layers.mlp import MLP, mlp_forward, mlp_tensors, rows_first_mlp_forward
 from tests import textbook_theorems as theorems
@@ -29,13 +30,13 @@ def test_mlp(case):
 @given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
 def test_attention(case, causal, selective):
     """With padding and without, dropout on."""
-    theorems.attention_equals_whole(case, causal, selective)
+    theorems.attention_equals_whole(case, causal, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL), st.booleans())
 def test_block(case, selective):
     """In both orders of norms and residual connections."""
-    theorems.block_equals_whole(case, selective)
+    theorems.block_equals_whole(case, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL))

@@ -77,10 +77,12 @@ def test_the_smallest_buckets_are_the_units(layout):
 def test_shards_are_the_buffer_dealt_out(layout, seed):
     """Part i of each bucket is rank i's; side by side, the parts of all ranks are the bucket."""
     flat, ranks = np.random.default_rng(seed).normal(size=layout.size), range(layout.parts)
-    shards = [np.concatenate([flat[layout.own(bucket, rank).in_buffer] for bucket in layout.buckets]) for rank in ranks]
+    shards = [np.concatenate([flat[layout.owned_piece(bucket, rank).in_buffer] for bucket in layout.buckets])
+              for rank in ranks]
     assert all(len(shard) == layout.shard_size for shard in shards)
     for bucket in layout.buckets:
-        assert (np.concatenate([shard[layout.own(bucket, 0).in_shard] for shard in shards]) == flat[bucket.slice]).all()
+        joined = np.concatenate([shard[layout.owned_piece(bucket, 0).in_shard] for shard in shards])
+        assert (joined == flat[bucket.slice]).all()
 
 
 @given(layouts())
@@ -88,7 +90,7 @@ def test_pieces_are_what_a_shard_owns_of_each_tensor(layout):
     """In the order of the shard; every element of a tensor in one piece of one rank, and padding in none."""
     flat, dealt = np.arange(layout.size), np.zeros(layout.size)
     for rank in range(layout.parts):
-        shard = np.concatenate([flat[layout.own(bucket, rank).in_buffer] for bucket in layout.buckets])
+        shard = np.concatenate([flat[layout.owned_piece(bucket, rank).in_buffer] for bucket in layout.buckets])
         pieces = layout.pieces(rank)
         for segment, whole, own in pieces:
             assert segment.slice.start <= whole.start < whole.stop <= segment.slice.stop

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from reference.config import ModelConfig, Recompute
 from reference.errors import UserError
+from reference.layer_context import LayerContext
 from reference.layers.attention import CoreInputs
 from reference.models import stage
 from reference.models.gpt import gpt_forward, gpt_tensors
@@ -75,9 +76,9 @@ def test_full_keeps_the_input_of_a_group_and_nothing_else(recompute):
     """Of all arrays that the group's layers have made for their backward, none is alive."""
     made: dict[int, list] = {}
 
-    def watched(x, p, c, rotary, dropout, *how, block_forward=stage.block_forward):
-        y, cache = block_forward(x, p, c, rotary, dropout, *how)
-        made[dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
+    def watched(x, p, c, context, block_forward=stage.block_forward):
+        y, cache = block_forward(x, p, c, context)
+        made[context.dropout.layer] = [weakref.ref(array) for array in arrays_in(cache)]
         return y, cache
 
     with mock.patch.object(stage, "block_forward", watched):
@@ -105,7 +106,7 @@ def forward(case: Case, recompute: Recompute):
     """The cache of the whole model, dropout on."""
     p = case.params(gpt_tensors(case.model))
     tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
-    return gpt_forward(tokens, p, case.model, targets, case.dropout, recompute)[1]
+    return gpt_forward(tokens, p, case.model, targets, LayerContext(case.dropout, recompute))[1]
 
 
 def arrays_in(tree):

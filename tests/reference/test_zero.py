@@ -46,7 +46,8 @@ def flats(trainer: ZeroTrainer):
     layout, flat = trainer.layout, np.full(trainer.layout.size, np.nan)
     for rank in trainer.ranks:
         for bucket in layout.buckets:
-            flat[layout.own(bucket, rank.part).in_buffer] = rank.params[layout.own(bucket, rank.part).in_shard]
+            _, in_buffer, in_shard = layout.owned_piece(bucket, rank.part)
+            flat[in_buffer] = rank.params[in_shard]
     return [flat]
 
 
@@ -107,7 +108,7 @@ def test_ranks_send_what_the_paper_says(case, d, m, stage, bucket_size):
     trainer = trainer_of(case, d, stage, bucket_size)
     trainer.step(*batch_of(case, 0, d, m), case.b)
     psi = trainer.layout.size
-    word, position = (trainer.layout.home[unit].size if unit in trainer.layout.home else 0
+    word, position = (trainer.layout.bucket_of[unit].size if unit in trainer.layout.bucket_of else 0
                       for unit in ("embedding.word", "embedding.position"))
     more = 0
     if stage == 3:
@@ -126,7 +127,8 @@ def test_stage_3_never_has_more_whole_than_it_uses(case, d, m):
         trainer.step(*batch_of(case, 0, d, m), case.b)
     used_together = [[f"blocks.{layer}"] for layer in trainer.tensors.blocks]
     used_together += [["embedding.word", "embedding.position"], ["final_layernorm", trainer.table]]
-    assert max(most) == max(sum(trainer.layout.home[unit].size for unit in units if unit in trainer.layout.home)
+    bucket_of = trainer.layout.bucket_of
+    assert max(most) == max(sum(bucket_of[unit].size for unit in units if unit in bucket_of)
                             for units in used_together)
 
 
@@ -158,10 +160,10 @@ BUGS = {
     "a microbatch's gradients forget those before": (2, "rank.grads[at] += flat", "rank.grads[at] = flat"),
     "a step's gradients still there in the next": (3, "rank.grads[...] = 0", "pass"),
     "the wrong part moved": (1, "in self.layout.pieces(rank.part)", "in self.layout.pieces((rank.part + 1) % self.d)"),
-    "sums kept in the wrong part": (1, "rank.grads[self.layout.own(bucket, rank.part).in_buffer]",
-                                    "rank.grads[self.layout.own(bucket, 0).in_buffer]"),
-    "the wrong part gathered": (2, "rank.params[self.layout.own(bucket, rank.part).in_buffer]",
-                                "rank.params[self.layout.own(bucket, 0).in_buffer]"),
+    "sums kept in the wrong part": (1, "rank.grads[self.layout.owned_piece(bucket, rank.part).in_buffer]",
+                                    "rank.grads[self.layout.owned_piece(bucket, 0).in_buffer]"),
+    "the wrong part gathered": (2, "rank.params[self.layout.owned_piece(bucket, rank.part).in_buffer]",
+                                "rank.params[self.layout.owned_piece(bucket, 0).in_buffer]"),
     "the norm of one shard": (2, "sqrt(all_reduce(squares)[0] if self.stage else squares[0])", "sqrt(squares[0])"),
     "whole gradients counted d times": (0, " if self.stage else squares[0]", ""),
     "a tied table's gradient as a lookup only": (3, "[x + y for x, y in zip(words, tables)]", "words"),

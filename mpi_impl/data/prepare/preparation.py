@@ -143,7 +143,7 @@ class Preparation:
             print(f"comparing {counted(self.corpus.starts[-1], 'document')}", flush=True)
             alike = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
         self.write(alike)
-        print(self.told(time.monotonic() - began, encoded))
+        print(self.describe(time.monotonic() - began, encoded))
         self.end()
 
     # ---- where it is done ----
@@ -285,7 +285,7 @@ class Preparation:
 
     # ---- what it says ----
 
-    def told(self, seconds: float, encoded: list[int]) -> str:
+    def describe(self, seconds: float, encoded: list[int]) -> str:
         """What was found, what was dropped, and how long it took."""
         result = IndexedDataset(self.prefix)
         found = self.corpus.starts[-1] + self.dropped.counts.total() - self.dropped.counts[NEAR_DUPLICATE]

@@ -42,7 +42,7 @@ def draw_layout(layout: Layout, title: str = "") -> Figure:
 
 def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inch: float) -> None:
     """Draw tensors, with names where there is room, and above them their unit."""
-    inside = [segment for segment in layout.segments if layout.home[unit_of(segment.name)] is bucket]
+    inside = [segment for segment in layout.segments if layout.bucket_of[unit_of(segment.name)] is bucket]
     for i, segment in enumerate(inside):
         unit, size = unit_of(segment.name), prod(segment.shape)
         tint = TINTS[bucket.units.index(unit) % 2][i % 2]
@@ -66,7 +66,7 @@ def draw_tensors(axes, layout: Layout, bucket: Bucket, row: int, elements_an_inc
 def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
     """Draw equal parts, without regard to tensors. A buffer that is not sharded belongs to all ranks."""
     for rank in range(layout.parts):
-        own = layout.own(bucket, rank).in_buffer
+        own = layout.owned_piece(bucket, rank).in_buffer
         color = OWNERS[rank % len(OWNERS)] if layout.parts > 1 else WHOLE
         axes.add_patch(Rectangle((own.start - bucket.start, row + 0.6), own.stop - own.start, 0.28, facecolor=color,
                                  edgecolor="white", linewidth=1))
@@ -75,7 +75,7 @@ def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
 def padding_of(layout: Layout, bucket: Bucket) -> int:
     """Return the elements at a bucket's end that belong to no tensor."""
     return bucket.stop - max(segment.slice.stop for segment in layout.segments
-                             if layout.home[unit_of(segment.name)] is bucket)
+                             if layout.bucket_of[unit_of(segment.name)] is bucket)
 
 
 # ---- ZeRO -----------------------------------------------------------------------------------------------------------

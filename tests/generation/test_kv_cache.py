@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.generation.decoding import Sampling, continuation, generate, positions_for
-from reference.kv_cache import Past, length_of, no_past
+from reference.kv_cache import KVCache, empty_kv_cache, length_of
 from reference.models.gpt import gpt_logits, gpt_tensors, next_logits
 from reference.models.stage import stage_of
 from reference.params import tree_map
@@ -19,13 +19,13 @@ def test_logits_are_those_of_the_whole_prefix(case, data):
     p, tokens = case.params(gpt_tensors(c)), case.ids("tokens", case.b, case.s)
     expected = gpt_logits(tokens, p, c)                                       # [b, s, V]
     stages = pieces_of(data, c.num_layers)
-    past = no_past(c, p.blocks, case.s, p.embedding.word, case.b)
+    kv_cache = empty_kv_cache(c, p.blocks, case.s, p.embedding.word, case.b)
     for some in pieces_of(data, case.s):
         x = tokens[:, some]
         for layers in stages:
             x = next_logits(x, stage_of(p, range(*layers.indices(c.num_layers))), c,
-                            {layer: past[layer] for layer in range(*layers.indices(c.num_layers))})
-        assert length_of(past) == some.stop
+                            {layer: kv_cache[layer] for layer in range(*layers.indices(c.num_layers))})
+        assert length_of(kv_cache) == some.stop
         close(x, expected[:, some.stop - 1], 1e-12)
 
 
@@ -40,9 +40,9 @@ def test_on_arrays_that_behave_like_cupys(case):
     c = case.model
     p, tokens = case.params(gpt_tensors(c)), case.ids("tokens", case.b, case.s)
     spies = tree_map(SpyArray, p)
-    past = no_past(c, p.blocks, case.s, spies.embedding.word, case.b)
+    kv_cache = empty_kv_cache(c, p.blocks, case.s, spies.embedding.word, case.b)
     for i in range(case.s):
-        logits = next_logits(SpyArray(tokens[:, i:i + 1]), spies, c, past)
+        logits = next_logits(SpyArray(tokens[:, i:i + 1]), spies, c, kv_cache)
     close(logits.get(), gpt_logits(tokens, p, c)[:, -1])
 
 
@@ -62,15 +62,15 @@ def test_a_text_is_drawn_word_by_word_from_the_models_distribution(case, data):
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 9))
 def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
     """Of a text that is not longer than the model, all words but the last are seen once."""
-    past, fed = {0: Past(1, longest, 1, 1, np.empty(0))}, []
+    kv_cache, fed = {0: KVCache(1, longest, 1, 1, np.empty(0))}, []
 
     def follow(words, position):
-        past[0].extend(*(np.zeros((1, len(words), 1, 1)) for _ in "kv"))      # which would say if there were no room
+        kv_cache[0].extend(*(np.zeros((1, len(words), 1, 1)) for _ in "kv"))  # which would say if there were no room
         assert len(words) > 0 and position == prompt + len(fed)
         fed.append(words)
         return 100 + position
 
-    words = list(continuation(range(prompt), count, longest, past, follow))
+    words = list(continuation(range(prompt), count, longest, kv_cache, follow))
     assert words == list(range(100 + prompt, 100 + prompt + count))
     if prompt + count - 1 <= longest:
         assert sum(fed, []) == [*range(prompt), *words[:-1]]
@@ -78,15 +78,16 @@ def test_no_more_positions_than_there_is_room_for(prompt, count, longest):
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
 def test_a_full_past_takes_no_more(room, n, before):
-    past = Past(2, room, 3, 4, np.empty(0))
+    kv_cache = KVCache(2, room, 3, 4, np.empty(0))
     ones = np.ones((2, n, 3, 4))
-    past.length = min(before, room)
-    if past.length + n > room:
+    kv_cache.length = min(before, room)
+    if kv_cache.length + n > room:
         with pytest.raises(AssertionError, match="room for"):
-            past.extend(ones, ones)
+            kv_cache.extend(ones, ones)
     else:
-        k, v = past.extend(ones, 2 * ones)
-        assert k.shape[1] == v.shape[1] == past.length and np.shares_memory(k, past.k) and np.shares_memory(v, past.v)
+        k, v = kv_cache.extend(ones, 2 * ones)
+        assert k.shape[1] == v.shape[1] == kv_cache.length
+        assert np.shares_memory(k, kv_cache.k) and np.shares_memory(v, kv_cache.v)
         assert (k[:, -n:] == 1).all() and (v[:, -n:] == 2).all()
 
 

@@ -1,0 +1,34 @@
+"""What travels through all layers of one forward pass, beside their input and their parameters."""
+from typing import Any, NamedTuple
+
+from reference.config import Recompute
+from reference.kv_cache import length_of
+
+
+class LayerContext(NamedTuple):
+    """One microbatch's context. The caller of a model chooses the first four fields; the model adds the other two."""
+
+    dropout: Any = None                   # a Dropout, or None where nothing is dropped
+    recompute: Recompute = Recompute()    # which activations are not kept for the backward
+    training: bool = True                 # False: no backward follows, so nothing is kept for one
+    kv_cache: Any = None                  # in generation: a KVCache for each layer, by its number
+    rotary: Any = None                    # rope's cos and sin of the positions; None where positions are learned
+    lengths: Any = None                   # [b]: the samples' lengths, with padding after them; None without padding
+
+    def at(self, layer):
+        """Return the context of one layer: its own dropout and its own KVCache."""
+        return self._replace(dropout=self.dropout and self.dropout.at(layer),
+                             kv_cache=self.kv_cache and self.kv_cache[layer])
+
+    def groups(self, layers):
+        """Return a stage's layers in groups, each with a bool: whether only the group's input is kept."""
+        return self.recompute.groups(layers) if self.training else [(list(layers), True)]
+
+    @property
+    def first_position(self):
+        """The position of the first token: in generation, the number of tokens in the KV cache."""
+        return 0 if self.kv_cache is None else length_of(self.kv_cache)
+
+
+TRAINING = LayerContext()      # without dropout; everything is kept
+EVALUATION = LayerContext(training=False)
