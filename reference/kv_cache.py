@@ -1,8 +1,8 @@
-"""The key/value cache of generation: what attention has made of the positions that are behind.
+"""The KV cache of generation: attention's keys and values of all earlier positions.
 
-A new word looks at all words before it, but only at their keys and values; and those stay as they are, since a word
-never looks ahead. So they are kept, and a word costs the work of one position, whatever is before it. A rank keeps them
-for its own heads, of its own layers: 2 b s h/t elements of each layer.
+A new token attends to all tokens before it, but reads only their keys and values; and those do not change, since a
+token never attends to later ones. So they are cached, and a token costs the work of one position, however long the
+prefix. A rank caches its own heads, of its own layers: 2 b s h/t elements a layer.
 """
 import numpy as np
 
