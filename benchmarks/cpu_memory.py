@@ -3,9 +3,9 @@
     for n in 1 2 8; do .venv/bin/python -m mpi_impl.launch -n $n benchmarks/cpu_memory.py; done
 
 Each rank notes its resident bytes when all is imported and MPI is up, takes three steps of the work "h512" (works.py),
-and asks the system for the most that it ever had. What came on top is compared with the account of
-reference/costs/memory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory that ranks share
-counts for each of them.
+and asks the system for the most that it ever had. The difference is compared with the forecast from
+reference/costs/activation_inventory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory
+that ranks share counts for each of them.
 """
 import numpy as np
 from works import WORKS

@@ -274,7 +274,7 @@ draw_stages(4)
 
 # %% [markdown]
 # What that means for a large model stands in figure 1 of the paper: 7.5 billion parameters on 64 devices.
-# `reference/costs/memory.py` has the formulas.
+# `reference/parallel/model_states.py` has the formulas.
 
 # %%
 from mpi_impl.reports.charts import MEMORY

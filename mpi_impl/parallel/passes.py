@@ -8,7 +8,7 @@ from mpi_impl.comm.mappings import TensorParallelRegion
 from mpi_impl.models.model import model_backward, model_forward
 from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from reference.config import ModelConfig, Recompute
-from reference.costs.memory import array_bytes
+from reference.costs.activation_inventory import array_bytes
 from reference.dropout import Dropout
 from reference.models.stage import KEEP_INPUT, StageCache, has_head
 from reference.schedules.actions import Action

@@ -14,8 +14,8 @@ from mpi_impl.comm.group import Group
 from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.costs.activation_inventory import ActivationInventory, rank_activations
 from reference.costs.flops import iteration_flops
-from reference.costs.memory import Account, rank_activations
 from reference.costs.parameters import parameters, parameters_of_stage
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
@@ -54,12 +54,13 @@ class Plan:
 
     def forecast(self) -> list[Forecast]:
         """Of the ranks of a pipeline, in order: those that share a stage hold as much."""
-        account = Account(self.model, self.micro_batch_size, self.seq_length, self.precision, self.parallel)
+        inventory = ActivationInventory(self.model, self.micro_batch_size, self.seq_length, self.precision,
+                                        self.parallel)
         schedule, each = schedule_of(self.parallel, self.microbatches), self.bytes_of_parameter()
         t, found = self.parallel.tensor_model_parallel_size, []
         for rank, stages in enumerate(stages_of_ranks(self.model, self.parallel)):
             found.append(Forecast(each * parameters_of_stage(self.model, t, layers_of_rank(stages)),
-                                  sum(rank_activations(account, stages, schedule.ranks[rank]))))
+                                  sum(rank_activations(inventory, stages, schedule.ranks[rank]))))
         return found
 
     def bytes_of_parameter(self) -> float:

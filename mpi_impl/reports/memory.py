@@ -1,11 +1,11 @@
-"""What each rank holds, as its arrays say, beside the papers' formulas and our account (reference/costs/memory.py)."""
+"""The bytes that each rank holds: measured, by the papers' formulas, and by our ActivationInventory."""
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.memory import Account, rank_activations
+from reference.costs.activation_inventory import ActivationInventory, rank_activations
 from reference.costs.parameters import parameters_of_stage
 from reference.models.bert import CLASSIFIERS
 from reference.parallel.model_states import model_states
@@ -51,9 +51,9 @@ def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
     parameters, gradients, optimizer = map(round, states)
     far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
     far_optimizer = optimizer if parallel.cpu_offload else 0
-    account = Account(trainer.model, b, s, precision, parallel)
+    inventory = ActivationInventory(trainer.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
-    peak, recomputed = rank_activations(account, trainer.stages, actions)
+    peak, recomputed = rank_activations(inventory, trainer.stages, actions)
     return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
                 gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
                 recomputed)
