@@ -147,8 +147,7 @@ def layer_norm_backward(dy, weight, cache):
 
 
 def softmax(x):
-    """Compute exp(x) / sum of exp(x) over the last axis of x [..., n], less the maximum, so that exp cannot overflow.
-    """
+    """Compute exp(x) / sum of exp(x) over the last axis of x [..., n], less the maximum so that exp cannot overflow."""
     exp = np.exp(x - x.max(-1, keepdims=True))
     return exp / exp.sum(-1, keepdims=True)
 

@@ -148,8 +148,7 @@ def draw(named: Named, shape, rank: int, seed: int, like):
 
 
 def split(params, tensors, t: int) -> list:
-    """Return the shards of t ranks: whole parameters (or gradients), padded and sharded along each tensor's split axis.
-    """
+    """Return t ranks' shards of whole parameters (or gradients), padded and sharded along each tensor's split axis."""
     return [tree_map(lambda x, tensor, rank=rank: shard(x, tensor, t, rank), params, tensors) for rank in range(t)]
 
 
@@ -168,8 +167,7 @@ def join(shards: list, tensors):
 
 
 def whole(parts, tensor: Tensor):
-    """Concatenate the shards of all ranks, in rank order, to the whole tensor; return the first where it is replicated.
-    """
+    """Concatenate all ranks' shards, in rank order, to the whole tensor; return the first where it is replicated."""
     if tensor.split is None:
         return parts[0]
     length = tensor.shape[tensor.split]

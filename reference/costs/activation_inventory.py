@@ -14,17 +14,17 @@ from reference.schedules.actions import Action
 
 
 class SavedTensor(NamedTuple):
-    """Arrays that wait for a microbatch's backward on one rank, and what the papers' formula has for them."""
+    """Arrays that wait for a microbatch's backward on one rank, with the papers' formula for them."""
 
     what: str
     elements: int
     bytes: int       # ours
     paper: float     # theirs: 2 for an element of an activation, 1 for one of a mask
-    why: str         # ours are more, or fewer; "" where they are as many
+    why: str         # why the two differ; "" if they do not
 
 
 class StageBytes(NamedTuple):
-    """Of one microbatch on one rank: the layers of a stage, and what stands before and after them."""
+    """Bytes of one microbatch on one rank: a stage's layers, and the embedding and the head if it has them."""
 
     kept: int         # from F until B, or until I
     deferred: int     # from I until W
@@ -32,10 +32,10 @@ class StageBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class ActivationInventory:
-    """What the machine's arrays are, to the byte: those that a microbatch of b sequences leaves on one rank.
+    """The machine's saved tensors, to the byte: those that a microbatch of b sequences leaves on one rank.
 
     The papers' items of `layer` add up to `layer_activations`; those of `embedding` and `head` to
-    `activations_outside_layers`, where the sequence is cut; those of `layer_deferred`, on one rank, to the 32 s b h of
+    `activations_outside_layers`, with sequence parallelism; those of `layer_deferred`, on one rank, to the 32 s b h of
     Qi et al. 2023, table 1.
     """
 
@@ -49,28 +49,28 @@ class ActivationInventory:
 
     @property
     def sequences(self) -> int:
-        """b, or where the model is to choose, as many for each question as there are answers."""
+        """Return b, times the number of answers to a question for a model that chooses."""
         return self.b * sequences_of(self.c)
 
     @property
     def whole(self) -> int:
-        """[b, s, h]."""
+        """Return the elements of [b, s, h]."""
         return self.sequences * self.s * self.c.hidden_size
 
     @property
     def inside(self) -> int:
-        """[b, s, h/t], a rank's heads."""
+        """Return the elements of [b, s, h/t], a rank's heads."""
         return self.whole // self.parallel.tensor_model_parallel_size
 
     @property
     def outside(self) -> int:
-        """Outside tensor-parallel regions: all of [b, s, h], or this rank's positions."""
+        """Return a rank's elements outside tensor-parallel regions: all of [b, s, h], or its own positions."""
         return self.whole // self.parallel.sequence_shards
 
     # ---- a layer ----
 
     def layer(self) -> list[SavedTensor]:
-        """From a layer's forward until its backward."""
+        """List the tensors that are saved from a layer's forward until its backward."""
         if self.parallel.recompute.granularity == "full":
             return [self.array("the layer's input", self.outside, 2 * self.outside)]
         return [*self.norm("first norm"), self.region_input("input of Q, K and V"), *self.core(),
@@ -81,7 +81,7 @@ class ActivationInventory:
                 self.mask("dropout mask after the MLP", self.outside, self.c.hidden_dropout)]
 
     def kept_layer(self) -> list[SavedTensor]:
-        """The same of a layer that full recompute leaves alone."""
+        """List the same for a layer that full recompute leaves alone."""
         selective = Recompute("selective" if self.parallel.recompute.selective else "none")
         return replace(self, parallel=replace(self.parallel, recompute=selective)).layer()
 
@@ -93,11 +93,12 @@ class ActivationInventory:
     def region_input(self, what: str) -> SavedTensor:
         gathered = self.parallel.keep_gathered_inputs
         return self.array(what, self.whole if gathered else self.outside, 2 * self.outside,
-                          "all positions, for what was gathered is kept" if gathered else "")
+                          "all positions: the gathered input is kept" if gathered else "")
 
     def core(self) -> list[SavedTensor]:
-        """Q, K and V, and what attention makes of them. Selective recompute makes it again; in 16 bits the kernel does,
-        as FlashAttention (Dao et al. 2022).
+        """List Q, K and V, and attention's results. Selective recompute recomputes them, as does the kernel in 16 bits.
+
+        (FlashAttention, Dao et al. 2022.)
         """
         found = [self.array("Q, K and V", 3 * self.inside, 6 * self.inside)]
         if self.c.position_embedding_type == "rope":
@@ -107,25 +108,25 @@ class ActivationInventory:
         n = self.sequences * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
         if self.precision.half:
             return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, 5 * n,
-                                 "the backward's kernel computes them again")]
-        after = ("computed again from the two above" if self.c.attention_dropout else
+                                 "the backward's kernel recomputes them")]
+        after = ("recomputed from the two above" if self.c.attention_dropout else
                  "nothing is dropped: they are the probabilities")
         return found + [self.array("attention's probabilities", n, 2 * n),
                         self.mask("their dropout mask", n, self.c.attention_dropout),
                         self.array("the same after dropout", 0, 2 * n, after)]
 
     def activation(self) -> list[SavedTensor]:
-        """Of the MLP's activation function: 4h/t columns."""
+        """List the tensors of the MLP's activation function: 4h/t columns."""
         return self.activation_of(4 * self.inside)
 
     def activation_of(self, n: int) -> list[SavedTensor]:
-        """Of n elements."""
+        """List the tensors of an activation function of n elements."""
         if self.c.activation == "relu":
-            return [SavedTensor("input of ReLU", n, n, 2 * n, "its backward needs the sign alone, a byte")]
+            return [SavedTensor("input of ReLU", n, n, 2 * n, "its backward needs only the sign, a byte")]
         found = [self.array("input of GeLU", n, 2 * n)]
         if not self.precision.half:
             found.append(self.array("GeLU's Phi" if self.c.activation == "gelu_exact" else "GeLU's tanh", n, 0,
-                                    "takes long to compute: kept, where the formula computes it again"))
+                                    "slow to compute: saved, while the formula recomputes it"))
         return found
 
     def rotary(self) -> SavedTensor:
@@ -133,9 +134,10 @@ class ActivationInventory:
                           "one pair of tables for all layers of the stage")
 
     def layer_deferred(self) -> list[SavedTensor]:
-        """From I until W, where a schedule splits the backward: the two factors of each weight matrix's gradient.
+        """List the tensors from I until W, if a schedule splits the backward: the two factors of each weight gradient.
 
-        Sequence parallelism saves nothing here: the products need all positions, so what I has gathered waits for W.
+        Sequence parallelism saves nothing here: the products need all positions, so the inputs that I gathered wait for
+        W.
         """
         factors = [("input of Q, K and V", self.whole), ("its gradient: of Q, K and V", 3 * self.inside),
                    ("input of attention's output layer", self.inside), ("gradient of its output", self.whole),
@@ -152,24 +154,26 @@ class ActivationInventory:
                 self.mask("dropout mask after the embedding", self.outside, self.c.hidden_dropout)]
 
     def head(self) -> list[SavedTensor]:
-        """Final layer norm, logits and loss; of a BERT the other heads."""
+        """List the tensors of the final layer norm, logits and loss, and of a BERT's other heads."""
         return [*self.norm("final norm"), *(self.transform() if not self.c.causal and "lm" in self.c.heads else []),
                 *(self.words_predicted() if "lm" in self.c.heads else []), *self.pooled()]
 
     def words_predicted(self) -> list[SavedTensor]:
         logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
         return [self.region_input("input of the logits"),
-                self.array("probabilities of the words", self.logits, logits, "padded words have theirs, too",
+                self.array("probabilities of the tokens", self.logits, logits, "padding included",
                            self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
                 self.ids("targets")]
 
     def transform(self) -> list[SavedTensor]:
-        """BERT's layer before the logits."""
+        """List the tensors of BERT's layer before the logits."""
         return [self.array("input of the layer before the logits", self.outside, 2 * self.outside),
                 *self.activation_of(self.outside), *self.norm("norm before the logits")]
 
     def pooled(self) -> list[SavedTensor]:
-        """Of the heads that read one position: a vector before the pooler and one after it; and probabilities."""
+        """List the tensors of the heads that read one position: a vector before and after the pooler; and
+        probabilities.
+        """
         if not (columns := pooled_columns(self.c)):
             return []
         n = self.sequences * self.c.hidden_size
@@ -191,7 +195,7 @@ class ActivationInventory:
 
     @property
     def logits(self) -> int:
-        """Elements: [b, s, V/t]."""
+        """Return the elements of [b, s, V/t]."""
         t = self.parallel.tensor_model_parallel_size
         return self.b * self.s * self.c.padded_vocab_size(t) // t
 
@@ -202,20 +206,22 @@ class ActivationInventory:
     # ---- a kind of item ----
 
     def array(self, what: str, elements: int, paper: float, why: str = "", form: str = "") -> SavedTensor:
-        """Of the format in which the run computes, or of another. That alone makes ours differ if nothing is said."""
+        """Make an item in the run's format, or in another. A different format alone explains a difference if `why` is
+        empty.
+        """
         size = FORMATS[form or self.precision.compute].bytes
         return SavedTensor(what, elements, elements * size, paper,
                     "" if elements * size == paper else why or f"{size} bytes an element, not 2")
 
     def mask(self, what: str, elements: int, rate: float) -> SavedTensor:
-        """A byte for each element that dropout may drop, here and in the papers."""
+        """Make an item of a byte for each element that dropout may drop, here and in the papers."""
         ours = elements if rate else 0
         return SavedTensor(what, ours, ours, elements, "" if rate else "nothing is dropped")
 
     # ---- all together ----
 
     def stage(self, layers: Sequence[int]) -> StageBytes:
-        """A stage with these layers."""
+        """Return the bytes of a stage with these layers."""
         rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
         kept, deferred = rope, len(layers) * total(self.layer_deferred())
         its_input, whole = self.outside * self.precision.form.bytes, total(self.kept_layer()) - rope
@@ -228,14 +234,14 @@ class ActivationInventory:
         return StageBytes(kept, deferred)
 
     def recomputed(self, layers: Sequence[int]) -> int:
-        """What the backward of a stage with these layers computes again, and holds at once: a whole group's caches."""
+        """Return the peak bytes that the backward of these layers recomputes: a whole group's caches."""
         groups = [len(group) for group, again in self.parallel.recompute.groups(layers) if again]
         rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
         return max(groups) * (total(self.kept_layer()) - rope) + rope if groups else 0
 
 
 def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
-    """The most bytes that a rank holds at once, if it does these actions on these stages, in this order."""
+    """Return the peak bytes on a rank that does these actions on these stages, in this order."""
     held = peak = 0
     for action in actions:
         kept, deferred = stages[action.stage]
@@ -246,13 +252,13 @@ def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]
 
 def rank_activations(inventory: ActivationInventory, stages: Mapping[int, Sequence[int]],
                      actions: Sequence[Action]) -> tuple[int, int]:
-    """Of a rank with these layers in its stages: the most bytes that it holds at once, and that it computes again."""
+    """Return a rank's peak bytes and its recomputed bytes, for these layers in its stages."""
     kept = {stage: inventory.stage(layers) for stage, layers in stages.items()}
     return peak_activations(kept, actions), max(inventory.recomputed(layers) for layers in stages.values())
 
 
 def total(items: Iterable[SavedTensor]) -> int:
-    """Bytes of ours."""
+    """Sum our bytes."""
     return sum(item.bytes for item in items)
 
 
@@ -260,15 +266,13 @@ def total(items: Iterable[SavedTensor]) -> int:
 
 
 def array_bytes(*trees, besides=()) -> int:
-    """Bytes of the memory under all arrays in nested tuples, lists and dicts: once, however many views there are of it.
-    What is under arrays in `besides` does not count.
-    """
+    """Count the bytes under all arrays in nested tuples, lists and dicts, once each, without those under `besides`."""
     found = arrays_under(trees)
     return sum(found[key] for key in found.keys() - arrays_under(besides).keys())
 
 
 def arrays_under(trees) -> dict[int, int]:
-    """Of each array that others may be views of its bytes, by id."""
+    """Map the id of each array that owns memory to its bytes."""
     found, left = {}, [trees]
     while left:
         tree = left.pop()
@@ -278,6 +282,6 @@ def arrays_under(trees) -> dict[int, int]:
             left += tree
         elif hasattr(tree, "nbytes"):
             while getattr(tree, "base", None) is not None and hasattr(tree.base, "nbytes"):
-                tree = tree.base             # a view keeps all that it is a view of
+                tree = tree.base             # a view keeps its whole base alive
             found[id(tree)] = tree.nbytes
     return found

@@ -13,23 +13,23 @@ from reference.config import RECOMPUTE, ModelConfig, require_one_of
 class LayerActivations(NamedTuple):
     """Bytes that one layer keeps on each rank for the backward of one microbatch."""
 
-    replicated: float   # outside the tensor-parallel regions: on every rank, unless the sequence is split
+    replicated: float   # outside the tensor-parallel regions: on every rank, unless the sequence is sharded
     split: float        # inside them: a rank has its heads and its columns
-    core: float         # of attention: softmax, its dropout mask and what is left after it, a s^2 of each
+    core: float         # attention's softmax, its dropout mask and its output after dropout, a s^2 of each
 
 
 def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_parallel: bool = False,
                       recompute: str = "none") -> LayerActivations:
-    """Of 16-bit activations and one-byte dropout masks (Korthikanti et al. 2022, equations 1 to 4, and table 2).
+    """Return the bytes of 16-bit activations and one-byte dropout masks (Korthikanti et al. 2022, equations 1 to 4).
 
     In units of s b h:  10   inputs of two layer norms 4, of QKV 2, of the MLP 2; two dropout masks after the branches 2
                         24   Q, K and V 6, input of attention's output layer 2, of GELU 8, of the MLP's second layer 8
                   5 a s/h    softmax 2, dropout's mask 1 and output 2
 
     Sequence parallelism divides the 10 by t too (the gathered inputs are not kept, but gathered again). `selective`
-    recomputes the core. `full` keeps the layer's input, 2 s b h, of which a rank has 1/t if the sequence is split
-    (the paper's table 2 has it whole, for there `full` stands without sequence parallelism).
-    Raises UserError for an unknown `recompute`.
+    recomputes the core. `full` keeps the layer's input, 2 s b h, of which a rank has 1/t if the sequence is sharded
+    (the paper's table 2 has it whole, since there `full` is without sequence parallelism). Raises UserError for an
+    unknown `recompute`.
     """
     require_one_of("The recompute of activations", recompute, RECOMPUTE)
     sbh, outside = s * b * c.hidden_size, t if sequence_parallel else 1
@@ -40,28 +40,28 @@ def layer_activations(c: ModelConfig, b: int, s: int, t: int = 1, sequence_paral
 
 
 def activations_outside_layers(c: ModelConfig, b: int, s: int, t: int, p: int) -> float:
-    """Bytes on a rank of the first stage, with sequence parallelism (Korthikanti et al. 2022, section 4.3).
+    """Return bytes on a rank of the first stage, with sequence parallelism (Korthikanti et al. 2022, section 4.3).
 
-    The dropout mask after the embedding, for p microbatches in flight; and where the first stage is also the last, what
-    the head keeps.
+    They are the dropout mask after the embedding, for p microbatches in flight; and if the first stage is also the
+    last, the head's.
     """
     return p * s * b * c.hidden_size / t + (head_activations(c, b, s, t) if p == 1 else 0)
 
 
 def head_activations(c: ModelConfig, b: int, s: int, t: int) -> float:
-    """Bytes on a rank of the last stage: inputs of the final layer norm and of the logits, 2 b s h each, and the
-    logits in float32, 4 b s V (the same).
+    """Return bytes on a rank of the last stage: inputs of the final norm and the logits, 2 b s h each, and logits, 4 b
+    s V.
     """
     return 4 * s * b * (c.hidden_size + c.vocab_size) / t
 
 
 def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> int:
-    """Stages' worth of activations that a rank holds at once, at most. Raises UserError for an unknown schedule.
+    """Return the peak number of stage activations on a rank. Raise UserError for an unknown schedule.
 
-    GPipe keeps all m; 1F1B one for each rank from this to the last (Narayanan et al. 2021, section 2.2), so that the
-    first always holds p x L/p layers' worth: cutting the pipeline further saves nothing. Interleaved, a stage is 1/v
-    of a rank's layers, and the first rank holds L (1 + (p - 1)/(p v)) layers' worth (Korthikanti et al. 2022, section
-    4.2.3). ZB-H1 holds p everywhere, ZB-H2 2p - 1 (Qi et al. 2023, section 2.3, table 2).
+    GPipe keeps all m; 1F1B one for each rank from this to the last (Narayanan et al. 2021, section 2.2), so the first
+    rank always holds p x L/p layers' activations: more stages save nothing. Interleaved, a stage is 1/v of a rank's
+    layers, and the first rank holds L (1 + (p - 1)/(p v)) layers' (Korthikanti et al. 2022, section 4.2.3). ZB-H1 holds
+    p everywhere, ZB-H2 2p - 1 (Qi et al. 2023, section 2.3, table 2).
     """
     bounds = {"gpipe": m, "1f1b": p - rank, "interleaved": 2 * (p - rank - 1) + (v - 1) * p + 1,
               "zb-h1": p, "zb-h2": 2 * p - 1}

@@ -33,8 +33,7 @@ class AttentionCache(NamedTuple):
 
 
 def attention_tensors(c):
-    """Declare the tensors for a ModelConfig. Q, K and V are one matrix, sharded along its heads and not across Q|K|V.
-    """
+    """Declare the tensors for a ModelConfig. Q, K and V are one matrix, sharded along its heads, not across Q|K|V."""
     h, a, d = c.hidden_size, c.num_attention_heads, c.head_size
     return Attention(weight((h, 3, a, d), c.init_method_std, split=2), bias((3, a, d), split=1),
                      weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))

@@ -15,8 +15,7 @@ from reference.params import bias, weight
 
 @dataclass(frozen=True)
 class MLP:
-    """Tensors of the MLP, or their gradients. Each of t ranks holds 4h/t columns of A, 4h/t rows of B and all of b_out.
-    """
+    """Tensors of the MLP, or their gradients. Each of t ranks has 4h/t columns of A, 4h/t rows of B, all of b_out."""
 
     w_in: Any    # A [h, 4h], split along axis 1
     b_in: Any    #   [4h], split along axis 0
