@@ -8,7 +8,7 @@ from reference.ops import CoreInputs
 
 
 def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, selective=False, lengths=None, past=None):
-    """x [b, s, h], outside the region -> y [b, s, h], likewise."""
+    """Map x [b, s, h] to y [b, s, h], both outside the region."""
     entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
     qkv = linear(entered, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
@@ -30,7 +30,7 @@ def attention_forward(x, p: Attention, causal, rotary, region, dropout=None, sel
 
 
 def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
-    """dy [b, s, h], outside the region -> dx [b, s, h], likewise."""
+    """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
     kept, core, context, rotary = cache
     (b, s, _), h = context.shape, len(p.w_qkv)
     # forward: y = g(context @ w_out) + b_out
@@ -51,5 +51,5 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
 
 
 def core_again(core):
-    """The core's cache, as it was kept; or computed again from the core's inputs."""
+    """Return the core's cache as it was kept, or recompute it from the core's inputs."""
     return attention_core_again(core) if isinstance(core, CoreInputs) else core

@@ -7,9 +7,9 @@ from reference.layers.embedding import local_ids
 
 
 def cross_entropy_forward(logits, targets, group):
-    """logits [b, s, V/t], targets [b, s] -> loss [b, s], alike on all ranks. Overwrites logits.
+    """Map logits [b, s, V/t], targets [b, s] -> loss [b, s], identical on every rank. Overwrites logits.
 
-    All in the dtype of the logits; of float16, sums are float32 until they are rounded, in NumPy as on a GPU.
+    All is in the dtype of the logits; for float16, sums are float32 until they are rounded, in NumPy as on a GPU.
     """
     highest = group.all_reduce(logits.max(-1), "loss: maximum", op="max")
     ids, held = local_ids(targets, group.rank * logits.shape[-1], logits.shape[-1])
@@ -22,15 +22,16 @@ def cross_entropy_forward(logits, targets, group):
 
 
 def cross_entropy_backward(dloss, cache):
-    """dloss [b, s] -> dlogits [b, s, V/t], in the cache's memory. Nothing to send: every rank has what it needs."""
+    """Return dlogits [b, s, V/t] for dloss [b, s], in the cache's memory. Sends nothing."""
     probs, ids, held = cache
     return kernels.cross_entropy_backward(probs, dloss, ids, held)
 
 
 def likeliest(logits, group):
-    """logits [b, s, V/t] -> the word with the largest, [b, s], alike on all ranks, sending 2 b s elements.
+    """Return the token with the largest logit, identical on every rank: logits [b, s, V/t] -> [b, s]. Sends 2 b s
+    elements.
 
-    Of several it is the first, as the largest of negatives.
+    The first token wins ties, as the largest of the negatives.
     """
     mine = logits.max(-1)
     highest = group.all_reduce(mine.copy(), "likeliest word: maximum", op="max")
