@@ -1,6 +1,6 @@
-"""GPT-2 as transformers has it. A matrix is [in, out] as it is here (they call that a Conv1D), and of every tensor the
-numbers lie in the same order: of attention's w_qkv [h, 3, a, d] they see the last three axes as one, with all of q,
-then k, then v.
+"""GPT-2 in transformers. A matrix is [in, out] as it is here (they call that a Conv1D), and the numbers of every tensor
+lie in the same order: the last three axes of attention's w_qkv [h, 3, a, d] are one axis there, with all of q, then k,
+then v.
 """
 import re
 
@@ -22,7 +22,7 @@ OF_BLOCK = {
 
 
 def their_name(name: str) -> str:
-    """'blocks.3.mlp.w_in' -> 'h.3.mlp.c_fc.weight', without the prefix."""
+    """Translate 'blocks.3.mlp.w_in' -> 'h.3.mlp.c_fc.weight', without the prefix."""
     if name in OF_MODEL:
         return OF_MODEL[name]
     _, layer, rest = name.split(".", 2)
@@ -30,7 +30,7 @@ def their_name(name: str) -> str:
 
 
 def places(name: str, tensor: Tensor, num_layers: int) -> list[Place]:
-    """q, k and v are h columns each of one matrix; any other tensor is one there, too."""
+    """Return a tensor's places: q, k and v are h columns each of one matrix; any other tensor is one there, too."""
     theirs = their_name(name)
     if not name.endswith("_qkv"):
         return [place(theirs, tensor)]
@@ -55,4 +55,4 @@ GPT2 = Layout(
         "add_cross_attention": (False, "that each layer also attends to another model's output")},
     options={"position_embedding_type": "learned_absolute", "apply_residual_connection_post_layernorm": False},
     places=places, prefix="transformer.", heads=("lm_head.",), twins={"lm_head.weight": "wte.weight"},
-    buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # which positions see which
+    buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # the causal masks
