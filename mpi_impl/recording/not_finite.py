@@ -1,7 +1,7 @@
-"""The first tensor of a step, in the order of computation, with an element that is infinite or no number.
+"""The first tensor of a step, in the order of computation, with an element that is infinite or NaN.
 
-A step whose gradients are not finite has moved no weight, so it can be computed once more, with an observer that
-looks for such elements. It keeps nothing and costs a look at every tensor, which is why not every step is observed.
+A step whose gradients are not finite has moved no weight, so it can be computed once more, with an observer that looks
+for such elements. It keeps nothing, but looks at every tensor, which is why not every step is observed.
 """
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 class FiniteCheck(Observer):
-    """Keeps the first part that is not finite."""
+    """An observer that keeps the first part that is not finite."""
 
     def __init__(self, trainer):
         super().__init__(trainer)
@@ -44,7 +44,7 @@ class FiniteCheck(Observer):
 
 
 def first_not_finite(trainer, microbatches: Sequence, global_batch_size: int) -> str:
-    """The trainer's last step, which moved nothing, once more -> where its first infinity or NaN is, for a person.
+    """Repeat the trainer's last step, which moved nothing, and describe the place of its first infinity or NaN.
 
     `microbatches` are those of that step. Called by all ranks, which get the same answer.
     """

@@ -1,4 +1,4 @@
-"""Records the first steps of a run: in memory, and with --record on disk."""
+"""A recorder of the first steps of a run: in memory, and with --record on disk."""
 import json
 import os
 import shutil
@@ -18,18 +18,18 @@ from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 
-ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and the optimizer has no past
+ITERATIONS = 2      # to record: in the first, biases are still 0 and the optimizer has no state
 
 
 class Recorder(Observer):
-    """Keeps a copy of every part of a tensor that its rank sees in a step."""
+    """An observer that keeps a copy of every part of a tensor that its rank sees in a step."""
 
     def __init__(self, trainer):
         super().__init__(trainer)
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[Part, Any]] = {}
 
     def see(self, phase, name, x, first, summed=False) -> None:
-        """What is seen again has changed since, and replaces what was seen before."""
+        """Keep a copy. A tensor that is seen again has changed since, and replaces the earlier one."""
         if not x.size:      # a shard of padding
             return
         values = np.array(widened(to_host(x)))
@@ -44,17 +44,17 @@ class Recorder(Observer):
 
 
 class RecordedSteps:
-    """--record: the first steps of a run, written to a folder. Its methods are called by all ranks together."""
+    """The recording of a run's first steps to a folder, for --record. All ranks call its methods together."""
 
     def __init__(self, trainer, folder: str, about: dict[str, Any], say: Callable[[str], None]):
-        """Raises UserError if nothing can be written there."""
+        """Raise UserError if nothing can be written there."""
         self.recorder, self.world = Recorder(trainer), trainer.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
         self.index: list = []
         self.world.from_first(self.begin)
 
     def begin(self) -> None:
-        """What was recorded there before is no recording any more, so that two runs do not mix."""
+        """Invalidate an earlier recording in the folder, so that two runs do not mix."""
         check_folder(self.folder)
         with writing(self.folder):
             if os.path.exists(path := os.path.join(self.folder, INDEX)):
@@ -62,11 +62,11 @@ class RecordedSteps:
 
     @property
     def observer(self) -> Recorder | None:
-        """Who observes the next step: nobody, once there is enough."""
+        """Return the observer of the next step: None, once there are enough."""
         return self.recorder if self.left else None
 
     def write(self) -> None:
-        """After a step: if it was observed, tell how much it is, and write it."""
+        """Write the step, if it was observed, and report its size."""
         if not self.left:
             return
         taken, rank = self.recorder.taken(), self.world.rank
@@ -94,7 +94,7 @@ class RecordedSteps:
 
 
 def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:
-    """Each part's, under its number. Raises UserError."""
+    """Write each part's values, under its number. Raise UserError if that fails."""
     try:
         save_file({str(i): values for i, (_, _, values) in enumerate(taken)}, path)
     except (OSError, SafetensorError) as error:
@@ -102,6 +102,6 @@ def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:
 
 
 def description(trainer, global_batch_size: int, seq_length: int) -> dict[str, Any]:
-    """What was run: what must be alike in two runs that are compared; and the rest, for a person."""
+    """Describe the run: the facts that must be equal in compared runs; and the rest, for a person."""
     alike = (asdict(trainer.model), asdict(trainer.optimizer.config), trainer.seed, global_batch_size, seq_length)
     return {**dict(zip(ALIKE, alike)), "format": trainer.precision.compute, "parallel": asdict(trainer.topology.config)}

@@ -1,8 +1,8 @@
 """Recordings: the tensors of a run's first steps, each part with its place in the whole tensor; in memory and on disk.
 
-A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which tells what was run and lists
+A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which describes the run and lists
 the parts, and with a safetensors file for each rank and iteration, which holds their values. The list is written after
-the values: a folder without one is no recording. Formats of two bytes are stored as float32.
+the values: a folder without one is no recording. 16-bit formats are stored as float32.
 """
 import os
 from collections.abc import Callable, Iterable
@@ -31,20 +31,22 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 @dataclass
 class Index:
-    """What recording.json holds. Of a part: iteration, phase, name; rank, first, shape, summed, file, name there."""
+    """The content of recording.json. A part is (iteration, phase, name; rank, first, shape, summed, file, its name
+    there).
+    """
 
     about: dict[str, Any]
     parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
 
 
 class Part(NamedTuple):
-    """What one rank holds of a tensor: a box of the whole."""
+    """One rank's box of a tensor."""
 
     rank: int
     first: tuple[int, ...]     # coordinates, in the whole, of its first element
     shape: tuple[int, ...]
-    summed: bool               # the whole is the sum of such parts, rather than made up of them
-    file: str = ""             # where its values are, on disk, and under which name
+    summed: bool               # whether the whole is the sum of the parts, not their union
+    file: str = ""             # the file with its values, and its name there
     name: str = ""
 
     @property
@@ -54,9 +56,9 @@ class Part(NamedTuple):
 
 @dataclass
 class Recording:
-    """The parts of each tensor, and how to get at their values."""
+    """The parts of each tensor, and a function that loads their values."""
 
-    about: dict[str, Any]                  # what was run, as recorder.description tells
+    about: dict[str, Any]                  # recorder.description of the run
     load: Callable[[Part], Any]            # -> the part's values, a NumPy array
     parts: dict[Key, list[Part]] = field(default_factory=dict)
 
@@ -66,7 +68,7 @@ class Recording:
 
 
 def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, Part, Any]]) -> Recording:
-    """A recording of what all ranks' recorders have taken."""
+    """Make a recording of all ranks' recorders."""
     recording, values = Recording(about, lambda part: values[part]), {}
     for i, (key, part, x) in enumerate(taken):
         part = part._replace(name=str(i))
@@ -76,7 +78,7 @@ def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, Part, Any]]) -> 
 
 
 def read(folder: str) -> Recording:
-    """Read a recording. Raises UserError for a folder that holds none, or one that makes no sense."""
+    """Read a recording. Raise UserError for a folder that holds none, or one that makes no sense."""
     path = os.path.join(folder, INDEX)
     if not is_there(path):
         raise UserError(f"{folder} holds no recording: {path} is not there. A recording is a folder that `pretrain_gpt "
@@ -99,7 +101,7 @@ def read(folder: str) -> Recording:
 
 
 def check_about(about: dict[str, Any]) -> None:
-    """Raises ValueError unless this is a description of a run."""
+    """Raise ValueError unless this is a description of a run."""
     if missing := {*ALIKE, "format", "parallel"} - about.keys():
         raise ValueError(f"it does not tell the {min(missing)}")
     for name, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("parallel", ParallelConfig)):
