@@ -1,4 +1,4 @@
-"""What one layer keeps of a microbatch: its arrays counted, beside our inventory of them and the papers' formulas.
+"""The bytes that one layer saves of a microbatch: measured, by our inventory, and by the papers' formulas.
 
 The inventory: reference/costs/activation_inventory.py.
 """
@@ -25,11 +25,11 @@ from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
 from reference.precision import Precision
 
-HALF = Precision("bfloat16")      # float16 takes as much
+HALF = Precision("bfloat16")      # float16 takes the same
 
 
 def measure_layer(inventory: ActivationInventory, group: Group) -> StageBytes:
-    """A real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
+    """Measure a real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
     c, b, region = inventory.c, inventory.sequences, region_of(group, inventory.parallel)
     dtype, main = (dtype_of(name) for name in (inventory.precision.compute, inventory.precision.main))
     layer, positions = c.num_layers, inventory.outside // (b * c.hidden_size)      # it neither embeds nor has the head
@@ -46,7 +46,7 @@ def measure_layer(inventory: ActivationInventory, group: Group) -> StageBytes:
 
 
 def layer_table(inventory: ActivationInventory, measured: int) -> str:
-    """What one layer keeps of a microbatch, item by item, beside the formula, and why they differ."""
+    """Tabulate the saved tensors of one layer, item by item, beside the formula, with the reasons for differences."""
     found, published = inventory.layer(), layer_formula(inventory)
     rows = [["kept until the backward", "elements", "bytes", "formula", "why they differ"]]
     rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in found]
@@ -56,7 +56,7 @@ def layer_table(inventory: ActivationInventory, measured: int) -> str:
 
 
 def bridge(found: Sequence[SavedTensor], published: float) -> str:
-    """From the formula's bytes to ours in 16 bits."""
+    """Explain the step from the formula's bytes to ours in 16 bits."""
     more = [(item.bytes - item.paper, item.what) for item in found if item.bytes != item.paper]
     steps = "".join(f"\n    {'+' if n > 0 else '-'} {abs(n):>14,}  {what}" for n, what in more)
     same = "which is the formula's" if not more else f"which is the formula's {published:,.0f}"
@@ -64,7 +64,7 @@ def bridge(found: Sequence[SavedTensor], published: float) -> str:
 
 
 def deferred_table(inventory: ActivationInventory, measured: int) -> str:
-    """What a layer holds from I to W, where a schedule splits the backward."""
+    """Tabulate the bytes of a layer from I to W, for schedules that split the backward."""
     found = inventory.layer_deferred()
     rows = [["kept from I until W", "elements", "bytes", "in 16 bits"]]
     rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}"] for item in found]
@@ -76,7 +76,7 @@ def deferred_table(inventory: ActivationInventory, measured: int) -> str:
 
 
 def variants(t: int) -> dict[str, ParallelConfig]:
-    """The ways to keep less of the activations that t tensor-parallel ranks have, by name."""
+    """Return the ways to save fewer activations that t tensor-parallel ranks have, by name."""
     cut = ParallelConfig(t, sequence_parallel=t > 1)
     found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
     if t > 1:
@@ -89,7 +89,7 @@ def variants(t: int) -> dict[str, ParallelConfig]:
 
 
 def variants_table(inventories: Mapping[str, ActivationInventory], measured: Mapping[str, int]) -> str:
-    """A layer's bytes, of each variant: measured, our inventory, what that would be in 16 bits, and the formula."""
+    """Tabulate a layer's bytes for each variant: measured, our inventory, our inventory in 16 bits, and the formula."""
     rows = [["a layer keeps, on a rank", "measured", "our inventory", "in 16 bits", "formula", "which is",
              "in 16 bits, beside the formula"]]
     for name, inventory in inventories.items():
@@ -100,21 +100,21 @@ def variants_table(inventories: Mapping[str, ActivationInventory], measured: Map
 
 
 def differences(items: Sequence[SavedTensor]) -> str:
-    """`+ GeLU's tanh, - the same after dropout`: what is more than a hundredth of the formula."""
+    """List the items that differ by more than a hundredth of the formula: `+ GeLU's tanh, - the same after dropout`."""
     least = sum(item.paper for item in items) / 100
     return ", ".join(f"{'+' if item.bytes > item.paper else '-'} {item.what}" for item in items
                      if abs(item.bytes - item.paper) > least) or "the same"
 
 
 def layer_formula(inventory: ActivationInventory) -> float:
-    """Korthikanti et al. 2022, in bytes."""
+    """Return Korthikanti et al. 2022's formula, in bytes."""
     one, p = inventory, inventory.parallel
     return sum(layer_activations(one.c, one.b, one.s, p.tensor_model_parallel_size, p.sequence_parallel,
                                  p.recompute.granularity))
 
 
 def formula_of(p: ParallelConfig) -> str:
-    """The same in letters, as in Korthikanti et al. 2022, table 2."""
+    """Return the same in letters, as in Korthikanti et al. 2022, table 2."""
     t, cut = p.tensor_model_parallel_size, p.sequence_parallel
     match p.recompute.granularity:
         case "full":
