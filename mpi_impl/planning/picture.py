@@ -1,4 +1,4 @@
-"""The best plans beside one another: what fills a device's memory, and what a step's time goes to."""
+"""A picture of the best plans beside one another: the use of a device's memory, and the time of a step."""
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ LABELS = {"products": "matrix products", "kernels": "other kernels", "messages":
 
 
 def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
-    """A row for each plan, the fastest on top."""
+    """Draw a row for each plan, the fastest on top."""
     figure = Figure((11, 0.62 * len(best) + 1.9), layout="constrained")
     memory, time = figure.subplots(1, 2, sharey=True)
     for y, one in enumerate(best):
@@ -36,7 +36,7 @@ def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
 
 
 def stack(axes, y: int, parts: Sequence[tuple[float, str]], told: str) -> None:
-    """A bar of parts, with their sum beside it."""
+    """Draw a bar of parts, with their sum beside it."""
     left = 0.0
     for size, color in parts:
         axes.barh(y, size, 0.66, left, color=color)
@@ -46,7 +46,7 @@ def stack(axes, y: int, parts: Sequence[tuple[float, str]], told: str) -> None:
 
 
 def label(one: Timed) -> str:
-    """Two lines."""
+    """Return a plan's label, in two lines."""
     p = one.plan.parallel
     t, stages, d = one.shape
     v = f", v {p.virtual_pipeline_size}" if p.virtual_pipeline_size else ""

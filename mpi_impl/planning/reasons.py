@@ -1,10 +1,10 @@
-"""Why the best plan is the best: the three rules of Narayanan et al. 2021 (2104.04473, section 3), held against it.
+"""The reasons for the best plan: the three rules of Narayanan et al. 2021 (2104.04473, section 3), tested on it.
 
-1.  Tensor parallelism up to the size of a server, then pipelines across servers (section 3.2).
-2.  As much model parallelism t x p as the memory asks for, and data parallelism for the rest (section 3.3).
-3.  The microbatch size that makes a step fastest, which depends on the model and the pipeline (section 3.4).
+1.  Tensor parallelism up to the size of a server, then pipelines across servers (section 3.2). 2.  Only the model
+parallelism t x p that the memory needs, and data parallelism for the rest (section 3.3). 3.  The microbatch size that
+makes a step fastest, which depends on the model and the pipeline (section 3.4).
 
-A rule that holds is said to hold, with what its neighbours would cost; one that is beaten, by how much, and why.
+A rule that holds is reported with the cost of its neighbours; one that is beaten, with the margin and the reason.
 """
 import math
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from mpi_impl.planning.candidates import Job, Timed, described, shape_of
 from reference.costs.step_time import StepTime
 
-AS_FAST = 0.006     # longer, as a share: less is no difference, nor would it show in percent
+AS_FAST = 0.006     # a relative difference below this is none, nor would it show in percent
 
-# What a part of a step's time is, for a sentence.
-NAMES = {"products": "matrix products", "kernels": "what is no matrix product",
+# The parts of a step's time, for a sentence.
+NAMES = {"products": "matrix products", "kernels": "everything but matrix products",
          "messages": "messages of tensor parallelism", "idle": "the pipeline's idle time",
          "replicas": "messages of the replicas, and waiting for the slowest", "optimizer": "the optimizer"}
 
 
 def reasons(job: Job) -> list[str]:
-    """Sentences."""
+    """Return sentences."""
     return [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
 
 
@@ -72,7 +72,7 @@ def model_parallelism(one: Timed) -> int:
 
 
 def microbatch_rule(job: Job) -> str:
-    """All b of the best plan's shape, each with whatever else suits it."""
+    """Compare all b of the best plan's shape, each with its best other choices."""
     best = job.best[0]
     sizes = sorted({plan.b for plan in job.plans if shape_of(plan) == best.shape})
     rule = "Rule 3, the b that makes a step fastest:"
@@ -89,11 +89,11 @@ def microbatch_rule(job: Job) -> str:
                   compared("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
 
 
-# ---- what came later ------------------------------------------------------------------------------------------------
+# ---- later methods --------------------------------------------------------------------------------------------------
 
 
 def saving(job: Job) -> str:
-    """That paper does without ZeRO, sequence parallelism and selective recompute: what it would reach."""
+    """Compare with a plan without ZeRO, sequence parallelism and selective recompute, all newer than that paper."""
     best = job.best[0]
     what = "ZeRO, sequence parallelism and selective recompute"
     if is_plain(best):
@@ -111,13 +111,13 @@ def is_plain(one: Timed) -> bool:
 
 
 def fastest(job: Job, like: Callable[[Timed], bool]) -> Timed | None:
-    """Of the plans that fit and are so, played; None where there are none."""
+    """Return the fastest plan that fits and meets the condition, after simulation; None if there is none."""
     found = next(filter(like, job.fitting), None)
     return found and job.played(found)
 
 
 def compared(where: str, other: Timed | None, best: Timed) -> str:
-    """How much longer another plan takes, and for what; nothing if there is none."""
+    """Tell how much longer another plan takes, and for what; nothing if there is none."""
     if other is None:
         return ""
     longer = other.seconds / best.seconds - 1
@@ -127,7 +127,7 @@ def compared(where: str, other: Timed | None, best: Timed) -> str:
 
 
 def cause(other: StepTime, best: StepTime) -> str:
-    """The part of a step that makes the most of the difference."""
+    """Return the part of a step that makes most of the difference."""
     more = {name: getattr(other, name) - getattr(best, name) for name in StepTime._fields}
     name = max(more, key=lambda one: more[one])
     return (f", mostly for {NAMES[name]}: {getattr(other, name):.3g} s of a step, where it is "
