@@ -1,8 +1,8 @@
-"""One word after another from a GPT on ranks. Its textbook twin is `generate` of reference/generation/decoding.py.
+"""Token generation by a GPT on ranks. Its textbook twin is `generate` of reference/generation/decoding.py.
 
-The word that follows goes through the pipeline alone: each rank adds its keys and values to those that it keeps of its
-own layers and heads (reference/kv_cache.py). The last stage's ranks gather the logits of the whole vocabulary, the
-first of them draws, and all hear of it.
+A new token goes through the pipeline alone: each rank adds its keys and values to the KV cache of its own layers and
+heads (reference/kv_cache.py). The last stage's ranks gather the logits of the whole vocabulary, the first of them
+draws, and broadcasts the token to all.
 """
 from collections.abc import Iterator, Sequence
 
@@ -18,11 +18,11 @@ from reference.kv_cache import Past
 from reference.models.stage import has_embedding, has_head
 from reference.schedules.actions import Action
 
-NONE = -1      # in place of a word: the logits are not finite
+NONE = -1      # in place of a token: the logits are not finite
 
 
 def generate(replica: Replica, prompt: Sequence[int], count: int, sampling: Sampling, text: int = 0) -> Iterator[int]:
-    """The `count` words that follow the prompt, each as soon as it is known; alike on all ranks, which go together."""
+    """Yield the `count` tokens that follow the prompt, each as soon as it is known; identical on every rank."""
     past = replica.no_past(positions_for(prompt, count, replica.model))
 
     def follow(words: list[int], position: int) -> int:
@@ -34,24 +34,27 @@ def generate(replica: Replica, prompt: Sequence[int], count: int, sampling: Samp
 
 def next_word(replica: Replica, words: list[int], past: dict[int, Past], sampling: Sampling, position: int,
               text: int) -> int:
-    """The word at this position, on all ranks alike. Raises UserError, likewise, if the model gives no numbers."""
+    """Return the token at this position, identical on every rank. Raise UserError, on every rank, for infinite logits
+    or NaN.
+    """
     logits, word = last_logits(replica, words, past), np.zeros(1, np.int64)
     topology = replica.topology
     if logits is not None and topology.place.tensor == 0:
         word[0] = sampling.choose(logits, position, text) if np.isfinite(logits).all() else NONE
     drawn = int(topology.model.broadcast(word, "sampled token", replica.last_rank * topology.tensor.size)[0])
     if drawn == NONE:
-        raise UserError(f"The logits of the word at position {position} are infinite, or no numbers: the model has "
+        raise UserError(f"The logits of the token at position {position} are infinite, or no numbers: the model has "
                         "diverged, or needs a format of more range than its --dtype.")
     return drawn
 
 
 def last_logits(replica: Replica, words: list[int], past: dict[int, Past]):
-    """Logits [V] of the word that follows these, on the host of the last stage's ranks; None on the others. The words
-    follow those that `past` has seen, which takes them in.
+    """Return the logits [V] of the next token, on the host of the last stage's ranks; None on the others.
+
+    The tokens follow those that `past` has seen, and are added to it.
     """
     found, model = [], replica.model
-    region = TensorParallelRegion(replica.topology.tensor)      # any number of positions: they are not cut
+    region = TensorParallelRegion(replica.topology.tensor)      # any number of positions: they are not sharded
     tokens = moved_to(np.array([words]), replica.near)
 
     def forward(action: Action, x):
