@@ -1,4 +1,4 @@
-"""A BERT learns to answer RACE's questions, and is asked others: the trainer of pretraining, with another head."""
+"""The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
 import time
 
 import numpy as np
@@ -67,7 +67,7 @@ class FineTuning:
     # ---- before the first step ----
 
     def find_model(self) -> Pretrained:
-        """On rank 0: the model is there, and what will be written can be."""
+        """Check, on rank 0, that the model is there, and that the outputs can be written."""
         check_outputs(self.args)
         if self.args.save and on_disk.tracked(self.args.save) is not None:
             raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
@@ -80,13 +80,13 @@ class FineTuning:
         return found
 
     def read(self) -> None:
-        """The questions, where they are needed. Of a pipeline all ranks need them, to know where padding begins."""
+        """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
         if self.topology.place.tensor == 0:
             self.dataset = RACEDataset(self.args.data_path, self.begin.tokenizer, self.args.seq_length, self.args.seed,
                                        self.args.max_qa_length)
 
     def count(self) -> dict[str, int]:
-        """On rank 0: the questions of each part."""
+        """Count the questions of each part, on rank 0."""
         assert self.dataset is not None
         return {part: self.dataset.samples(part) for part in self.dataset.parts}
 
@@ -113,7 +113,7 @@ class FineTuning:
         self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> None:
-        """Steps; after each epoch, and the last step, the validation part's questions."""
+        """Do all steps; after each epoch, and the last step, ask the validation part's questions."""
         for iteration in range(1, self.course.iterations + 1):
             began = time.perf_counter()
             batch = self.batches.microbatches_of("train", iteration - 1)
@@ -127,7 +127,7 @@ class FineTuning:
                 break
 
     def ask(self, part: str) -> None:
-        """All questions of a part, each level's by themselves."""
+        """Ask all questions of a part, each level's separately."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
         found = [self.right.over(name, n, self.telling.progress(n, f"questions of {name}"))
@@ -142,7 +142,7 @@ class FineTuning:
                          f"{sum(right):,} of {sum(asked):,} right")
 
     def save(self) -> None:
-        """The tuned model, and its tokenizer beside it."""
+        """Save the tuned model, with its tokenizer beside it."""
         tokenizer = self.begin.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}

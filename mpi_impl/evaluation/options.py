@@ -1,18 +1,18 @@
-"""The options of mpi_impl/evaluate.py, of which each task has its own. What they mean together: arguments.py."""
+"""The options of mpi_impl/evaluate.py, different for each task. Their combinations: arguments.py."""
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.programs.generation_options import parallelism_options, tokenizer_options
 from mpi_impl.programs.options import (device_options, memory_options, parallelism_options as training_parallelism,
                                        precision_options, training_options)
 from reference.precision import FORMATS
 
-TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and whom each is for
+TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and the architecture for each
 FILES = {"wikitext103": "WikiText-103's wiki.test.tokens", "lambada": "LAMBADA's lambada_test.jsonl",
          "race": "RACE's folder, with train, dev and test in it"}
 EPOCHS = 3      # unless --epochs or --train-iters is given
 
 
 def parser(task: str | None) -> ArgumentParser:
-    """The options of a task; without one, a parser that only asks for it."""
+    """Return the parser of a task; without one, a parser that only asks for it."""
     p = ArgumentParser(prog="evaluate", description="Evaluate a model on published data, on any number of ranks. Each "
                        "task has options of its own, which --task TASK --help shows.")
     p.add_argument("--task", choices=tuple(TASKS), required=True,

@@ -1,4 +1,4 @@
-"""A GPT on WikiText-103 or LAMBADA, as it is: nothing is learnt of them."""
+"""The zero-shot evaluation of a GPT on WikiText-103 or LAMBADA, without training on them."""
 import time
 from abc import ABC, abstractmethod
 
@@ -28,28 +28,28 @@ from reference.precision import Precision
 
 
 class ScoredBatches(Batches):
-    """Samples with weights, dealt out to ranks."""
+    """Samples with weights, distributed over ranks."""
 
     def __init__(self, dataset: ScoredDataset | None, model: ModelConfig, topology: Topology, seq_length: int,
                  micro_batch_size: int, like):
-        """A microbatch for each rank of a pipeline: while one is on its way out, the next is on its way in."""
+        """Make one microbatch for each rank of a pipeline: while one is on its way out, the next is on its way in."""
         super().__init__(dataset, model, topology, seq_length, micro_batch_size, topology.pipeline.size, like)
         self.unpack, self.shape = ScoredBatch.unpack, (micro_batch_size, ScoredBatch.width(seq_length))
 
 
 class ZeroShot(ABC):
-    """One rank's part of the program. What depends on the task is a subclass's."""
+    """One rank's part of the program. Subclasses define the task."""
 
     make_pass: type[ForwardPass]
     samples: str                 # what they are called
 
     @abstractmethod
     def open_dataset(self, tokenizer: Tokenizer) -> ScoredDataset:
-        """The samples. Raises UserError for a file that is not the task's."""
+        """Return the samples. Raise UserError for a file that is not the task's."""
 
     @abstractmethod
     def measures(self, total: float) -> tuple[str, dict[str, float]]:
-        """On rank 0, from the sum over all samples: a line for a person, and numbers by name."""
+        """Return, on rank 0, a line for a person and numbers by name, from the sum over all samples."""
 
     def __init__(self, args, ranks: Group):
         self.args, self.world = args, ranks
@@ -73,19 +73,19 @@ class ZeroShot(ABC):
         self.told = "\n".join(filter(None, [source.told(), device.told or kernels.told(), self.about(), placed]))
 
     def find_model(self) -> tuple[Source, Tokenizer]:
-        """On rank 0."""
+        """Find the model and its tokenizer, on rank 0."""
         check_outputs(self.args)
         check_architecture(self.args, architecture_of(self.args))
         source = find(self.args)
         return source, source.tokenizer(self.args)
 
     def read(self, source: Source, tokenizer: Tokenizer) -> None:
-        """Where it is needed."""
+        """Read the data set on the ranks that need it."""
         if self.topology.place.tensor == 0 and reads(source.model, self.topology):
             self.dataset = self.open_dataset(tokenizer)
 
     def count_samples(self) -> int:
-        """On rank 0."""
+        """Count the samples, on rank 0."""
         assert self.dataset is not None
         return self.dataset.samples("test")
 
@@ -98,7 +98,7 @@ class ZeroShot(ABC):
     def run(self) -> None:
         self.telling.say(self.told)
         began = time.perf_counter()
-        with np.errstate(over="ignore", invalid="ignore"):     # logits without end are told of once, in a sentence
+        with np.errstate(over="ignore", invalid="ignore"):     # infinite logits are reported once, in a sentence
             total = self.sums.over("test", self.count, self.telling.progress(self.count, self.samples))
         seconds = time.perf_counter() - began
         check_finite(total)
@@ -111,7 +111,7 @@ class ZeroShot(ABC):
 
 
 class Perplexity(ZeroShot):
-    """Of WikiText-103: the losses of all windows."""
+    """The task WikiText-103: the losses of all windows."""
 
     make_pass = ForwardPass
     samples = "windows"
@@ -129,7 +129,7 @@ class Perplexity(ZeroShot):
 
 
 class LastWords(ZeroShot):
-    """Of LAMBADA: how many are right."""
+    """The task LAMBADA: the number of right words."""
 
     make_pass = WordsPass
     samples = "passages"
