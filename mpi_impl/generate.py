@@ -12,10 +12,10 @@ from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.generation.decoding import generate
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
 from mpi_impl.generation.stream import Stream
-from mpi_impl.generation.words import generate
 from mpi_impl.launching.entry import give_up, leave_within, run
 from mpi_impl.programs.generation_options import Settings, check_top_k, parse
 from mpi_impl.runtime.arrays import dtype_of

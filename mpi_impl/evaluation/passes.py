@@ -8,7 +8,7 @@ import numpy as np
 from mpi_impl.evaluation.lambada import words_right
 from mpi_impl.evaluation.race import answers_right
 from mpi_impl.models.bert import choice_scores
-from mpi_impl.models.gpt import predicted_words
+from mpi_impl.models.gpt import predicted_tokens
 from mpi_impl.parallel.passes import ForwardPass
 from reference.models.stage import has_embedding, has_head
 from reference.schedules.actions import Action
@@ -19,7 +19,7 @@ class WordsPass(ForwardPass):
 
     def forward(self, action: Action, x):
         params, batch = self.params[action.stage], self.microbatches[action.microbatch]
-        y = predicted_words(batch.tokens if has_embedding(params) else x, params, self.model, self.region)
+        y = predicted_tokens(batch.tokens if has_embedding(params) else x, params, self.model, self.region)
         if has_head(params, self.model):
             lost = (y >= self.model.vocab_size).any()      # no token has the largest logit: they are NaN
             self.losses += np.where(lost, np.nan, words_right(y == batch.targets, batch.weights))

@@ -2,7 +2,7 @@
 import numpy as np
 
 from mpi_impl import kernels
-from reference.layers.cross_entropy import NO_WORD
+from reference.layers.cross_entropy import NO_TOKEN
 from reference.layers.embedding import local_ids
 
 
@@ -27,13 +27,13 @@ def cross_entropy_backward(dloss, cache):
     return kernels.cross_entropy_backward(probs, dloss, ids, held)
 
 
-def likeliest(logits, group):
-    """Return the token with the largest logit, identical on every rank: logits [b, s, V/t] -> [b, s]. Sends 2 b s
+def argmax_token(logits, group):
+    """Return the token with the largest logit [b, s], identical on every rank: logits [b, s, V/t]. Sends 2 b s
     elements.
 
     The first token wins ties, as the largest of the negatives.
     """
     mine = logits.max(-1)
-    highest = group.all_reduce(mine.copy(), "likeliest word: maximum", op="max")
-    word = group.rank * logits.shape[-1] + logits.argmax(-1)
-    return -group.all_reduce(np.where(mine == highest, -word, NO_WORD), "likeliest word", op="max")
+    highest = group.all_reduce(mine.copy(), "argmax token: maximum", op="max")
+    token = group.rank * logits.shape[-1] + logits.argmax(-1)
+    return -group.all_reduce(np.where(mine == highest, -token, NO_TOKEN), "argmax token", op="max")

@@ -2,7 +2,7 @@
 
 `p` and `grads` are trees of units: `opened`, a unit is a tree of tensors (parallel/units.py).
 """
-from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward, likeliest
+from mpi_impl.layers.cross_entropy import argmax_token, cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import logits_backward, logits_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.models.stage import hidden_backward, hidden_forward
@@ -55,12 +55,12 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
     return dx
 
 
-def predicted_words(x, p: GPT, c, region):
-    """Tokens [b, s], or the x of the stage before -> the likeliest word after each, [b, s], alike on all ranks; or the
+def predicted_tokens(x, p: GPT, c, region):
+    """Tokens [b, s], or the x of the stage before -> the likeliest token after each, [b, s], alike on all ranks; or the
     x for the next stage.
     """
     x, _ = hidden_forward(x, p, c, Reads(x), region, None, KEEP_INPUT)
-    return likeliest(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x
+    return argmax_token(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x
 
 
 def next_logits(x, p: GPT, c, past, region):

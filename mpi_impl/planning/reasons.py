@@ -1,8 +1,8 @@
 """The reasons for the best plan: the three rules of Narayanan et al. 2021 (2104.04473, section 3), tested on it.
 
-1.  Tensor parallelism up to the size of a server, then pipelines across servers (section 3.2). 2.  Only the model
-parallelism t x p that the memory needs, and data parallelism for the rest (section 3.3). 3.  The microbatch size that
-makes a step fastest, which depends on the model and the pipeline (section 3.4).
+1.  Tensor parallelism up to the size of a server, then pipelines across servers (section 3.2).
+2.  Only the model parallelism t x p that the memory needs, and data parallelism for the rest (section 3.3).
+3.  The microbatch size that makes a step fastest, which depends on the model and the pipeline (section 3.4).
 
 A rule that holds is reported with the cost of its neighbours; one that is beaten, with the margin and the reason.
 """

@@ -53,10 +53,10 @@ def text_options(g) -> None:
 
 
 def sampling_options(g) -> None:
-    g.add_argument("--greedy", action="store_true", help="take the likeliest word: the same as --temperature 0")
+    g.add_argument("--greedy", action="store_true", help="take the likeliest token: the same as --temperature 0")
     g.add_argument("--temperature", type=float, metavar="T",
                    help="below 1, likely words become likelier (default: 1)")
-    g.add_argument("--top-k", type=int, metavar="K", help="of the K likeliest words (default: of all)")
+    g.add_argument("--top-k", type=int, metavar="K", help="among the K likeliest tokens (default: of all)")
     g.add_argument("--top-p", type=float, metavar="P",
                    help="of the fewest likely words that have this probability together (default: 1)")
     g.add_argument("--seed", type=int, default=1234)
@@ -112,7 +112,7 @@ def sampling(args) -> Sampling:
     """Raises UserError for --greedy beside what leaves a choice."""
     given = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p") if getattr(args, name) is not None}
     if args.greedy and given:
-        raise UserError(f"--greedy takes the likeliest word, whatever {option(next(iter(given)))} says. Leave one of "
+        raise UserError(f"--greedy takes the likeliest token, whatever {option(next(iter(given)))} says. Leave one of "
                         "them out.")
     return Sampling(**({"temperature": 0.0} if args.greedy else given), seed=args.seed)
 

@@ -42,10 +42,10 @@ class Sampling:
     def choose(self, logits, position: int, text: int = 0) -> int:
         """Draw the token at this position of the text with this number from logits [V]."""
         draw = counter_rng.uniform(counter_rng.key(self.seed, "sampling", text), np.array([position], np.uint64))
-        return next_word(logits, draw[0], self.temperature, self.top_k, self.top_p)
+        return next_token(logits, draw[0], self.temperature, self.top_k, self.top_p)
 
 
-def next_word(logits, draw: float, temperature=1.0, top_k=None, top_p=1.0) -> int:
+def next_token(logits, draw: float, temperature=1.0, top_k=None, top_p=1.0) -> int:
     """Map logits [V] and a number `draw` in (0, 1) to a token. The lowest id wins ties.
 
     It is the token at which the cumulative probability, in the order of ids, reaches `draw`. (In the order of
@@ -80,8 +80,8 @@ def generate(prompt, count, p, c, sampling, text=0):
     """Return `count` tokens that follow the prompt, both lists of ids: p is a whole GPT, c its ModelConfig."""
     past = no_past(c, p.blocks, positions_for(prompt, count, c), p.embedding.word)
 
-    def follow(words, position):
-        return sampling.choose(next_logits(np.array([words]), p, c, past)[0], position, text)
+    def follow(tokens, position):
+        return sampling.choose(next_logits(np.array([tokens]), p, c, past)[0], position, text)
 
     return list(continuation(prompt, count, c.max_position_embeddings, past, follow))
 
@@ -103,7 +103,7 @@ def continuation(prompt, count, longest, past, follow):
         if seen + len(new) > longest:
             forget(past)
             new, seen = text[-max(1, longest // 2):], 0
-        word = follow(new, position)
-        text.append(word)
-        new, seen = [word], seen + len(new)
-        yield word
+        token = follow(new, position)
+        text.append(token)
+        new, seen = [token], seen + len(new)
+        yield token

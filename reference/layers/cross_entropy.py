@@ -2,8 +2,8 @@
 
 loss = log(sum over tokens of exp(logit)) - logit of the target, for each of b s positions. The t ranks must send:
 
-1. The gathered logits: b s V elements. Simple, and the largest message of the forward pass. 2. The sums of exp(logit),
-each rank's over its own shard (b s), and each rank's sum of the losses of the targets that
+1. The gathered logits: b s V elements. Simple, and the largest message of the forward pass.
+2. The sums of exp(logit), each rank's over its own shard (b s), and each rank's sum of the losses of the targets that
    it holds: b s + t elements. But exp overflows for logits above 88 (float32), and only the losses' sum is known.
 3. The maximum, the sum of exp, and the target's logit: 3 b s elements, safe, a loss for every position
    (Shoeybi et al. 2019, section 3, with the maximum that the paper leaves out). The machine does this.
@@ -14,7 +14,7 @@ from reference import ops
 from reference.comm.collectives import all_gather, all_reduce
 from reference.layers.embedding import local_ids
 
-NO_WORD = np.iinfo(np.int64).min + 1     # below every token's negative
+NO_TOKEN = np.iinfo(np.int64).min + 1     # below every token's negative
 
 
 def cross_entropy_forward(logits, targets):
@@ -34,22 +34,22 @@ def gathered_cross_entropy(logits, targets):
 
 def unsafe_cross_entropy(logits, targets):
     """Map each rank's logits [b, s, V/t] -> the sum of the losses, the second way. Overflows where exp does."""
-    total = all_reduce([np.exp(part).sum(-1) for part in logits])[0]     # b s elements
+    total = all_reduce([np.exp(shard).sum(-1) for shard in logits])[0]     # b s elements
     losses = []
-    for rank, part in enumerate(logits):
-        ids, held = local_ids(targets, rank * part.shape[-1], part.shape[-1])
-        picked = np.take_along_axis(part, ids[..., None], -1)[..., 0]
+    for rank, shard in enumerate(logits):
+        ids, held = local_ids(targets, rank * shard.shape[-1], shard.shape[-1])
+        picked = np.take_along_axis(shard, ids[..., None], -1)[..., 0]
         losses.append(np.where(held, np.log(total) - picked, 0).sum())
     return all_reduce(losses)[0]                                         # one element from each rank
 
 
 def sharded_cross_entropy_forward(logits, targets):
     """Map each rank's logits [b, s, V/t] -> loss [b, s], identical on every rank, the third way."""
-    highest = all_reduce([part.max(-1) for part in logits], np.maximum)[0]        # b s elements
+    highest = all_reduce([shard.max(-1) for shard in logits], np.maximum)[0]        # b s elements
     sums, picked, exps, caches = [], [], [], []
-    for rank, part in enumerate(logits):
-        shifted = part - highest[..., None]
-        ids, held = local_ids(targets, rank * part.shape[-1], part.shape[-1])
+    for rank, shard in enumerate(logits):
+        shifted = shard - highest[..., None]
+        ids, held = local_ids(targets, rank * shard.shape[-1], shard.shape[-1])
         picked.append(np.where(held, np.take_along_axis(shifted, ids[..., None], -1)[..., 0], 0))
         exps.append(np.exp(shifted))
         sums.append(exps[-1].sum(-1))
@@ -75,16 +75,16 @@ def softmax_minus_target(dloss, probs, ids, held):
 # ---- the predicted token --------------------------------------------------------------------------------------------
 
 
-def likeliest(logits):
+def argmax_token(logits):
     """Return the token with the largest logit: logits [b, s, V] -> [b, s]. The first wins ties, common in 16 bits."""
     return logits.argmax(-1)
 
 
-def sharded_likeliest(logits):
+def sharded_argmax_token(logits):
     """Return the token with the largest logit: each rank's logits [b, s, V/t] -> [b, s], identical on every rank."""
-    highest = all_reduce([part.max(-1) for part in logits], np.maximum)[0]        # b s elements
+    highest = all_reduce([shard.max(-1) for shard in logits], np.maximum)[0]        # b s elements
     found = []
-    for rank, part in enumerate(logits):
-        word = rank * part.shape[-1] + part.argmax(-1)
-        found.append(np.where(part.max(-1) == highest, -word, NO_WORD))  # the first token has the largest negative
+    for rank, shard in enumerate(logits):
+        token = rank * shard.shape[-1] + shard.argmax(-1)
+        found.append(np.where(shard.max(-1) == highest, -token, NO_TOKEN))  # the first token has the largest negative
     return -all_reduce(found, np.maximum)[0]                             # b s elements

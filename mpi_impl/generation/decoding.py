@@ -25,46 +25,46 @@ def generate(replica: Replica, prompt: Sequence[int], count: int, sampling: Samp
     """Yield the `count` tokens that follow the prompt, each as soon as it is known; identical on every rank."""
     past = replica.no_past(positions_for(prompt, count, replica.model))
 
-    def follow(words: list[int], position: int) -> int:
+    def follow(tokens: list[int], position: int) -> int:
         with replica.topology.world.ledger.phase("sampling"):
-            return next_word(replica, words, past, sampling, position, text)
+            return next_token(replica, tokens, past, sampling, position, text)
 
     yield from continuation(prompt, count, replica.model.max_position_embeddings, past, follow)
 
 
-def next_word(replica: Replica, words: list[int], past: dict[int, Past], sampling: Sampling, position: int,
+def next_token(replica: Replica, tokens: list[int], past: dict[int, Past], sampling: Sampling, position: int,
               text: int) -> int:
     """Return the token at this position, identical on every rank. Raise UserError, on every rank, for infinite logits
     or NaN.
     """
-    logits, word = last_logits(replica, words, past), np.zeros(1, np.int64)
+    logits, token = last_logits(replica, tokens, past), np.zeros(1, np.int64)
     topology = replica.topology
     if logits is not None and topology.place.tensor == 0:
-        word[0] = sampling.choose(logits, position, text) if np.isfinite(logits).all() else NONE
-    drawn = int(topology.model.broadcast(word, "sampled token", replica.last_rank * topology.tensor.size)[0])
+        token[0] = sampling.choose(logits, position, text) if np.isfinite(logits).all() else NONE
+    drawn = int(topology.model.broadcast(token, "sampled token", replica.last_rank * topology.tensor.size)[0])
     if drawn == NONE:
         raise UserError(f"The logits of the token at position {position} are infinite, or no numbers: the model has "
                         "diverged, or needs a format of more range than its --dtype.")
     return drawn
 
 
-def last_logits(replica: Replica, words: list[int], past: dict[int, Past]):
+def last_logits(replica: Replica, tokens: list[int], past: dict[int, Past]):
     """Return the logits [V] of the next token, on the host of the last stage's ranks; None on the others.
 
     The tokens follow those that `past` has seen, and are added to it.
     """
     found, model = [], replica.model
     region = TensorParallelRegion(replica.topology.tensor)      # any number of positions: they are not sharded
-    tokens = moved_to(np.array([words]), replica.near)
+    ids = moved_to(np.array([tokens]), replica.near)
 
     def forward(action: Action, x):
         params = replica.params[action.stage]
         own = {layer: past[layer] for layer in params.blocks}
-        y = next_logits(tokens if has_embedding(params) else x, params, model, own, region)
+        y = next_logits(ids if has_embedding(params) else x, params, model, own, region)
         if not has_head(params, model):
             return y
         found.append(to_host(region.gather(y, "logits of the last position")[0])[:model.vocab_size])    # no padding
         return None
 
-    replica.pipeline.play({"F": forward}, replica.near, (1, len(words), model.hidden_size), phases={"F": "sampling"})
+    replica.pipeline.play({"F": forward}, replica.near, (1, len(tokens), model.hidden_size), phases={"F": "sampling"})
     return found[0] if found else None

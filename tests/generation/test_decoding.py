@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.generation.words import generate
+from mpi_impl.generation.decoding import generate
 from reference.config import ModelConfig
 from reference.generation.decoding import Sampling
 from tests.cases import Case
