@@ -13,9 +13,9 @@ from mpi_impl.data import saved_tokenizer
 from mpi_impl.evaluation.arguments import check_architecture, check_tuning, course, optimizer_of, parallel_of_tuning
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
+from mpi_impl.evaluation.printing import Reporter
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
-from mpi_impl.evaluation.telling import Telling
 from mpi_impl.generation.replica import trained
 from mpi_impl.programs.arguments import Settings, precision
 from mpi_impl.programs.introduction import introduction
@@ -38,7 +38,7 @@ class FineTuning:
 
     def __init__(self, args, ranks: Group):
         check_tuning(args)
-        self.args, self.world, self.telling = args, ranks, Telling(args.metrics_file, ranks.rank == 0)
+        self.args, self.world, self.reporter = args, ranks, Reporter(args.metrics_file, ranks.rank == 0)
         self.device = device_of(args.device, ranks, args.distributed_backend)
         ranks.instruments.carriers = self.device.carriers
         self.begin: Pretrained = ranks.from_first(self.find_model)
@@ -100,10 +100,10 @@ class FineTuning:
         settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.precision, self.microbatches,
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
-        self.telling.say(introduction(settings, self.model, self.world.hosts()))
-        self.telling.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
+        self.reporter.say(introduction(settings, self.model, self.world.hosts()))
+        self.reporter.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
                          f"{self.begin.told}")
-        self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
+        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
                          f"test; {self.course.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
@@ -130,7 +130,7 @@ class FineTuning:
         """Ask all questions of a part, each level's separately."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
-        found = [self.right.over(name, n, self.telling.progress(n, f"questions of {name}"))
+        found = [self.right.over(name, n, self.reporter.progress(n, f"questions of {name}"))
                  for name, n in zip(names, asked)]
         check_finite(sum(found))
         right = list(map(round, found))
@@ -138,7 +138,7 @@ class FineTuning:
         self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
                            **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
         levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
-        self.telling.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
+        self.reporter.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
                          f"{sum(right):,} of {sum(asked):,} right")
 
     def save(self) -> None:
@@ -146,5 +146,5 @@ class FineTuning:
         tokenizer = self.begin.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        self.telling.say(checkpoint.save(self.trainer, self.args.save, settings))
+        self.reporter.say(checkpoint.save(self.trainer, self.args.save, settings))
         self.world.from_first(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

@@ -13,9 +13,9 @@ from mpi_impl.evaluation.arguments import check_architecture, forward_parallel, 
 from mpi_impl.evaluation.lambada import LAMBADA
 from mpi_impl.evaluation.passes import WordsPass
 from mpi_impl.evaluation.pretrained import architecture_of
+from mpi_impl.evaluation.printing import Reporter
 from mpi_impl.evaluation.scored import ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
-from mpi_impl.evaluation.telling import Telling
 from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import Source, find
@@ -55,7 +55,7 @@ class ZeroShot(ABC):
         self.args, self.world = args, ranks
         device = device_of(args.device, ranks, args.distributed_backend)
         ranks.instruments.carriers = device.carriers
-        self.telling = Telling(args.metrics_file, ranks.rank == 0)
+        self.reporter = Reporter(args.metrics_file, ranks.rank == 0)
         source, tokenizer = ranks.from_first(self.find_model)
         args.seq_length = seq_length(args, source.model)
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
@@ -96,17 +96,17 @@ class ZeroShot(ABC):
                 f"{c.pipeline_model_parallel_size} x data parallel {c.data_parallel_size}")
 
     def run(self) -> None:
-        self.telling.say(self.told)
+        self.reporter.say(self.told)
         began = time.perf_counter()
         with np.errstate(over="ignore", invalid="ignore"):     # infinite logits are reported once, in a sentence
-            total = self.sums.over("test", self.count, self.telling.progress(self.count, self.samples))
+            total = self.sums.over("test", self.count, self.reporter.progress(self.count, self.samples))
         seconds = time.perf_counter() - began
         check_finite(total)
         if self.world.rank == 0:
             line, numbers = self.measures(total)
-            self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
+            self.reporter.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                              f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
-            self.telling.write(task=self.args.task, **numbers, seconds=seconds)
+            self.reporter.write(task=self.args.task, **numbers, seconds=seconds)
         self.world.from_all(None)      # all are there; what is left is MPI's shutdown
 
 

@@ -10,7 +10,7 @@ from mpi_impl.runtime.files import open_for_writing, writing
 PAUSE = 10.0     # seconds between two reports of progress
 
 
-class Telling:
+class Reporter:
     """A printer and writer of results, on the rank that `speaks`; on others it does nothing."""
 
     def __init__(self, path: str | None, speaks: bool):
@@ -30,14 +30,14 @@ class Telling:
 
     def progress(self, samples: int, name: str) -> Callable[[int], None]:
         """Return a function that reports the number of samples done."""
-        began = told = time.perf_counter()
+        began = reported = time.perf_counter()
 
-        def tell(done: int) -> None:
-            nonlocal told
+        def report(done: int) -> None:
+            nonlocal reported
             now = time.perf_counter()
-            if now - told >= PAUSE:
-                told = now
+            if now - reported >= PAUSE:
+                reported = now
                 left = (now - began) / done * (samples - done)
                 self.say(f"{done:>7,} of {samples:,} {name} | {duration(left)} left")
 
-        return tell
+        return report
