@@ -41,7 +41,7 @@ class Generation:
         read = source.reader(ranks, topology.place.tensor, precision.main)
         self.replica = loaded(self.model, topology, near, read)
         placed = ranks.hosts().told(topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told, placed, self.about_length()]))
+        self.introduction = "\n".join(filter(None, [source.describe(), device.told, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
         """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
@@ -64,7 +64,7 @@ class Generation:
             f"up, it goes on from the last {max(1, n // 2):,} tokens")
 
     def run(self) -> None:
-        self.say(f"{self.told}\n")
+        self.say(f"{self.introduction}\n")
         began, tokens, texts = time.perf_counter(), 0, count()
         for prompt in self.prompts:
             for _ in range(self.args.num_samples):

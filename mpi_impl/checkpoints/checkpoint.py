@@ -195,7 +195,7 @@ def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
     return values
 
 
-def told(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
+def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
     """Describe the loaded checkpoint, and the differences of this run from the one that saved it."""
     folder = on_disk.folder_of(root, manifest.iteration)
     lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.size)}, {folder}"]

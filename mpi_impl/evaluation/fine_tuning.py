@@ -101,10 +101,10 @@ class FineTuning:
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.reporter.say(introduction(settings, self.model, self.world.hosts()))
-        self.reporter.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
-                         f"{self.begin.told}")
-        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
-                         f"test; {self.course.iterations:,} iterations")
+        self.reporter.say(f"{self.device.told or kernels.told()}\n{forecast.describe(self.forecast, self.hosts)}\n"
+                          f"{self.begin.describe()}")
+        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
+                          f"the test; {self.course.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
             self.ask("test")

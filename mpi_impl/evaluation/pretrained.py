@@ -35,8 +35,7 @@ class Pretrained(NamedTuple):
         else:
             huggingface.load_weights(trainer, self.folder)
 
-    @property
-    def told(self) -> str:
+    def describe(self) -> str:
         head = "tuned before" if self.tuned else "with a new head for choices"
         iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
         slips = "" if self.manifest else notes(self.folder)

@@ -70,7 +70,8 @@ class ZeroShot(ABC):
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
         placed = ranks.hosts().told(self.topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told or kernels.told(), self.about(), placed]))
+        lines = [source.describe(), device.told or kernels.told(), self.about(), placed]
+        self.introduction = "\n".join(filter(None, lines))
 
     def find_model(self) -> tuple[Source, Tokenizer]:
         """Find the model and its tokenizer, on rank 0."""
@@ -96,7 +97,7 @@ class ZeroShot(ABC):
                 f"{c.pipeline_model_parallel_size} x data parallel {c.data_parallel_size}")
 
     def run(self) -> None:
-        self.reporter.say(self.told)
+        self.reporter.say(self.introduction)
         began = time.perf_counter()
         with np.errstate(over="ignore", invalid="ignore"):     # infinite logits are reported once, in a sentence
             total = self.sums.over("test", self.count, self.reporter.progress(self.count, self.samples))

@@ -39,7 +39,7 @@ class Source(Protocol):
         damaged.
         """
 
-    def told(self) -> str: ...
+    def describe(self) -> str: ...
 
 
 def find(args) -> Source:
@@ -117,7 +117,7 @@ class Checkpoint(NamedTuple):
         """Return the files of the parameters."""
         return {name: file for name, file in self.manifest.files.items() if state_of(name) == "parameters"}
 
-    def told(self) -> str:
+    def describe(self) -> str:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
         size = bytes_of(sum(file.bytes for file in self.files().values()))
         return f"loaded iteration {self.manifest.iteration}: {size} of parameters, {folder}"
@@ -149,5 +149,5 @@ class HuggingFace(NamedTuple):
 
         return read
 
-    def told(self) -> str:
+    def describe(self) -> str:
         return f"loaded the weights in {self.folder}{notes(self.folder)}"

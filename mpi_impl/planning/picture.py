@@ -35,13 +35,13 @@ def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
     return figure
 
 
-def stack(axes, y: int, parts: Sequence[tuple[float, str]], told: str) -> None:
+def stack(axes, y: int, parts: Sequence[tuple[float, str]], annotation: str) -> None:
     """Draw a bar of parts, with their sum beside it."""
     left = 0.0
     for size, color in parts:
         axes.barh(y, size, 0.66, left, color=color)
         left += size
-    axes.annotate(told.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
+    axes.annotate(annotation.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
 
 

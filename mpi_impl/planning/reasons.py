@@ -82,10 +82,10 @@ def microbatch_rule(job: Job) -> str:
     for one in job.fitting:
         if one.shape == best.shape and one.plan.b not in fitting:
             fitting[one.plan.b] = best if one.plan.b == best.plan.b else job.played(one)
-    told = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
+    compared_sizes = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
     others = [one for b, one in fitting.items() if b != best.plan.b]
     too_large = [str(b) for b in sizes if b not in fitting]
-    return joined(f"{rule} {told}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
+    return joined(f"{rule} {compared_sizes}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
                   compared("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
 
 

@@ -209,15 +209,15 @@ class Pretraining(ABC):
     def run(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
         self.say(self.device.told or kernels.told())
-        self.say(forecast.told(self.forecast, self.hosts))
-        self.say(forecast.time_told(self.plan, self.measured))
+        self.say(forecast.describe(self.forecast, self.hosts))
+        self.say(forecast.describe_time(self.plan, self.measured))
         if self.throughput:
             self.say(throughput.counted(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
         if self.loaded:
-            self.say(checkpoint.told(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
+            self.say(checkpoint.describe(self.args.load, self.loaded, self.of_a_step, self.settings.precision.main))
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             last = self.train()
             self.evaluate(last)
@@ -255,7 +255,7 @@ class Pretraining(ABC):
             self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
             if self.taken and iteration == first:
-                self.say(taken.told(self.world, self.taken, self.forecast, self.args.verify))
+                self.say(taken.describe(self.world, self.taken, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()

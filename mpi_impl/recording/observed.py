@@ -31,7 +31,7 @@ class ObservedPass(TrainingPass):
         """Take a TrainingPass's arguments."""
         self.observer = observer
 
-        def told(*units) -> None:
+        def report_gradients(*units) -> None:
             for tree in units:
                 for _, unit in leaves(tree):
                     observer.contributes(unit.name)
@@ -39,7 +39,7 @@ class ObservedPass(TrainingPass):
 
         region = ObservedRegion(region, observer)
         super().__init__(model, region, observed_units(params, observer.uses), microbatches, totals,
-                         observed_units(grads, observer.differentiates), told, *others, **named)
+                         observed_units(grads, observer.differentiates), report_gradients, *others, **named)
         self.sink = ObservedSink(self.sink, observer)
         self.compute = {kind: self.observed(function) for kind, function in self.compute.items()}
         observer.begins(self)

@@ -147,7 +147,7 @@ def remedy(hosts: Sequence[Host], plan: Plan) -> str:
             f"more {hosts[0].kind}s.")
 
 
-def told(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
+def describe(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
     states, activations = (span([getattr(one, name) for one in found]) for name in ("states", "activations"))
     together = sum(host.holds(found) for host in hosts)
     gpus = [host for host in hosts if host.kind == "GPU"]
@@ -204,7 +204,7 @@ def computed_flops(plan: Plan) -> int:
     return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
 
 
-def time_told(plan: Plan, found: Measured) -> str:
+def describe_time(plan: Plan, found: Measured) -> str:
     """Describe the time of an iteration's matrix products."""
     flops = computed_flops(plan)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "

@@ -29,7 +29,7 @@ class Metrics:
         self.step_seconds: list[float] = []                # since the last printed line
         self.seconds = 0.0                                 # spent in steps,
         self.steps = 0                                     # of this run, which may have begun at a checkpoint
-        self.skipped = self.skipped_told = 0               # steps, in all and until the last printed line
+        self.skipped = self.skipped_printed = 0               # steps, in all and until the last printed line
 
     def step(self, iteration: int, result: StepResult, seconds: float, note: str = "") -> None:
         """Record a step, counted from 1, and its seconds."""
@@ -50,9 +50,9 @@ class Metrics:
     def print_line(self, iteration: int, result: StepResult, note: str) -> None:
         each = sum(self.step_seconds) / len(self.step_seconds)
         left = self.seconds / self.steps * (self.train_iters - iteration)
-        rates = f" | {self.throughput.told(each)}" if self.throughput else ""
+        rates = f" | {self.throughput.describe(each)}" if self.throughput else ""
         self.step_seconds.clear()
-        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.told(result.losses)} | grad norm "
+        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.format_losses(result.losses)} | grad norm "
               f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
               f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
@@ -61,12 +61,12 @@ class Metrics:
         """Format the loss scale, and the number of steps skipped since the last line."""
         if not self.scaled:
             return ""
-        skipped, self.skipped_told = self.skipped - self.skipped_told, self.skipped
+        skipped, self.skipped_printed = self.skipped - self.skipped_printed, self.skipped
         fraction, exponent = frexp(result.loss_scale)
         scale = f"2^{exponent - 1}" if fraction == 0.5 else f"{result.loss_scale:g}"
         return f"loss scale {scale} | " + (f"{skipped} skipped | " if skipped else "")
 
-    def told(self, losses: Sequence[float]) -> str:
+    def format_losses(self, losses: Sequence[float]) -> str:
         """Format the loss, and if there are several heads, their losses."""
         parts = ", ".join(f"{head} {plain(loss, 4).strip()}" for head, loss in zip(self.heads, losses))
         return plain(sum(losses), 4) + (f" ({parts})" if len(self.heads) > 1 else "")
@@ -78,7 +78,7 @@ class Metrics:
         others = {f"validation_{head}_loss": one for head, one in zip(self.heads, losses)} if self.heads[1:] else {}
         self.write(iteration=iteration, validation_loss=loss, **others, validation_perplexity=perplexity)
         if self.speaks:
-            print(f"validation at {iteration:>6} | loss {self.told(losses)} | perplexity "
+            print(f"validation at {iteration:>6} | loss {self.format_losses(losses)} | perplexity "
                   f"{f'{perplexity:,.1f}' if perplexity < 1e9 else f'{perplexity:.1e}'}", flush=True)
 
     def write(self, **values) -> None:

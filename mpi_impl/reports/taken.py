@@ -67,7 +67,7 @@ def status(name: str) -> int:
     return 0
 
 
-def told(world: Group, taken: Taken, forecast: Sequence[Forecast], verified: bool = False) -> str:
+def describe(world: Group, taken: Taken, forecast: Sequence[Forecast], verified: bool = False) -> str:
     """Describe the fullest rank's forecast, as Megatron's report_theoretical_memory, and the actual peak.
 
     Called by all ranks. `verified`: whether rank 0 has the textbook's run in its memory, too.

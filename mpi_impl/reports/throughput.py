@@ -37,7 +37,7 @@ def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
 
     Other GPUs, other formats, and CPU cores have none, but a rate that was `found`.
     """
-    rate = f"measured {rate_told(found.rate)} at which all ranks together multiply in {found.form}"
+    rate = f"measured {format_rate(found.rate)} at which all ranks together multiply in {found.form}"
     if not gpus:
         return Peak(found.rate, rate)
     peaks = [published(name, form) for name in gpus]
@@ -46,7 +46,7 @@ def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
     if len(known) < len(peaks):
         return Peak(found.rate, f"{rate}, for not all of their GPUs have a peak in {form} that is known here ({names})")
     total = 1e12 * sum(known)
-    return Peak(total, f"{rate_told(total)} of dense products in {form} that NVIDIA publishes for "
+    return Peak(total, f"{format_rate(total)} of dense products in {form} that NVIDIA publishes for "
                        f"{len(gpus)} GPU{'s' if gpus[1:] else ''} ({names})")
 
 
@@ -78,9 +78,9 @@ class Throughput:
         """Return the rates for a program."""
         return {"tflops_per_rank": self.of_a_rank(seconds) / 1e12, "mfu": self.utilization(seconds)}
 
-    def told(self, seconds: float) -> str:
+    def describe(self, seconds: float) -> str:
         """Format the rates for a person: `8.46 GFLOP/s per rank | MFU 29.4%`."""
-        return f"{rate_told(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
+        return f"{format_rate(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 
 
 def throughput_of(plan: Plan, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
@@ -96,7 +96,7 @@ def counted(plan: Plan, throughput: Throughput) -> str:
             f"{throughput.peak.source}")
 
 
-def rate_told(flops_per_second: float) -> str:
+def format_rate(flops_per_second: float) -> str:
     """Format a rate in GFLOP/s for a core, in TFLOP/s for a GPU."""
     units = (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")
     unit, name = next((one for one in units if flops_per_second >= one[0]), units[-1])

@@ -205,16 +205,16 @@ def test_no_rank_holds_the_model(ranks, tmp_path, offload):
 def test_what_is_said_of_other_settings():
     """Each option that differs, with both values; and the dtype."""
     manifest = Manifest(10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
-    assert checkpoint.told("D", manifest, dict(manifest.settings), "float32") == "loaded iteration 10: 0 bytes, " + (
-        os.path.join("D", "iter_0000010"))
-    lines = checkpoint.told("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
+    same = checkpoint.describe("D", manifest, dict(manifest.settings), "float32")
+    assert same == "loaded iteration 10: 0 bytes, " + os.path.join("D", "iter_0000010")
+    lines = checkpoint.describe("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
     assert lines == ["its weights and moments are float32, and float64 from now on",
                      "note: other settings than before, so the run is not the same: --seed 2 (was 1), --split 2,1 "
                      "(was 1,1)"]
     flags = Manifest(1, 1, ScaleState(2.0**16, 0, 2), "float32", {}, {"bf16": False, "fp16": True, "loss_scale": None,
                                                           "initial_loss_scale": 2.0**32}, {}, {})
     now = {"bf16": True, "fp16": False, "loss_scale": 8.0, "initial_loss_scale": 1.0}
-    assert checkpoint.told("D", flags, now, "float32").endswith(
+    assert checkpoint.describe("D", flags, now, "float32").endswith(
         "--bf16 (was not given), no --fp16 (was given), --loss-scale 8.0 (was not given)"), "the scale is loaded"
     with pytest.raises(UserError, match="--train-iters is 10, but D/iter_0000010, .* Choose more"):
         checkpoint.check_iterations("D", manifest, 10)

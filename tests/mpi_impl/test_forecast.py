@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
-from mpi_impl.reports.forecast import Forecast, Host, Plan, check_memory, hosts_of, measured, remedy, time_told, told
+from mpi_impl.reports.forecast import (Forecast, Host, Plan, check_memory, describe, describe_time, hosts_of, measured,
+                                       remedy)
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
@@ -125,9 +126,9 @@ def test_the_remedy_is_not_what_was_given(given):
         assert not advice.startswith("With --recompute-granularity full it would be"), advice
 
 
-def test_what_is_told():
+def test_the_description():
     hosts = [machine(1e9, 0, 1), machine(1e9, 1)]
-    assert told([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
+    assert describe([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
         "a rank will hold 1 MB to 3 MB of parameters, gradients and moments, and at most 500 bytes to 2 MB of "
         "activations: 7 MB on all of them")
 
@@ -146,7 +147,7 @@ def test_a_gpu_that_has_less_refuses():
     (found,) = plan.forecast()
     gpus = [machine(1.1 * found.total, 0)._replace(kind="GPU"), machine(1.5 * found.total, 0, 0)._replace(kind="GPU")]
     assert check_memory(gpus[:1], plan) == [found]
-    assert told([Forecast(3e6, 0)], [machine(1e9, 0)._replace(kind="GPU"), machine(2e9, 0)._replace(kind="GPU")]
+    assert describe([Forecast(3e6, 0)], [machine(1e9, 0)._replace(kind="GPU"), machine(2e9, 0)._replace(kind="GPU")]
                 ).endswith(": 6 MB on all of them; a GPU has 1 GB to 2 GB free")
     with pytest.raises(UserError, match=r"The 2 ranks of a GPU would hold .* of activations. It has .* free\. "):
         check_memory(gpus, plan)
@@ -164,13 +165,13 @@ def test_a_gpu_that_has_less_refuses():
 def test_the_time_is_that_of_the_multiplications(ranks, near, form):
     """All ranks say the same, from the rates that each has measured."""
     plan = Plan(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
-    (text,) = set(ranks.run(3, told_with_small_matrices, plan, near))
+    (text,) = set(ranks.run(3, describe_with_small_matrices, plan, near))
     assert text.endswith(f"multiply in {form}, and more for all else")
     flops, seconds, rate = map(float, re.search(r"takes (.*) FLOPs .*: (.*) s at the (.*) GFLOP/s", text).groups())
     assert flops == pytest.approx(iteration_flops(MODEL, 8, 16), rel=0.1)
     assert seconds == pytest.approx(flops / (1e9 * rate), rel=0.2)
 
 
-def told_with_small_matrices(group, plan, near):
+def describe_with_small_matrices(group, plan, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return time_told(plan, measured(group, near))
+        return describe_time(plan, measured(group, near))

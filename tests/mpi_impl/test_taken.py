@@ -11,7 +11,7 @@ import pytest
 from mpi_impl.launching.entry import keep_freed_memory
 from mpi_impl.reports import taken
 from mpi_impl.reports.forecast import Forecast
-from mpi_impl.reports.taken import Taken, told
+from mpi_impl.reports.taken import Taken, describe
 from reference.params import HOST
 from tests.deep import one_fast_of
 from tests.fake_cuda import fake_cuda
@@ -87,7 +87,7 @@ def test_the_fullest_rank_is_told_on_all(ranks):
 def told_with(group):
     with fake_cuda() as cupy:
         cupy.pool = (8 * MB, 9 * MB, 2 * MB)[group.rank]
-        return told(group, Taken(SpyArray(np.empty(0))), [Forecast(5e6, MB), Forecast(3e6, 4 * MB)], verified=True)
+        return describe(group, Taken(SpyArray(np.empty(0))), [Forecast(5e6, MB), Forecast(3e6, 4 * MB)], verified=True)
 
 
 @linux
