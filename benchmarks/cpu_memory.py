@@ -14,7 +14,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.launching.entry import run
 from mpi_impl.reports.forecast import Plan
-from mpi_impl.reports.taken import Taken
+from mpi_impl.reports.resident_memory import ResidentMemory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
@@ -28,7 +28,7 @@ STEPS = 3
 def main() -> None:
     ranks, work = world(), WORKS["h512"]
     ranks.from_all(None)
-    taken = Taken(HOST)
+    resident = ResidentMemory(HOST)
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     parallel, precision = ParallelConfig(tensor_model_parallel_size=ranks.size), Precision("float32")
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant")
@@ -37,7 +37,7 @@ def main() -> None:
     for _ in range(STEPS):
         trainer.step([GPTBatch(tokens, targets)], work.b)
     forecast, = Plan(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
-    report(ranks, taken.bytes, forecast)
+    report(ranks, resident.bytes, forecast)
 
 
 def report(ranks: Group, took: int, forecast) -> None:

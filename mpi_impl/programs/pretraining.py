@@ -31,7 +31,7 @@ from mpi_impl.launching.entry import give_up, leave_within
 from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.recording.recorder import RecordedSteps, description
-from mpi_impl.reports import forecast, memory, taken, throughput, traffic
+from mpi_impl.reports import forecast, memory, resident_memory, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.runtime.outputs import check_outputs
@@ -108,7 +108,7 @@ class Pretraining(ABC):
                                   self.args.offload_folder is not None or self.device.memory is not None)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
-        self.taken = taken.Taken(self.device.like) if self.args.log_throughput else None
+        self.resident = resident_memory.ResidentMemory(self.device.like) if self.args.log_throughput else None
         self.trainer = Trainer(self.model, settings.optimizer, self.topology, self.args.seed, settings.precision,
                                self.device.like, self.args.offload_folder)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
@@ -254,8 +254,8 @@ class Pretraining(ABC):
                 self.recorded.write()
             self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
-            if self.taken and iteration == first:
-                self.say(taken.describe(self.world, self.taken, self.forecast, self.args.verify))
+            if self.resident and iteration == first:
+                self.say(resident_memory.describe(self.world, self.resident, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()

@@ -12,7 +12,7 @@ from mpi_impl.runtime.arrays import on_device
 from mpi_impl.runtime.tables import bytes_of
 
 
-class Taken:
+class ResidentMemory:
     """The memory in use since this was made: before the model is."""
 
     def __init__(self, like):
@@ -35,7 +35,7 @@ class Taken:
 
     @property
     def what(self) -> str:
-        return "CuPy's pool" if self.on_device else "resident memory beyond what there was before the model"
+        return "CuPy's pool" if self.on_device else "resident memory beyond that before the model"
 
 
 def forget_freed() -> None:
@@ -67,12 +67,12 @@ def status(name: str) -> int:
     return 0
 
 
-def describe(world: Group, taken: Taken, forecast: Sequence[Forecast], verified: bool = False) -> str:
+def describe(world: Group, resident: ResidentMemory, forecast: Sequence[Forecast], verified: bool = False) -> str:
     """Describe the fullest rank's forecast, as Megatron's report_theoretical_memory, and the actual peak.
 
     Called by all ranks. `verified`: whether rank 0 has the textbook's run in its memory, too.
     """
-    most, fullest = max(world.from_all(taken.bytes)), max(forecast, key=lambda one: one.total)
+    most, fullest = max(world.from_all(resident.bytes)), max(forecast, key=lambda one: one.total)
     return (f"theoretical memory of the fullest rank: {bytes_of(fullest.states)} of parameters, gradients and moments, "
             f"{bytes_of(fullest.activations)} of activations, {bytes_of(fullest.total)} in all; taken until now: at "
-            f"most {bytes_of(most)} ({taken.what}{', the textbook of --verify included' * verified})")
+            f"most {bytes_of(most)} ({resident.what}{', the textbook of --verify included' * verified})")
