@@ -39,7 +39,7 @@ from mpi_impl.training.batches import Batches, reads, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.costs.traffic import Work
+from reference.costs.traffic import PassCounts
 from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 
@@ -300,7 +300,7 @@ class Pretraining(ABC):
 
     def report_ledger(self, steps: int, ledger: Ledger) -> None:
         m = self.settings.microbatches
-        work = Work(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
+        work = PassCounts(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
         sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size, self.args.seq_length, work)
         print(f"\n{traffic.report(*sizes)}\n", flush=True)
         if self.args.ledger:

@@ -9,7 +9,7 @@ from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import Traffic, Work, edges, traffic
+from reference.costs.traffic import PassCounts, Traffic, edges, traffic
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import layouts_of_ranks
 
@@ -62,7 +62,7 @@ def inside_and_between(line: Line) -> tuple[float, ...]:
     return () if line.between is None else (ring_bytes(*line[:2]) - line.between, line.between)
 
 
-def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
+def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
     statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
     if n := edges(c, p):
@@ -74,7 +74,7 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     return "\n".join(statements)
 
 
-def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> list[str]:
+def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> list[str]:
     """Describe the traffic at the edges of a layer's tensor-parallel regions."""
     t, units = p.tensor_model_parallel_size, c.num_layers * work.microbatches
     reasons = [f"{branch} {end}" for branch in ("attention", "mlp") for end in ("input", "output", "input, again")]
@@ -92,7 +92,7 @@ def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int,
             f"{tensor_parallel_traffic(b, s, c.hidden_size, t, gathers_again):,.0f}."]
 
 
-def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: Work) -> str:
+def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of the loss of logits that are sharded by vocabulary."""
     loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
@@ -107,7 +107,7 @@ def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s:
             f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 
 
-def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
+def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
     d, m, psi = p.data_parallel_size, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
@@ -133,14 +133,14 @@ def between_hosts(ledger: Ledger) -> str:
             "ranks.")
 
 
-def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
+def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
     """Return the table and the statements for the end of a run, from the ledgers of one pipeline: all send the same."""
     lines, ranks = compare(ledger, traffic(c, p, b, s, work)), p.pipeline_model_parallel_size
     who = "rank 0" if ranks == 1 else f"the {ranks} ranks of rank 0's pipeline, added up,"
     return f"What {who} sent (ledger):\n{table(lines)}\n{summary(ledger, c, p, b, s, work)}"
 
 
-def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> None:
+def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> None:
     """Write the same lines as a JSON list of objects. Raise UserError if that fails."""
     lines = compare(ledger, traffic(c, p, b, s, work))
     rows = [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),

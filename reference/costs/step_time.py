@@ -43,7 +43,7 @@ class Parts(NamedTuple):
         return Parts(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
-class Work(NamedTuple):
+class StageTime(NamedTuple):
     """The time of a stage for one microbatch."""
 
     forward: Parts
@@ -55,10 +55,10 @@ class Work(NamedTuple):
         return self.forward.plus(self.input_gradient).plus(self.weight_gradient)
 
     def plus(self, other: "Work", times: float = 1) -> "Work":
-        return Work(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
+        return StageTime(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
 
 
-NOTHING = Work(Parts(), Parts(), Parts())
+NOTHING = StageTime(Parts(), Parts(), Parts())
 
 
 class StepTime(NamedTuple):
@@ -115,7 +115,7 @@ def groups_of(plan: Plan) -> Groups:
 
 
 @cache
-def layer(sizes: Sizes, hardware: Hardware) -> Work:
+def layer(sizes: Sizes, hardware: Hardware) -> StageTime:
     """Time forward and backward of one layer and microbatch."""
     forward, (core, scores) = layer_forward(sizes, hardware), attention_core(sizes, hardware, 0)
     products = linear_products(sizes, hardware)
@@ -123,7 +123,7 @@ def layer(sizes: Sizes, hardware: Hardware) -> Work:
     backward = Parts(products + core_back, elementwise(sizes, hardware, 1) + scores_back,
                      region_messages(sizes, hardware, backward=True))
     again = {"none": Parts(), "selective": Parts(core, scores), "full": forward}[sizes.recompute]
-    return Work(forward, backward.plus(again), Parts(products=products))
+    return StageTime(forward, backward.plus(again), Parts(products=products))
 
 
 def layer_forward(sizes: Sizes, hardware: Hardware) -> Parts:
@@ -179,16 +179,16 @@ def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
 
 
 @cache
-def embedding(sizes: Sizes, hardware: Hardware) -> Work:
+def embedding(sizes: Sizes, hardware: Hardware) -> StageTime:
     """Time the tables, summed over the vocabulary's shards, and dropout."""
     x = sizes.b * sizes.s * sizes.h
     forward, backward = (hardware.stream(x, passes) for passes in hardware.passes.embedding)
     sent = collective(hardware, "all_reduce", sizes.tensor, x * hardware.element_bytes)
-    return Work(Parts(kernels=forward, messages=sent), Parts(kernels=backward), Parts())
+    return StageTime(Parts(kernels=forward, messages=sent), Parts(kernels=backward), Parts())
 
 
 @cache
-def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Work:
+def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> StageTime:
     """Time the logits of V/t tokens, and their cross-entropy. Of its messages only f's counts: the loss sends few
     elements.
 
@@ -200,10 +200,10 @@ def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Wor
         logits += hardware.product(n // (sizes.t if sizes.sequence_parallel else 1), h, h)
     forward, backward = (hardware.stream(n * words, passes) for passes in hardware.passes.logits)
     sent = collective(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
-    return Work(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
+    return StageTime(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
 
-def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool) -> Work:
+def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool) -> StageTime:
     """Time a stage, or a rank, with this many layers, and perhaps the embedding or the head."""
     sizes, t = sizes_of(plan), plan.parallel.tensor_model_parallel_size
     work = NOTHING.plus(layer(sizes, hardware), layers)
@@ -215,7 +215,7 @@ def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool
     return work
 
 
-def stage_works(plan: Plan, hardware: Hardware) -> list[Work]:
+def stage_works(plan: Plan, hardware: Hardware) -> list[StageTime]:
     """Time every stage of a pipeline, in order."""
     held = {stage: layers for stages in plan.pipeline.stages for stage, layers in stages.items()}
     return [work_of(plan, hardware, len(held[stage]), stage == 0, stage == len(held) - 1) for stage in sorted(held)]
@@ -267,7 +267,7 @@ def played_makespan(plan: Plan, hardware: Hardware) -> float:
     works, p = stage_works(plan, hardware), plan.parallel.pipeline_model_parallel_size
     if len(works) == 1:
         return plan.m * works[0].total.total
-    forward, i, w = ([getattr(work, part).total for work in works] for part in Work._fields)
+    forward, i, w = ([getattr(work, part).total for work in works] for part in StageTime._fields)
     times = Times(forward, i, w, sending(plan, hardware))
     groups, rest, more = *divmod(plan.m, p), ceil(SPAN / p)
     shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, some) * p + rest), times).makespan

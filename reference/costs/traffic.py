@@ -21,7 +21,7 @@ class Traffic(NamedTuple):
     formula: str     # of the elements, in each microbatch (or step, if it says so)
 
 
-class Work(NamedTuple):
+class PassCounts(NamedTuple):
     """The number of passes of a run through the model, as one replica sees it."""
 
     steps: int
@@ -31,7 +31,7 @@ class Work(NamedTuple):
     skipped: int = 0                # steps that changed no parameter
 
 
-def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, replica: int = 0) -> list[Traffic]:
+def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
     """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
     b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
