@@ -128,7 +128,7 @@ def size_of_product(n: int, k: int, m: int) -> float:
 # ---- placement of ranks ---------------------------------------------------------------------------------------------
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Of a world of ranks, groups of so many, each rank `stride` behind the one before: who shares a layer, say."""
 
     ranks: int
@@ -137,7 +137,7 @@ class Group(NamedTuple):
 
 
 @cache
-def leaving(group: Group, server: int) -> int:
+def leaving(group: RankGroup, server: int) -> int:
     """Return the largest number of these groups that have members both in a server and outside it.
 
     Where sizes do not divide one another, groups are split in different ways: the busiest server counts.
@@ -150,7 +150,7 @@ def leaving(group: Group, server: int) -> int:
     return max(found.values(), default=0)
 
 
-def slowest_link(hardware: Hardware, group: Group) -> Link:
+def slowest_link(hardware: Hardware, group: RankGroup) -> Link:
     """Return the slowest link from member to member when all groups of the world communicate at the same time.
 
     Inside a server every device has links of its own. Traffic out of a server crosses once for each group that leaves
@@ -162,7 +162,7 @@ def slowest_link(hardware: Hardware, group: Group) -> Link:
     return Link(max(inside.latency, between.latency), min(inside.bandwidth, between.bandwidth / groups))
 
 
-def collective(hardware: Hardware, operation: str, group: Group, size: float) -> float:
+def collective(hardware: Hardware, operation: str, group: RankGroup, size: float) -> float:
     """Return the seconds for `size` bytes in a ring, which is as fast as its slowest link."""
     if group.ranks == 1:
         return 0.0

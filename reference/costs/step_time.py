@@ -18,7 +18,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from reference.costs.flops import iteration_flops
-from reference.costs.hardware import Group, Hardware, collective, slowest_link
+from reference.costs.hardware import Hardware, RankGroup, collective, slowest_link
 from reference.costs.plans import Plan
 from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
@@ -90,7 +90,7 @@ class Sizes(NamedTuple):
     sequence_parallel: bool
     keep_gathered_inputs: bool
     recompute: str
-    tensor: Group       # of the t ranks that share a layer
+    tensor: RankGroup       # of the t ranks that share a layer
 
 
 def sizes_of(plan: Plan) -> Sizes:
@@ -103,15 +103,15 @@ def sizes_of(plan: Plan) -> Sizes:
 class Groups(NamedTuple):
     """Groups of ranks. Ranks count through t first, then d, then p."""
 
-    tensor: Group
-    data: Group
-    pipeline: Group
+    tensor: RankGroup
+    data: RankGroup
+    pipeline: RankGroup
 
 
 def groups_of(plan: Plan) -> Groups:
     p, n = plan.parallel, plan.parallel.world_size
     t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
-    return Groups(Group(t, 1, n), Group(d, t, n), Group(stages, t * d, n))
+    return Groups(RankGroup(t, 1, n), RankGroup(d, t, n), RankGroup(stages, t * d, n))
 
 
 @cache
