@@ -21,7 +21,7 @@ from reference.schedules.simulate import Timeline, Times, simulate
 HALF = 2                    # bytes of an element in a message
 
 
-class Memory(NamedTuple):
+class PlanMemory(NamedTuple):
     """Bytes on the fullest rank: of the first stage, which embeds and has most in flight, or of the last, which has the
     logits.
     """
@@ -81,11 +81,11 @@ class Plan:
         return self.psi / self.parallel.shards
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> PlanMemory:
         last = self.parallel.pipeline_model_parallel_size - 1
         return max((self.memory_of(rank) for rank in {0, last}), key=sum)
 
-    def memory_of(self, rank: int) -> Memory:
+    def memory_of(self, rank: int) -> PlanMemory:
         """Return the memory of the first or the last rank of a pipeline, with one recomputed layer at a time."""
         c, p, s = self.model, self.parallel, self.model.max_position_embeddings
         t, v, last = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1, p.pipeline_model_parallel_size - 1
@@ -95,7 +95,7 @@ class Plan:
                         for recompute in (p.recompute.granularity, "none"))
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
                    activations_outside_layers(c, self.b, s, t, last + 1))
-        return Memory(*model_states(parameters_of_stage(c, t, held), p.data_parallel_size, p.zero_stage),
+        return PlanMemory(*model_states(parameters_of_stage(c, t, held), p.data_parallel_size, p.zero_stage),
                       activations=in_flight * len(held) / v * layer + (whole - layer) + outside)
 
     @property
@@ -120,7 +120,7 @@ class Plan:
 # ---- shared by many plans -------------------------------------------------------------------------------------------
 
 
-class Pipeline(NamedTuple):
+class LayerPlacement(NamedTuple):
     """The placement of layers."""
 
     stages: list[dict[int, range]]               # for each rank, the layers of its stages
@@ -130,9 +130,9 @@ class Pipeline(NamedTuple):
 
 
 @cache
-def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> Pipeline:
+def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> LayerPlacement:
     """Place the layers. Raise UserError for too few layers, or for a schedule and v that do not go together."""
     stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
     held = list(map(layers_of_rank, stages))
     kinds = Counter((len(layers), 0 in layers, model.num_layers - 1 in layers) for layers in held)
-    return Pipeline(stages, held[0], held[-1], kinds)
+    return LayerPlacement(stages, held[0], held[-1], kinds)
