@@ -13,7 +13,7 @@ from works import WORKS
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.launching.entry import run
-from mpi_impl.reports.forecast import Plan
+from mpi_impl.reports.forecast import RunSizes
 from mpi_impl.reports.resident_memory import ResidentMemory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
@@ -36,7 +36,7 @@ def main() -> None:
     tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
     for _ in range(STEPS):
         trainer.step([GPTBatch(tokens, targets)], work.b)
-    forecast, = Plan(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
+    forecast, = RunSizes(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
     report(ranks, resident.bytes, forecast)
 
 

@@ -16,7 +16,7 @@ from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.telling import count, say
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.reports.charts import GRID, MEMORY
-from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
+from mpi_impl.reports.forecast import RunSizes, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.runtime.files import check_folder
@@ -84,7 +84,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ranks.from_first(lambda: check_output(options))
     hosts = hosts_of(ranks, place=0)
     for one in [*replicas, *sharers]:
-        check_memory(hosts, Plan(model, one.parallel, precision_of(options), options.micro_batch_size,
+        check_memory(hosts, RunSizes(model, one.parallel, precision_of(options), options.micro_batch_size,
                                  options.seq_length, MICROBATCHES))
     say(ranks, introduction(model, options, ranks.size))
     panels = {}

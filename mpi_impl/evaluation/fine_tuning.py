@@ -51,7 +51,7 @@ class FineTuning:
         self.course = course(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.course.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
-        self.forecast = forecast.check_memory(self.hosts, forecast.Plan(
+        self.forecast = forecast.check_memory(self.hosts, forecast.RunSizes(
             self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
             args.offload_folder is not None or self.device.memory is not None))
         self.trainer = Trainer(self.model, self.optimizer, self.topology, args.seed, precision(args),

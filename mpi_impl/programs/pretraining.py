@@ -103,7 +103,7 @@ class Pretraining(ABC):
         self.dataset = self.open_sources(self.sources) if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
-        self.plan = forecast.Plan(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
+        self.plan = forecast.RunSizes(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
                                   self.args.seq_length, settings.microbatches,
                                   self.args.offload_folder is not None or self.device.memory is not None)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)

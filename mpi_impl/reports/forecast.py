@@ -37,7 +37,7 @@ class Forecast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunSizes:
     """The facts that determine a run's memory."""
 
     model: ModelConfig
@@ -73,7 +73,7 @@ class Plan:
         return parameter + gradient + adam
 
 
-class Host(NamedTuple):
+class MemoryHost(NamedTuple):
     """A machine, or a GPU, and the number of the run's ranks on it for each place in a pipeline."""
 
     memory: int        # bytes; a GPU's free ones
@@ -87,7 +87,7 @@ class Host(NamedTuple):
         return f"has {bytes_of(self.memory)}{' free' if self.kind == 'GPU' else ''}"
 
 
-def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Host]:
+def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[MemoryHost]:
     """Return the machines of a run, or the GPUs of its ranks; called by all ranks, each with its place in a pipeline.
 
     Tensors that are offloaded from a GPU are not in the forecast.
@@ -97,10 +97,10 @@ def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Host]:
     for memory, where in world.from_all((gpu or machine, place)):
         sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # a GPU's free memory shrinks
         ranks[memory.where][where] += 1
-    return [Host(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
+    return [MemoryHost(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
 
 
-def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
+def check_memory(hosts: Sequence[MemoryHost], plan: RunSizes) -> list[Forecast]:
     """Return the forecast. Raise UserError if a machine has less: now, and not after hours."""
     check_one_rank(hosts, plan)
     found = plan.forecast()
@@ -115,7 +115,7 @@ def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
     return found
 
 
-def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
+def check_one_rank(hosts: Sequence[MemoryHost], plan: RunSizes) -> None:
     """Raise UserError if a rank's states alone exceed every machine's memory, on average over the pipeline.
 
     A model that is that far too large is not checked layer by layer.
@@ -130,7 +130,7 @@ def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
                         "replicas a higher --zero-stage.")
 
 
-def remedy(hosts: Sequence[Host], plan: Plan) -> str:
+def remedy(hosts: Sequence[MemoryHost], plan: RunSizes) -> str:
     """Name one option that would help, if there is one."""
     parallel = plan.parallel
     options = {}
@@ -147,7 +147,7 @@ def remedy(hosts: Sequence[Host], plan: Plan) -> str:
             f"more {hosts[0].kind}s.")
 
 
-def describe(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
+def describe(found: Sequence[Forecast], hosts: Sequence[MemoryHost]) -> str:
     states, activations = (span([getattr(one, name) for one in found]) for name in ("states", "activations"))
     together = sum(host.holds(found) for host in hosts)
     gpus = [host for host in hosts if host.kind == "GPU"]
@@ -193,7 +193,7 @@ def measured(world: Group, near) -> Measured:
     return Measured(multiplications_per_second(world, np.ones_like(near, shape=(size, size), dtype=form)), form.name)
 
 
-def computed_flops(plan: Plan) -> int:
+def computed_flops(plan: RunSizes) -> int:
     """Count the FLOPs of an iteration's matrix products, recompute included.
 
     In 16 bits the backward's kernel recomputes attention's core, as selective recompute does.
@@ -204,7 +204,7 @@ def computed_flops(plan: Plan) -> int:
     return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
 
 
-def describe_time(plan: Plan, found: Measured) -> str:
+def describe_time(plan: RunSizes, found: Measured) -> str:
     """Describe the time of an iteration's matrix products."""
     flops = computed_flops(plan)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "

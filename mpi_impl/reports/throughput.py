@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.reports.forecast import Measured, Plan, computed_flops
+from mpi_impl.reports.forecast import Measured, RunSizes, computed_flops
 from mpi_impl.runtime.arrays import HALVES, dtype_of
 from reference.costs.flops import iteration_flops, utilization
 
@@ -83,12 +83,12 @@ class Throughput:
         return f"{format_rate(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 
 
-def throughput_of(plan: Plan, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
+def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
     flops = iteration_flops(plan.model, plan.global_batch_size, plan.seq_length)
     return Throughput(flops, ranks, peak_of(gpus, plan.precision.compute, found))
 
 
-def counted(plan: Plan, throughput: Throughput) -> str:
+def counted(plan: RunSizes, throughput: Throughput) -> str:
     """Describe the FLOPs that the rates count, and the peak of the MFU."""
     computed = computed_flops(plan)
     again = f", and {computed:.3e} with what is computed again, which does not count" * (computed > throughput.flops)
