@@ -49,7 +49,7 @@ def shape_of(plan: Plan) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Job:
+class PlanSearch:
     """A model to train and the hardware to train it on. Raises UserError for numbers below 1."""
 
     model: ModelConfig
@@ -113,7 +113,7 @@ def shapes(model: ModelConfig, B: int) -> list[tuple[int, int, int]]:
     return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B)))
 
 
-def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
+def plans_of(job: PlanSearch, t: int, p: int, d: int) -> Iterator[Plan]:
     """Yield all plans of a shape: 1F1B, and its interleaved form if m is a multiple of p and layers divide evenly."""
     L, s = job.model.num_layers, job.model.max_position_embeddings
     for b in (b for b in divisors(job.B // d) if b <= MOST_B):
@@ -135,7 +135,7 @@ def divisors(n: int) -> list[int]:
 # ---- no plan --------------------------------------------------------------------------------------------------------
 
 
-def check(job: Job) -> None:
+def check(job: PlanSearch) -> None:
     """Raise UserError if no plan is possible, or none fits, with advice."""
     possible = {t * p * d for t, p, d in shapes(job.model, job.B)}
     if job.n not in possible:
@@ -156,7 +156,7 @@ def check(job: Job) -> None:
             f"{remedy(job)}")
 
 
-def remedy(job: Job) -> str:
+def remedy(job: PlanSearch) -> str:
     """Return the next number of devices that would suffice, if there is one: more replicas never hold more."""
     found = shapes(job.model, job.B)
     if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
@@ -168,7 +168,7 @@ def remedy(job: Job) -> str:
     return f"With --num-gpus {n} one fits."
 
 
-def leanest_plan(job: Job, t: int, p: int, d: int) -> Plan:
+def leanest_plan(job: PlanSearch, t: int, p: int, d: int) -> Plan:
     """Return the leanest plan of a shape: ZeRO-3, everything sharded and recomputed, one sample at a time."""
     cut = t > 1 and job.model.max_position_embeddings % t == 0
     return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=cut,

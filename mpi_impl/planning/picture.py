@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mpi_impl.planning.candidates import Job, Timed, savings
+from mpi_impl.planning.candidates import PlanSearch, Timed, savings
 from mpi_impl.reports.charts import MEMORY, finish
 
 TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "idle": "#D8D8D8", "replicas": "#AA4499",
@@ -13,7 +13,7 @@ LABELS = {"products": "matrix products", "kernels": "other kernels", "messages":
           "idle": "idle", "replicas": "replicas' messages", "optimizer": "optimizer"}
 
 
-def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
+def draw_plans(job: PlanSearch, best: Sequence[Timed], title: str) -> Figure:
     """Draw a row for each plan, the fastest on top."""
     figure = Figure((11, 0.62 * len(best) + 1.9), layout="constrained")
     memory, time = figure.subplots(1, 2, sharey=True)

@@ -9,7 +9,7 @@ A rule that holds is reported with the cost of its neighbours; one that is beate
 import math
 from collections.abc import Callable
 
-from mpi_impl.planning.candidates import Job, Timed, described, shape_of
+from mpi_impl.planning.candidates import PlanSearch, Timed, described, shape_of
 from reference.costs.step_time import StepTime
 
 AS_FAST = 0.006     # a relative difference below this is none, nor would it show in percent
@@ -20,7 +20,7 @@ NAMES = {"products": "matrix products", "kernels": "everything but matrix produc
          "replicas": "messages of the replicas, and waiting for the slowest", "optimizer": "the optimizer"}
 
 
-def reasons(job: Job) -> list[str]:
+def reasons(job: PlanSearch) -> list[str]:
     """Return sentences."""
     return [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
 
@@ -28,7 +28,7 @@ def reasons(job: Job) -> list[str]:
 # ---- 1 --------------------------------------------------------------------------------------------------------------
 
 
-def tensor_rule(job: Job) -> str:
+def tensor_rule(job: PlanSearch) -> str:
     best, server = job.best[0], job.hardware.server
     t, p, _ = best.shape
     rule = f"Rule 1, t up to the {min(server, job.n)} devices of a server, and only then p:"
@@ -51,7 +51,7 @@ def tensor_rule(job: Job) -> str:
 # ---- 2 --------------------------------------------------------------------------------------------------------------
 
 
-def pipeline_rule(job: Job) -> str:
+def pipeline_rule(job: PlanSearch) -> str:
     best = job.best[0]
     rule, mine = "Rule 2, t x p as small as the memory allows, and d for the rest:", model_parallelism(best)
     smaller = fastest(job, lambda one: model_parallelism(one) < mine)
@@ -71,7 +71,7 @@ def model_parallelism(one: Timed) -> int:
 # ---- 3 --------------------------------------------------------------------------------------------------------------
 
 
-def microbatch_rule(job: Job) -> str:
+def microbatch_rule(job: PlanSearch) -> str:
     """Compare all b of the best plan's shape, each with its best other choices."""
     best = job.best[0]
     sizes = sorted({plan.b for plan in job.plans if shape_of(plan) == best.shape})
@@ -92,7 +92,7 @@ def microbatch_rule(job: Job) -> str:
 # ---- later methods --------------------------------------------------------------------------------------------------
 
 
-def saving(job: Job) -> str:
+def saving(job: PlanSearch) -> str:
     """Compare with a plan without ZeRO, sequence parallelism and selective recompute, all newer than that paper."""
     best = job.best[0]
     what = "ZeRO, sequence parallelism and selective recompute"
@@ -110,7 +110,7 @@ def is_plain(one: Timed) -> bool:
 # ---- sentences ------------------------------------------------------------------------------------------------------
 
 
-def fastest(job: Job, like: Callable[[Timed], bool]) -> Timed | None:
+def fastest(job: PlanSearch, like: Callable[[Timed], bool]) -> Timed | None:
     """Return the fastest plan that fits and meets the condition, after simulation; None if there is none."""
     found = next(filter(like, job.fitting), None)
     return found and job.played(found)
