@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from mpi_impl.checkpoints.huggingface_layout import Layout, Place, place, query_key_or_value
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place, query_key_or_value
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -36,7 +36,7 @@ QKV = ("query", "key", "value")
 MATRICES = ("w", "w_qkv", "w_in", "w_out")       # of layers, which are transposed there; tables are not
 
 
-def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor, num_layers: int) -> list[Place]:
+def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
     """Return a tensor's places: q, k and v are three matrices, or biases; any other tensor is one.
 
     `module_of_norm` knows the order.
@@ -45,7 +45,7 @@ def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Te
     if not name.endswith("_qkv"):
         return [place(theirs, tensor, turn)]
     h = tensor.shape[-2] * tensor.shape[-1]
-    return [Place(theirs.format(which), (h, h) if turn else (h,), query_key_or_value(i, turn), axis=0, length=h)
+    return [TensorPlace(theirs.format(which), (h, h) if turn else (h,), query_key_or_value(i, turn), axis=0, length=h)
             for i, which in enumerate(QKV)]
 
 
@@ -78,7 +78,7 @@ def rearranged(norm: str, layer: int, num_layers: int) -> str:
     return f"encoder.layer.{layer}" + (".ln" if norm == "post_attention_layernorm" else ".attention.ln")
 
 
-BERT = Layout(
+BERT = TransformersLayout(
     "bert", "bert",
     {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice"},
     same={"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",

@@ -4,7 +4,7 @@ then v.
 """
 import re
 
-from mpi_impl.checkpoints.huggingface_layout import Layout, Place, place, query_key_or_value
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place, query_key_or_value
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -29,17 +29,17 @@ def their_name(name: str) -> str:
     return f"h.{layer}.{OF_BLOCK[rest]}"
 
 
-def places(name: str, tensor: Tensor, num_layers: int) -> list[Place]:
+def places(name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
     """Return a tensor's places: q, k and v are h columns each of one matrix; any other tensor is one there, too."""
     theirs = their_name(name)
     if not name.endswith("_qkv"):
         return [place(theirs, tensor)]
     *before, _, a, d = tensor.shape
     h, shape = a * d, (*before, 3 * a * d)                                 # [h, 3h], or of the bias [3h]
-    return [Place(theirs, shape, query_key_or_value(i, turn=False), len(shape) - 1, i * h, h) for i in range(3)]
+    return [TensorPlace(theirs, shape, query_key_or_value(i, turn=False), len(shape) - 1, i * h, h) for i in range(3)]
 
 
-GPT2 = Layout(
+GPT2 = TransformersLayout(
     "gpt2", "gpt", {("lm",): "GPT2LMHeadModel"},
     same={"num_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
           "max_position_embeddings": "n_positions", "layernorm_epsilon": "layer_norm_epsilon"},

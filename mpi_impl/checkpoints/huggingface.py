@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
-from mpi_impl.checkpoints.huggingface_layout import Place
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, in the fi
 NEW = ("pooler.", "multichoice_head.")       # tensors that a model for choices may begin without
 
 
-def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[Place]]]:
+def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[TensorPlace]]]:
     """Yield each tensor of ours, by name, with its places in the files."""
     layout = layout_of(model)
     for name, tensor in leaves(model_tensors(model)):
@@ -112,7 +112,7 @@ class Weights:
             raise UserError(f"{self.found[name][0]} has a tensor {name}, for which the model of the folder's {CONFIG} "
                             "has no place.")
 
-    def check_tensor(self, place: Place) -> None:
+    def check_tensor(self, place: TensorPlace) -> None:
         """Raise UserError unless the tensor is there, in the right shape and in a format that can be read."""
         name, shape = place.name, list(place.shape)
         if name not in self.found:
@@ -148,7 +148,7 @@ class Weights:
         """Report whether a tensor is here: all of the model is, except perhaps a new head."""
         return all(place.name in self.found for place in self.places(segment))
 
-    def places(self, segment: Segment) -> list[Place]:
+    def places(self, segment: Segment) -> list[TensorPlace]:
         return self.layout.places(segment.name, segment.tensor, self.num_layers)
 
     def shard(self, segment: Segment, rank: int, dtype):
@@ -260,7 +260,7 @@ def gathered(trainer: Trainer) -> Iterator:
             yield from as_theirs([shard.reshape(shape) for shard in sources], places)
 
 
-def as_theirs(shards: list, places: list[Place]) -> Iterator:
+def as_theirs(shards: list, places: list[TensorPlace]) -> Iterator:
     """Yield each of their tensors that a tensor of ours makes, from its shards."""
     for (_, shape), parts in groupby(places, lambda place: (place.name, place.shape)):
         whole = np.empty(shape, shards[0].dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
 from mpi_impl.checkpoints.gpt2_layout import GPT2
-from mpi_impl.checkpoints.huggingface_layout import Layout
+from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
 from mpi_impl.runtime.files import is_there
@@ -24,16 +24,16 @@ LAYOUTS = {layout.model_type: layout for layout in (GPT2, BERT, MEGATRON_BERT)}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 
-def layouts_of(architecture: str) -> list[Layout]:
+def layouts_of(architecture: str) -> list[TransformersLayout]:
     return [layout for layout in LAYOUTS.values() if layout.architecture == architecture]
 
 
-def layout_of(model: ModelConfig) -> Layout:
+def layout_of(model: ModelConfig) -> TransformersLayout:
     """Return the layout in which the model is saved."""
     return next(layout for layout in layouts_of(model.architecture) if not differences(layout, vars(model)))
 
 
-def differences(layout: Layout, options: dict[str, Any]) -> list[str]:
+def differences(layout: TransformersLayout, options: dict[str, Any]) -> list[str]:
     """Return the options that differ from the layout's fixed values."""
     return [name for name, value in layout.options.items() if options.get(name, value) != value]
 
@@ -76,7 +76,7 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
     return config | {"model_type": layout.model_type}
 
 
-def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
+def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
     """Return the layout of the model in a folder, and its config.json. Raise UserError if there is none."""
     path = os.path.join(folder, CONFIG)
     if not is_there(path):
@@ -147,7 +147,7 @@ def model_options(config: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def fewer_heads(layout: Layout, found: dict[str, Any]) -> dict[str, bool]:
+def fewer_heads(layout: TransformersLayout, found: dict[str, Any]) -> dict[str, bool]:
     """Return the option for a BERT that has no head for the order of sentences."""
     without = layout.architecture == "bert" and found.get("architectures") == [layout.classes["lm",]]
     return {"bert_no_binary_head": True} if without else {}
@@ -208,7 +208,7 @@ def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str,
         "initializer_range": model.init_method_std, **special_tokens(layout, tokenizer)}
 
 
-def special_tokens(layout: Layout, tokenizer: Tokenizer) -> dict[str, int | None]:
+def special_tokens(layout: TransformersLayout, tokenizer: Tokenizer) -> dict[str, int | None]:
     """Return the tokens with which the model begins, ends or pads a text."""
     if layout.architecture == "gpt":
         return {"bos_token_id": tokenizer.eod, "eos_token_id": tokenizer.eod}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from reference.params import Tensor
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """The place of a tensor of ours, or a part of one, in a file."""
 
     name: str                      # of the tensor there, without the prefix
@@ -44,12 +44,12 @@ def turned(x):
     return x.T
 
 
-def place(name: str, tensor: Tensor, turn: bool = False) -> Place:
+def place(name: str, tensor: Tensor, turn: bool = False) -> TensorPlace:
     """Make the place of a tensor that is one there, too; with `turn` a matrix [n, m] is stored as [m, n]."""
     shape, axis = tensor.shape, tensor.split
     if turn:
         shape, axis = shape[::-1], None if axis is None else len(shape) - 1 - axis
-    return Place(name, shape, turned if turn else as_it_is, axis, length=0 if axis is None else shape[axis])
+    return TensorPlace(name, shape, turned if turn else as_it_is, axis, length=0 if axis is None else shape[axis])
 
 
 def query_key_or_value(i: int, turn: bool) -> Callable[[Any], Any]:
@@ -63,7 +63,7 @@ def query_key_or_value(i: int, turn: bool) -> Callable[[Any], Any]:
     return view
 
 
-class Layout(NamedTuple):
+class TransformersLayout(NamedTuple):
     """The layout of one kind of model in transformers."""
 
     model_type: str                                  # in its config.json
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
     fixed: dict[str, tuple[Any, str]]                # fields with the only value allowed, and their meaning
     options: dict[str, Any]                          # ours, which follow from the model_type
     # model.safetensors: its tensors.
-    places: Callable[[str, Tensor, int], list[Place]]     # of our tensor, by its name, in a model of L layers
+    places: Callable[[str, Tensor, int], list[TensorPlace]]     # of our tensor, by its name, in a model of L layers
     prefix: str                                      # of the names of all tensors, or of none,
     heads: tuple[str, ...]                           # except those that begin like this
     twins: dict[str, str]                            # tied copies that files may have: equal to these
