@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.recording.completeness import check_whole, listed
-from mpi_impl.recording.differences import Difference, Findings, compare
+from mpi_impl.recording.differences import Findings, TensorDifference, compare
 from mpi_impl.recording.recording import Recording, read
 from mpi_impl.runtime.tables import aligned
 from reference.errors import UserError
@@ -111,7 +111,7 @@ def first(found: Findings) -> list[str]:
             f"  before     {before}"]
 
 
-def ranks(one: Difference) -> str:
+def ranks(one: TensorDifference) -> str:
     """Who differs from what is expected."""
     texts = []
     for run in ("A", "B"):
@@ -123,7 +123,7 @@ def ranks(one: Difference) -> str:
     return " and ".join(texts)
 
 
-def table(differences: list[Difference]) -> list[str]:
+def table(differences: list[TensorDifference]) -> list[str]:
     """The next few."""
     if len(differences) == 1:
         return ["No other tensor differs."]

@@ -4,7 +4,7 @@ from math import prod
 import numpy as np
 
 from mpi_impl.recording.names import Key
-from mpi_impl.recording.recording import Part, Recording
+from mpi_impl.recording.recording import Recording, TensorPart
 from reference.errors import UserError
 
 RECORD_AGAIN = "its recording is not whole, and agreement would say little. Record it again, to its end."
@@ -38,12 +38,12 @@ def may_lack(recording: Recording, key: Key) -> bool:
     return key.phase == "forward" and parallel["recompute"]["granularity"] == "full"
 
 
-def whole_shape(parts: list[Part]) -> tuple[int, ...]:
+def whole_shape(parts: list[TensorPart]) -> tuple[int, ...]:
     """Return the shape of the smallest array that holds all parts."""
     return tuple(max(along.stop for along in axis) for axis in zip(*(part.box for part in parts)))
 
 
-def covered(parts: list[Part], shape: tuple[int, ...]) -> bool:
+def covered(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
     """Report whether every element of the whole is in a part. Refuse impossible parts before making such an array."""
     if prod(shape) > sum(prod(part.shape) for part in parts) or any(len(part.shape) != len(shape) for part in parts):
         return False

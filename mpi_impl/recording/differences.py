@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_impl.recording.names import FROM_THE_LOSS, Key
-from mpi_impl.recording.recording import ALIKE, Part, Recording
+from mpi_impl.recording.recording import ALIKE, Recording, TensorPart
 from reference.errors import UserError
 from reference.precision import FORMATS, Precision
 
@@ -50,7 +50,7 @@ class Holder(NamedTuple):
         return f"{self.run}, rank {ranks}" if len(self.ranks) == 1 else f"{self.run}, sum over ranks {ranks}"
 
 
-class Difference(NamedTuple):
+class TensorDifference(NamedTuple):
     """The largest difference of one tensor between the two runs."""
 
     key: Key
@@ -82,10 +82,10 @@ class Difference(NamedTuple):
 class Findings:
     """The result of a comparison of two recordings."""
 
-    differences: list[Difference] = field(default_factory=list)    # beyond rounding, the first few, in order
+    differences: list[TensorDifference] = field(default_factory=list)    # beyond rounding, the first few, in order
     compared: int = 0                # tensors
     alone: int = 0                   # tensors of one run, compared only between its own ranks
-    worst: Difference | None = None  # among those that agree, the one nearest to its tolerance
+    worst: TensorDifference | None = None  # among those that agree, the one nearest to its tolerance
     before: int = 0                  # tensors that agree before the first that differs,
     last: Key | None = None          # and the last of them
 
@@ -160,7 +160,7 @@ def check_comparable(a: Recording, b: Recording) -> None:
 # ---- one tensor -----------------------------------------------------------------------------------------------------
 
 
-def furthest_apart(key: Key, a: Recording, b: Recording) -> Difference | None:
+def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | None:
     """Return the largest difference between a tensor's holders and its expected values; None if there is only one."""
     holders = [*holders_of("A", a, key), *holders_of("B", b, key)]
     expected = [holder for one in known(key, a)[:1] for holder in holders_of("A", a, one)] or holders
@@ -181,7 +181,7 @@ def furthest_apart(key: Key, a: Recording, b: Recording) -> Difference | None:
     off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > allowed * unit]
     inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
     at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
-    return Difference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed, at,
+    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed, at,
                       whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
                       (float(whole[at]), float(holders[worst].values[inside])))
 
@@ -206,7 +206,7 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
 
 
-def felt(key: Key, part: Part, recording: Recording):
+def felt(key: Key, part: TensorPart, recording: Recording):
     """Return a part's values in float64, without components that the loss ignores."""
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common

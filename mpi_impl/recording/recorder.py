@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
-from mpi_impl.recording.recording import ALIKE, INDEX, Part
+from mpi_impl.recording.recording import ALIKE, INDEX, TensorPart
 from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
@@ -26,17 +26,17 @@ class Recorder(Observer):
 
     def __init__(self, trainer):
         super().__init__(trainer)
-        self.seen: dict[tuple[Key, tuple[int, ...]], tuple[Part, Any]] = {}
+        self.seen: dict[tuple[Key, tuple[int, ...]], tuple[TensorPart, Any]] = {}
 
     def see(self, phase, name, x, first, summed=False) -> None:
         """Keep a copy. A tensor that is seen again has changed since, and replaces the earlier one."""
         if not x.size:      # a shard of padding
             return
         values = np.array(widened(to_host(x)))
-        part = Part(self.trainer.topology.world.rank, first, values.shape, summed)
+        part = TensorPart(self.trainer.topology.world.rank, first, values.shape, summed)
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
-    def taken(self) -> list[tuple[Key, Part, Any]]:
+    def taken(self) -> list[tuple[Key, TensorPart, Any]]:
         """What was seen since this was last asked."""
         found = [(key, part, values) for (key, _), (part, values) in self.seen.items()]
         self.seen = {}
@@ -93,7 +93,7 @@ class RecordedSteps:
         write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 
-def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:
+def write_values(path: str, taken: list[tuple[Key, TensorPart, Any]]) -> None:
     """Write each part's values, under its number. Raise UserError if that fails."""
     try:
         save_file({str(i): values for i, (_, _, values) in enumerate(taken)}, path)

@@ -39,7 +39,7 @@ class Index:
     parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """One rank's box of a tensor."""
 
     rank: int
@@ -59,15 +59,15 @@ class Recording:
     """The parts of each tensor, and a function that loads their values."""
 
     about: dict[str, Any]                  # recorder.description of the run
-    load: Callable[[Part], Any]            # -> the part's values, a NumPy array
-    parts: dict[Key, list[Part]] = field(default_factory=dict)
+    load: Callable[[TensorPart], Any]            # -> the part's values, a NumPy array
+    parts: dict[Key, list[TensorPart]] = field(default_factory=dict)
 
     @cached_property
     def first_iteration(self) -> int:
         return min(key.iteration for key in self.parts)
 
 
-def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, Part, Any]]) -> Recording:
+def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
     """Make a recording of all ranks' recorders."""
     recording, values = Recording(about, lambda part: values[part]), {}
     for i, (key, part, x) in enumerate(taken):
@@ -88,7 +88,7 @@ def read(folder: str) -> Recording:
     try:
         check_about(found.about)
         for iteration, phase, name, rank, first, shape, summed, file, entry in found.parts:
-            key, part = Key(iteration, phase, name), Part(rank, first, shape, summed, file, entry)
+            key, part = Key(iteration, phase, name), TensorPart(rank, first, shape, summed, file, entry)
             if phase not in PHASES or len(first) != len(shape):
                 raise ValueError(f"{key} is no part of a tensor")
             place_of(name)      # raises ValueError for a name that no tensor has
@@ -110,7 +110,7 @@ def check_about(about: dict[str, Any]) -> None:
         raise ValueError(f"there is no format {about['format']}")
 
 
-def load(folder: str, part: Part):
+def load(folder: str, part: TensorPart):
     """Read a part's values from disk."""
     path = path_inside(folder, part.file, INDEX)
     check_readable(path)
