@@ -14,7 +14,7 @@ from mpi_impl.comm.watchdog import Watchdog
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.generation.decoding import generate
 from mpi_impl.generation.replica import loaded
-from mpi_impl.generation.sources import Source, find
+from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.launching.entry import give_up, leave_within, run
 from mpi_impl.programs.generation_options import Settings, check_top_k, parse
@@ -43,7 +43,7 @@ class Generation:
         placed = ranks.hosts().told(topology.tensor.size)
         self.introduction = "\n".join(filter(None, [source.describe(), device.told, placed, self.about_length()]))
 
-    def prepare(self) -> tuple[Source, list[list[int]], int]:
+    def prepare(self) -> tuple[ModelSource, list[list[int]], int]:
         """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
         the options name is said now, before anything is loaded.
         """

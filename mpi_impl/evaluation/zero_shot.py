@@ -18,7 +18,7 @@ from mpi_impl.evaluation.scored import ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
-from mpi_impl.generation.sources import Source, find
+from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.outputs import check_outputs
@@ -73,14 +73,14 @@ class ZeroShot(ABC):
         lines = [source.describe(), device.told or kernels.told(), self.about(), placed]
         self.introduction = "\n".join(filter(None, lines))
 
-    def find_model(self) -> tuple[Source, Tokenizer]:
+    def find_model(self) -> tuple[ModelSource, Tokenizer]:
         """Find the model and its tokenizer, on rank 0."""
         check_outputs(self.args)
         check_architecture(self.args, architecture_of(self.args))
         source = find(self.args)
         return source, source.tokenizer(self.args)
 
-    def read(self, source: Source, tokenizer: Tokenizer) -> None:
+    def read(self, source: ModelSource, tokenizer: Tokenizer) -> None:
         """Read the data set on the ranks that need it."""
         if self.topology.place.tensor == 0 and reads(source.model, self.topology):
             self.dataset = self.open_dataset(tokenizer)

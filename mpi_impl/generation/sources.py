@@ -23,7 +23,7 @@ GIVE = ("Give the one that the model was trained with: --tokenizer-model, --toke
         "GPT2BPETokenizer's --merge-file), or for ids without text --tokenizer-type NullTokenizer.")
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A model on disk."""
 
     @property
@@ -42,7 +42,7 @@ class Source(Protocol):
     def describe(self) -> str: ...
 
 
-def find(args) -> Source:
+def find(args) -> ModelSource:
     """Return the source that --load or --load-hf names, on rank 0. Raise UserError if it is missing, or not a GPT."""
     if args.load:
         return Checkpoint(args.load, on_disk.read_manifest(args.load)).checked()
