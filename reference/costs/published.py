@@ -7,7 +7,7 @@ A100_PEAK = 312e12      # FLOP/s, in 16 bits
 V100_REACHED = 39e12    # FLOP/s of Megatron's baseline, on one GPU
 
 
-class Run(NamedTuple):
+class PublishedRun(NamedTuple):
     """A row of Narayanan et al. 2021, table 1: s = 2048, V = 51,200, with full recompute."""
 
     billions: str       # of parameters
@@ -30,7 +30,7 @@ class Run(NamedTuple):
         return ParallelConfig.for_world(self.gpus, self.t, self.p)
 
 
-PTD_P = tuple(Run(*row) for row in (
+PTD_P = tuple(PublishedRun(*row) for row in (
     ("1.7", 24, 2304, 24, 1, 1, 32, 512, 137, "44"), ("3.6", 32, 3072, 30, 2, 1, 64, 512, 138, "44"),
     ("7.5", 32, 4096, 36, 4, 1, 128, 512, 142, "46"), ("18.4", 48, 6144, 40, 8, 1, 256, 1024, 135, "43"),
     ("39.1", 64, 8192, 48, 8, 2, 512, 1536, 138, "44"), ("76.1", 80, 10_240, 60, 8, 4, 1024, 1792, 140, "45"),

@@ -37,7 +37,7 @@ from reference.parallel.model_states import ModelStates
 from reference.params import assign, initialize_shard, tree_map
 
 
-class Rank(NamedTuple):
+class ZeroRank(NamedTuple):
     """The state of a replica from step to step: flat buffers, whole [size] or only its shard of them [size/d]."""
 
     params: Any    # a shard in stage 3
@@ -63,7 +63,7 @@ class ZeroTrainer:
         shard, self.ranks = np.zeros(layout.shard_size, dtype), []
         for part in [i % layout.parts for i in range(d)]:
             own = np.concatenate([initial[layout.own(bucket, part).in_buffer] for bucket in layout.buckets])
-            self.ranks.append(Rank(own if stage >= 3 else initial.copy(),
+            self.ranks.append(ZeroRank(own if stage >= 3 else initial.copy(),
                                    np.zeros_like(shard if stage >= 2 else initial),
                                    np.zeros_like(shard), np.zeros_like(shard), part))
 
