@@ -68,7 +68,7 @@ def forward_parallel(args, model: ModelConfig, world_size: int) -> ParallelConfi
 # ---- fine-tuning of a BERT ------------------------------------------------------------------------------------------
 
 
-class Course(NamedTuple):
+class FineTuningLength(NamedTuple):
     """The length of fine-tuning, with the number of questions in an epoch and in a step."""
 
     questions: int
@@ -82,11 +82,11 @@ class Course(NamedTuple):
             asked - self.global_batch_size) // self.questions
 
 
-def course(args, questions: int) -> Course:
+def fine_tuning_length(args, questions: int) -> FineTuningLength:
     """Return the length in epochs, the last one filled up with the beginning of the next; or in iterations."""
     epochs = EPOCHS if args.epochs is None else args.epochs
     iterations = ceil(epochs * questions / args.global_batch_size) if args.train_iters is None else args.train_iters
-    return Course(questions, args.global_batch_size, iterations)
+    return FineTuningLength(questions, args.global_batch_size, iterations)
 
 
 def parallel_of_tuning(args, model: ModelConfig, world_size: int) -> tuple[ParallelConfig, int]:

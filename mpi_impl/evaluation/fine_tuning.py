@@ -10,7 +10,8 @@ from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluation.arguments import check_architecture, check_tuning, course, optimizer_of, parallel_of_tuning
+from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, fine_tuning_length, optimizer_of,
+                                           parallel_of_tuning)
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
 from mpi_impl.evaluation.printing import Reporter
@@ -48,7 +49,7 @@ class FineTuning:
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
         ranks.from_each(self.read)
         self.questions: dict[str, int] = ranks.from_first(self.count)
-        self.course = course(args, self.questions["train"])
+        self.course = fine_tuning_length(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.course.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, forecast.RunSizes(
