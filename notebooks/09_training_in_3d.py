@@ -251,7 +251,8 @@ from reference.costs.traffic import PassCounts, traffic
 
 def ledger_lines(name, t, p, d, b=1, zero=0):
     microbatches = STEPS * number_of_microbatches(BATCH, b, d)
-    expected = traffic(model, ParallelConfig(t, p, d, zero_stage=zero), b, POSITIONS, PassCounts(STEPS, microbatches, 0, 0))
+    counts = PassCounts(STEPS, microbatches, 0, 0)
+    expected = traffic(model, ParallelConfig(t, p, d, zero_stage=zero), b, POSITIONS, counts)
     return beside_formulas(found[0][name][1], [line for line in expected if line.reason != "batch"])
 
 rows = [["group", "phase", "why", "operation", "calls", "numbers", "formula", "as predicted"]]

@@ -56,7 +56,7 @@ def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, fo
         recorder, taken = Recorder(trainer), []
         for step in range(steps):
             trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
-            taken += recorder.taken()
+            taken += recorder.pop_parts()
         return description(trainer, BATCH, of.s), taken
 
 

@@ -574,8 +574,8 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         Bug("reference.layers.embedding", "logits[..., real:] = -np.inf", "pass"),
         textbook_theorems.model_equals_whole, CASE),
     "the maximum not shared": (
-        Bug("reference.layers.cross_entropy", "shifted = part - highest[..., None]",
-            "shifted = part - part.max(-1, keepdims=True)"),
+        Bug("reference.layers.cross_entropy", "shifted = shard - highest[..., None]",
+            "shifted = shard - shard.max(-1, keepdims=True)"),
         textbook_theorems.losses_agree, CASE),
     "QKV cut across, not by heads": (
         Bug("reference.params", "return np.split(np.pad(x, padding), t, tensor.split)[rank]",

@@ -36,7 +36,8 @@ QKV = ("query", "key", "value")
 MATRICES = ("w", "w_qkv", "w_in", "w_out")       # of layers, which are transposed there; tables are not
 
 
-def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
+def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor,
+           num_layers: int) -> list[TensorPlace]:
     """Return a tensor's places: q, k and v are three matrices, or biases; any other tensor is one.
 
     `module_of_norm` knows the order.

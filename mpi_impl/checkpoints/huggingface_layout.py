@@ -79,7 +79,7 @@ class TransformersLayout(NamedTuple):
     fixed: dict[str, tuple[Any, str]]                # fields with the only value allowed, and their meaning
     options: dict[str, Any]                          # ours, which follow from the model_type
     # model.safetensors: its tensors.
-    places: Callable[[str, Tensor, int], list[TensorPlace]]     # of our tensor, by its name, in a model of L layers
+    places: Callable[[str, Tensor, int], list[TensorPlace]]    # of our tensor, by its name, in a model of L layers
     prefix: str                                      # of the names of all tensors, or of none,
     heads: tuple[str, ...]                           # except those that begin like this
     twins: dict[str, str]                            # tied copies that files may have: equal to these

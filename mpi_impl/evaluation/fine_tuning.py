@@ -49,8 +49,8 @@ class FineTuning:
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
         ranks.from_each(self.read)
         self.questions: dict[str, int] = ranks.from_first(self.count)
-        self.course = fine_tuning_length(args, self.questions["train"])
-        self.optimizer = optimizer_of(args, self.course.iterations)
+        self.length = fine_tuning_length(args, self.questions["train"])
+        self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, forecast.RunSizes(
             self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
@@ -61,7 +61,7 @@ class FineTuning:
         self.batches = self.dealt(self.microbatches)
         self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
-        self.metrics = Metrics(self.course.iterations, args.global_batch_size * sequences_of(self.model)
+        self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
                                self.model.heads, self.trainer.precision.scaled)
 
@@ -105,7 +105,7 @@ class FineTuning:
         self.reporter.say(f"{self.device.told or kernels.told()}\n{forecast.describe(self.forecast, self.hosts)}\n"
                           f"{self.begin.describe()}")
         self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
-                          f"the test; {self.course.iterations:,} iterations")
+                          f"the test; {self.length.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
             self.ask("test")
@@ -115,14 +115,14 @@ class FineTuning:
 
     def train(self) -> None:
         """Do all steps; after each epoch, and the last step, ask the validation part's questions."""
-        for iteration in range(1, self.course.iterations + 1):
+        for iteration in range(1, self.length.iterations + 1):
             began = time.perf_counter()
             batch = self.batches.microbatches_of("train", iteration - 1)
             result = self.trainer.step(batch, self.args.global_batch_size)
             self.divergence.step(iteration, result, batch, self.args.global_batch_size)
             self.metrics.step(iteration, result, time.perf_counter() - began)
             stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
-            if self.course.ends_epoch(iteration) or stop:
+            if self.length.ends_epoch(iteration) or stop:
                 self.ask("validation")
             if stop:
                 break

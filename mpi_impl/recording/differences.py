@@ -181,9 +181,9 @@ def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | N
     off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > allowed * unit]
     inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
     at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
-    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed, at,
-                      whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
-                      (float(whole[at]), float(holders[worst].values[inside])))
+    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed,
+                            at, whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
+                            (float(whole[at]), float(holders[worst].values[inside])))
 
 
 def known(key: Key, recording: Recording) -> list[Key]:

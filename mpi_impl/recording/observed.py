@@ -190,24 +190,24 @@ class ObservedRegion:
 class ObservedUnit:
     """A unit that reports its use."""
 
-    def __init__(self, unit, taken: Callable):
-        self.unit, self.taken, self.name = unit, taken, unit.name
+    def __init__(self, unit, report_use: Callable):
+        self.unit, self.report_use, self.name = unit, report_use, unit.name
 
     def fetch(self) -> None:
         self.unit.fetch()
 
     def take(self):
         tensors = self.unit.take()
-        self.taken(self.name, tensors)
+        self.report_use(self.name, tensors)
         return tensors
 
     def free(self) -> None:
         self.unit.free()
 
 
-def observed_units(stages: dict[int, Any], taken: Callable) -> dict[int, Any]:
+def observed_units(stages: dict[int, Any], report_use: Callable) -> dict[int, Any]:
     """Return trees of units, by stage."""
-    return {stage: tree_map(lambda unit: ObservedUnit(unit, taken), tree) for stage, tree in stages.items()}
+    return {stage: tree_map(lambda unit: ObservedUnit(unit, report_use), tree) for stage, tree in stages.items()}
 
 
 class ObservedSink(ImmediateSink):

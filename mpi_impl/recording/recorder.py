@@ -36,8 +36,8 @@ class Recorder(Observer):
         part = TensorPart(self.trainer.topology.world.rank, first, values.shape, summed)
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
-    def taken(self) -> list[tuple[Key, TensorPart, Any]]:
-        """What was seen since this was last asked."""
+    def pop_parts(self) -> list[tuple[Key, TensorPart, Any]]:
+        """Return the parts that were seen since the last call, and forget them."""
         found = [(key, part, values) for (key, _), (part, values) in self.seen.items()]
         self.seen = {}
         return found
@@ -69,13 +69,13 @@ class RecordedSteps:
         """Write the step, if it was observed, and report its size."""
         if not self.left:
             return
-        taken, rank = self.recorder.taken(), self.world.rank
+        parts, rank = self.recorder.pop_parts(), self.world.rank
         self.left -= 1
-        bytes_of_ranks = self.world.from_all(sum(values.nbytes for _, _, values in taken))
+        bytes_of_ranks = self.world.from_all(sum(values.nbytes for _, _, values in parts))
         file = f"iteration-{self.recorder.iteration}.rank-{rank}.safetensors"
         self.world.from_first(lambda: self.check_room(sum(bytes_of_ranks)))
-        self.world.from_each(lambda: write_values(os.path.join(self.folder, file), taken))
-        self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(taken)]
+        self.world.from_each(lambda: write_values(os.path.join(self.folder, file), parts))
+        self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(parts)]
         everyone = self.world.from_all(self.index)
         self.world.from_first(lambda: self.write_index(everyone))
 
@@ -93,10 +93,10 @@ class RecordedSteps:
         write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 
-def write_values(path: str, taken: list[tuple[Key, TensorPart, Any]]) -> None:
+def write_values(path: str, parts: list[tuple[Key, TensorPart, Any]]) -> None:
     """Write each part's values, under its number. Raise UserError if that fails."""
     try:
-        save_file({str(i): values for i, (_, _, values) in enumerate(taken)}, path)
+        save_file({str(i): values for i, (_, _, values) in enumerate(parts)}, path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be written: {error}.") from error
 

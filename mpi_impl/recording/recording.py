@@ -59,7 +59,7 @@ class Recording:
     """The parts of each tensor, and a function that loads their values."""
 
     about: dict[str, Any]                  # recorder.description of the run
-    load: Callable[[TensorPart], Any]            # -> the part's values, a NumPy array
+    load: Callable[[TensorPart], Any]      # -> the part's values, a NumPy array
     parts: dict[Key, list[TensorPart]] = field(default_factory=dict)
 
     @cached_property
@@ -67,10 +67,10 @@ class Recording:
         return min(key.iteration for key in self.parts)
 
 
-def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
+def in_memory(about: dict[str, Any], parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
     """Make a recording of all ranks' recorders."""
     recording, values = Recording(about, lambda part: values[part]), {}
-    for i, (key, part, x) in enumerate(taken):
+    for i, (key, part, x) in enumerate(parts):
         part = part._replace(name=str(i))
         values[part] = x
         recording.parts.setdefault(key, []).append(part)

@@ -129,7 +129,7 @@ def size_of_product(n: int, k: int, m: int) -> float:
 
 
 class RankGroup(NamedTuple):
-    """Of a world of ranks, groups of so many, each rank `stride` behind the one before: who shares a layer, say."""
+    """Groups of ranks in a world, all of one size, each rank `stride` behind the one before."""
 
     ranks: int
     stride: int

@@ -61,7 +61,7 @@ class Plan:
         check_microbatches(self.parallel.pipeline_schedule, self.parallel.pipeline_model_parallel_size, self.m)
 
     @cached_property
-    def pipeline(self) -> "Pipeline":
+    def pipeline(self) -> "LayerPlacement":
         p = self.parallel
         return pipeline(self.model, p.pipeline_model_parallel_size, p.pipeline_schedule, p.virtual_pipeline_size)
 

@@ -54,7 +54,7 @@ class StageTime(NamedTuple):
     def total(self) -> Parts:
         return self.forward.plus(self.input_gradient).plus(self.weight_gradient)
 
-    def plus(self, other: "Work", times: float = 1) -> "Work":
+    def plus(self, other: "StageTime", times: float = 1) -> "StageTime":
         return StageTime(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
 
 
@@ -90,7 +90,7 @@ class Sizes(NamedTuple):
     sequence_parallel: bool
     keep_gathered_inputs: bool
     recompute: str
-    tensor: RankGroup       # of the t ranks that share a layer
+    tensor: RankGroup   # of the t ranks that share a layer
 
 
 def sizes_of(plan: Plan) -> Sizes:

@@ -193,8 +193,8 @@ def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
     (10, 5, 6, {2, 4, 6}), (10, 4, 8, {3, 5, 8}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, set()),
     (10, 4, 1, {1})])
 def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, iterations, ends):
-    course = FineTuningLength(questions, batch, iterations)
-    assert {iteration for iteration in range(1, iterations + 1) if course.ends_epoch(iteration)} == ends
+    length = FineTuningLength(questions, batch, iterations)
+    assert {iteration for iteration in range(1, iterations + 1) if length.ends_epoch(iteration)} == ends
 
 
 BAD = [

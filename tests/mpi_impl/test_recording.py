@@ -219,7 +219,8 @@ def test_one_wrong_element_is_found(cut, data):
 
 def test_a_bias_that_all_answers_share_is_left_out():
     """Its gradient is rounding, and Adam makes steps of that."""
-    a, b = (recording_of([(TensorPart(0, (0,), (1,), False), np.array([x]))], "multichoice_head.b") for x in (1e-17, -2e-17))
+    part = TensorPart(0, (0,), (1,), False)
+    a, b = (recording_of([(part, np.array([x]))], "multichoice_head.b") for x in (1e-17, -2e-17))
     assert not compare(a, b).differences
 
 
