@@ -249,7 +249,7 @@ def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:
     """Raise UserError unless sequence parallelism gives every rank the same number of positions."""
     if parallel.sequence_parallel:
         require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size, "seq_length", seq_length,
-                        "With --sequence-parallel every rank has as many positions.")
+                        "With --sequence-parallel every rank has the same number of positions.")
 
 
 def check_zero_stage(stage: int) -> None:

@@ -149,7 +149,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--sequence-parallel", "but --tensor-model-parallel-size is 1. Choose at least 2, or leave the option out."),
     (f"{T2} --keep-gathered-inputs", "--keep-gathered-inputs needs --sequence-parallel"),
     (f"{T2} --sequence-parallel --seq-length 31", "--tensor-model-parallel-size is 2, but must divide --seq-length, "
-     "which is 31. With --sequence-parallel every rank has as many positions."),
+     "which is 31. With --sequence-parallel every rank has the same number of positions."),
     ("--recompute-granularity some", "--recompute-granularity: invalid choice: 'some'"),
     ("--recompute-method block", "--recompute-method is block, which belongs to --recompute-granularity full, but that "
      "is not given. Leave it out, or choose full."),
