@@ -119,9 +119,7 @@ class ModelConfig:
         return int(self.head_size * self.rotary_percent)
 
     def padded_vocab_size(self, t: int) -> int:
-        """Return V, rounded up to a multiple of make_vocab_size_divisible_by x t, so that t ranks hold shards of one
-        size.
-        """
+        """Return V, rounded up to a multiple of make_vocab_size_divisible_by x t, for shards of one size on t ranks."""
         return round_up(self.vocab_size, self.make_vocab_size_divisible_by * t)
 
 

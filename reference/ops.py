@@ -46,9 +46,7 @@ def batched_matmul(x, y):
 
 
 def gelu(x):
-    """Compute x Phi(x) of x of any shape, by GPT's tanh form (Hendrycks and Gimpel 2016), within 5e-4 of the exact
-    value.
-    """
+    """Compute x Phi(x) by GPT's tanh form (Hendrycks and Gimpel 2016), within 5e-4 of the exact value."""
     tanh = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
     return 0.5 * x * (1 + tanh), (x, tanh)
 
@@ -61,9 +59,7 @@ def gelu_backward(dy, cache):
 
 
 def gelu_exact(x):
-    """Compute x Phi(x) of x of any shape, Phi the normal distribution function (Hendrycks and Gimpel 2016), as BERT
-    does.
-    """
+    """Compute x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016), as BERT does."""
     phi = 0.5 * (1 + erf(x / sqrt(2)))
     return x * phi, (x, phi)
 
@@ -127,9 +123,7 @@ def ratio(coefficients, x):
 
 
 def layer_norm(x, weight, bias, epsilon):
-    """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias of x [..., h], weight and bias [h] (Ba et al.
-    2016).
-    """
+    """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias, x [..., h], weight, bias [h] (Ba et al. 2016)."""
     centred = x - x.mean(-1, keepdims=True)
     inverse_std = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normed = centred * inverse_std

@@ -101,9 +101,7 @@ def assign(view, values) -> None:
 
 
 def with_names(tree, prefix: str = ""):
-    """Return a tree of (name, leaf) pairs, for a tree_map that needs names. They begin with the tree's own name,
-    `prefix`.
-    """
+    """Return a tree of (name, leaf) pairs, for a tree_map that needs names. The tree's own name is `prefix`."""
     named = leaves(tree, prefix)
     return tree_map(lambda leaf: Named(*next(named)), tree)
 

@@ -137,9 +137,7 @@ class Precision:
 
     @property
     def bytes_each(self) -> tuple[int, int, int]:
-        """Return w, g and K of reference/parallel/model_states.py: the bytes of a parameter, its gradient and its Adam
-        states.
-        """
+        """Return w, g and K of model_states: the bytes of a parameter, its gradient and its Adam states."""
         main = FORMATS[self.main].bytes
         return self.form.bytes, main, 3 * main if self.half else 2 * main
 

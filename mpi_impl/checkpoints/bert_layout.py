@@ -38,10 +38,7 @@ MATRICES = ("w", "w_qkv", "w_in", "w_out")       # of layers, which are transpos
 
 def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor,
            num_layers: int) -> list[TensorPlace]:
-    """Return a tensor's places: q, k and v are three matrices, or biases; any other tensor is one.
-
-    `module_of_norm` knows the order.
-    """
+    """Return a tensor's places: three for q, k and v, else one. `module_of_norm` knows the order of norms."""
     theirs, turn = their_name(module_of_norm, name, num_layers), name.split(".")[-1] in MATRICES
     if not name.endswith("_qkv"):
         return [place(theirs, tensor, turn)]

@@ -83,9 +83,7 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
 
 
 def finite(trainer: Trainer, piece: Piece, state: str):
-    """Return a piece's elements, on the host. Raise UserError if they are not finite in the state's or the model's
-    format.
-    """
+    """Return a piece's elements, on the host. Raise UserError if they are not finite in the state's format."""
     values, form = to_host(trainer.optimizer.states[state].load(piece)), trainer.precision.form
     weights = state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():

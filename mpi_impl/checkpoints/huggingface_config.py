@@ -47,8 +47,7 @@ def class_of(model: ModelConfig) -> str:
 
 
 def read_config(folder: str, architecture: str) -> dict[str, Any]:
-    """Read the fields that shape the model, each of the right type, by their names there, with model_type and
-    vocab_size.
+    """Read the fields that shape the model, checked, by their names there, with model_type and vocab_size.
 
     Raises UserError for a model that is not of this architecture as it is built here.
     """
@@ -164,9 +163,7 @@ def said(config: dict[str, Any], name: str) -> str:
 
 
 def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
-    """Raise UserError if the tokenizer's tokens are not the model's: their number, and if the folder lists them, each
-    one.
-    """
+    """Raise UserError if the tokenizer's tokens differ from the model's, in number or in the folder's list."""
     layout, found = layout_in(folder)
     size = found.get("vocab_size", layout.fields["vocab_size"])
     advice = "Give the tokenizer that the model was trained with: --tokenizer-type " + (

@@ -53,9 +53,7 @@ def place(name: str, tensor: Tensor, turn: bool = False) -> TensorPlace:
 
 
 def query_key_or_value(i: int, turn: bool) -> Callable[[Any], Any]:
-    """Return a function that views one of the three in attention's w_qkv [h, 3, a, d] or b_qkv [3, a, d]: as [h, a d]
-    or [a d].
-    """
+    """Return a function that views q, k or v of w_qkv [h, 3, a, d] as [h, a d], or of b_qkv [3, a, d] as [a d]."""
     def view(x):
         part = x[..., i, :, :]
         part = part.reshape(*part.shape[:-2], -1)

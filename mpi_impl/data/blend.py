@@ -36,9 +36,7 @@ class Samples(Protocol):
 
 
 def parse_blend(words: Sequence[str]) -> list[tuple[Fraction, str]]:
-    """Parse the weights and data sets of `--data-path A` or `--data-path 0.3 A 0.7 B`. Raise UserError for anything
-    else.
-    """
+    """Parse the weights and data sets of `--data-path A` or `--data-path 0.3 A 0.7 B`, or raise UserError."""
     if len(words) == 1:
         return [(Fraction(1), words[0])]
     given = f"--data-path {' '.join(words)}"
@@ -80,9 +78,7 @@ class Blend:
 
 
 def deal(n: np.ndarray, weights: Sequence[Fraction]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the data set of each of the samples n (Python's integers, [count]), and its own index there: int64,
-    object.
-    """
+    """Return the data set of each sample in n (Python's integers, [count]), and the index there: int64, object."""
     source = np.zeros(len(n), np.int64)
     if len(weights) == 1:
         return source, n

@@ -39,8 +39,7 @@ def prepare(
     tokenizer_model: str | None = None,
     split_sentences: bool = False,
 ) -> Prepared:
-    """Prepare the tokens of a corpus, or find them in the cache: `data_path` is a corpus (see Corpus) or a Megatron
-    prefix.
+    """Prepare the tokens of a corpus, or find them in the cache: `data_path` is a Corpus or a Megatron prefix.
 
     `vocab_size` is that of the tokenizer to train (4,096 when None), or the number of ids of a NullTokenizer. With
     `split_sentences` each document has a sequence for each sentence, and no end-of-document token. The result is kept
@@ -89,9 +88,7 @@ def prepare(
 
 
 def _megatron_prefix(data_path: str) -> str | None:
-    """Return PREFIX if the path is PREFIX, PREFIX.bin or PREFIX.idx. IndexedDataset reports it if one of the two is
-    missing.
-    """
+    """Return PREFIX if the path is PREFIX, PREFIX.bin or PREFIX.idx. IndexedDataset reports a missing one."""
     for suffix in ".bin", ".idx":
         if data_path.endswith(suffix) and os.path.isfile(data_path):
             return data_path.removesuffix(suffix)
@@ -140,8 +137,7 @@ def _is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) ->
 
 def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
            split_sentences: bool, report: Report) -> None:
-    """Make everything in a temporary folder and rename it into place, so that no interruption or other job leaves half
-    of it.
+    """Make everything in a temporary folder and rename it into place, so that nothing can leave half of it.
 
     Instead of a tokenizer there may be the type of one to be trained first.
     """

@@ -95,9 +95,7 @@ def counted(n: int, noun: str) -> str:
 
 
 def kind(option: str, path: str) -> str:
-    """Return the kind of the option's path: 'file', 'folder', 'other' or 'nothing'. Raise UserError if it cannot be
-    read.
-    """
+    """Return the kind of the option's path: 'file', 'folder', 'other' or 'nothing'. Raise UserError if unknown."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte, which no path has
@@ -140,8 +138,7 @@ def _standard_library(option: str) -> list[Path]:
 
 
 def _files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
-    """Return all files below a folder, sorted, without unwanted names (of files or whole folders) and without
-    `leave_out`.
+    """Return all files below a folder, sorted, without unwanted names (files or folders) and `leave_out`.
 
     Raises UserError for a folder that cannot be read: to go on without it would silently train on less.
     """

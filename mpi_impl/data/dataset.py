@@ -31,8 +31,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes: int64
-        [count, n].
+        """Return samples first_sample, ..., first_sample + count - 1 of the sequence of `order`: int64 [count, n].
 
         Each is a row, as in reference/batches.py. Raises UserError if the part has no sample.
         """
@@ -42,8 +41,7 @@ class Dataset(ABC):
         return len(self.ranges[part])
 
     def order(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return the indices of samples first_sample, ..., first_sample + count - 1 of an endless sequence: int64
-        [count].
+        """Return the indices of samples first_sample, ... of an endless sequence: int64 [count].
 
         The sequence passes through the part again and again: training in another order each epoch, validation and test
         in their stored order. It depends only on the seed, so any rank can compute any part of it. Raises UserError if

@@ -36,8 +36,6 @@ class GPTDataset(Dataset):
         return self.indexed.tokens[starts[:, None] + window].astype(np.int64)  # [count, 1] + [s + 1]
 
     def targets(self, part: str) -> np.ndarray:
-        """Return all tokens that the part's samples predict, in stored order: [samples * seq_length], in the stored
-        type.
-        """
+        """Return all tokens that the part's samples predict, in stored order and type: [samples * seq_length]."""
         samples = self.ranges[part]
         return self.indexed.tokens[samples.start * self.seq_length + 1 : samples.stop * self.seq_length + 1]

@@ -55,9 +55,7 @@ class Spans:
         return np.where(end > document_end - 2, document_end, end)  # no sentence is left over, nor a document's end
 
     def _firsts(self) -> np.ndarray:
-        """Find the first sentence of each span: it begins where the one before ends, in the same document or in the
-        next.
-        """
+        """Find the first sentence of each span, where the one before ends, in the same document or in the next."""
         firsts, first, n = array("q"), 0, len(self.borders) - 1
         for start in range(0, n, BLOCK):
             ends = self.ends(np.arange(start, min(start + BLOCK, n))).tolist()

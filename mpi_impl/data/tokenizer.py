@@ -202,9 +202,7 @@ class WordPieceTokenizer(LibraryTokenizer):
 
     @classmethod
     def from_vocab_file(cls, vocab_file: str) -> Self:
-        """Read BERT's tokenizer from its vocab.txt, with one token in each line. Raise UserError if it is missing or
-        invalid.
-        """
+        """Read BERT's tokenizer from its vocab.txt, one token in each line. Raise UserError if that fails."""
         check_file("--vocab-file", vocab_file, "BERT's vocab.txt")
         try:
             return cls(_word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))

@@ -27,9 +27,7 @@ class Pretrained(NamedTuple):
     manifest: Manifest | None         # of one of our checkpoints
 
     def load(self, trainer: Trainer) -> None:
-        """Load the weights; called by all ranks before the first step. Tensors that the folder lacks keep initial
-        values.
-        """
+        """Load the weights, on all ranks, before the first step. Tensors that the folder lacks keep initial values."""
         if self.manifest:
             checkpoint.load_weights(trainer, self.folder, self.manifest)
         else:

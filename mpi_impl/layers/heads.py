@@ -33,9 +33,7 @@ def masked_lm_forward(x, p: MaskedLMHead, word, c, region):
 
 
 def masked_lm_backward(dlogits, p: MaskedLMHead, word, cache, c, grads, sink, region):
-    """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads`: the head's, and the word table's [V/t,
-    h].
-    """
+    """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads`: the head's, and the word table's."""
     (dhead, dword), (transform, kept) = grads, cache
     dhead.bias[...] += total(rows(dlogits))
     dy = logits_backward(dlogits, word, kept, dword, sink, region)

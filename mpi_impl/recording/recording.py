@@ -31,9 +31,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 @dataclass
 class Index:
-    """The content of recording.json. A part is (iteration, phase, name; rank, first, shape, summed, file, its name
-    there).
-    """
+    """The content of recording.json. A part: iteration, phase, name; rank, first, shape, summed, file, name there."""
 
     about: dict[str, Any]
     parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]

@@ -27,9 +27,7 @@ class RankMemory(NamedTuple):
 
     @property
     def compared(self) -> list[tuple[str, int, int]]:
-        """Return the name, measurement and prediction of each part with a formula; activations only if they were
-        measured.
-        """
+        """Return the name, measurement and prediction of each part with a formula; activations if measured."""
         pairs = [(name, getattr(self.held, name), value) for name, value in self.expected._asdict().items()]
         return [(name, found, value) for name, found, value in pairs
                 if value is not None and (self.held.activations or name not in ("activations", "recomputed"))]
@@ -88,9 +86,7 @@ def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
 
 
 def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
-    """Return the units that a stage with these layers uses, step by step, `at_once` layers at a time; backward in
-    reverse.
-    """
+    """Return the units that a stage with these layers uses, step by step, `at_once` layers at a time."""
     blocks = [f"blocks.{layer}" for layer in layers]
     steps = [blocks[i:i + at_once] for i in range(len(blocks))]
     if 0 in layers:

@@ -28,9 +28,7 @@ class Line(NamedTuple):
 
 
 def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
-    """Return the predictions, in order, with a total of zero for those that never came; then the ledger's other
-    entries.
-    """
+    """Return the predictions, in order, with zeros for those that never came; then the ledger's other entries."""
     found = {(e.operation, e.group, e.phase, e.reason): (e, total) for e, total in ledger.totals.items()}
     lines = [Line(*found.pop(p[:4], (Entry(p.operation, p.group, 1, p.phase, p.reason, "float32"), Total())), p)
              for p in predictions if p.calls]

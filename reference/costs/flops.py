@@ -30,9 +30,7 @@ def forward_flops(c: ModelConfig, b: int, s: int) -> ForwardFlops:
 
 
 def head_flops(c: ModelConfig, b: int, s: int) -> int:
-    """Count 2 b s h V for the logits. BERT has a layer before them, 2 b s h^2, and heads that read one position, 2 b
-    h^2.
-    """
+    """Count 2 b s h V for the logits. BERT has a layer before them, 2 b s h^2, and pooled heads, 2 b h^2."""
     h, words = c.hidden_size, ("lm" in c.heads) * c.vocab_size
     if c.causal:
         return 2 * b * s * h * words

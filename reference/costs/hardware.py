@@ -43,8 +43,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device, the number of them in a server, and the efficiency of programs on them. Times are in seconds.
-    """
+    """A kind of device, the number in a server, and the efficiency of programs on them. Times are in seconds."""
 
     name: str
     about: str                                   # its description, and the source of the numbers

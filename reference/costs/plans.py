@@ -33,9 +33,7 @@ class PlanMemory(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Bytes that a rank of the first stage sends in a step, each collective as a ring: for its layers, without a word
-    table.
-    """
+    """Bytes that a rank of the first stage sends in a step for its layers, each collective as a ring."""
 
     tensor: float
     pipeline: float

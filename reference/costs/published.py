@@ -40,9 +40,7 @@ PTD_P = tuple(PublishedRun(*row) for row in (
 
 
 class Scaled(NamedTuple):
-    """A row of Shoeybi et al. 2019, table 1 and figure 5: weak scaling, b = 8, s = 1024, V = 51,200, with full
-    recompute.
-    """
+    """A row of Shoeybi et al. 2019, table 1 and figure 5: weak scaling, b = 8, s = 1024, V = 51,200, full recompute."""
 
     billions: str
     h: int
@@ -71,9 +69,7 @@ ZERO = {1: {1: 120, 4: 52.5, 16: 35.6, 64: 31.4, 256: 30.4, 1024: 30.1},
 
 
 class Recomputed(NamedTuple):
-    """A row of Korthikanti et al. 2022, tables 3 and 5: s = 2048, V = 51,200, t = 8, one replica. Seconds of an
-    iteration.
-    """
+    """A row of Korthikanti et al. 2022, tables 3 and 5: s = 2048, V = 51,200, t = 8, d = 1. Seconds of an iteration."""
 
     billions: str
     a: int

@@ -133,18 +133,14 @@ def layer_forward(sizes: Sizes, hardware: Hardware) -> Parts:
 
 
 def linear_products(sizes: Sizes, hardware: Hardware) -> float:
-    """Time the products of Q, K and V; attention's output; the MLP's two matrices. Each of the two gradients takes the
-    same.
-    """
+    """Time the products of Q, K and V, attention's output and the MLP. Each of the two gradients takes the same."""
     n, h, t = sizes.b * sizes.s, sizes.h, sizes.t
     return sum(hardware.product(n, k, m)
                for k, m in ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)))
 
 
 def attention_core(sizes: Sizes, hardware: Hardware, way: int) -> tuple[float, float]:
-    """Time q k^T and the probabilities times v: 4 b s^2 h/t FLOPs forward (way 0), twice that backward (1); and
-    softmax.
-    """
+    """Time q k^T and probabilities times v: 4 b s^2 h/t FLOPs forward (way 0), twice that backward (1); and softmax."""
     b, s, h, a, t = sizes[:5]
     flops = (1 + way) * 4 * b * s**2 * h / t
     return (flops / (hardware.peak * hardware.attention[way]),
@@ -152,9 +148,7 @@ def attention_core(sizes: Sizes, hardware: Hardware, way: int) -> tuple[float, f
 
 
 def elementwise(sizes: Sizes, hardware: Hardware, way: int) -> float:
-    """Time the elementwise kernels: outside the regions on every rank, unless the sequence is sharded; inside by
-    columns.
-    """
+    """Time the elementwise kernels: outside the regions on all positions or a shard of them, inside on columns."""
     x = sizes.b * sizes.s * sizes.h
     outside = x / (sizes.t if sizes.sequence_parallel else 1)
     return (hardware.stream(outside, hardware.passes.outside[way])
@@ -189,8 +183,7 @@ def embedding(sizes: Sizes, hardware: Hardware) -> StageTime:
 
 @cache
 def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> StageTime:
-    """Time the logits of V/t tokens, and their cross-entropy. Of its messages only f's counts: the loss sends few
-    elements.
+    """Time the logits of V/t tokens and their cross-entropy, with f's messages: the loss sends few elements.
 
     BERT has a layer before them, outside the region. Its heads for one position count nothing.
     """
@@ -247,9 +240,7 @@ def step_time(plan: Plan, hardware: Hardware, closed_form: bool = False) -> Step
 
 
 def sending(plan: Plan, hardware: Hardware) -> float:
-    """Time the transfer of a stage's result: each of t ranks sends a shard, which is gathered (Narayanan et al. 2021,
-    4.1).
-    """
+    """Time the transfer of a stage's result, in t shards that are gathered (Narayanan et al. 2021, section 4.1)."""
     c, p = plan.model, plan.parallel
     if p.pipeline_model_parallel_size == 1:
         return 0.0
@@ -276,8 +267,7 @@ def played_makespan(plan: Plan, hardware: Hardware) -> float:
 
 
 def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
-    """Return m microbatches of the slowest rank, plus 1/v of one for every other rank (Narayanan et al. 2021, section
-    2.2).
+    """Return m microbatches of the slowest rank, plus 1/v of one for every other rank (Narayanan et al. 2021, 2.2).
 
     It holds for 1F1B and its interleaved form. Messages: those of the first microbatch's way to the last stage and
     back. 1F1B waits for 2 more with each microbatch, but for one of every p, which the first rank has ahead;

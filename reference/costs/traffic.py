@@ -256,9 +256,7 @@ def summed(group: str, reason: str, sizes: list[int], steps: int, formula: str) 
 
 
 def loss(phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
-    """Predict the loss's sum over the replicas and its broadcast from the last stage: a number for each head of the
-    model.
-    """
+    """Predict the loss's sum over the replicas and its broadcast from the last stage: a number for each head."""
     formula = f"{'1' if heads == 1 else 'heads'} a rank, {each}"
     return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks * heads, formula),
             Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks * heads, formula)]

@@ -83,8 +83,7 @@ def heads_forward(x, p, causal, rotary, dropout, selective, lengths, past=None, 
 
 
 def core_again(core):
-    """Return the core's cache as it was kept, or recompute it from the core's inputs (Korthikanti et al. 2022, section
-    5).
+    """Return the core's cache as it was kept, or recompute it from its inputs (Korthikanti et al. 2022, section 5).
 
     Its size grows with s^2, and it takes few operations to recompute: nowhere else is so much memory so cheap.
     """

@@ -86,9 +86,7 @@ def token_type_gradient(dx, token_type, token_types):
 
 
 def sharded_embedding_forward(tokens, shards, region, dropout=None, token_types=None):
-    """Map tokens, token_types [b, s], identical on every rank -> each rank's x [b, s, h], in the layout outside the
-    region.
-    """
+    """Map tokens, token_types [b, s], identical on every rank -> each rank's x [b, s, h], outside the region."""
     partial, held = [], []
     for rank, p in enumerate(shards):
         ids, here = local_ids(tokens, rank * len(p.word), len(p.word))
@@ -117,8 +115,7 @@ def sharded_embedding_backward(dxs, shards, cache, region):
 
 
 def local_ids(tokens, vocab_start_index, count):
-    """Return each token's row in a table of `count` rows that begins at vocab_start_index, and `held`, whether it is
-    there.
+    """Return each token's row in a table of `count` rows from vocab_start_index, and `held`, whether it is there.
 
     A token that is not there gets row 0, which must be multiplied by `held`, which is then False.
     """
@@ -149,9 +146,7 @@ def sharded_logits_forward(xs, words, vocab_size, region):
 
 
 def sharded_logits_backward(dlogits, words, kept, region):
-    """Return each rank's dx [b, s, h], in the layout outside the region, and dword [V/t, h] for its dlogits [b, s,
-    V/t].
-    """
+    """Return each rank's dx [b, s, h], outside the region, and dword [V/t, h] for its dlogits [b, s, V/t]."""
     partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, region.enter_again(kept))])
     return region.enter_backward(partial), list(dwords)
 

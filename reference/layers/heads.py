@@ -83,9 +83,7 @@ def sharded_masked_lm_forward(xs, shards, words, c, region):
 
 
 def sharded_masked_lm_backward(dlogits, shards, words, cache, c, region):
-    """Return each rank's dx [b, s, h], in the layout outside the region, dword and gradients for its dlogits [b, s,
-    V/t].
-    """
+    """Return each rank's dx [b, s, h], outside the region, dword and gradients for its dlogits [b, s, V/t]."""
     transforms, logits_cache = cache
     dys, dwords = sharded_logits_backward(dlogits, words, logits_cache, region)
     dxs, grads = zip(*[transform_backward(dy, p, one, c) for dy, p, one in zip(dys, shards, transforms)])

@@ -46,18 +46,14 @@ def linear_backward(dy, p, x):
 
 
 def sharded_column_parallel_forward(xs, shards, gather_output, region):
-    """Map each rank's x [b, s, n], in the layout outside the region -> its y [b, s, m/t], or all of y with
-    gather_output.
-    """
+    """Map each rank's x [b, s, n], outside the region -> its y [b, s, m/t], or all of y with gather_output."""
     entered = region.enter(xs)
     ys = [ops.linear(x, p.w, p.b) for x, p in zip(entered, shards)]           # [b, s, n] @ [n, m/t] -> [b, s, m/t]
     return (all_gather(ys, -1) if gather_output else ys), region.keep(xs, entered)
 
 
 def sharded_column_parallel_backward(dys, shards, kept, gather_output, region):
-    """Return each rank's dx, in the layout outside the region, and gradients for its dy, in the layout of the forward's
-    y.
-    """
+    """Return each rank's dx, outside the region, and gradients for its dy, in the layout of the forward's y."""
     if gather_output:
         # All ranks compute the same from a gathered y, so each rank's own columns of dy are already complete.
         dys = [np.split(dy, len(dys), -1)[rank] for rank, dy in enumerate(dys)]

@@ -65,9 +65,7 @@ class Layout:
     """The offset and the bucket of each tensor in a rank's flat buffer."""
 
     def __init__(self, tensors, t: int = 1, bucket_size: int = 1 << 62, parts: int = 1):
-        """Lay out the tensors in buckets of at least `bucket_size` elements, if there are that many, padded for
-        `parts`.
-        """
+        """Lay out the tensors in buckets of at least `bucket_size` elements, where possible, padded for `parts`."""
         self.tensors, self.parts = tensors, parts
         self.segments: list[Segment] = []
         self.buckets: list[Bucket] = []

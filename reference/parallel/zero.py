@@ -68,9 +68,7 @@ class ZeroTrainer:
                                    np.zeros_like(shard), np.zeros_like(shard), part))
 
     def step(self, tokens, targets, b):
-        """Do one step on the global batch, tokens, targets [B, s], in microbatches of b; return loss and norm before
-        clipping.
-        """
+        """Do one step on tokens, targets [B, s], in microbatches of b; return loss and norm before clipping."""
         self.iteration, loss = self.iteration + 1, 0.0
         self.reduced = self.gathered = 0
         for rank in self.ranks:
@@ -91,8 +89,7 @@ class ZeroTrainer:
     # ---- a microbatch: the ranks side by side, unit by unit ---------------------------------------------------------
 
     def forward(self, tokens, targets, dropouts):
-        """Map each rank's tokens, targets [b, s] and Dropout to its loss [b, s] and to the caches, a list for each
-        unit.
+        """Map each rank's tokens, targets [b, s] and Dropout to its loss [b, s] and the caches, a list for each unit.
         """
         c, blocks = self.model, {}
         xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
@@ -139,9 +136,7 @@ class ZeroTrainer:
                 for norm, table in zip(self.whole("final_layernorm"), self.whole(self.table))]
 
     def keep(self, gradients):
-        """Add up a microbatch's gradients. Stages 2 and 3 hold whole gradients of one bucket only (and of a tied
-        table).
-        """
+        """Add up a microbatch's gradients. Stages 2 and 3 hold only one bucket whole (and a tied table)."""
         for bucket in self.layout.buckets:
             flats = [np.zeros_like(rank.grads, shape=bucket.size) for rank in self.ranks]
             for unit, trees in islice(gradients, len(bucket.units)):

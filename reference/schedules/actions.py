@@ -142,9 +142,7 @@ def user_stage(action: Action, stages: int) -> int | None:
 
 
 def lower(schedule: Schedule) -> list[list[Step]]:
-    """Add transfers to each rank's actions: receives before the actions that need them, sends after those that give
-    them.
-    """
+    """Add transfers to each rank's actions: receives before the actions that need them, sends after their sources."""
     rank_of, stages = schedule.rank_of(), schedule.stages
     lowered: list[list[Step]] = []
     for r, actions in enumerate(schedule.ranks):

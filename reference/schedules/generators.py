@@ -35,8 +35,7 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
-    """Do 1F1B over v stages on each rank, r, r + p, r + 2p, ...: 1/v of the bubble (Narayanan et al. 2021, section
-    2.2).
+    """Do 1F1B over v stages on each rank, r, r + p, r + 2p, ...: 1/v of the bubble (Narayanan et al. 2021, 2.2).
 
     Microbatches go through a rank's stages in groups of p, so m must be a multiple of p. Raises UserError otherwise.
     """
@@ -74,8 +73,7 @@ def zero_bubble_h2(p: int, m: int) -> Schedule:
 
 
 def zero_bubble_v(p: int, m: int) -> Schedule:
-    """Place two stages on each rank, r on the way down and 2p - 1 - r on the way up: a V (ZB-V; Qi et al. 2023, section
-    6).
+    """Place two stages on each rank, r on the way down and 2p - 1 - r on the way up: a V (Qi et al. 2023, section 6).
 
     Each stage does 1F1B as in a pipeline of 2p ranks, with a split backward, and a rank's two stages take turns. The
     first forward on the way up reaches rank r after 2(p - r) - 1 turns: until then the rank does that many forwards on

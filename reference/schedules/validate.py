@@ -128,9 +128,7 @@ def what(step: Step) -> str:
 
 
 def cell(step: Step, places) -> Action:
-    """Return the table's action that a transfer belongs to: the sender's own, or the one that needs the received
-    result.
-    """
+    """Return the table's action of a transfer: the sender's own, or the one that needs the received result."""
     assert not isinstance(step, Action)
     stage, kind, i = step.action
     if isinstance(step, Receive):

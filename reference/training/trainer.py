@@ -11,8 +11,7 @@ from reference.precision import rounded
 
 
 def loss_and_gradients(batch, p, c, dropout=None):
-    """Compute the loss over a batch, a float, and its gradients. The loss is the sum over heads of their weighted
-    means.
+    """Compute the loss over a batch, a float, and its gradients: the sum over heads of their weighted means.
 
     For batches and their weights see reference/batches.py. c is a ModelConfig, p its parameters; `dropout` is a
     Dropout, or None where nothing is dropped.
