@@ -185,7 +185,7 @@ class ParallelConfig:
             raise UserError("--cpu-offload puts a rank's shard of the model's states in far memory, but without ZeRO "
                             "there are no shards. Choose --zero-stage 1, 2 or 3.")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
-            raise UserError("--sequence-parallel cuts the sequence over the tensor-parallel ranks, but "
+            raise UserError("--sequence-parallel shards the sequence over the tensor-parallel ranks, but "
                             "--tensor-model-parallel-size is 1. Choose at least 2, or leave the option out.")
         if self.keep_gathered_inputs and not self.sequence_parallel:
             raise UserError("--keep-gathered-inputs needs --sequence-parallel: without it nothing is gathered.")
@@ -252,7 +252,7 @@ def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:
 
 def check_zero_stage(stage: int) -> None:
     if stage not in range(4):
-        raise UserError(f"--zero-stage is {stage}, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and "
+        raise UserError(f"--zero-stage is {stage}, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and "
                         "gradients) or 3 (and parameters).")
 
 

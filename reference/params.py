@@ -35,8 +35,8 @@ class Tensor:
         if self.pad_to:
             return round_up(length, self.pad_to * t)
         if length % t:
-            raise UserError(f"A tensor of shape {self.shape} cannot be cut into {t} along axis {self.split}: {length} "
-                            f"does not divide by {t}. Choose another number of tensor-parallel ranks.")
+            raise UserError(f"A tensor of shape {self.shape} cannot be sharded {t} ways along axis {self.split}: "
+                            f"{length} does not divide by {t}. Choose another number of tensor-parallel ranks.")
         return length
 
     def local_shape(self, t: int) -> tuple[int, ...]:

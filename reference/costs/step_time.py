@@ -261,8 +261,8 @@ def played_makespan(plan: Plan, hardware: Hardware) -> float:
     forward, i, w = ([getattr(work, part).total for work in works] for part in StageTime._fields)
     times = Times(forward, i, w, sending(plan, hardware))
     groups, rest, more = *divmod(plan.m, p), ceil(SPAN / p)
-    shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, some) * p + rest), times).makespan
-                       for some in (BEFORE, BEFORE + more))
+    shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, played) * p + rest), times).makespan
+                       for played in (BEFORE, BEFORE + more))
     return longer + max(0, groups - BEFORE - more) * (longer - shorter) / more
 
 

@@ -205,7 +205,7 @@ BAD = [
     (["--seq-length", "33"], "--seq-length is 33, but the model has 32 positions"),
     (["--seq-length", "11"], "--seq-length is 11, but must be at least 12"),
     (["--data-path", "no/such"], "--data-path no/such is not RACE's folder"),
-    (["--sequence-parallel"], "--sequence-parallel cuts the sequence"),
+    (["--sequence-parallel"], "--sequence-parallel shards the sequence"),
     (["--global-batch-size", "5"], "--global-batch-size is 5, but must be a multiple of"),
     (["--lr", "-1"], "--lr is -1"), (["--log-interval", "0"], "--log-interval is 0"),
     (["--pipeline-schedule", "interleaved"], "which needs --num-layers-per-virtual-pipeline-stage"),

@@ -138,7 +138,8 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
         ("lr", "nan"), ("clip-grad", "inf"), ("adam-eps", "inf"), ("weight-decay", "nan"), ("loss-scale", "inf"),
         ("layernorm-epsilon", "inf"), ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
         ("distributed-timeout-minutes", "nan"), ("distributed-timeout-minutes", "inf"))),
-    ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and gradients) or"),
+    ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and gradients) "
+                       "or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
     (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),
