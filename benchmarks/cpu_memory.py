@@ -3,9 +3,9 @@
     for n in 1 2 8; do .venv/bin/python -m mpi_impl.launch -n $n benchmarks/cpu_memory.py; done
 
 Each rank notes its resident bytes when all is imported and MPI is up, takes three steps of the work "h512" (works.py),
-and asks the system for the most that it ever had. What came on top is compared with the account of
-reference/costs/memory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory that ranks share
-counts for each of them.
+and asks the system for the most that it ever had. The difference is compared with the forecast from
+reference/costs/activation_inventory.py: parameters, gradients, Adam's moments, and activations at their peak. Memory
+that ranks share counts for each of them.
 """
 import numpy as np
 from works import WORKS
@@ -14,8 +14,8 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.launching.entry import run
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.forecast import Plan
-from mpi_impl.reports.taken import Taken
+from mpi_impl.reports.forecast import RunSizes
+from mpi_impl.reports.resident_memory import ResidentMemory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig
@@ -29,7 +29,7 @@ STEPS = 3
 def main() -> None:
     ranks, work = world(), WORKS["h512"]
     ranks.from_all(None)
-    taken = Taken(HOST)
+    resident = ResidentMemory(HOST)
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     parallel, precision = ParallelConfig(tensor_model_parallel_size=ranks.size), Precision("float32")
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant")
@@ -37,8 +37,8 @@ def main() -> None:
     tokens, targets = np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s))
     for _ in range(STEPS):
         trainer.step([GPTBatch(tokens, targets)], work.b)
-    forecast, = Plan(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
-    report(ranks, taken.bytes, forecast)
+    forecast, = RunSizes(model, parallel, precision, work.b, work.s, microbatches=1).forecast()
+    report(ranks, resident.bytes, forecast)
 
 
 def report(ranks: Group, took: int, forecast) -> None:

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.recording.completeness import check_whole, listed
-from mpi_impl.recording.differences import Difference, Findings, compare
+from mpi_impl.recording.differences import Findings, TensorDifference, compare
 from mpi_impl.recording.recording import Recording, read
 from mpi_impl.runtime.tables import aligned
 from reference.errors import UserError
@@ -111,8 +111,8 @@ def first(found: Findings) -> list[str]:
             f"  before     {before}"]
 
 
-def ranks(one: Difference) -> str:
-    """Name the ranks that differ from what is expected."""
+def ranks(one: TensorDifference) -> str:
+    """Who differs from what is expected."""
     texts = []
     for run in ("A", "B"):
         held = sorted({rank for holder in one.holders if holder.run == run for rank in holder.ranks})
@@ -123,8 +123,8 @@ def ranks(one: Difference) -> str:
     return " and ".join(texts)
 
 
-def table(differences: list[Difference]) -> list[str]:
-    """Tabulate the differences that follow the first."""
+def table(differences: list[TensorDifference]) -> list[str]:
+    """The next few."""
     if len(differences) == 1:
         return ["No other tensor differs."]
     rows = [("then", "off by", "relative", "where")]

@@ -11,10 +11,10 @@ import numpy as np
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.generation.decoding import generate
 from mpi_impl.generation.replica import loaded
-from mpi_impl.generation.sources import Source, find
+from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.generation.stream import Stream
-from mpi_impl.generation.words import generate
 from mpi_impl.launching.entry import run
 from mpi_impl.programs.generation_options import Settings, check_top_k, parse
 from mpi_impl.programs.program import Program, run_program
@@ -40,10 +40,10 @@ class Generation(Program):
         read = source.reader(ranks, topology.place.tensor, precision.main)
         self.replica = loaded(self.model, topology, like, read)
         placed = ranks.hosts().describe(topology.tensor.size)
-        self.description = "\n".join(filter(None, [source.describe(), self.device.description, placed,
+        self.introduction = "\n".join(filter(None, [source.describe(), self.device.description, placed,
                                                    self.about_length()]))
 
-    def prepare(self) -> tuple[Source, list[list[int]], int]:
+    def prepare(self) -> tuple[ModelSource, list[list[int]], int]:
         """Return the model, the prompts as tokens, and the token that ends a document. Called by rank 0.
 
         Raises UserError for whatever is wrong with what the options name, before anything is loaded.
@@ -65,7 +65,7 @@ class Generation(Program):
             f"up, it goes on from the last {max(1, n // 2):,} tokens")
 
     def work(self) -> None:
-        self.say(f"{self.description}\n")
+        self.say(f"{self.introduction}\n")
         began, tokens, texts = time.perf_counter(), 0, count()
         for prompt in self.prompts:
             for _ in range(self.args.num_samples):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.planning import profiles
-from mpi_impl.planning.candidates import PLAYED, Job, Timed, check
+from mpi_impl.planning.candidates import PLAYED, PlanSearch, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.presets import PRESETS
@@ -29,7 +29,7 @@ VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
-    job = Job(model_of(args), args.num_gpus, args.global_batch_size, profiles.load(args.hardware))
+    job = PlanSearch(model_of(args), args.num_gpus, args.global_batch_size, profiles.load(args.hardware))
     check(job)
     best = job.best[:args.best]
     print(f"{summary(job)}\n\n{table(job, best)}\n")
@@ -84,7 +84,7 @@ def model_of(args: argparse.Namespace) -> ModelConfig:
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
-def summary(job: Job) -> str:
+def summary(job: PlanSearch) -> str:
     return (f"{size_of(job.model)} on {job.n:,} of {job.hardware.name}, {job.B:,} samples of "
             f"{job.model.max_position_embeddings:,} tokens a step\n"
             f"of {len(job.plans):,} plans {len(job.fitting):,} fit into the {job.memory / 1e9:,.0f} GB that a model "
@@ -101,7 +101,7 @@ def corpus(model: ModelConfig) -> str:
             "them it trains on Python's own source.")
 
 
-def table(job: Job, best: Sequence[Timed]) -> str:
+def table(job: PlanSearch, best: Sequence[Timed]) -> str:
     rows = [["t", "p", "d", "v", "b", "m", "ZeRO", "sequence", "recompute", "GB", "s/step", "idle", "TFLOP/s", "MFU"]]
     for one in best:
         p = one.plan.parallel
@@ -117,7 +117,7 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f}" if size >= 1e9 else f"{size / 1e9:.3f}"
 
 
-def draw(path: str, job: Job, best: Sequence[Timed]) -> None:
+def draw(path: str, job: PlanSearch, best: Sequence[Timed]) -> None:
     from mpi_impl.planning.picture import draw_plans  # matplotlib takes a second to import
     from mpi_impl.runtime.pictures import save
 

@@ -403,7 +403,7 @@ print(f"those lines come on top: {ranks['again'][0] / ranks['sent'][0]:.0%}")
 # %%
 # %%ranks 4
 from reference.config import Recompute
-from reference.costs.memory import array_bytes
+from reference.costs.activation_inventory import array_bytes
 
 def kept(cache):
     """Bytes in a block's cache."""
@@ -422,14 +422,14 @@ found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_cut),
 from dataclasses import replace
 
 from reference.config import Recompute
-from reference.costs.memory import Account, total
+from reference.costs.activation_inventory import ActivationInventory, total
 from reference.precision import Precision
 
 cut = ParallelConfig(t, sequence_parallel=True)
 ways = [ParallelConfig(t), cut, replace(cut, recompute=Recompute("selective")),
         replace(cut, recompute=Recompute("full"))]
 for (name, parts), way in zip(ranks["found"][0].items(), ways):
-    expected = total(Account(c, b, s, Precision("float64"), way).layer())
+    expected = total(ActivationInventory(c, b, s, Precision("float64"), way).layer())
     print(f"{name:24} {sum(parts.values()):>9,} bytes measured on rank 0; predicted, item by item: {expected:>9,}")
 draw_bars({name: {part: n / 1000 for part, n in parts.items()} for name, parts in ranks["found"][0].items()},
           "kB that rank 0 keeps of one block for the backward", unit=" kB")

@@ -275,7 +275,7 @@ draw_stages(4)
 
 # %% [markdown]
 # Figure 1 of the paper shows what that means for a large model: 7.5 billion parameters on 64 devices.
-# `reference/costs/memory.py` has the formulas.
+# `reference/parallel/model_states.py` has the formulas.
 
 # %%
 from mpi_impl.reports.charts import MEMORY

@@ -446,11 +446,11 @@ draw_bars({name: dict(zip(("parameters", "gradients", "optimizer"), each)) for n
 
 # %%
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.memory import Account, total
+from reference.costs.activation_inventory import ActivationInventory, total
 
 large = ModelConfig(72, 3072, 32, 51_200, 1024)
 for name in "float32", "bfloat16":
-    kept = total(Account(large, 4, 1024, Precision(name), ParallelConfig()).layer())
+    kept = total(ActivationInventory(large, 4, 1024, Precision(name), ParallelConfig()).layer())
     sent = {}
     for entry, size in runs[name]["sent"].items():
         sent[entry.dtype] = sent.get(entry.dtype, 0) + size // 40

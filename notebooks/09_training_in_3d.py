@@ -247,11 +247,12 @@ draw_mask_parts({"t = 4, right": masks_of(4), "t = 4, every rank begins at head 
 from mpi_impl.runtime.tables import aligned
 from mpi_impl.reports.traffic import compare as beside_formulas
 from reference.config import number_of_microbatches
-from reference.costs.traffic import Work, traffic
+from reference.costs.traffic import PassCounts, traffic
 
 def ledger_lines(name, t, p, d, b=1, zero=0):
     microbatches = STEPS * number_of_microbatches(BATCH, b, d)
-    expected = traffic(model, ParallelConfig(t, p, d, zero_stage=zero), b, POSITIONS, Work(STEPS, microbatches, 0, 0))
+    counts = PassCounts(STEPS, microbatches, 0, 0)
+    expected = traffic(model, ParallelConfig(t, p, d, zero_stage=zero), b, POSITIONS, counts)
     return beside_formulas(found[0][name][1], [line for line in expected if line.reason != "batch"])
 
 rows = [["group", "phase", "why", "operation", "calls", "numbers", "formula", "as predicted"]]

@@ -1,7 +1,7 @@
-"""Sizes of a model and of its split over ranks, every rule they must keep, and the sentence for a broken one.
+"""Sizes of a model and of its parallelism, with the rules they must keep and an error sentence for each broken rule.
 
-Letters of the papers: h hidden size, L layers, a attention heads, s sequence length, V vocabulary size;
-t tensor-parallel, p pipeline-parallel, d data-parallel ranks; b micro-batch size, B global batch size.
+Letters of the papers: h hidden size, L layers, a attention heads, s sequence length, V vocabulary size; t
+tensor-parallel, p pipeline-parallel, d data-parallel ranks; b micro-batch size, B global batch size.
 """
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from reference.ops import ACTIVATIONS
 
 ARCHITECTURES = {"gpt": (("lm",),), "bert": (("lm", "sop"), ("lm",), ("choice",))}     # and the heads of each
 POSITION_EMBEDDINGS = ("learned_absolute", "rope")
-RECOMPUTE = ("none", "selective", "full")   # of activations: nothing, attention's core, all of each layer
+RECOMPUTE = ("none", "selective", "full")   # recompute nothing, attention's core, or whole layers
 
-# The largest sizes that options may ask for, by name: several times the largest that were published, which stand behind
-# them, and small enough that whatever goes through layers, devices or divisors of a batch ends within seconds.
+# The largest size that each option accepts: several times the largest published one, which the comment names, and small
+# enough that every loop over layers, devices or divisors of a batch ends within seconds.
 LARGEST = {
     "num_layers": 10_000,                       # 1,000: Wang et al. 2022 (DeepNet)
     "hidden_size": 1_000_000,                   # 25,600: Narayanan et al. 2021
@@ -25,9 +25,9 @@ LARGEST = {
     "seq_length": 100_000_000,
     "global_batch_size": 10_000_000,            # samples; 65,536: You et al. 2019 (BERT by LAMB)
     "micro_batch_size": 100_000,                # 64: Shoeybi et al. 2019
-    "tensor_model_parallel_size": 10_000,       # as many as heads; 8 in the papers
+    "tensor_model_parallel_size": 10_000,       # one head a rank; 8 in the papers
     "pipeline_model_parallel_size": 1_000,      # 64: Narayanan et al. 2021
-    "pipeline ranks p": 1_000,                  # the same, of a schedule by itself
+    "pipeline ranks p": 1_000,                  # the same, for a schedule alone
     "data_parallel_size": 1_000_000,
     "num_gpus": 1_000_000,                      # 16,384: Meta 2024 (Llama 3)
     "train_iters": 100_000_000,                 # 2 million: Devlin et al. 2018 (BERT)
@@ -36,15 +36,15 @@ LARGEST = {
     "num_samples": 1_000_000,                   # texts for each prompt
     "tokens_to_generate": 100_000_000,
     "sample_tokens": 100_000_000,
-    "layers": 1_000,                            # of the experiment with narrow models,
-    "seeds": 10_000,                            # and how many of each
+    "layers": 1_000,                            # in the experiment with narrow models,
+    "seeds": 10_000,                            # and the seeds of each
     "ranks": 1_000,                             # processes that measure one machine
 }
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT's or BERT's sizes and choices. Names are Megatron's. Raises UserError where they do not fit together."""
+    """Sizes and choices of a GPT or a BERT, under Megatron's names. Raises UserError if they do not fit together."""
 
     num_layers: int                                    # L
     hidden_size: int                                   # h
@@ -52,17 +52,17 @@ class ModelConfig:
     vocab_size: int                                    # V, without padding
     max_position_embeddings: int                       # the longest sequence
     position_embedding_type: str = "learned_absolute"
-    rotary_percent: float = 1.0                        # the share of each head that rope turns
+    rotary_percent: float = 1.0                        # the share of each head that rope rotates
     untie_embeddings_and_output_weights: bool = False
-    activation: str = "gelu"                           # GPT's tanh form; the exact one and ReLU on request
+    activation: str = "gelu"                           # GPT's tanh form; gelu_exact and relu also exist
     init_method_std: float = 0.02
     layernorm_epsilon: float = 1e-5
-    hidden_dropout: float = 0.1                        # of the embedding, and of each branch before it is added
-    attention_dropout: float = 0.1                     # of attention's probabilities
+    hidden_dropout: float = 0.1                        # on the embedding, and on each branch before it is added
+    attention_dropout: float = 0.1                     # on attention's probabilities
     make_vocab_size_divisible_by: int = 128
-    fp16_lm_cross_entropy: bool = False                # in float16, the loss too, rather than in float32
-    architecture: str = "gpt"                          # or bert, whose attention looks both ways
-    heads: tuple[str, ...] = ("lm",)                   # what it predicts: words; sop, the order of sentences; a choice
+    fp16_lm_cross_entropy: bool = False                # compute the loss in float16 too, not in float32
+    architecture: str = "gpt"                          # or bert, whose attention is bidirectional
+    heads: tuple[str, ...] = ("lm",)                   # predictions: tokens (lm), sentence order (sop), a choice
     apply_residual_connection_post_layernorm: bool = False   # BERT's original order: see layers/block.py
 
     def __post_init__(self):
@@ -83,7 +83,7 @@ class ModelConfig:
             raise UserError(f"--layernorm-epsilon is {self.layernorm_epsilon}, but must be a number above 0.")
         if not 0 < self.rotary_percent <= 1:
             raise UserError(f"--rotary-percent is {self.rotary_percent}, but must be above 0 and at most 1: "
-                            "it is the share of each head's dimensions that is turned.")
+                            "it is the share of each head's dimensions that is rotated.")
         if self.position_embedding_type == "rope" and (self.rotary_size % 2 or self.rotary_size == 0):
             raise UserError(f"--rotary-percent {self.rotary_percent} of a head of {self.head_size} dimensions is "
                             f"{self.rotary_size}, but rope turns pairs of dimensions. Choose a share that gives an "
@@ -101,12 +101,12 @@ class ModelConfig:
 
     @property
     def tied(self) -> bool:
-        """Whether there are logits that read the embedding's word table."""
+        """Report whether the logits are computed with the embedding's word table."""
         return "lm" in self.heads and not self.untie_embeddings_and_output_weights
 
     @property
     def causal(self) -> bool:
-        """Whether a position sees itself and those before it, or all."""
+        """Report whether a position attends only to itself and to earlier positions."""
         return self.architecture == "gpt"
 
     @property
@@ -115,22 +115,22 @@ class ModelConfig:
 
     @property
     def rotary_size(self) -> int:
-        """Dimensions of each head that rope turns."""
+        """Return the number of dimensions of each head that rope rotates."""
         return int(self.head_size * self.rotary_percent)
 
     def padded_vocab_size(self, t: int) -> int:
-        """V rounded up to a multiple of make_vocab_size_divisible_by x t, so that t ranks hold equal shares."""
+        """Return V, rounded up to a multiple of make_vocab_size_divisible_by x t, for shards of one size on t ranks."""
         return round_up(self.vocab_size, self.make_vocab_size_divisible_by * t)
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """Which activations the forward does not keep, so that the backward computes them again (Korthikanti et al. 2022).
+    """The activations that the forward does not keep, so that the backward recomputes them (Korthikanti et al. 2022).
 
-    Names and meanings are Megatron's. `selective` does so with attention's core, in all layers; `full` with all of a
-    layer but its input. By the method `uniform` each stage's layers are cut into groups of num_layers, of which only
-    the input is kept; by `block` num_layers layers of each stage are recomputed, one by one, and the others kept.
-    Larger groups keep fewer inputs, but the backward holds all that a group's layers have computed, at once.
+    Names and meanings are Megatron's. `selective` recomputes attention's core, in all layers; `full` recomputes a whole
+    layer from its input. The method `uniform` divides each stage's layers into groups of num_layers and keeps only each
+    group's input; `block` recomputes num_layers layers of each stage, one by one, and keeps the others. Larger groups
+    keep fewer inputs, but the backward holds all activations of a group at the same time.
     """
 
     granularity: str = "none"
@@ -147,7 +147,7 @@ class Recompute:
         return self.granularity == "selective"
 
     def groups(self, layers: Iterable[int]) -> list[tuple[list[int], bool]]:
-        """A stage's layers, in order, cut into groups; and of each whether it keeps its input only."""
+        """Divide a stage's layers into groups, in order, and tell for each group whether only its input is kept."""
         layers, n = list(layers), self.num_layers
         if self.granularity == "full" and self.method == "uniform":
             return [(layers[i:i + n], True) for i in range(0, len(layers), n)]
@@ -157,8 +157,8 @@ class Recompute:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How ranks share the work: how many hold one model (t, p), how many models there are (d), how a pipeline is
-    scheduled, how gradients are summed, and what of the model's states and activations a rank keeps.
+    """Sizes and choices of parallelism: the ranks of one model (t, p), the number of replicas (d), the pipeline's
+    schedule, the reduction of gradients, and the model states and activations that each rank keeps.
 
     Raises UserError for sizes below 1, and for choices that do not go together.
     """
@@ -169,11 +169,11 @@ class ParallelConfig:
     pipeline_schedule: str = "1f1b"        # a name in reference/schedules/generators.py
     virtual_pipeline_size: int | None = None   # v, for a schedule with several stages on each rank
     scatter_gather_tensors_in_pipeline: bool = True   # whether each of t ranks sends 1/t of an activation
-    ddp_bucket_size: int = 1 << 20         # elements of gradients that are summed over the replicas together, at least
-    zero_stage: int = 0                    # what the replicas cut: optimizer states (1), gradients (2), parameters (3)
-    cpu_offload: bool = False              # whether a rank's shards of what ZeRO cuts, but for gradients, are far
-    sequence_parallel: bool = False        # whether what is outside tensor-parallel regions is cut by positions
-    keep_gathered_inputs: bool = False     # with that: whether the backward finds the regions' inputs, or gathers again
+    ddp_bucket_size: int = 1 << 20         # the fewest gradient elements in one all-reduce over the replicas
+    zero_stage: int = 0                    # the replicas shard optimizer states (1), gradients (2), parameters (3)
+    cpu_offload: bool = False              # whether a rank's shards of parameters and moments are offloaded
+    sequence_parallel: bool = False        # whether activations outside the regions are sharded by positions
+    keep_gathered_inputs: bool = False     # whether the regions' gathered inputs are kept for the backward
     recompute: Recompute = field(default_factory=Recompute)
 
     def __post_init__(self):
@@ -185,14 +185,14 @@ class ParallelConfig:
             raise UserError("--cpu-offload puts a rank's shard of the model's states in far memory, but without ZeRO "
                             "there are no shards. Choose --zero-stage 1, 2 or 3.")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
-            raise UserError("--sequence-parallel cuts the sequence over the tensor-parallel ranks, but "
+            raise UserError("--sequence-parallel shards the sequence over the tensor-parallel ranks, but "
                             "--tensor-model-parallel-size is 1. Choose at least 2, or leave the option out.")
         if self.keep_gathered_inputs and not self.sequence_parallel:
             raise UserError("--keep-gathered-inputs needs --sequence-parallel: without it nothing is gathered.")
 
     @classmethod
     def for_world(cls, world_size: int, t: int, p: int = 1, **choices) -> "ParallelConfig":
-        """Data parallelism takes what tensor and pipeline parallelism leave of the world. Other fields as `choices`."""
+        """Derive the data-parallel size from the world size, t and p. `choices` are the other fields."""
         require_positive("tensor_model_parallel_size", t)
         require_positive("pipeline_model_parallel_size", p)
         if world_size % (t * p):
@@ -208,56 +208,56 @@ class ParallelConfig:
 
     @property
     def sequence_shards(self) -> int:
-        """Into how many the sequence is cut outside the tensor-parallel regions."""
+        """Return the number of shards of the sequence outside the tensor-parallel regions."""
         return self.tensor_model_parallel_size if self.sequence_parallel else 1
 
     @property
     def scattered_parts(self) -> int:
-        """Into how many a rank's activation is cut on its way to the next stage, to be gathered there.
+        """Return the number of shards into which a rank's activation is scattered for the next stage, which gathers it.
 
-        With sequence parallelism it is cut already, and the receivers need not gather.
+        With sequence parallelism it is sharded already, and the receivers need not gather.
         """
         whole = self.sequence_parallel or not self.scatter_gather_tensors_in_pipeline
         return 1 if whole else self.tensor_model_parallel_size
 
     @property
     def sent_parts(self) -> int:
-        """Into how many a stage's result [b, s, h] is cut between its ranks, each of which sends one."""
+        """Return the number of shards of a stage's result [b, s, h], of which each rank sends one."""
         return self.sequence_shards * self.scattered_parts
 
     @property
     def shards(self) -> int:
-        """Into how many parts the replicas cut the flat buffers."""
+        """Return the number of shards that the replicas make of the flat buffers."""
         return self.data_parallel_size if self.zero_stage else 1
 
     @property
     def bucket_size(self) -> int:
-        """Elements of a bucket, at least. ZeRO-3 gathers unit by unit."""
+        """Return the smallest size of a bucket, in elements. ZeRO-3 gathers unit by unit."""
         return 1 if self.zero_stage == 3 else self.ddp_bucket_size
 
 
 def check_model_fits(model: ModelConfig, parallel: ParallelConfig) -> None:
-    """Tensor parallelism gives every rank whole heads (and so 4h/t columns of the MLP). Raises UserError otherwise."""
+    """Raise UserError unless every tensor-parallel rank gets whole heads (and so 4h/t columns of the MLP)."""
     require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size,
                     "num_attention_heads", model.num_attention_heads,
                     "A rank holds whole attention heads, and 4h/t columns of the MLP.")
 
 
 def check_sequence_fits(seq_length: int, parallel: ParallelConfig) -> None:
-    """Sequence parallelism gives every rank as many positions. Raises UserError otherwise."""
+    """Raise UserError unless sequence parallelism gives every rank the same number of positions."""
     if parallel.sequence_parallel:
         require_divides("tensor_model_parallel_size", parallel.tensor_model_parallel_size, "seq_length", seq_length,
-                        "With --sequence-parallel every rank has as many positions.")
+                        "With --sequence-parallel every rank has the same number of positions.")
 
 
 def check_zero_stage(stage: int) -> None:
     if stage not in range(4):
-        raise UserError(f"--zero-stage is {stage}, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and "
+        raise UserError(f"--zero-stage is {stage}, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and "
                         "gradients) or 3 (and parameters).")
 
 
 def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
-    """m = B / (b d): how many microbatches each replica takes, one after another, for one step."""
+    """Return m = B / (b d), the number of microbatches that each replica processes one after another in a step."""
     for name, value in (("global_batch_size", global_batch_size), ("micro_batch_size", micro_batch_size)):
         require_positive(name, value)
     together = micro_batch_size * data_parallel_size
@@ -269,12 +269,12 @@ def number_of_microbatches(global_batch_size: int, micro_batch_size: int, data_p
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The next multiple that is not below n."""
+    """Return the smallest multiple that is not below n."""
     return -(-n // multiple) * multiple
 
 
 def option(name: str) -> str:
-    """`hidden_size` -> `--hidden-size`; a formula stays as it is."""
+    """Return the command line's form of a name: `hidden_size` -> `--hidden-size`. A formula stays as it is."""
     return name if " " in name else "--" + name.replace("_", "-")
 
 

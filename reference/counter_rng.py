@@ -1,8 +1,8 @@
-"""Random numbers as a function: of a seed, of what they are for, and of an index. Nothing is drawn in order.
+"""Random numbers as a function of a seed, a purpose and an index. Nothing is drawn in order.
 
-A rank that holds columns 512 to 1023 of a weight asks for just those indices and gets the numbers that any other
-split of the same weight would have there. The generator is a keyed integer hash over uint32 arrays: multiplications
-that wrap around and shifts, so that NumPy and CuPy give the same bits.
+A rank that holds columns 512 to 1023 of a weight asks for just those indices and gets the numbers that every other
+sharding of the weight has there. The generator is a keyed integer hash over uint32 arrays: multiplications that wrap
+around and shifts, so that NumPy and CuPy give the same bits.
 """
 from hashlib import blake2b
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def key(seed: int, *purpose) -> tuple[int, int]:
-    """Two 32-bit words that stand for (seed, purpose), as in `key(1234, "weights", "blocks.3.mlp.w_in")`.
+    """Hash (seed, purpose) into two 32-bit words, as in `key(1234, "weights", "blocks.3.mlp.w_in")`.
 
     A purpose is made of strings, integers (of any library) and None.
     """
@@ -20,9 +20,9 @@ def key(seed: int, *purpose) -> tuple[int, int]:
 
 
 def indices(shape, whole, first, like):
-    """uint64 [shape]: where each element of a part stands in the whole array, counted row by row.
+    """Return uint64 [shape], the row-major index in the whole array of each element of a shard.
 
-    The whole has the shape `whole` (of which whole[0] does not matter), and the part begins at the coordinates `first`.
+    The whole array has the shape `whole` (whole[0] does not matter), and the shard begins at the coordinates `first`.
     """
     index = np.zeros_like(like, shape=(1,) * len(shape), dtype=np.uint64)
     for axis, size in enumerate(whole):
@@ -31,13 +31,13 @@ def indices(shape, whole, first, like):
 
 
 def coordinates(shape, axis: int, first: int, like):
-    """uint64 [1, ..., shape[axis], ..., 1]: the coordinates along one axis, as far as a part of this shape goes."""
+    """Return uint64 [1, ..., shape[axis], ..., 1], the coordinates of a shard of this shape along one axis."""
     along = np.arange(first, first + shape[axis], dtype=np.uint64, like=like)
     return along.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
 def bits(key: tuple[int, int], index):
-    """uint32, evenly distributed, for every element of the uint64 array `index`."""
+    """Draw an evenly distributed uint32 for every element of the uint64 array `index`."""
     x = (index & 0xFFFFFFFF).astype(np.uint32)
     x = scramble(x ^ key[0])
     x = scramble(x + (index >> 32).astype(np.uint32) ^ key[1])
@@ -45,9 +45,9 @@ def bits(key: tuple[int, int], index):
 
 
 def scramble(x):
-    """A bijection of 32-bit words in which every input bit flips every output bit with a chance near 1/2.
+    """Apply a bijection of 32-bit words in which every input bit flips every output bit with a chance near 1/2.
 
-    Two rounds of xor-shift and multiply by an odd constant (constants: C. Wellons' search, `lowbias32`).
+    It is two rounds of xor-shift and multiply by an odd constant (constants: C. Wellons' search, `lowbias32`).
     """
     x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
@@ -55,14 +55,14 @@ def scramble(x):
 
 
 def uniform(key: tuple[int, int], index):
-    """float64 in the open interval (0, 1)."""
+    """Draw float64 in the open interval (0, 1)."""
     return (bits(key, index) + 0.5) * 2.0**-32
 
 
 def normal(key: tuple[int, int], index):
-    """float64 with mean 0 and variance 1, by Box and Muller's transform of two uniform numbers.
+    """Draw float64 with mean 0 and variance 1, by Box and Muller's transform of two uniform numbers.
 
-    NumPy's own normal draws reject some candidates, so there the n-th number cannot be had without the first n - 1.
+    NumPy's own normal draws reject some candidates, so there the n-th number needs the first n - 1.
     """
     radius = np.sqrt(-2 * np.log(uniform(key, 2 * index)))
     return radius * np.cos(2 * np.pi * uniform(key, 2 * index + 1))

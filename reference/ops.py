@@ -1,7 +1,7 @@
-"""The local math of a transformer: each function forward, then backward, in plain NumPy.
+"""The local math of a transformer in plain NumPy: each function forward, then backward.
 
 `y, cache = op(x)`, then `dx = op_backward(dy, cache)`. Results have the dtype of the inputs, float32 or float64; ids
-and targets are integers. Everything here runs on CuPy arrays too, through NumPy's dispatch protocols: so new arrays
+and targets are integers. Everything here also runs on CuPy arrays, through NumPy's dispatch protocols: so new arrays
 are made "like" an existing one, and matrix products are two-dimensional.
 """
 from math import pi, sqrt
@@ -13,7 +13,7 @@ from reference import counter_rng
 
 
 def rows(x):
-    """[..., n] -> [product of the rest, n]: a sum over batch and sequence becomes one matrix product."""
+    """Flatten [..., n] to [product of the rest, n], so that a sum over batch and sequence is one matrix product."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -21,20 +21,20 @@ def rows(x):
 
 
 def linear(x, w, b=None):
-    """x [..., n] @ w [n, m] + b [m] -> [..., m]."""
+    """Compute x [..., n] @ w [n, m] + b [m] -> [..., m]."""
     y = (rows(x) @ w).reshape(*x.shape[:-1], w.shape[-1])
     return y if b is None else y + b
 
 
 def linear_backward(dy, x, w):
-    """dy [..., m] -> dx [..., n], dw [n, m], db [m]."""
+    """Return dx [..., n], dw [n, m] and db [m] for dy [..., m]."""
     return linear(dy, w.T), rows(x).T @ rows(dy), rows(dy).sum(0)
 
 
 def batched_matmul(x, y):
-    """x [..., n, k] @ y [..., k, m] -> [..., n, m], one two-dimensional product for each leading index.
+    """Compute x [..., n, k] @ y [..., k, m] -> [..., n, m] as one two-dimensional product for each leading index.
 
-    `x @ y` would do on NumPy. CuPy's copies transposed inputs beyond two dimensions.
+    On NumPy `x @ y` would be enough. CuPy's copies transposed inputs beyond two dimensions.
     """
     out = np.empty_like(x, shape=(*x.shape[:-1], y.shape[-1]))
     for i in np.ndindex(*x.shape[:-2]):
@@ -46,37 +46,37 @@ def batched_matmul(x, y):
 
 
 def gelu(x):
-    """x, of any shape -> x Phi(x), by GPT's tanh form (Hendrycks and Gimpel 2016), within 5e-4 of the exact."""
+    """Compute x Phi(x) by GPT's tanh form (Hendrycks and Gimpel 2016), within 5e-4 of the exact value."""
     tanh = np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))
     return 0.5 * x * (1 + tanh), (x, tanh)
 
 
 def gelu_backward(dy, cache):
-    """dy -> dx, of one shape."""
+    """Return dx for dy, in the same shape."""
     x, tanh = cache
     inner = sqrt(2 / pi) * (1 + 3 * 0.044715 * x**2)                  # of the tanh's argument
     return dy * 0.5 * (1 + tanh + x * (1 - tanh**2) * inner)
 
 
 def gelu_exact(x):
-    """x, of any shape -> x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016): BERT's."""
+    """Compute x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016), as BERT does."""
     phi = 0.5 * (1 + erf(x / sqrt(2)))
     return x * phi, (x, phi)
 
 
 def gelu_exact_backward(dy, cache):
-    """dy -> dx, of one shape: Phi' is the normal density."""
+    """Return dx for dy, in the same shape: Phi' is the normal density."""
     x, phi = cache
     return dy * (phi + x * np.exp(-0.5 * x**2) / sqrt(2 * pi))
 
 
 def relu(x):
-    """x, of any shape -> max(x, 0)."""
+    """Compute max(x, 0) of x of any shape."""
     return np.maximum(x, 0), x > 0
 
 
 def relu_backward(dy, positive):
-    """dy -> dx, of one shape."""
+    """Return dx for dy, in the same shape."""
     return dy * positive
 
 
@@ -101,7 +101,7 @@ ERFC_LARGE = ((1.63153871373020978e-2, 3.05326634961232344e-1, 3.603448999498044
 
 
 def erf(x):
-    """The error function, to the rounding of x's dtype. NumPy has none of its own."""
+    """Compute the error function to the rounding of x's dtype. NumPy has none of its own."""
     size = np.minimum(abs(x), 6)                                      # erf(6) is 1 in float64
     middle, square = np.maximum(size, 0.46875), size * size
     inverse = 1 / (middle * middle)
@@ -112,7 +112,7 @@ def erf(x):
 
 
 def ratio(coefficients, x):
-    """One polynomial over another, by Horner's rule."""
+    """Divide one polynomial by another, both by Horner's rule."""
     numerator, denominator = (np.full_like(x, first) for first, *_ in coefficients)
     for a, b in zip(coefficients[0][1:], coefficients[1][1:]):
         numerator, denominator = numerator * x + a, denominator * x + b
@@ -123,7 +123,7 @@ def ratio(coefficients, x):
 
 
 def layer_norm(x, weight, bias, epsilon):
-    """x [..., h] -> (x - mean) / sqrt(variance + epsilon) * weight + bias, weight and bias [h] (Ba et al. 2016)."""
+    """Compute (x - mean) / sqrt(variance + epsilon) * weight + bias, x [..., h], weight, bias [h] (Ba et al. 2016)."""
     centred = x - x.mean(-1, keepdims=True)
     inverse_std = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     normed = centred * inverse_std
@@ -131,23 +131,23 @@ def layer_norm(x, weight, bias, epsilon):
 
 
 def layer_norm_backward(dy, weight, cache):
-    """dy [..., h] -> dx [..., h], dweight [h], dbias [h]."""
+    """Return dx [..., h], dweight [h] and dbias [h] for dy [..., h]."""
     normed, inverse_std = cache
     dnormed = dy * weight
-    # Adding a constant to x does not move the output, nor (but for epsilon) does scaling x - mean: so dx has no part
-    # along ones, nor along x - mean.
+    # Adding a constant to x does not change the output, nor (but for epsilon) does scaling x - mean: so dx has no
+    # component along ones, nor along x - mean.
     dx = dnormed - dnormed.mean(-1, keepdims=True) - normed * (dnormed * normed).mean(-1, keepdims=True)
     return dx * inverse_std, rows(dy * normed).sum(0), rows(dy).sum(0)
 
 
 def softmax(x):
-    """x [..., n] -> exp(x) / sum of exp(x) over the last axis. Less the maximum, so that exp cannot overflow."""
+    """Compute exp(x) / sum of exp(x) over the last axis of x [..., n], less the maximum so that exp cannot overflow."""
     exp = np.exp(x - x.max(-1, keepdims=True))
     return exp / exp.sum(-1, keepdims=True)
 
 
 def softmax_backward(dy, y):
-    """dy [..., n], y = softmax(x) -> dx [..., n]. What all of dy have in common moves nothing."""
+    """Return dx [..., n] for dy [..., n] and y = softmax(x). A constant added to all of dy changes nothing."""
     return y * (dy - (dy * y).sum(-1, keepdims=True))
 
 
@@ -155,14 +155,14 @@ def softmax_backward(dy, y):
 
 
 class Mask(NamedTuple):
-    """What dropout keeps of an array, and what that is multiplied by, so that its mean stays."""
+    """The elements that dropout keeps, and the factor that preserves the mean."""
 
     keep: Any      # bool, in the shape of the array
     scale: float   # 1 / (1 - rate)
 
 
 def draw_mask(site, shape, like):
-    """The Mask of an array of this shape, drawn at a Site of reference/dropout.py; None where site is None."""
+    """Draw the Mask of an array of this shape at a Site of reference/dropout.py; None where site is None."""
     if site is None:
         return None
     index = counter_rng.indices(shape, site.whole, site.first, like)
@@ -170,21 +170,21 @@ def draw_mask(site, shape, like):
 
 
 def masked(x, mask):
-    """x of any shape -> x times the scale where the mask keeps it, else 0; x itself where the mask is None."""
+    """Scale x where the mask keeps it and zero the rest; return x itself where the mask is None."""
     return x if mask is None else np.where(mask.keep, x * mask.scale, 0)
 
 
 def dropout(x, site):
-    """x of any shape -> each element dropped by chance, the others scaled up (Srivastava et al. 2014, section 10).
+    """Drop each element of x by chance and scale up the others (Srivastava et al. 2014, section 10).
 
-    So the expected value is x, and evaluation, which drops nothing, needs no other scale.
+    The expected value is x, so evaluation, which drops nothing, needs no other scale.
     """
     mask = draw_mask(site, x.shape, x)
     return masked(x, mask), mask
 
 
 def dropout_backward(dy, mask):
-    """dy -> dx, of one shape: what multiplied x multiplies dy."""
+    """Return dx for dy, in the same shape: the factors of x multiply dy."""
     return masked(dy, mask)
 
 
@@ -192,7 +192,7 @@ def dropout_backward(dy, mask):
 
 
 class CoreInputs(NamedTuple):
-    """The arguments of attention_core: all that it takes to compute it again."""
+    """The arguments of attention_core, from which it can be recomputed."""
 
     q: Any         # [b, s, a, d]
     k: Any
@@ -203,7 +203,7 @@ class CoreInputs(NamedTuple):
 
 
 class AttentionCore(NamedTuple):
-    """What attention's backward needs, heads before positions."""
+    """The arrays that attention's backward needs, heads before positions."""
 
     q: Any       # [b, a, s, d]
     k: Any
@@ -213,12 +213,12 @@ class AttentionCore(NamedTuple):
 
 
 def attention_core(q, k, v, causal, site=None, lengths=None):
-    """dropout(softmax(q k^T / sqrt(d))) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
+    """Compute dropout(softmax(q k^T / sqrt(d))) v for each head: q, k, v [b, s, a, d] -> [b, s, a, d].
 
-    d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). With `causal`, a position sees
-    itself and what is before it. `site` is where dropout draws, or None: no dropout. Of sample i the first lengths[i]
-    positions are real, at least one, and nobody sees those after them: padding. Queries there see the real ones, too,
-    but nobody uses what they find. lengths is int64 [b], or None: all are real.
+    d is the size of one head, not of the model (Vaswani et al. 2017, equation 1). With `causal`, a position attends to
+    itself and to earlier ones. `site` is where dropout draws, or None: no dropout. The first lengths[i] positions of
+    sample i are real, at least one; the others are padding, and no query attends to them. Queries in the padding attend
+    to the real positions, but nothing uses their results. lengths is int64 [b], or None: all are real.
     """
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))                   # [b, s, a, d] -> [b, a, s, d]
     scores = batched_matmul(q, k.swapaxes(2, 3)) / sqrt(q.shape[-1])  # [b, a, s, d] @ [b, a, d, s] -> [b, a, s, s]
@@ -235,10 +235,10 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
 
 
 def attention_core_backward(dcontext, cache):
-    """dcontext [b, s, a, d] -> dq, dk, dv, each [b, s, a, d]. What was hidden has probability 0 and gets nothing.
+    """Return dq, dk, dv, each [b, s, a, d], for dcontext [b, s, a, d]. Masked scores have probability 0 and gradient 0.
 
-    The dropped probabilities are computed again: of what is [b, a, s, s] only probs and the mask are kept. The paper's
-    5 a s^2 b bytes (Korthikanti et al. 2022, section 4.1) are 2 an element for probs, 1 for the mask, and 2 for these.
+    The dropped probabilities are recomputed: of the arrays [b, a, s, s] only probs and the mask are kept. The paper's 5
+    a s^2 b bytes (Korthikanti et al. 2022, section 4.1) are 2 an element for probs, 1 for the mask, and 2 for these.
     """
     q, k, v, probs, mask = cache
     dcontext = dcontext.swapaxes(1, 2)
@@ -254,10 +254,10 @@ def attention_core_backward(dcontext, cache):
 
 
 def cached_attention(q, k, v):
-    """attention_core with `causal`, of the last n positions of m: q [b, n, a, d], k, v [b, m, a, d] -> [b, n, a, d].
+    """Compute causal attention_core for the last n positions of m: q [b, n, a, d], k, v [b, m, a, d] -> [b, n, a, d].
 
-    What generation asks for a new word: q is its own, n = 1, while the keys and values of those before it were kept.
-    Nothing is trained, so there is no backward, and nothing to keep for one.
+    Generation needs it for a new token: q is its own, n = 1, while k and v come from the KV cache. Nothing is trained,
+    so there is no backward and no cache for one.
     """
     n, m = q.shape[1], k.shape[1]
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
@@ -268,7 +268,7 @@ def cached_attention(q, k, v):
 
 
 def rotary_cos_sin(s, size, like, base=10_000.0, first=0):
-    """cos and sin [s, 1, size/2] of the angle by which rope turns pair i at position n: n / base^(2 i / size).
+    """Return cos and sin [s, 1, size/2] of the angle by which rope rotates pair i at position n: n / base^(2 i / size).
 
     The s positions begin with `first`.
     """
@@ -279,9 +279,9 @@ def rotary_cos_sin(s, size, like, base=10_000.0, first=0):
 
 
 def rotate(x, angles):
-    """Turn the first dimensions of each head by its position (Su et al. 2021, section 3.2): x [b, s, a, d] -> same.
+    """Rotate the first dimensions of each head by its position (Su et al. 2021, section 3.2): x [b, s, a, d] -> same.
 
-    Pair i is (i, i + half), as in GPT-NeoX and Megatron. q k^T then depends on how far apart two positions are.
+    Pair i is (i, i + half), as in GPT-NeoX and Megatron. q k^T then depends only on the distance of two positions.
     """
     cos, sin = angles
     half = cos.shape[-1]
@@ -290,7 +290,7 @@ def rotate(x, angles):
 
 
 def rotate_backward(dy, angles):
-    """A rotation's transpose turns back."""
+    """Rotate back: the transpose of a rotation is its inverse."""
     cos, sin = angles
     return rotate(dy, (cos, -sin))
 
@@ -299,7 +299,7 @@ def rotate_backward(dy, angles):
 
 
 def lookup(ids, table):
-    """The table's row for each id: ids [b, s], table [V, h] -> [b, s, h]."""
+    """Return the table's row for each id: ids [b, s], table [V, h] -> [b, s, h]."""
     return table[ids]
 
 
@@ -310,7 +310,7 @@ def lookup_backward(dy, ids, dtable):
 
 
 def cross_entropy(logits, targets):
-    """-log softmax(logits) at the target: logits [b, s, V], targets [b, s] -> loss [b, s]."""
+    """Compute -log softmax(logits) at the target: logits [b, s, V], targets [b, s] -> loss [b, s]."""
     shifted = logits - logits.max(-1, keepdims=True)
     exp = np.exp(shifted)
     total = exp.sum(-1, keepdims=True)
@@ -319,7 +319,7 @@ def cross_entropy(logits, targets):
 
 
 def cross_entropy_backward(dloss, cache):
-    """dloss [b, s] -> dlogits [b, s, V] = (softmax - one at the target) x dloss."""
+    """Return dlogits [b, s, V] = (softmax - one at the target) x dloss for dloss [b, s]."""
     probs, targets = cache
     dlogits = probs * dloss[..., None]
     at = targets[..., None]

@@ -1,7 +1,6 @@
-"""Adam with decoupled weight decay, clipping by the global norm, and the learning rate's course. Formulas only.
+"""Adam with decoupled weight decay, clipping by the global norm, and the learning-rate schedule. Formulas only.
 
-What is done to one array is done in place and element by element, so the same lines serve whole tensors, shards and
-pieces of a flat buffer.
+Updates are in place and element by element, so the same lines serve whole tensors, shards and slices of a flat buffer.
 """
 from dataclasses import dataclass
 from math import cos, pi
@@ -48,7 +47,7 @@ class OptimizerConfig:
 
 
 def learning_rate(c: OptimizerConfig, iteration: int) -> float:
-    """The rate at an iteration, counted from 1: a straight rise to lr, then down to min_lr, where it stays.
+    """Return the rate at an iteration, counted from 1: a linear rise to lr, then a decay to min_lr, where it stays.
 
     The first iteration and the last of --lr-decay-iters both learn something. (Megatron's first step of a warm-up has
     rate 0.) The iteration after the warm-up has the full rate, and the one after --lr-decay-iters has min_lr.
@@ -63,22 +62,22 @@ def learning_rate(c: OptimizerConfig, iteration: int) -> float:
 
 
 def clip_coefficient(norm: float, clip_grad: float) -> float:
-    """What to multiply every gradient by so that their global norm is at most clip_grad (Megatron's formula)."""
+    """Return the factor for every gradient that makes their global norm at most clip_grad (Megatron's formula)."""
     return min(1.0, clip_grad / (norm + 1e-6)) if clip_grad > 0 else 1.0
 
 
 def sum_of_squares(grad) -> float:
-    """Of one array: the global norm is the root of these, summed over tensors, each tensor counted once."""
+    """Sum the squares of one array. The global norm is the root of their sum over tensors, each tensor counted once."""
     return float(np.vdot(grad, grad).item())
 
 
 def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: OptimizerConfig) -> None:
-    """One AdamW step (Loshchilov and Hutter 2019, algorithm 2), in place on param, m and v; `step` counts from 1.
+    """Do one AdamW step (Loshchilov and Hutter 2019, algorithm 2), in place on param, m and v; `step` counts from 1.
 
     Decay is multiplied by the learning rate, as in PyTorch and Megatron; the paper has a schedule of its own for it.
 
-    Where a gradient is zero but for rounding (the key bias: softmax does not feel a constant added to every score)
-    m / sqrt(v) is rounding over rounding, up to 1. There float32 runs part by up to lr a step, and nothing is wrong.
+    Where a gradient is zero but for rounding (the key bias: softmax ignores a constant added to every score) m /
+    sqrt(v) is rounding over rounding, up to 1. There float32 runs diverge by up to lr a step, and nothing is wrong.
     """
     m *= c.adam_beta1
     m += (1 - c.adam_beta1) * grad
@@ -91,5 +90,5 @@ def adam_update(param, grad, m, v, step: int, lr: float, decay: bool, c: Optimiz
 
 
 def decay_weights(param, lr: float, c: OptimizerConfig) -> None:
-    """What of an AdamW step does not depend on the gradient, in place."""
+    """Apply the weight decay of an AdamW step in place. It does not depend on the gradient."""
     param *= 1 - lr * c.weight_decay

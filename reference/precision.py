@@ -1,16 +1,16 @@
-"""Mixed precision: formats of two bytes, what they round to, and the scale that keeps small gradients in range.
+"""Mixed precision: 16-bit formats, their rounding, and the loss scale that keeps small gradients in range.
 
 A model that computes in 16 bits moves and holds half the bytes, and a GPU's tensor cores multiply them several times as
 fast. Three things must not be done in 16 bits, and each has its remedy (Micikevicius et al. 2018, 1710.03740, section
 3):
 
 - *Small updates.* lr x gradient is often less than half the distance from a weight to the next number of its format,
-  and a sum that is rounded back moves nothing. So the optimizer keeps *master weights* in float32, and the model
-  computes with a rounded copy.
-- *Long sums.* Products are added up in float32, and rounded once. So are gradients over microbatches and replicas (the
-  *main gradients*), and the sums in layer norms and in softmax. The loss is computed in float32.
+  and then a rounded sum does not change. So the optimizer keeps *master weights* in float32, and the model computes
+  with a rounded copy.
+- *Long sums.* Products are accumulated in float32 and rounded once. So are gradients over microbatches and replicas
+  (the *main gradients*), and the sums in layer norms and in softmax. The loss is computed in float32.
 - *Small gradients.* Below 2^-24 float16 has nothing but 0. So the loss is multiplied by a scale, and with it, by the
-  chain rule, every gradient; the optimizer divides by it, in float32. The scale is as large as goes without overflow.
+  chain rule, every gradient; the optimizer divides by it, in float32. The scale is as large as overflow permits.
   (bfloat16 has float32's range, fewer digits, and needs no scale.)
 
                  bits: sign, exponent, fraction   smallest, and normal, above 0   largest       1 + epsilon is next to 1
@@ -42,12 +42,12 @@ class Format(NamedTuple):
 
     @property
     def epsilon(self) -> float:
-        """The distance from 1 to the next number. Rounding errs by half of it, relative to the number."""
+        """Return the distance from 1 to the next number. The relative rounding error is at most half of it."""
         return 2.0**-self.fraction
 
     @property
     def smallest_normal(self) -> float:
-        """Below it the numbers lie as far apart as they do just above it."""
+        """Return the number below which the spacing of numbers no longer shrinks."""
         return 2.0**(2 - 2**(self.exponent - 1))
 
     @property
@@ -60,9 +60,9 @@ FORMATS = {form.name: form for form in (Format("float16", 5, 10), Format("bfloat
 
 
 def rounded(x, form: Format):
-    """x of float32 or float64 -> of the same dtype, the nearest numbers of a format of no more bits; ties go to even.
+    """Round x, float32 or float64, to the nearest numbers of a smaller format, ties to even; the dtype stays.
 
-    What would be rounded to more than the largest number is infinite.
+    Values that would round to more than the largest number become infinite.
     """
     if form.bytes >= x.dtype.itemsize:
         return x
@@ -80,11 +80,11 @@ def rounded(x, form: Format):
 class LossScaling:
     """Megatron's options for the loss scale. Raises UserError for values that make no sense."""
 
-    loss_scale: float | None = None           # one that never changes; None: it follows the gradients
+    loss_scale: float | None = None           # a fixed scale; None: it follows the gradients
     initial_loss_scale: float = 2.0**32
     min_loss_scale: float = 1.0
-    loss_scale_window: int = 1000             # steps without overflow, after which it is doubled
-    hysteresis: int = 2                       # how many overflows it takes before the scale is halved
+    loss_scale_window: int = 1000             # steps without overflow before the scale is doubled
+    hysteresis: int = 2                       # overflows before the scale is halved
 
     def __post_init__(self):
         for name in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
@@ -99,7 +99,7 @@ class LossScaling:
                             f"--min-loss-scale, which is {self.min_loss_scale:g}.")
 
     def lowest(self, scale: float) -> bool:
-        """Whether an overflow cannot make the scale smaller."""
+        """Report whether an overflow cannot make the scale smaller."""
         return self.loss_scale is not None or scale <= self.min_loss_scale
 
 
@@ -108,7 +108,7 @@ UNSCALED = LossScaling(loss_scale=1.0)
 
 @dataclass(frozen=True)
 class Precision:
-    """The format that the model computes in, and how the loss is scaled. Raises UserError for an unknown format."""
+    """The format that the model computes in, and the scaling of the loss. Raises UserError for an unknown format."""
 
     compute: str = "float32"
     scaling: LossScaling = UNSCALED
@@ -118,7 +118,7 @@ class Precision:
 
     @property
     def half(self) -> bool:
-        """Whether it has 16 bits, so that some things are done in another."""
+        """Report whether the format has 16 bits, so that some things are done in another."""
         return self.form.bytes == 2
 
     @property
@@ -127,17 +127,17 @@ class Precision:
 
     @property
     def scaled(self) -> bool:
-        """Whether gradients may overflow, so that the loss has a scale, and steps are skipped."""
+        """Report whether gradients may overflow, so that the loss is scaled and steps may be skipped."""
         return self.compute == "float16"
 
     @property
     def main(self) -> str:
-        """The format of master weights, main gradients, moments and the loss."""
+        """Return the format of master weights, main gradients, moments and the loss."""
         return "float32" if self.half else self.compute
 
     @property
     def bytes_each(self) -> tuple[int, int, int]:
-        """w, g and K of reference/costs/memory.py: of a parameter, its gradient, and what Adam keeps of it."""
+        """Return w, g and K of model_states: the bytes of a parameter, its gradient and its Adam states."""
         main = FORMATS[self.main].bytes
         return self.form.bytes, main, 3 * main if self.half else 2 * main
 
@@ -146,7 +146,7 @@ class Precision:
 
 
 class ScaleState(NamedTuple):
-    """What a loss scale that follows the gradients depends on."""
+    """The state of a loss scale that follows the gradients."""
 
     scale: float
     good_steps: int       # without overflow, since the scale or the patience changed
@@ -154,10 +154,10 @@ class ScaleState(NamedTuple):
 
 
 class LossScaler:
-    """Finds the scale by trying: as large as gradients allow. The rule is Megatron's.
+    """A search for the largest loss scale that gradients allow. The rule is Megatron's.
 
     A step whose gradients overflow is skipped: no weight moves. From the n-th such step on (n is the hysteresis) the
-    scale is halved each time; after a window of steps without one it is doubled, and the patience restored.
+    scale is halved each time; after a window of steps without overflow it is doubled, and the patience restored.
     """
 
     def __init__(self, scaling: LossScaling):
@@ -170,7 +170,7 @@ class LossScaler:
         return self.state.scale
 
     def update(self, overflow: bool) -> None:
-        """After each step: whether a gradient was infinite, or not a number."""
+        """Update the scale after a step: `overflow` is whether a gradient was infinite or not a number."""
         c, (scale, good_steps, patience) = self.scaling, self.state
         if c.loss_scale is not None:
             return

@@ -4,7 +4,7 @@ import numpy as np
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
-from mpi_impl.recording.recording import Part, Recording, in_memory
+from mpi_impl.recording.recording import Recording, TensorPart, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
@@ -57,7 +57,7 @@ def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, fo
         recorder, taken = Recorder(trainer.state), []
         for step in range(steps):
             trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
-            taken += recorder.taken()
+            taken += recorder.pop_parts()
         return description(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
 
 
@@ -89,6 +89,6 @@ def bits(recording: Recording) -> dict:
     return {key: bits_of(recording, parts) for key, parts in recording.parts.items()}
 
 
-def bits_of(recording: Recording, parts: list[Part]) -> dict:
+def bits_of(recording: Recording, parts: list[TensorPart]) -> dict:
     """Of parts of one tensor."""
     return {(part.rank, part.first): np.array(recording.load(part)).tobytes() for part in parts}

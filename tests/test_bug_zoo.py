@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.traffic import Work
+from reference.costs.traffic import PassCounts
 from reference.schedules.actions import from_csv
 from reference.schedules.generators import gpipe
 from tests import rank_theorems, textbook_theorems, training_theorems
@@ -278,7 +278,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "self.caches.pop(max(self.caches))"), *trained(p=3)),
     "the last stage gets no targets": (
         Bug("mpi_impl.training.batches", "topology.place.pipeline in (0, topology.pipeline.size - 1)",
-            "topology.place.pipeline == 0"), *run(training_theorems.ledger_equals_formulas, Work(2, 8, 0, 0))),
+            "topology.place.pipeline == 0"), *run(training_theorems.ledger_equals_formulas, PassCounts(2, 8, 0, 0))),
     # messages
     "no tags": (                                                 # in a V a rank's neighbour sends both ways at once
         Bug("mpi_impl.parallel.pipeline", TAG, "return 0"), *trained("zb-v")),
@@ -303,7 +303,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "self.sent.append(self.group.post_send(y, step.to,",
             "self.group.ledger.record('send', 'pipeline', 2, CONTENT[step.action.kind], y.size, y.dtype)\n"
             "        self.sent.append(self.group.post_send(y, step.to,"),
-        *run(training_theorems.ledger_equals_formulas, Work(1, 4, 0, 0), t=2)),
+        *run(training_theorems.ledger_equals_formulas, PassCounts(1, 4, 0, 0), t=2)),
     # weight gradients, put off by I
     "W forgets the last of what I held": (
         Bug("mpi_impl.parallel.sinks", "in self.calls:", "in self.calls[:-2]:"), *trained("zb-h1")),
@@ -464,7 +464,7 @@ OF_BERT: dict[str, tuple] = {
         Bug("mpi_impl.training.batches", "not model.causal or topology.place.pipeline in",
             "topology.place.pipeline in"),
         3, training_theorems.ledger_equals_formulas, replace(CASE, t=1, model=replace(BERT, num_layers=3)),
-        Work(1, 3, 0, 0), Plan(3)),
+        PassCounts(1, 3, 0, 0), Plan(3)),
     # the order of norms and residual connections
     "the sum past a norm that begins before it": (
         Bug("mpi_impl.layers.block", "        dnormed += dy\n", ""),
@@ -576,8 +576,8 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         Bug("reference.layers.embedding", "logits[..., real:] = -np.inf", "pass"),
         textbook_theorems.model_equals_whole, CASE),
     "the maximum not shared": (
-        Bug("reference.layers.cross_entropy", "shifted = part - highest[..., None]",
-            "shifted = part - part.max(-1, keepdims=True)"),
+        Bug("reference.layers.cross_entropy", "shifted = shard - highest[..., None]",
+            "shifted = shard - shard.max(-1, keepdims=True)"),
         textbook_theorems.losses_agree, CASE),
     "QKV cut across, not by heads": (
         Bug("reference.params", "return np.split(np.pad(x, padding), t, tensor.split)[rank]",

@@ -16,7 +16,7 @@ from mpi_impl.parallel.pipeline import Pipeline
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import StepResult, Trainer
 from reference.config import ParallelConfig, Recompute
-from reference.costs.traffic import Work, traffic
+from reference.costs.traffic import PassCounts, traffic
 from reference.models.model import sequences_of
 from reference.models.stage import StageCache, has_embedding, has_head, join_stages
 from reference.optimizer import OptimizerConfig
@@ -138,7 +138,7 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
                     trees_close(part.embedding.word, whole.embedding.word, 1e-10)
 
 
-def ledger_equals_formulas(group, case: Case, work: Work, plan: Plan):
+def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan):
     """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))

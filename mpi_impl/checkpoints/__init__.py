@@ -1,1 +1,1 @@
-"""A run on disk, between two steps: our own checkpoints, and weights as others have them."""
+"""A run on disk, between two steps: our own checkpoints, and Hugging Face's format."""

@@ -1,16 +1,16 @@
-"""BERT as transformers has it, twice: its `bert` is the original order of norms and residual connections, and its
+"""BERT in transformers, twice: its `bert` has the original order of norms and residual connections, and its
 `megatron-bert` the rearranged one (reference/layers/block.py). The same tensors serve both, and only the norms have
 other names. The weight of a layer is [out, in] there (a Linear), and q, k and v are three layers.
 
-In the original order a norm is there the last thing of what comes before it, and here the first of what follows. Both
-compute the same, but for dropout in training: of the embedding they drop after its norm, and here it is before, as in
-the rearranged order. And before the head for choices they drop once more.
+In the original order a norm ends a layer there, and begins the next one here. Both compute the same, except for dropout
+in training: they drop the embedding after its norm, and here it is before, as in the rearranged order. And before the
+head for choices they drop once more.
 """
 import re
 from collections.abc import Callable
 from functools import partial
 
-from mpi_impl.checkpoints.huggingface_layout import Layout, Place, place, query_key_or_value
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place, query_key_or_value
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -33,21 +33,22 @@ OF_BLOCK = {
     "mlp.w_out": "output.dense.weight", "mlp.b_out": "output.dense.bias",
 }
 QKV = ("query", "key", "value")
-MATRICES = ("w", "w_qkv", "w_in", "w_out")       # of layers, which stand the other way there; tables do not
+MATRICES = ("w", "w_qkv", "w_in", "w_out")       # of layers, which are transposed there; tables are not
 
 
-def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor, num_layers: int) -> list[Place]:
-    """q, k and v are three matrices, or biases; any other tensor is one. `module_of_norm` knows the order."""
+def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor,
+           num_layers: int) -> list[TensorPlace]:
+    """Return a tensor's places: three for q, k and v, else one. `module_of_norm` knows the order of norms."""
     theirs, turn = their_name(module_of_norm, name, num_layers), name.split(".")[-1] in MATRICES
     if not name.endswith("_qkv"):
         return [place(theirs, tensor, turn)]
     h = tensor.shape[-2] * tensor.shape[-1]
-    return [Place(theirs.format(which), (h, h) if turn else (h,), query_key_or_value(i, turn), axis=0, length=h)
+    return [TensorPlace(theirs.format(which), (h, h) if turn else (h,), query_key_or_value(i, turn), axis=0, length=h)
             for i, which in enumerate(QKV)]
 
 
 def their_name(module_of_norm: Callable[[str, int, int], str], name: str, num_layers: int) -> str:
-    """'blocks.3.mlp.w_in' -> 'encoder.layer.3.intermediate.dense.weight', without the prefix."""
+    """Translate 'blocks.3.mlp.w_in' -> 'encoder.layer.3.intermediate.dense.weight', without the prefix."""
     if name in OF_MODEL:
         return OF_MODEL[name]
     if name.startswith("final_layernorm."):
@@ -62,20 +63,20 @@ def their_name(module_of_norm: Callable[[str, int, int], str], name: str, num_la
 
 
 def original(norm: str, layer: int, num_layers: int) -> str:
-    """A norm belongs to the layer that ends with it, and the first one to the embedding."""
+    """Return the module of a norm: the layer that ends with it, or for the first one the embedding."""
     if norm == "post_attention_layernorm":
         return f"encoder.layer.{layer}.attention.output.LayerNorm"
     return f"encoder.layer.{layer - 1}.output.LayerNorm" if layer else "embeddings.LayerNorm"
 
 
 def rearranged(norm: str, layer: int, num_layers: int) -> str:
-    """A norm belongs to the layer that begins with it, and the last one to all layers."""
+    """Return the module of a norm: the layer that begins with it, or for the last one all layers."""
     if layer == num_layers:
         return "encoder.ln"
     return f"encoder.layer.{layer}" + (".ln" if norm == "post_attention_layernorm" else ".attention.ln")
 
 
-BERT = Layout(
+BERT = TransformersLayout(
     "bert", "bert",
     {("lm", "sop"): "BertForPreTraining", ("lm",): "BertForMaskedLM", ("choice",): "BertForMultipleChoice"},
     same={"num_layers": "num_hidden_layers", "hidden_size": "hidden_size",

@@ -1,9 +1,9 @@
-"""Save a run, and go on from there, on as many ranks as one likes.
+"""Saving and resuming of a run, on any number of ranks.
 
-What a rank owns of the optimizer's states it saves as boxes of whole tensors (reference/parallel/boxes.py), whatever
-the topology. Who loads looks up which stored boxes meet its own, and reads just those parts: no rank holds more of the
-model than in training, but for its part of one tensor at a time. Of what several ranks have alike one saves it (the
-replicas' copies without ZeRO, replicated tensors, a tied word table), and all load it.
+A rank saves its own optimizer states as boxes of whole tensors (reference/parallel/boxes.py), whatever the topology. A
+rank that loads finds the stored boxes that overlap its own, and reads just those parts: no rank holds more of the model
+than in training, but for its part of one tensor at a time. If several ranks hold the same (the replicas' copies without
+ZeRO, replicated tensors, a tied word table), one saves it, and all load it.
 
 The order of the data, dropout and the learning rate are functions of the seed and of two counters: those are saved.
 """
@@ -29,11 +29,11 @@ from reference.parallel.layout import Piece
 from reference.params import leaves
 from reference.precision import rounded
 
-# What a ModelConfig says about training, about the first weights and about storage. The rest is the model.
+# The fields of a ModelConfig about training, initial weights and storage. The rest is the model.
 NOT_THE_MODEL = {"hidden_dropout", "attention_dropout", "fp16_lm_cross_entropy", "init_method_std",
                  "make_vocab_size_divisible_by"}
 
-# How a field is called that is no option.
+# Names of fields that are not options.
 WORDS = {"vocab_size": "--vocab-size (which the tokenizer decides)", "architecture": "The architecture",
          "heads": "The list of heads"}
 
@@ -43,7 +43,7 @@ OF_THAT_RUN = ("Give the --vocab-size, the --tokenizer-type, and the --data-path
 
 
 def model_of(model: ModelConfig) -> dict[str, Any]:
-    """As JSON has it, which knows no tuples."""
+    """Convert a configuration to JSON types, which have no tuples."""
     return {name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(model).items() if name not in NOT_THE_MODEL}
 
@@ -52,9 +52,9 @@ def model_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
-    """Called by all ranks between two steps -> a line about it. Raises UserError, on all alike, if it goes wrong.
+    """Save a checkpoint, called by all ranks between two steps; return a line about it.
 
-    The last good checkpoint is then still there, and still the last.
+    Raises UserError, on every rank, if it fails. The last good checkpoint is then still there, and still the last.
     """
     began, world = time.perf_counter(), trainer.topology.world
     aside = world.from_first(lambda: on_disk.make_aside(root, trainer.iteration), "a folder for the checkpoint")
@@ -69,7 +69,7 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
 
 
 def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, Sealed]]:
-    """A file for each state of what this rank saves -> of which tensors which boxes, and the files."""
+    """Write a file for each state of this rank; return the names and boxes of its tensors, and the files."""
     place, rank = trainer.topology.place, trainer.topology.world.rank
     pieces = without_padding(trainer.state.saved, place.tensor)
     boxes = [(piece.of.name, box) for piece in pieces for box in boxes_of_piece(piece, place.tensor)]
@@ -83,7 +83,7 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
 
 
 def finite(trainer: Trainer, piece: Piece, state: str):
-    """A piece's elements, on the host. Raises UserError if they are of no use to anyone, or as the model's weights."""
+    """Return a piece's elements, on the host. Raise UserError if they are not finite in the state's format."""
     values, form = to_host(trainer.state.optimizer_states[state].load(piece)), trainer.state.precision.form
     weights = state == "parameters"
     if not np.isfinite(rounded(values, form) if weights else values).all():
@@ -95,7 +95,7 @@ def finite(trainer: Trainer, piece: Piece, state: str):
 
 
 def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], saved: list) -> Manifest:
-    """On rank 0, when all shards are written: what all ranks have saved makes the manifest."""
+    """Write the manifest, on rank 0, from all ranks' answers, when all shards are written."""
     tensors = {name: Stored(tensor.shape, []) for name, tensor in leaves(model_tensors(trainer.state.model))}
     sealed: dict[str, Sealed] = {}
     for rank, (boxes, its_files) in enumerate(saved):
@@ -114,7 +114,7 @@ def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], sa
 
 
 def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
-    """Called by all ranks before the first step. Raises UserError, on all alike, for a file that is not as it was."""
+    """Load a checkpoint, called by all ranks before the first step. Raise UserError, on every rank, for a bad file."""
     check_model(root, manifest, trainer.state.model)
     load_states(trainer, root, manifest, list(trainer.state.optimizer_states))
     trainer.iteration, trainer.optimizer.iteration = manifest.iteration, manifest.updates
@@ -124,10 +124,10 @@ def load(trainer: Trainer, root: str, manifest: Manifest) -> None:
 
 
 def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
-    """The parameters alone, for a model that may have other heads. Called by all ranks before the first step.
+    """Load only the parameters, for a model that may have other heads. Called by all ranks before the first step.
 
-    -> the tensors that the checkpoint has not, which keep their initial values. Those that the model has not are passed
-    over; moments and counters stay 0. Raises UserError, on all ranks alike, as `load` does.
+    Returns the tensors that the checkpoint lacks, which keep their initial values. Tensors that the model lacks are
+    skipped; moments and counters stay 0. Raises UserError, on every rank, as `load` does.
     """
     check_model(root, manifest, trainer.state.model, other_heads=True)
     load_states(trainer, root, manifest, ["parameters"])
@@ -136,9 +136,7 @@ def load_weights(trainer: Trainer, root: str, manifest: Manifest) -> list[str]:
 
 
 def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: bool = False) -> None:
-    """Raises UserError if the checkpoint is another model's; or, if it may have them, one that differs in more than its
-    heads.
-    """
+    """Raise UserError if the checkpoint is another model's; `other_heads` ignores differences in heads."""
     for name, value in model_of(model).items():
         saved = manifest.model.get(name)
         if saved != value and not (other_heads and name == "heads"):
@@ -147,7 +145,7 @@ def check_model(root: str, manifest: Manifest, model: ModelConfig, other_heads: 
 
 
 def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer, advice: str = OF_THAT_RUN) -> None:
-    """Raises UserError, with advice, if the model has learnt what another tokenizer's ids mean."""
+    """Raise UserError, with advice, if the model was trained with another tokenizer's ids."""
     if manifest.settings.get(TOKENIZER, tokenizer.fingerprint) != tokenizer.fingerprint:
         size, saved = tokenizer.vocab_size, manifest.model["vocab_size"]
         sizes = f" (it has {size:,} tokens, that one {saved:,})" if size != saved else ""
@@ -156,7 +154,7 @@ def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer, advice:
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
-    """Raises UserError if nothing is left to do."""
+    """Raise UserError if nothing is left to do."""
     if manifest.iteration >= train_iters:
         raise UserError(f"--train-iters is {train_iters}, but {on_disk.folder_of(root, manifest.iteration)}, which is "
                         f"to be loaded, has {manifest.iteration} behind it: nothing is left to do. Choose more.")
@@ -168,7 +166,7 @@ def check_files(root: str, folder: str, sealed: dict[str, Sealed]) -> None:
 
 
 def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[str]) -> None:
-    """On all ranks, once all files of these states are found to be as they were."""
+    """Load these states on all ranks, once all their files are checked."""
     world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
     files = [(name, file) for name, file in manifest.files.items() if state_of(name) in states]
     world.from_each(lambda: check_files(root, folder, dict(files[world.rank::world.size])),
@@ -177,7 +175,7 @@ def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[st
 
 
 def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[str]) -> None:
-    """What this rank owns of the tensors that are there, piece by piece. (Padding is not stored, and stays 0.)"""
+    """Read this rank's elements of the stored tensors, piece by piece. (Padding is not stored, and stays 0.)"""
     for state in states:
         buffer, reader = trainer.state.optimizer_states[state], on_disk.StateReader(folder, state, manifest)
         for piece in without_padding(trainer.state.pieces, trainer.topology.place.tensor):
@@ -186,7 +184,7 @@ def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[
 
 
 def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
-    """Its elements, [piece.size], in the dtype of this run."""
+    """Return a piece's elements, [piece.size], in the dtype of this run."""
     values, start = np.empty(piece.size, trainer.state.main.dtype), 0
     for box in boxes_of_piece(piece, trainer.topology.place.tensor):
         shape = shape_of(box)
@@ -196,7 +194,7 @@ def load_piece(trainer: Trainer, reader: on_disk.StateReader, piece: Piece):
 
 
 def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str) -> str:
-    """What is loaded, and how this run differs from the one that saved it, for a person."""
+    """Describe the loaded checkpoint, and the differences of this run from the one that saved it."""
     folder = on_disk.folder_of(root, manifest.iteration)
     lines = [f"loaded iteration {manifest.iteration}: {bytes_of(manifest.size)}, {folder}"]
     if manifest.dtype != dtype:
@@ -210,7 +208,7 @@ def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str
 
 
 def changed(name: str, before, now) -> str:
-    """'--seed 2 (was 1)', '--bf16 (was not given)'; flags are True or False, and None is an option without a value."""
+    """Format a changed option: '--seed 2 (was 1)', '--bf16 (was not given)'. Flags are bools; None has no value."""
     text = option(name) if now is True else f"no {option(name)}" if now in (None, False) else f"{option(name)} {now}"
     was = "given" if before is True else "not given" if before in (None, False) else before
     return f"{text} (was {was})"

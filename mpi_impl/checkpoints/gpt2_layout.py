@@ -1,10 +1,10 @@
-"""GPT-2 as transformers has it. A matrix is [in, out] as it is here (they call that a Conv1D), and of every tensor the
-numbers lie in the same order: of attention's w_qkv [h, 3, a, d] they see the last three axes as one, with all of q,
-then k, then v.
+"""GPT-2 in transformers. A matrix is [in, out] as it is here (they call that a Conv1D), and the numbers of every tensor
+lie in the same order: the last three axes of attention's w_qkv [h, 3, a, d] are one axis there, with all of q, then k,
+then v.
 """
 import re
 
-from mpi_impl.checkpoints.huggingface_layout import Layout, Place, place, query_key_or_value
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place, query_key_or_value
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -22,24 +22,24 @@ OF_BLOCK = {
 
 
 def their_name(name: str) -> str:
-    """'blocks.3.mlp.w_in' -> 'h.3.mlp.c_fc.weight', without the prefix."""
+    """Translate 'blocks.3.mlp.w_in' -> 'h.3.mlp.c_fc.weight', without the prefix."""
     if name in OF_MODEL:
         return OF_MODEL[name]
     _, layer, rest = name.split(".", 2)
     return f"h.{layer}.{OF_BLOCK[rest]}"
 
 
-def places(name: str, tensor: Tensor, num_layers: int) -> list[Place]:
-    """q, k and v are h columns each of one matrix; any other tensor is one there, too."""
+def places(name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
+    """Return a tensor's places: q, k and v are h columns each of one matrix; any other tensor is one there, too."""
     theirs = their_name(name)
     if not name.endswith("_qkv"):
         return [place(theirs, tensor)]
     *before, _, a, d = tensor.shape
     h, shape = a * d, (*before, 3 * a * d)                                 # [h, 3h], or of the bias [3h]
-    return [Place(theirs, shape, query_key_or_value(i, turn=False), len(shape) - 1, i * h, h) for i in range(3)]
+    return [TensorPlace(theirs, shape, query_key_or_value(i, turn=False), len(shape) - 1, i * h, h) for i in range(3)]
 
 
-GPT2 = Layout(
+GPT2 = TransformersLayout(
     "gpt2", "gpt", {("lm",): "GPT2LMHeadModel"},
     same={"num_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head",
           "max_position_embeddings": "n_positions", "layernorm_epsilon": "layer_norm_epsilon"},
@@ -55,4 +55,4 @@ GPT2 = Layout(
         "add_cross_attention": (False, "that each layer also attends to another model's output")},
     options={"position_embedding_type": "learned_absolute", "apply_residual_connection_post_layernorm": False},
     places=places, prefix="transformer.", heads=("lm_head.",), twins={"lm_head.weight": "wte.weight"},
-    buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # which positions see which
+    buffers=re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"))       # the causal masks

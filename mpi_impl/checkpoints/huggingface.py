@@ -1,7 +1,8 @@
-"""Weights in Hugging Face's layout, in and out: model.safetensors, read by ranks and written from ranks.
+"""Weights in Hugging Face's layout: model.safetensors, read by ranks and written from ranks.
 
-Nothing is ever unpickled, and no rank ever holds more of the model than its own part and one tensor. Where each tensor
-is in the files, and how it lies there, gpt2_layout.py and bert_layout.py say.
+Nothing is ever unpickled, and no rank ever holds more of the model than its own shard and one tensor. The place of each
+tensor in the files: gpt2_layout.py and bert_layout.py.
+
 `transformers` is not needed for any of this. The tests prove against it that both compute the same.
 """
 import json
@@ -16,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, layout_in, layout_of, read_config
-from mpi_impl.checkpoints.huggingface_layout import Place
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace
 from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
@@ -31,16 +32,16 @@ from reference.parallel.layout import Piece, Segment
 from reference.params import Tensor, leaves
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"       # which of several files has a tensor
+INDEX = "model.safetensors.index.json"       # maps tensors to files
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 READ = ("F64", "F32", "F16", "BF16")         # formats, as a file names them
-ROWS = 1024                                  # of two tables that are compared, at a time
-OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, as the first published BERTs have them
-NEW = ("pooler.", "multichoice_head.")       # what a model that is to choose may begin with, as no file has it yet
+ROWS = 1024                                  # of two tables, compared at a time
+OLD_NAMES = {"gamma": "weight", "beta": "bias"}      # of a LayerNorm, in the first published BERTs
+NEW = ("pooler.", "multichoice_head.")       # tensors that a model for choices may begin without
 
 
-def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[Place]]]:
-    """Each tensor of ours, by name, and its places in the files."""
+def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[TensorPlace]]]:
+    """Yield each tensor of ours, by name, with its places in the files."""
     layout = layout_of(model)
     for name, tensor in leaves(model_tensors(model)):
         yield name, tensor, layout.places(name, tensor, model.num_layers)
@@ -51,16 +52,16 @@ def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[Place]]]:
 
 @dataclass(frozen=True)
 class WeightIndex:
-    """What the index of several files says."""
+    """The index of several files."""
 
-    weight_map: dict[str, str]       # from the names of tensors to those of files
+    weight_map: dict[str, str]       # tensor name -> file name
 
 
 class Weights:
     """The tensors in a folder, by their names without the prefix, in one file or in several with an index."""
 
     def __init__(self, folder: str):
-        """Opens all files. Raises UserError if one is missing, or damaged."""
+        """Open all files. Raise UserError if one is missing, or damaged."""
         self.folder, (self.layout, _) = folder, layout_in(folder)
         self.num_layers = read_config(folder, self.layout.architecture)[self.layout.same["num_layers"]]
         self.found = {}                          # name -> the file's path, the open file, the name there
@@ -68,17 +69,17 @@ class Weights:
             file = open_tensors(path)
             for name in file.keys():                             # noqa: SIM118 - it is no dict
                 self.found[self.short_name(name)] = path, file, name
-        if self.num_layers > len(self.found):    # before as many are declared as it says
+        if self.num_layers > len(self.found):    # before that many are declared
             raise UserError(f"{os.path.join(folder, CONFIG)} asks for {self.num_layers:,} layers, but {self.files()} "
                             f"has {len(self.found):,} tensors in all. Give the files of one model.")
 
     def short_name(self, name: str) -> str:
-        """Without the prefix, and as it is called today."""
+        """Return a name without the prefix, in today's spelling."""
         name = name.removeprefix(self.layout.prefix)
         return re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: OLD_NAMES[old[0]], name)
 
     def paths(self) -> list[str]:
-        """The files: the one, or those that the index names."""
+        """Return the files: a single one, or those that the index names."""
         one, index = (os.path.join(self.folder, name) for name in (WEIGHTS, INDEX))
         if os.path.isfile(one):
             return [one]
@@ -95,12 +96,12 @@ class Weights:
                         "transformers has saved.")
 
     def slice(self, name: str):
-        """A tensor of which nothing has been read yet but its shape and format."""
+        """Return a lazy view of a tensor, of which only shape and format have been read."""
         _, file, full_name = self.found[name]
         return file.get_slice(full_name)
 
     def check(self, model: ModelConfig) -> None:
-        """Raises UserError unless these are the model's tensors, of the right shapes, and no others than `extra`."""
+        """Raise UserError unless these are the model's tensors, of the right shapes, and no others than `extra`."""
         expected, new = set(), NEW if "choice" in model.heads else ()
         for ours, _, places in places_of(model):
             for place in places:
@@ -111,8 +112,8 @@ class Weights:
             raise UserError(f"{self.found[name][0]} has a tensor {name}, for which the model of the folder's {CONFIG} "
                             "has no place.")
 
-    def check_tensor(self, place: Place) -> None:
-        """Raises UserError unless it is there, in the right shape and in a format that can be read."""
+    def check_tensor(self, place: TensorPlace) -> None:
+        """Raise UserError unless the tensor is there, in the right shape and in a format that can be read."""
         name, shape = place.name, list(place.shape)
         if name not in self.found:
             raise UserError(f"--load-hf {self.folder} has no tensor {name} in {self.files()}, but the model has one, "
@@ -125,7 +126,7 @@ class Weights:
                             f"{', '.join(READ)}.")
 
     def extra(self, model: ModelConfig) -> set[str]:
-        """Tensors that may be passed over: those of heads that the model has not, buffers, and copies of tied ones."""
+        """Return tensors that may be skipped: those of heads that the model lacks, buffers, and copies of tied ones."""
         twins = self.layout.twins
         heads = {place.name for heads in ARCHITECTURES[model.architecture]
                  for _, _, places in places_of(replace(model, heads=heads)) for place in places}
@@ -134,24 +135,24 @@ class Weights:
         return heads | buffers | copies
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two tables, or biases, are equal, some rows at a time."""
+        """Report whether two tables, or biases, are equal, some rows at a time."""
         a, b = self.slice(one), self.slice(other)
         rows = a.get_shape()[0]
-        some = [slice(first, min(first + ROWS, rows)) for first in range(0, rows, ROWS)]     # a file has no rows beyond
-        return a.get_shape() == b.get_shape() and all(np.array_equal(a[i], b[i]) for i in some)
+        blocks = [slice(first, min(first + ROWS, rows)) for first in range(0, rows, ROWS)]
+        return a.get_shape() == b.get_shape() and all(np.array_equal(a[i], b[i]) for i in blocks)
 
     def files(self) -> str:
         return WEIGHTS if os.path.isfile(os.path.join(self.folder, WEIGHTS)) else f"the files of {INDEX}"
 
     def has(self, segment: Segment) -> bool:
-        """Whether it is here: all of the model is, but perhaps for a new head."""
+        """Report whether a tensor is here: all of the model is, except perhaps a new head."""
         return all(place.name in self.found for place in self.places(segment))
 
-    def places(self, segment: Segment) -> list[Place]:
+    def places(self, segment: Segment) -> list[TensorPlace]:
         return self.layout.places(segment.name, segment.tensor, self.num_layers)
 
     def shard(self, segment: Segment, rank: int, dtype):
-        """What tensor-parallel rank `rank` holds of a tensor, [segment.shape]; padding is 0."""
+        """Return tensor-parallel rank `rank`'s shard of a tensor, [segment.shape]; padding is 0."""
         x = np.zeros(segment.shape, dtype)
         for place in self.places(segment):
             part, there = place.share(x, rank)
@@ -161,15 +162,15 @@ class Weights:
 
 
 def check_weights(folder: str, model: ModelConfig) -> None:
-    """Raises UserError for whatever is wrong with the weights in the folder, before the work."""
+    """Raise UserError for anything wrong with the weights in the folder, before the work."""
     Weights(folder).check(model)
 
 
 def load_weights(trainer: Trainer, folder: str) -> None:
-    """Called by all ranks before the first step: each reads what it owns of the weights. Moments and counters stay 0.
+    """Load each rank's own shards, called by all ranks before the first step. Moments and counters stay 0.
 
-    A head for choices that is not in the files keeps its initial values. Raises UserError, on all ranks alike, if one
-    of them cannot read a file.
+    A head for choices that is not in the files keeps its initial values. Raises UserError, on every rank, if one of
+    them cannot read a file.
     """
     trainer.topology.world.from_each(lambda: read_pieces(trainer, Weights(folder)))
     trainer.state.adopt_master_weights()
@@ -184,7 +185,7 @@ def read_pieces(trainer: Trainer, weights: Weights) -> None:
 
 
 def within_segment(piece: Piece) -> slice:
-    """Where a piece lies in its tensor's shard, flat."""
+    """Return the place of a piece in its tensor's shard, flat."""
     return slice(piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
 
 
@@ -192,9 +193,9 @@ def within_segment(piece: Piece) -> slice:
 
 
 def save_model(trainer: Trainer, folder: str, tokenizer: Tokenizer | None) -> None:
-    """Write the model to a folder that is there. Called by all ranks; rank 0 gives the tokenizer, the others None.
+    """Write the model to an existing folder. Called by all ranks; rank 0 gives the tokenizer, the others None.
 
-    Raises UserError, on all ranks alike, if a file cannot be written. What was in the folder is then as it was.
+    Raises UserError, on every rank, if a file cannot be written. The folder's content is then unchanged.
     """
     tensors = gathered(trainer)
 
@@ -203,7 +204,7 @@ def save_model(trainer: Trainer, folder: str, tokenizer: Tokenizer | None) -> No
         try:
             write_model(folder, trainer, tensors, tokenizer)
         finally:
-            exhaust(tensors)             # if not all could be written, the others send them nonetheless
+            exhaust(tensors)             # after a failed write the others still send them
 
     if tokenizer is None:
         exhaust(tensors)
@@ -216,7 +217,7 @@ def exhaust(tensors: Iterator) -> None:
 
 
 def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tokenizer) -> None:
-    """On rank 0. All files are written aside, and then get their names."""
+    """Write all files aside, on rank 0, and then rename them into place."""
     with writing(folder), TemporaryDirectory(dir=folder, prefix="unfinished-") as aside:
         write_weights(os.path.join(aside, WEIGHTS), trainer, tensors)
         with open(os.path.join(aside, CONFIG), "w") as file:
@@ -227,14 +228,14 @@ def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tok
 
 
 def write_weights(path: str, trainer: Trainer, tensors: Iterator) -> None:
-    """The tensors, one after another, as they come; with the prefix, and as transformers marks its files."""
+    """Write the tensors, one after another, as they come; with the prefix, and marked as transformers marks files."""
     full_name = layout_of(trainer.state.model).full_name
     shapes = {full_name(place.name): place.shape for _, _, places in places_of(trainer.state.model) for place in places}
     write_tensors(path, trainer.state.main.dtype.name, shapes, tensors, metadata={"format": "pt"})
 
 
 def gathered(trainer: Trainer) -> Iterator:
-    """On rank 0 the elements of each whole tensor as transformers has it, one after another; on the others nothing.
+    """Yield the elements of each whole tensor, in transformers' layout, on rank 0; nothing on the others.
 
     All ranks go through it.
     """
@@ -256,12 +257,12 @@ def gathered(trainer: Trainer) -> Iterator:
             for receive in receives:
                 receive.wait()
         if world.rank == 0:
-            some = shards if tensor.split is not None else shards[:1]
-            yield from as_theirs([shard.reshape(shape) for shard in some], places)
+            sources = shards if tensor.split is not None else shards[:1]
+            yield from as_theirs([shard.reshape(shape) for shard in sources], places)
 
 
-def as_theirs(shards: list, places: list[Place]) -> Iterator:
-    """A tensor's shards -> each of the tensors that it is there, or of which it is all parts."""
+def as_theirs(shards: list, places: list[TensorPlace]) -> Iterator:
+    """Yield each of their tensors that a tensor of ours makes, from its shards."""
     for (_, shape), parts in groupby(places, lambda place: (place.name, place.shape)):
         whole = np.empty(shape, shards[0].dtype)
         for place in parts:

@@ -1,7 +1,7 @@
-"""config.json of a model in Hugging Face's layout: what it says as values of our options, and the other way round.
+"""config.json of a model in Hugging Face's layout, translated into our options and back.
 
-Both have the same models, so few fields need more than another name. What is left out of a file has the value that
-`transformers` gives it. A field that asks for something that is not built here is refused, and none is passed over.
+Both have the same models, so few fields need more than another name. A field that is missing has transformers' default.
+A field that asks for something that is not built here is refused, and none is ignored.
 """
 import difflib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi_impl.checkpoints.bert_layout import BERT, MEGATRON_BERT
 from mpi_impl.checkpoints.gpt2_layout import GPT2
-from mpi_impl.checkpoints.huggingface_layout import Layout
+from mpi_impl.checkpoints.huggingface_layout import TransformersLayout
 from mpi_impl.checkpoints.huggingface_tokenizer import OPTIONS, check_words, tokenizer_in
 from mpi_impl.data.tokenizer import Tokenizer, WordPieceTokenizer
 from mpi_impl.runtime.files import is_there
@@ -23,22 +23,22 @@ LAYOUTS = {layout.model_type: layout for layout in (GPT2, BERT, MEGATRON_BERT)}
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 
 
-def layouts_of(architecture: str) -> list[Layout]:
+def layouts_of(architecture: str) -> list[TransformersLayout]:
     return [layout for layout in LAYOUTS.values() if layout.architecture == architecture]
 
 
-def layout_of(model: ModelConfig) -> Layout:
-    """The one that the model is saved in."""
+def layout_of(model: ModelConfig) -> TransformersLayout:
+    """Return the layout in which the model is saved."""
     return next(layout for layout in layouts_of(model.architecture) if not differences(layout, vars(model)))
 
 
-def differences(layout: Layout, options: dict[str, Any]) -> list[str]:
-    """Names of options that have another value than all models of the layout."""
+def differences(layout: TransformersLayout, options: dict[str, Any]) -> list[str]:
+    """Return the options that differ from the layout's fixed values."""
     return [name for name, value in layout.options.items() if options.get(name, value) != value]
 
 
 def class_of(model: ModelConfig) -> str:
-    """What transformers calls the model."""
+    """Return transformers' class of the model."""
     return layout_of(model).classes[model.heads]
 
 
@@ -46,9 +46,9 @@ def class_of(model: ModelConfig) -> str:
 
 
 def read_config(folder: str, architecture: str) -> dict[str, Any]:
-    """The fields that shape the model, each of the right type; by their names there, with model_type and vocab_size.
+    """Read the fields that shape the model, checked, by their names there, with model_type and vocab_size.
 
-    Raises UserError for what is no model of this architecture as it is built here.
+    Raises UserError for a model that is not of this architecture as it is built here.
     """
     path = os.path.join(folder, CONFIG)
     layout, found = layout_in(folder)
@@ -74,8 +74,8 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
     return config | {"model_type": layout.model_type}
 
 
-def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
-    """That of the model in a folder, and all that its config.json says. Raises UserError."""
+def layout_in(folder: str) -> tuple[TransformersLayout, dict[str, Any]]:
+    """Return the layout of the model in a folder, and its config.json. Raise UserError if there is none."""
     path = os.path.join(folder, CONFIG)
     if not is_there(path):
         raise UserError(f"--load-hf {folder} has no {CONFIG}. Give the folder of a model that transformers has saved.")
@@ -87,7 +87,7 @@ def layout_in(folder: str) -> tuple[Layout, dict[str, Any]]:
 
 
 def notes(folder: str) -> str:
-    """Lines about fields of config.json that nobody reads, and that look like a slip of one that is not there."""
+    """Return lines about unknown fields of config.json that look like a misspelling of a missing one."""
     layout, found = layout_in(folder)
     absent = [name for name in (*layout.fields, *layout.fixed) if name not in found]
     slips = {name: close[0] for name in found if name not in layout.fields
@@ -98,7 +98,7 @@ def notes(folder: str) -> str:
 
 
 def checked(path: str, name: str, value, kind: type):
-    """A whole number may stand for another; a bool is no number."""
+    """Return the value in the right type. An integer may stand for a float; a bool is no number."""
     if kind is float and type(value) is int and abs(value) <= 1 << 53:
         value = float(value)
     if type(value) is not kind:
@@ -133,7 +133,7 @@ def adopted(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[st
 
 
 def model_options(config: dict[str, Any]) -> dict[str, Any]:
-    """The options that say which model it is. (Its vocabulary is the tokenizer's.)"""
+    """Return the options that determine the model. (Its vocabulary is the tokenizer's.)"""
     layout = LAYOUTS[config["model_type"]]
     options = {ours: config[theirs] for ours, theirs in layout.same.items()} | layout.options
     options["activation"] = ACTIVATIONS[config[layout.activation]]
@@ -142,14 +142,14 @@ def model_options(config: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def fewer_heads(layout: Layout, found: dict[str, Any]) -> dict[str, bool]:
-    """The option for a BERT that has no head for the order of sentences."""
+def fewer_heads(layout: TransformersLayout, found: dict[str, Any]) -> dict[str, bool]:
+    """Return the option for a BERT that has no head for the order of sentences."""
     without = layout.architecture == "bert" and found.get("architectures") == [layout.classes["lm",]]
     return {"bert_no_binary_head": True} if without else {}
 
 
 def said(config: dict[str, Any], name: str) -> str:
-    """The words of config.json that stand for one of those options."""
+    """Describe the field of config.json that stands for an option."""
     layout = LAYOUTS[config["model_type"]]
     if name in layout.options:
         return f"that model_type is {layout.model_type}, where it is {layout.options[name]}"
@@ -159,8 +159,7 @@ def said(config: dict[str, Any], name: str) -> str:
 
 
 def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError if the tokenizer's words are not the model's: their number, and if the folder tells, each one.
-    """
+    """Raise UserError if the tokenizer's tokens differ from the model's, in number or in the folder's list."""
     layout, found = layout_in(folder)
     size = found.get("vocab_size", layout.fields["vocab_size"])
     advice = "Give the tokenizer that the model was trained with: --tokenizer-type " + (
@@ -177,7 +176,7 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
 
 
 def check_expressible(args: Any, architecture: str) -> None:
-    """Raises UserError for a model that transformers has nothing for."""
+    """Raise UserError for a model that transformers cannot express."""
     layouts = layouts_of(architecture)
     if not all(different := [differences(layout, vars(args)) for layout in layouts]):
         return
@@ -187,7 +186,7 @@ def check_expressible(args: Any, architecture: str) -> None:
 
 
 def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
-    """The fields of config.json, for weights that are written in this dtype."""
+    """Return the fields of config.json, for weights that are written in this dtype."""
     layout = layout_of(model)
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
     width, default = layout.mlp_width
@@ -202,8 +201,8 @@ def config_of(model: ModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str,
         "initializer_range": model.init_method_std, **special_tokens(layout, tokenizer)}
 
 
-def special_tokens(layout: Layout, tokenizer: Tokenizer) -> dict[str, int | None]:
-    """What the model begins and ends a text with, or fills it up."""
+def special_tokens(layout: TransformersLayout, tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the tokens with which the model begins, ends or pads a text."""
     if layout.architecture == "gpt":
         return {"bos_token_id": tokenizer.eod, "eos_token_id": tokenizer.eod}
     return {"pad_token_id": tokenizer.pad if isinstance(tokenizer, WordPieceTokenizer) else None}

@@ -15,13 +15,13 @@ OPTIONS = ("vocab_file", "merge_file", "tokenizer_model")        # that name a t
 
 
 def tokenizer_in(folder: str) -> dict[str, str]:
-    """The options that choose the folder's own tokenizer; none, if it has none that is built here."""
+    """Return the options that choose the folder's own tokenizer; none, if it has none that is built here."""
     pairs, merges, pieces, settings = (os.path.join(folder, name)
                                        for name in (VOCABULARY, MERGES, WORD_PIECES, SETTINGS))
     if os.path.isfile(pairs) and os.path.isfile(merges):
         return {"tokenizer_type": GPT2BPETokenizer.name, "vocab_file": pairs, "merge_file": merges}
     found = read_json(settings, Object) if os.path.isfile(settings) else {}
-    lower = found.get("do_lower_case", True)                     # what is left out is what transformers takes
+    lower = found.get("do_lower_case", True)                     # transformers' default
     as_here = found.get("strip_accents") in (None, lower) and found.get("tokenize_chinese_chars", True)
     if not os.path.isfile(pieces) or not as_here:
         return {}
@@ -30,7 +30,7 @@ def tokenizer_in(folder: str) -> dict[str, str]:
 
 
 def check_words(folder: str, tokenizer: Tokenizer, advice: str) -> None:
-    """Raises UserError if the tokenizer has another number for a word than the folder's vocabulary, if there is one."""
+    """Raise UserError if the tokenizer and the folder's vocabulary, if there is one, number a token differently."""
     name = (VOCABULARY if isinstance(tokenizer, BytePairTokenizer) else
             WORD_PIECES if isinstance(tokenizer, WordPieceTokenizer) else None)
     if name is None or not os.path.isfile(path := os.path.join(folder, name)):
@@ -43,13 +43,13 @@ def check_words(folder: str, tokenizer: Tokenizer, advice: str) -> None:
 
 
 def read_word_pieces(path: str) -> dict[str, int]:
-    """A token in each line, which is its number."""
+    """Read a vocabulary with a token in each line; the line is its number."""
     text = read_bytes(path).decode("utf-8", errors="replace")
     return {line.rstrip(): i for i, line in enumerate(text.removesuffix("\n").split("\n"))}
 
 
 def save_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
-    """As transformers' AutoTokenizer opens it. Without files of its own (a NullTokenizer), there is nothing to save."""
+    """Save the tokenizer for transformers' AutoTokenizer. A tokenizer without files (NullTokenizer) saves nothing."""
     if isinstance(tokenizer, LibraryTokenizer):
         tokenizer.library.model.save(folder)
     if isinstance(tokenizer, WordPieceTokenizer):

@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: what was saved, and which rank saved which box of which tensor, in which files.
+"""The manifest of a checkpoint: a list of all tensors, their boxes, and the ranks and files that hold them.
 
-Nothing of a manifest is believed before it has been checked: its tensors are exactly the model's, the boxes of each
-tile it, and every file that they are in is listed with its size and checksum. So a manifest that someone has changed
-cannot leave weights as they were drawn, or point at another's files.
+Nothing of a manifest is trusted before it has been checked: its tensors are exactly the model's, the boxes of each tile
+it, and every file with boxes is listed with its size and checksum. So a manifest that someone has changed cannot leave
+weights at their initial values, or point to another's files.
 """
 import json
 import re
@@ -24,21 +24,21 @@ from reference.precision import ScaleState
 FORMAT = 1
 TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
 STATES = ("parameters", "m", "v")                # of the optimizer
-MOST_BOXES = 1 << 14                             # of a tensor, which a rank cuts into a handful
+MOST_BOXES = 1 << 14                             # of a tensor; a rank has a handful
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 @dataclass(frozen=True)
 class Sealed:
-    """A file as it was written."""
+    """The size and the checksum of a file as it was written."""
 
     bytes: Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Stored(NamedTuple):
-    """A tensor, and where its elements are: each in one box, in the files of one rank."""
+    """A tensor, and the place of its elements: each in one box, in the files of one rank."""
 
     shape: tuple[int, ...]
     boxes: list[tuple[Box, int]]
@@ -46,7 +46,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """A tensor as JSON has it: the boxes as text."""
+    """A tensor in JSON: the boxes as text."""
 
     shape: Annotated[tuple[Count, ...], Meta(min_length=1)]
     ranks_of_boxes: Annotated[dict[str, Count], Meta(max_length=MOST_BOXES)]
@@ -54,25 +54,25 @@ class WrittenTensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     iteration: Count                       # steps done
-    updates: Count                         # of the weights: less, where steps were skipped
-    loss_scale: ScaleState | None          # of a scale that follows the gradients
+    updates: Count                         # of the weights: fewer, if steps were skipped
+    loss_scale: ScaleState | None          # None unless the scale follows the gradients
     dtype: Annotated[str, Meta(pattern="^float(32|64)$")]      # of all states
-    model: dict[str, Any]                  # the ModelConfig, less what is no part of the model
+    model: dict[str, Any]                  # the ModelConfig, without training's fields
     settings: dict[str, Any]               # of the run, by the options' names
     tensors: dict[str, Stored]
     files: dict[str, Sealed]
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
+        """Return the bytes of all files."""
         return sum(file.bytes for file in self.files.values())
 
     @property
     def config(self) -> ModelConfig:
-        """The model. Raises ValueError for a field that is missing, unknown, or of another type."""
+        """Return the model. Raise ValueError for a field that is missing, unknown, or of another type."""
         if unknown := self.model.keys() - {field.name for field in fields(ModelConfig)}:
             raise ValueError(f"a model has no {min(unknown)}")
         return msgspec.convert(self.model, ModelConfig)
@@ -98,12 +98,11 @@ class Manifest:
         return manifest
 
     def check(self) -> None:
-        """Raises ValueError unless these are the model's tensors, each in boxes that tile it, in files that are listed.
-        """
+        """Raise ValueError unless these are the model's tensors, each in boxes that tile it, in listed files."""
         if self.loss_scale and not self.loss_scale.scale > 0:
             raise ValueError(f"the loss scale is {self.loss_scale.scale}")
         model = self.config
-        if model.num_layers > len(self.tensors):     # before as many are declared as it says
+        if model.num_layers > len(self.tensors):     # before that many are declared
             raise ValueError(f"a model of {model.num_layers:,} layers has more than {len(self.tensors):,} tensors")
         expected = {name: tensor.shape for name, tensor in leaves(model_tensors(model))}
         found = {name: tensor.shape for name, tensor in self.tensors.items()}
@@ -122,14 +121,14 @@ class Manifest:
 
 @dataclass(frozen=True)
 class WrittenManifest(Manifest):
-    """A manifest as JSON has it."""
+    """A manifest in JSON."""
 
     tensors: dict[str, WrittenTensor]      # type: ignore[assignment]
     format: Literal[1]
 
 
 def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """Raises ValueError unless every element of an array is in exactly one of the boxes."""
+    """Raise ValueError unless every element of an array is in exactly one of the boxes."""
     if any(len(box) != len(shape) for box in boxes):
         raise ValueError(f"a box of {name} {shape} has another number of axes")
     first, last = (np.array([[getattr(along, end) for along in box] for box in boxes], dtype=np.int64)
@@ -138,7 +137,7 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Non
         raise ValueError(f"a box of {name} {shape} is empty or reaches beyond it")
     order = np.argsort(first[:, 0], kind="stable")
     first, last = first[order], last[order]
-    for i in range(len(boxes)):         # those that begin, along the first axis, before this one ends
+    for i in range(len(boxes)):         # boxes that begin, along the first axis, before this one ends
         rivals = slice(i + 1, np.searchsorted(first[:, 0], last[i, 0]))
         if ((first[rivals] < last[i]) & (first[i] < last[rivals])).all(1).any():
             raise ValueError(f"boxes of {name} overlap")
@@ -147,19 +146,19 @@ def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> Non
 
 
 def text_of(box: Box) -> str:
-    """'0:3,4:8', as one would write it in brackets."""
+    """Format a box like an index: '0:3,4:8'."""
     return ",".join(f"{along.start}:{along.stop}" for along in box)
 
 
 def box_of(text: str) -> Box:
-    """The inverse of text_of. Raises ValueError for another text."""
+    """Parse the output of text_of. Raise ValueError for another text."""
     if not re.fullmatch(r"\d{1,15}:\d{1,15}(,\d{1,15}:\d{1,15})*", text, re.ASCII):
         raise ValueError(f"{text[:40]!r} is no box")
     return tuple(slice(*map(int, along.split(":"))) for along in text.split(","))
 
 
 def key_of(tensor: str, box: Box) -> str:
-    """What a box is called in a file."""
+    """Return the name of a box in a file."""
     return f"{tensor}[{text_of(box)}]"
 
 
@@ -168,5 +167,5 @@ def file_of(state: str, rank: int) -> str:
 
 
 def state_of(file: str) -> str:
-    """The inverse of file_of."""
+    """Return the state of a file: the inverse of file_of."""
     return file.rsplit("-", 1)[0]

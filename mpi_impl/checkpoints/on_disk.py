@@ -1,14 +1,14 @@
-"""Checkpoints on disk: what their folder holds, how one gets there whole or not at all, and how it is found sound.
+"""Checkpoints on disk: the content of their folder, atomic writing, and checked reading.
 
     DIR/latest_checkpointed_iteration.txt     the tracker, as Megatron has it: the number of the last good one
-    DIR/iter_0000020/manifest.json            what was saved, which rank saved which box of which tensor, checksums
+    DIR/iter_0000020/manifest.json            all tensors, the ranks that saved their boxes, checksums
                      manifest.json.sha256     the manifest's own, as sha256sum writes it
-                     parameters-00003.safetensors, m-..., v-...      what rank 3 owned of each of the optimizer's states
-    DIR/iter_0000030.tmp                      one on its way, or what a run has left that was killed on the way
+                     parameters-00003.safetensors, m-..., v-...      rank 3's shards of the optimizer's states
+    DIR/iter_0000030.tmp                      one in progress, or left over from a run that was killed
 
-A checkpoint is written aside, and every file is on the disk before the folder gets its name; then the tracker follows.
-So whenever a run is killed, the tracker names a whole one. Numbers come from JSON and safetensors: nothing that is read
-can run as a program, as a pickle can.
+A checkpoint is written aside, and every file is on the disk before the folder gets its name; then the tracker is
+updated. So whenever a run is killed, the tracker names a complete one. Numbers come from JSON and safetensors: nothing
+that is read can run as a program, as a pickle can.
 """
 import hashlib
 import json
@@ -39,7 +39,7 @@ def folder_of(root: str, iteration: int) -> str:
 
 
 def check_free(root: str, iteration: int) -> None:
-    """Raises UserError if the folder has a good checkpoint of this iteration, or of a later one."""
+    """Raise UserError if the folder has a good checkpoint of this iteration, or of a later one."""
     last = tracked(root)
     if last is not None and last >= iteration:
         raise UserError(f"--save {root} holds a checkpoint of iteration {last}, which this run, at iteration "
@@ -48,7 +48,7 @@ def check_free(root: str, iteration: int) -> None:
 
 
 def make_aside(root: str, iteration: int) -> str:
-    """An empty folder for a checkpoint on its way. What killed runs have left of theirs is removed."""
+    """Make an empty folder for a new checkpoint. Remove those of killed runs."""
     check_free(root, iteration)
     with writing(root):
         os.makedirs(root, exist_ok=True)
@@ -62,9 +62,9 @@ def make_aside(root: str, iteration: int) -> str:
 
 def write_tensors(path: str, dtype: str, shapes: dict[str, tuple[int, ...]], elements: Iterable,
                   metadata: dict[str, str] | None = None) -> Sealed:
-    """A safetensors file of these arrays. `elements` are theirs, one array after another, in parts of any size.
+    """Write a safetensors file of these arrays. `elements` are their contents in order, in chunks of any size.
 
-    So a rank needs no copy of what it saves: a few boxes that lie one after another are written as they lie.
+    So a rank needs no copy of its states: adjacent boxes are written directly from memory.
     """
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     stop = 0
@@ -77,9 +77,9 @@ def write_tensors(path: str, dtype: str, shapes: dict[str, tuple[int, ...]], ele
 
 
 def publish(root: str, aside: str, manifest: Manifest) -> None:
-    """All shards are aside, and on the disk: the manifest goes beside them, the folder gets its name, the tracker it.
+    """Write the manifest beside the shards, which are complete, rename the folder, and update the tracker.
 
-    Each is on the disk before the next is begun. Raises UserError if one cannot be: what the tracker names is whole.
+    Each is on the disk before the next begins. Raises UserError if one fails: the tracker then names the last good one.
     """
     final, tracker = folder_of(root, manifest.iteration), os.path.join(root, TRACKER)
     text = manifest.text().encode()
@@ -87,7 +87,7 @@ def publish(root: str, aside: str, manifest: Manifest) -> None:
     write_synced(os.path.join(aside, SEAL), [seal_of(text)])
     with writing(final):
         sync_folder(aside)
-        if os.path.exists(final):           # of a run that was killed before the tracker named it
+        if os.path.exists(final):           # left by a run that was killed before the tracker named it
             shutil.rmtree(final)
         os.rename(aside, final)
         sync_folder(root)
@@ -98,12 +98,12 @@ def publish(root: str, aside: str, manifest: Manifest) -> None:
 
 
 def discard(aside: str) -> None:
-    """What could not be finished goes, as far as possible."""
+    """Remove a checkpoint that could not be finished, as far as possible."""
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_synced(path: str, parts: Iterable) -> Sealed:
-    """A file of these bytes, or arrays; it is on the disk when this returns. Raises UserError."""
+    """Write a file of these bytes, or arrays; it is on the disk when this returns. Raise UserError if that fails."""
     digest = hashlib.sha256()
     with writing(path), open(path, "wb") as file:
         for part in parts:
@@ -115,7 +115,7 @@ def write_synced(path: str, parts: Iterable) -> Sealed:
 
 
 def sync_folder(path: str) -> None:
-    """The names in a folder are on the disk, too."""
+    """Force the names in a folder to the disk, too."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -131,7 +131,7 @@ def seal_of(manifest: bytes) -> bytes:
 
 
 def tracked(root: str) -> int | None:
-    """The iteration that the tracker names; None if there is no tracker. Raises UserError."""
+    """Return the iteration that the tracker names; None if there is no tracker. Raise UserError for a damaged one."""
     path = os.path.join(root, TRACKER)
     if not is_there(path):
         return None
@@ -142,7 +142,7 @@ def tracked(root: str) -> int | None:
 
 
 def others(root: str) -> str:
-    """What else could be loaded, for the end of a sentence about what cannot be."""
+    """Name the checkpoints that could be loaded instead, for the end of an error sentence."""
     found = sorted(int(name[5:]) for name in os.listdir(root) if re.fullmatch(r"iter_\d+", name))
     if not found:
         return f" {root} holds no checkpoint."
@@ -151,7 +151,7 @@ def others(root: str) -> str:
 
 
 def read_manifest(root: str) -> Manifest:
-    """Of the checkpoint that the tracker names. Raises UserError."""
+    """Read the manifest of the checkpoint that the tracker names. Raise UserError if that fails."""
     iteration = tracked(root)
     if iteration is None:
         advice = f" Give the folder above it, {os.path.dirname(os.path.abspath(root))}."
@@ -176,7 +176,7 @@ def read_manifest(root: str) -> Manifest:
 
 
 def check_file(root: str, folder: str, name: str, sealed: Sealed) -> None:
-    """Raises UserError if a file is not as it was written. It is read once, a little at a time."""
+    """Raise UserError if a file is not as it was written. It is read once, a chunk at a time."""
     path = os.path.join(folder, name)
     if not is_there(path):
         raise UserError(f"{path} is missing.{others(root)}")
@@ -190,14 +190,14 @@ def check_file(root: str, folder: str, name: str, sealed: Sealed) -> None:
 
 
 class StateReader:
-    """Reads boxes of the tensors of one state, from all the files that have a part of them."""
+    """A reader of boxes of the tensors of one state, from all the files that have a part of them."""
 
     def __init__(self, folder: str, state: str, manifest: Manifest):
         self.folder, self.state, self.tensors, self.format = folder, state, manifest.tensors, TYPES[manifest.dtype]
-        self.files: dict[int, Any] = {}       # those that were needed so far, by rank; nothing of them is in memory
+        self.files: dict[int, Any] = {}       # the files opened so far, by rank; their contents are not in memory
 
     def read(self, tensor: str, box: Box, out) -> None:
-        """Fill the array `out`, of the box's shape, with these elements of the tensor. Raises UserError."""
+        """Fill `out`, an array of the box's shape, with these elements of the tensor. Raise UserError if that fails."""
         for stored, rank in self.tensors[tensor].boxes:
             if common := overlap(box, stored):
                 path = os.path.join(self.folder, file_of(self.state, rank))

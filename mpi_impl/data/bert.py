@@ -1,4 +1,4 @@
-"""Samples for a BERT: pairs of consecutive pieces of text, some of whose words are masked."""
+"""Samples for a BERT: pairs of consecutive pieces of text, with some tokens masked."""
 from collections.abc import Callable
 
 import numpy as np
@@ -19,17 +19,17 @@ WORD_PIECE = (BertWordPieceLowerCase.name, BertWordPieceCase.name)
 class BERTDataset(Dataset):
     """Samples of an indexed data set whose documents are divided into sentences, in three parts.
 
-    A sample is a span of sentences (see Spans), cut in two at a random sentence: A and B, or in half of the samples B
-    and A, which the model shall tell apart (sentence order: Lan et al. 2020, section 3.1). What is too long loses
-    tokens at one end, the longer piece first. (Megatron tosses a coin for each token, so that about the middle is
-    left.) Then masked_lm_prob of the tokens are chosen for prediction, as masking.py says.
+    A sample is a span of sentences (see Spans), divided at a random sentence: A and B, or in half of the samples B and
+    A, which the model learns to distinguish (sentence order: Lan et al. 2020, section 3.1). A sample that is too long
+    loses tokens at one end, the longer piece first. (Megatron tosses a coin for each token, so that the middle
+    remains.) Then masked_lm_prob of the tokens are chosen for prediction, as masking.py says.
 
-    The spans are the same in every epoch. The cut, the order and the masks are drawn anew in each of training, while
-    validation and test always see the same. Every draw is a function of (seed, part, what for, number of the sample,
-    position), so ranks may cut a batch as they like.
+    The spans are the same in every epoch. The division, the order and the masks are drawn anew in each epoch of
+    training, while validation and test always see the same. Every draw is a function of (seed, part, purpose, number of
+    the sample, position), so any rank can make any sample.
 
-    Raises UserError for a tokenizer without [MASK], for options out of their range, for what Spans refuses, and for a
-    split that cannot be read.
+    Raises UserError for a tokenizer without [MASK], for options out of their range, for sentences that Spans refuses,
+    and for a split that cannot be read.
     """
 
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str, tokenizer: Tokenizer,
@@ -42,10 +42,10 @@ class BERTDataset(Dataset):
         super().__init__(indexed, seq_length, seed, split, len(self.spans.firsts))
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
+        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
 
-        int64 [count, BERTBatch.width(seq_length)], which BERTBatch.unpack reads. Raises UserError if the part has no
-        sample.
+        They are int64 [count, BERTBatch.width(seq_length)], which BERTBatch.unpack reads. Raises UserError if the part
+        has no sample.
         """
         samples = self.order(part, first_sample, count)
         numbers = np.arange(first_sample, first_sample + count) if part == "train" else samples
@@ -56,7 +56,7 @@ class BERTDataset(Dataset):
         begin, length, swapped = self.pairs(samples, lambda what: uniform(what, numbers))
         tokens, token_types, text = self.sequences(begin, length)
         after_special = np.zeros_like(text)
-        after_special[:, 1:] = ~text[:, :-1]                            # there a cut may have left half a word
+        after_special[:, 1:] = ~text[:, :-1]                            # truncation may have left half a word there
         begins = text & (self.tokenizer.begins_word[tokens] | after_special)
         budgets = np.maximum(1, np.rint(self.masked_lm_prob * text.sum(1))).astype(np.int64)
         index = numbers[:, None] * self.seq_length + np.arange(self.seq_length)             # [count, s]
@@ -67,16 +67,16 @@ class BERTDataset(Dataset):
                          swapped).pack()
 
     def pairs(self, samples: np.ndarray, uniform: Callable[[str], np.ndarray]):
-        """A and B of each sample: where they begin in the token stream and how long they are, and if they are swapped.
+        """Return the start and length of A and B in the token stream for each sample, and whether they are swapped.
 
-        int64 [2, count], [2, count] and [count]; uniform(what for) gives each sample a number between 0 and 1.
+        They are int64 [2, count], [2, count] and [count]; uniform(purpose) gives each sample a number between 0 and 1.
         """
         first = self.spans.firsts[samples]
         end, target = self.spans.ends(first), self.spans.targets(first)
         middle = first + 1 + (uniform("cut") * (end - first - 1)).astype(np.int64)
         swapped = uniform("swap") < 0.5
         borders = self.spans.borders[[first, middle, end]]              # [3, count]
-        order = np.array([swapped, ~swapped], np.int64)                 # [2, count]: 0 is what comes first in the text
+        order = np.array([swapped, ~swapped], np.int64)                 # [2, count]: 0 comes first in the text
         begin = np.take_along_axis(borders[:-1], order, 0)
         length = np.take_along_axis(np.diff(borders, axis=0), order, 0)
         kept = shortened(length, target)
@@ -84,7 +84,7 @@ class BERTDataset(Dataset):
         return begin, kept, swapped.astype(np.int64)
 
     def sequences(self, begin: np.ndarray, length: np.ndarray):
-        """[CLS] A [SEP] B [SEP] and padding: tokens and token types int64 [count, s], and where text is, bool.
+        """Return [CLS] A [SEP] B [SEP] and padding: tokens, token types int64 [count, s], and a bool mask of the text.
 
         A [SEP] in the data, which ends a document, is no text.
         """
@@ -102,9 +102,9 @@ class BERTDataset(Dataset):
 
 
 def shortened(length: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Take tokens from the longer of two pieces (from the second if they are alike) until both have `target` together.
+    """Take tokens from the longer of two pieces (the second of equals) until both have `target` together.
 
-    int64 [2, count] and [count] -> [2, count].
+    The arrays are int64 [2, count] and [count] -> [2, count].
     """
     a, b = length
     kept = np.minimum(a, np.maximum(target - b, (target + 1) // 2))
@@ -112,7 +112,7 @@ def shortened(length: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def check_samples(tokenizer_type: str, seq_length: int, masked_lm_prob: float, short_seq_prob: float) -> None:
-    """Raises UserError for options that no samples can be made with."""
+    """Raise UserError for options that no samples can be made with."""
     if tokenizer_type not in WORD_PIECE:
         raise UserError(f"--tokenizer-type {tokenizer_type} has no [CLS], [SEP] and [MASK], which BERT needs. Give "
                         f"{' or '.join(WORD_PIECE)}.")

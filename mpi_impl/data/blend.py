@@ -1,19 +1,19 @@
-"""A blend of data sets: one endless sequence of samples that takes from each by its weight, `0.3 A 0.7 B`.
+"""A blend of data sets: one endless sequence of samples, taken from each in proportion to its weight, `0.3 A 0.7 B`.
 
-Of two data sets, each sample comes from the one that is further behind its share, as in Megatron's BlendedDataset. To
-find out which, nobody need count from the start. Say A's share is w. After n samples, A has given the whole number next
-to w n: that is what the rule keeps true, for the next sample is A's if otherwise A would be half a sample behind.
+With two data sets, each sample comes from the one that is further behind its share, as in Megatron's BlendedDataset. A
+closed form finds it without counting from the start. Say A's share is w. After n samples, A has given the integer
+nearest to w n: the rule keeps this true, for the next sample is A's if otherwise A would be half a sample behind.
 
     given(n) = floor(w n + 1/2)         sample n is A's if given(n + 1) > given(n), and then it is A's sample given(n);
                                         otherwise it is B's sample n - given(n)
 
-Of more data sets, each half takes the place of one; what falls to a half is divided in the same way between its
-quarters, and so on. So the n-th sample is found in as many steps as there are halvings, for any n at once, and all is
-exact: weights are fractions.
+With more data sets, each half takes the place of one; the samples of a half are divided in the same way between its
+quarters, and so on. So the n-th sample is found in one step for each halving, for any n, and all is exact: weights are
+fractions.
 
-How far a data set is from its share at most: 1/2 of a sample when there are two. One halving more brings at most 1/2 of
-its own, and not more than all of that from above. So it is log2(K) / 2 for K data sets, rounded up before the division:
-1 up to four, 3/2 up to eight, however long the sequence. (Megatron's rule for all at once has no such closed form.)
+A data set is at most 1/2 of a sample from its share when there are two. One halving more adds at most 1/2 of its own to
+the error from above. So it is log2(K) / 2 for K data sets, rounded up before the division: 1 up to four, 3/2 up to
+eight, however long the sequence. (Megatron's rule for K data sets has no such closed form.)
 """
 import re
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be a n
 
 
 class Samples(Protocol):
-    """What can be blended: an endless sequence of samples for each part."""
+    """A data set that can be blended: an endless sequence of samples for each part."""
 
     def samples(self, part: str) -> int: ...
 
@@ -36,7 +36,7 @@ class Samples(Protocol):
 
 
 def parse_blend(words: Sequence[str]) -> list[tuple[Fraction, str]]:
-    """The weights and data sets of `--data-path A` or `--data-path 0.3 A 0.7 B`. Raises UserError for anything else."""
+    """Parse the weights and data sets of `--data-path A` or `--data-path 0.3 A 0.7 B`, or raise UserError."""
     if len(words) == 1:
         return [(Fraction(1), words[0])]
     given = f"--data-path {' '.join(words)}"
@@ -51,7 +51,7 @@ def parse_blend(words: Sequence[str]) -> list[tuple[Fraction, str]]:
 
 
 class Blend:
-    """Several data sets as one, each with the given weight, of which only the proportions matter.
+    """Several data sets as one, each with the given weight. Only the proportions of the weights matter.
 
     Each data set's samples come in its own order: the j-th that it gives is its sample j.
     """
@@ -60,17 +60,17 @@ class Blend:
         self.datasets, self.weights = datasets, weights
 
     def samples(self, part: str) -> int:
-        """How many samples the data sets have together in 'train', 'validation' or 'test'."""
+        """Return the total number of samples of the data sets in 'train', 'validation' or 'test'."""
         return sum(dataset.samples(part) for dataset in self.datasets)
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Samples first_sample, ..., first_sample + count - 1 of the endless sequence: int64 [count, width].
+        """Return samples first_sample, ..., first_sample + count - 1 of the endless sequence: int64 [count, width].
 
         Raises UserError if a data set has no sample in the part.
         """
         source, place = deal(np.arange(first_sample, first_sample + count, dtype=object), self.weights)
-        asked = np.unique(source).tolist() or [0]       # for no sample at all, of the right width
-        rows = np.concatenate([     # what a data set gives is a run of its own sequence
+        asked = np.unique(source).tolist() or [0]       # for no sample, an array of the right width
+        rows = np.concatenate([     # a data set gives a run of its own sequence
             self.datasets[k].batch(part, int(min(place[source == k], default=0)), int((source == k).sum()))
             for k in asked])
         rows[np.argsort(source, kind="stable")] = rows.copy()
@@ -78,15 +78,14 @@ class Blend:
 
 
 def deal(n: np.ndarray, weights: Sequence[Fraction]) -> tuple[np.ndarray, np.ndarray]:
-    """Which data set gives each of the samples n (Python's integers, [count]), and which of its own -> int64, object.
-    """
+    """Return the data set of each sample in n (Python's integers, [count]), and the index there: int64, object."""
     source = np.zeros(len(n), np.int64)
     if len(weights) == 1:
         return source, n
     half = len(weights) // 2
     share = sum(weights[:half], Fraction(0)) / sum(weights)
     given = _nearest(share, n)
-    first = _nearest(share, n + 1) > given          # those that fall to the first half
+    first = _nearest(share, n + 1) > given          # the samples of the first half
     place = np.where(first, given, n - given)
     source[first], place[first] = deal(place[first], weights[:half])
     source[~first], place[~first] = deal(place[~first], weights[half:])
@@ -95,5 +94,5 @@ def deal(n: np.ndarray, weights: Sequence[Fraction]) -> tuple[np.ndarray, np.nda
 
 
 def _nearest(share: Fraction, n: np.ndarray) -> np.ndarray:
-    """The whole numbers next to share x n, halves upwards, in integers of any size."""
+    """Return the integers nearest to share x n, halves upwards, in integers of any size."""
     return (2 * share.numerator * n + share.denominator) // (2 * share.denominator)

@@ -1,4 +1,4 @@
-"""From `--data-path` to tokens on disk: train the tokenizer, encode the corpus, and keep both for the next run."""
+"""The way from `--data-path` to tokens on disk: a trained tokenizer and an encoded corpus, cached for the next run."""
 import hashlib
 import json
 import os
@@ -16,13 +16,13 @@ from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, TrainedTokeni
 from mpi_impl.runtime.files import folder_aside
 from reference.errors import UserError
 
-RECIPE = 1  # raise it when the same corpus and options come to give other tokens: older caches are then left alone
+RECIPE = 1  # raise it when the same corpus and options begin to give other tokens: older caches are then ignored
 
 Report = Callable[[str], None]
 
 
 class Prepared(NamedTuple):
-    """Where the tokens lie (PREFIX.bin and PREFIX.idx), and the tokenizer that made them."""
+    """The path of the tokens (PREFIX.bin and PREFIX.idx), and the tokenizer that made them."""
 
     prefix: str
     tokenizer: Tokenizer
@@ -39,13 +39,13 @@ def prepare(
     tokenizer_model: str | None = None,
     split_sentences: bool = False,
 ) -> Prepared:
-    """Make the tokens of a corpus ready, or find them ready: `data_path` is a corpus (see Corpus) or a Megatron prefix.
+    """Prepare the tokens of a corpus, or find them in the cache: `data_path` is a Corpus or a Megatron prefix.
 
     `vocab_size` is that of the tokenizer to train (4,096 when None), or the number of ids of a NullTokenizer. With
     `split_sentences` each document has a sequence for each sentence, and no end-of-document token. The result is kept
     in `cache` (~/.cache/shardlab when None; XDG_CACHE_HOME is honoured) under a hash of all that determines it.
-    `report` is given a sentence now and then. Called on one rank. Raises UserError for options that do not fit
-    together, for what Corpus and IndexedDataset refuse, and for a cache that cannot be written.
+    `report` is called with a sentence from time to time. Called on one rank. Raises UserError for options that do not
+    go together, for data that Corpus or IndexedDataset refuses, and for a cache that cannot be written.
     """
     tokenizer = given_tokenizer(tokenizer_type, vocab_size, vocab_file, merge_file, tokenizer_model)
     if data_path and (prefix := _megatron_prefix(data_path)):
@@ -88,7 +88,7 @@ def prepare(
 
 
 def _megatron_prefix(data_path: str) -> str | None:
-    """PREFIX, if the path is PREFIX, PREFIX.bin or PREFIX.idx; if one of the two is missing, IndexedDataset says so."""
+    """Return PREFIX if the path is PREFIX, PREFIX.bin or PREFIX.idx. IndexedDataset reports a missing one."""
     for suffix in ".bin", ".idx":
         if data_path.endswith(suffix) and os.path.isfile(data_path):
             return data_path.removesuffix(suffix)
@@ -98,14 +98,14 @@ def _megatron_prefix(data_path: str) -> str | None:
 
 
 def _opened(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
-    """Open the data set once, so that a damaged file is refused here and the person reads what there is."""
+    """Open the data set, so that a damaged file is refused here, and report its size."""
     dataset = IndexedDataset(prefix)
     documents = counted(len(dataset.document_indices) - 1, "document")
     report(f"{counted(len(dataset.tokens), 'token')} in {documents}, vocabulary {tokenizer.vocab_size:,}: {prefix}.bin")
     return Prepared(prefix, tokenizer)
 
 
-# The cache: one folder for each result, which appears all at once.
+# The cache: one folder for each result, which appears complete.
 
 
 def _cache_folder(cache: str | Path | None) -> Path:
@@ -115,14 +115,14 @@ def _cache_folder(cache: str | Path | None) -> Path:
 
 
 def _key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int, split_sentences: bool) -> str:
-    """A hash of everything that determines the tokens; a file's path, size and time of change stand for its text."""
+    """Hash everything that determines the tokens; a file's path, size and time of change stand for its text."""
     stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
     text = json.dumps([RECIPE, tokenizers.__version__, tokenizer_type, vocab_size, split_sentences, stats])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) -> bool:
-    """A folder that is there was complete when it came; one that was damaged since is removed, to be made again."""
+    """Report whether the folder is complete, as it was when it appeared; remove one that was damaged since."""
     if not folder.is_dir():
         return False
     try:
@@ -137,7 +137,7 @@ def _is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) ->
 
 def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
            split_sentences: bool, report: Report) -> None:
-    """Make everything aside and move it into place by one rename, which an interruption or another job cannot halve.
+    """Make everything in a temporary folder and rename it into place, so that nothing can leave half of it.
 
     Instead of a tokenizer there may be the type of one to be trained first.
     """

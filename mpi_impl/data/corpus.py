@@ -15,7 +15,7 @@ NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 
 class BadText(Exception):
-    """Bytes that are no text: of which kind, and what is wrong with them in words that follow 'it'."""
+    """An error in bytes that are not text: its kind, and its description in words that follow 'it'."""
 
     def __init__(self, kind: str, fault: str):
         super().__init__(fault)
@@ -26,15 +26,16 @@ class Corpus:
     """The files of a corpus, in a fixed order, and their texts.
 
     `data_path`, which `option` gives, is one of
+
       - a text file: one document;
       - a file ending in .jsonl or .json: JSON lines, each an object whose key "text" is a document;
       - a folder: every file in it, sorted, without hidden files and folders and without the folder `leave_out` (the
-        cache, which is no text of ours); a .jsonl file is read as JSON lines, a file that is not UTF-8 text is passed
-        over and listed in `skipped`;
+        cache, which is no text of ours); a .jsonl file is read as JSON lines, a file that is not UTF-8 text is skipped
+        and listed in `skipped`;
       - None: the source of the running Python's standard library, which every machine has.
 
-    Raises UserError if the path is missing, cannot be looked up or leads to no file, and if a folder below it cannot
-    be read.
+    Raises UserError if the path is missing, cannot be looked up or leads to no file, and if a folder below it cannot be
+    read.
     """
 
     def __init__(self, data_path: str | None, leave_out: Path | None = None, option: str = "--data-path"):
@@ -55,10 +56,10 @@ class Corpus:
         return f"{self.name} ({counted(len(self.files), 'file')}, {amount})"
 
     def documents(self) -> Iterator[str]:
-        """The texts, one at a time and always in the same order; empty ones are left out.
+        """Yield the texts, one at a time and always in the same order, without empty ones.
 
-        Raises UserError for a file that cannot be read, a single file that is not text, a line that is not JSON
-        or lacks its text (with the number of the line), and a corpus without a single character.
+        Raises UserError for a file that cannot be read, a single file that is not text, a line that is not JSON or
+        lacks its text (with the number of the line), and a corpus without a single character.
         """
         self.skipped = []
         empty = True
@@ -71,7 +72,7 @@ class Corpus:
             raise UserError(f"The corpus is empty: there is no text in {self.name}. Give another {self.option}.")
 
     def is_json_lines(self, file: Path) -> bool:
-        """Whether each line of this file of the corpus is a document; otherwise the whole file is one."""
+        """Report whether each line of this file of the corpus is a document; otherwise the whole file is one."""
         return file.suffix == ".jsonl" or (file.suffix == ".json" and not self.is_folder)
 
     def _texts(self, file: Path) -> Iterator[str]:
@@ -89,12 +90,12 @@ class Corpus:
 
 
 def counted(n: int, noun: str) -> str:
-    """'1 file', '2 files', '1,000 files'."""
+    """Format a count: '1 file', '2 files', '1,000 files'."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def kind(option: str, path: str) -> str:
-    """What the option's path leads to: 'file', 'folder', 'other' or 'nothing'. Raises UserError if nobody can tell."""
+    """Return the kind of the option's path: 'file', 'folder', 'other' or 'nothing'. Raise UserError if unknown."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte, which no path has
@@ -127,7 +128,7 @@ def _text_files(option: str, path: str, leave_out: Path | None) -> list[Path]:
 
 
 def _standard_library(option: str) -> list[Path]:
-    """The .py files of the running Python, without its tests and what was installed beside them."""
+    """Return the .py files of the running Python, without its tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     files = _files_under(option, root, lambda name: name not in NOT_THE_LIBRARY)
     sources = [file for file in files if file.suffix == ".py"]
@@ -137,9 +138,9 @@ def _standard_library(option: str) -> list[Path]:
 
 
 def _files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
-    """All files below a folder, sorted, without the files and whole folders whose name is not wanted, and `leave_out`.
+    """Return all files below a folder, sorted, without unwanted names (files or folders) and `leave_out`.
 
-    Raises UserError for a folder that cannot be read: to go on without it would quietly train on less.
+    Raises UserError for a folder that cannot be read: to go on without it would silently train on less.
     """
 
     def refuse(error: OSError) -> NoReturn:
@@ -152,7 +153,7 @@ def _files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_o
     left_out = leave_out and os.path.realpath(leave_out)
     try:
         for folder, subfolders, names in os.walk(root, onerror=refuse):
-            # what is taken out here is not walked
+            # folders that are removed here are not walked
             subfolders[:] = [
                 name for name in filter(wanted, subfolders) if os.path.realpath(Path(folder, name)) != left_out
             ]
@@ -166,10 +167,7 @@ def _files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_o
 
 
 def text_of_file(data: bytes) -> str:
-    """UTF-8 text as it is, line ends and all. A zero byte decodes, but no text has one: it marks a binary file.
-
-    Raises BadText.
-    """
+    """Return UTF-8 text as it is, line ends and all. Raise BadText for a zero byte, too: it marks a binary file."""
     try:
         if b"\x00" in data:
             raise BadText(BAD_BYTES, "is not UTF-8 text (it holds a zero byte)")
@@ -179,7 +177,7 @@ def text_of_file(data: bytes) -> str:
 
 
 def text_of_line(line: bytes) -> str:
-    """The string under the key "text" of a JSON object. Raises BadText."""
+    """Return the string under the key "text" of a JSON object. Raise BadText if there is none."""
     try:
         text = json.loads(line.decode("utf-8-sig"))["text"]
         text.encode("utf-8")  # JSON can spell half a surrogate pair, which is no text

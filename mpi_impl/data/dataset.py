@@ -1,4 +1,4 @@
-"""What the data sets share: three parts, the order in which samples come, and a look at every token."""
+"""The common base of data sets: three parts, the order of samples, and a check of every token."""
 import re
 from abc import ABC, abstractmethod
 from fractions import Fraction
@@ -14,10 +14,10 @@ PROPORTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be
 
 
 class Dataset(ABC):
-    """`total` samples of an indexed data set, in three parts.
+    """A base class: `total` samples of an indexed data set, in three parts.
 
-    The parts are contiguous ranges of *samples* in the proportions of `split`. Megatron divides documents; but
-    then a corpus that is one file would have no validation part.
+    The parts are contiguous ranges of *samples* in the proportions of `split`. Megatron divides documents; but then a
+    corpus that is one file would have no validation part.
 
     Raises UserError for a split that cannot be read.
     """
@@ -31,21 +31,21 @@ class Dataset(ABC):
 
     @abstractmethod
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes: int64 [count, n].
+        """Return samples first_sample, ..., first_sample + count - 1 of the sequence of `order`: int64 [count, n].
 
-        Each is a row, as reference/batches.py has it. Raises UserError if the part has no sample.
+        Each is a row, as in reference/batches.py. Raises UserError if the part has no sample.
         """
 
     def samples(self, part: str) -> int:
-        """The number of samples in 'train', 'validation' or 'test'."""
+        """Return the number of samples in 'train', 'validation' or 'test'."""
         return len(self.ranges[part])
 
     def order(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Which samples are first_sample, ..., first_sample + count - 1 of an endless sequence: int64 [count].
+        """Return the indices of samples first_sample, ... of an endless sequence: int64 [count].
 
-        The sequence passes through the part again and again: training in another order each epoch, validation and
-        test as they lie. It depends on the seed and on nothing else, so ranks may cut it as they like. Raises
-        UserError if the part has no sample.
+        The sequence passes through the part again and again: training in another order each epoch, validation and test
+        in their stored order. It depends only on the seed, so any rank can compute any part of it. Raises UserError if
+        the part has no sample.
         """
         n = self.samples(part)
         if n == 0:
@@ -61,7 +61,7 @@ class Dataset(ABC):
         return self.ranges[part].start + places
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Read all tokens once, a block at a time; raises UserError for the first outside [0, vocab_size)."""
+        """Read all tokens once, a block at a time; raise UserError for the first outside [0, vocab_size)."""
         for start, block in blocks(self.indexed.tokens):
             outside = (block < 0) | (block >= vocab_size)
             if outside.any():
@@ -93,7 +93,7 @@ def split_samples(split: str, n: int) -> dict[str, range]:
 # A batch may reach over the end of an epoch into the next, and each data set of a blend has epochs of its own.
 @lru_cache(maxsize=8)
 def shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of n samples in an epoch: int64 [n].
+    """Return the order of n samples in an epoch: int64 [n].
 
     It sorts raw random bits, which NumPy promises never to change; its own permutations may differ by version. Any
     integer is a seed: the generator takes none below 0, and a negative one counts down from 2^64.

@@ -1,4 +1,4 @@
-"""From texts to arrays of token ids, and a word now and then.
+"""The encoder of texts into arrays of token ids, with reports of its progress.
 
 One text is in memory at a time, with its ids: a whole file, or a line of JSON lines. So a corpus may be larger than
 memory when it lies in many files or in JSON lines.
@@ -19,7 +19,7 @@ REPORT_EVERY = 5.0  # seconds
 
 
 def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Each document as int64 [tokens], closed by the end-of-document token."""
+    """Yield each document as int64 [tokens], closed by the end-of-document token."""
     document: list[np.ndarray] = []
     for batch in _batches(_pieces(texts)):
         for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
@@ -30,15 +30,15 @@ def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.
 
 
 def encode_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[np.ndarray]]:
-    """The sentences of each document, int64 [tokens] each, without an end-of-document token. None is empty."""
+    """Yield the sentences of each document, int64 [tokens] each, none empty, without an end-of-document token."""
     for text in texts:
         yield [np.array(ids, np.int64) for ids in tokenizer.encode_batch(split_sentences(text)) if ids]
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """The texts cut every PIECE characters or so; True marks the last piece of a text.
+    """Split the texts every PIECE characters or so; True marks the last piece of a text.
 
-    A cut comes after a word and before the blank, where the tokenizers part words themselves: no token is changed.
+    A split comes after a word and before the blank, where the tokenizers split words themselves: no token changes.
     """
     for text in texts:
         start = 0
@@ -49,7 +49,7 @@ def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Enough pieces at a time to keep every core busy: PIECE characters or a little more."""
+    """Group pieces to keep every core busy: PIECE characters or a little more."""
     batch, characters = [], 0
     for piece in pieces:
         batch.append(piece)
@@ -62,7 +62,7 @@ def _batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, boo
 
 
 def watched(texts: Iterable[str], done: str, report: Callable[[str], None]) -> Iterator[str]:
-    """The texts as they are, with a report every few seconds."""
+    """Yield the texts unchanged, with a report every few seconds."""
     characters, last = 0, time.monotonic()
     for number, text in enumerate(texts, start=1):
         yield text

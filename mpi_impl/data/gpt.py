@@ -1,4 +1,4 @@
-"""Samples for a GPT: windows of seq_length + 1 tokens, and which of them a step sees."""
+"""Samples for a GPT: windows of seq_length + 1 tokens, and their order."""
 import numpy as np
 
 from mpi_impl.data.dataset import Dataset
@@ -9,10 +9,10 @@ from reference.errors import UserError
 class GPTDataset(Dataset):
     """Samples of an indexed data set, in three parts.
 
-    Sample j is the tokens from j * seq_length up to and including (j + 1) * seq_length of the flat token stream:
-    inputs and, one further on, targets. So every token is a target once, but for the first and for the fewer than
-    seq_length at the end that fill no sample. Documents follow one another with an end-of-document token between, and
-    attention runs across it, as by Megatron's default.
+    Sample j is the tokens from j * seq_length up to and including (j + 1) * seq_length of the flat token stream: inputs
+    and, one further on, targets. So every token is a target once, except the first, and a remainder of fewer than
+    seq_length at the end that fills no sample. Documents follow one another with an end-of-document token between, and
+    attention crosses it, as by Megatron's default.
 
     Raises UserError for a split that cannot be read and for data too short for one sample.
     """
@@ -27,15 +27,15 @@ class GPTDataset(Dataset):
         super().__init__(indexed, seq_length, seed, split, n)
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
+        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
 
-        int64 [count, seq_length + 1]. Raises UserError if the part has no sample.
+        They are int64 [count, seq_length + 1]. Raises UserError if the part has no sample.
         """
         starts = self.order(part, first_sample, count) * self.seq_length
         window = np.arange(self.seq_length + 1)
         return self.indexed.tokens[starts[:, None] + window].astype(np.int64)  # [count, 1] + [s + 1]
 
     def targets(self, part: str) -> np.ndarray:
-        """All tokens that the part's samples predict, as they lie: [samples * seq_length], in the stored type."""
+        """Return all tokens that the part's samples predict, in stored order and type: [samples * seq_length]."""
         samples = self.ranges[part]
         return self.indexed.tokens[samples.start * self.seq_length + 1 : samples.stop * self.seq_length + 1]

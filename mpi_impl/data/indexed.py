@@ -1,4 +1,4 @@
-"""Megatron's indexed data: all tokens in one flat file, and in another where each sequence lies.
+"""Megatron's indexed data: all tokens in one flat file, and the place of each sequence in another.
 
     PREFIX.bin    the tokens of every sequence, one after another, in one integer type
     PREFIX.idx    9 bytes      the magic string MMIDIDX, two zero bytes
@@ -7,11 +7,11 @@
                   uint64       n, the number of sequences
                   uint64       d, the number of documents + 1
                   int32 [n]    the length of each sequence, in tokens
-                  int64 [n]    where each sequence begins in PREFIX.bin, in bytes
-                  int64 [d]    the first sequence of each document, and at last n
+                  int64 [n]    the start of each sequence in PREFIX.bin, in bytes
+                  int64 [d]    the first sequence of each document, and finally n
 
-Every number is little-endian. A document is one sequence, or several where it was split into sentences, as BERT's
-samples are made of them.
+Every number is little-endian. A document is one sequence, or several if it was split into sentences, which BERT's
+samples need.
 """
 import hashlib
 import os
@@ -29,14 +29,14 @@ from reference.errors import UserError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, token type, n, d
-CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floating types, which hold no tokens
+CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floating types, which store no tokens
 TOKEN_TYPES = {code: np.dtype(name) for code, name in CODES.items()}
 
 Document = np.ndarray | Sequence[np.ndarray]  # its tokens, 1-D; or those of each of its sentences
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type Megatron stores tokens in: uint16 for a vocabulary below 65,500, int32 from there on."""
+    """Return the type in which Megatron stores tokens: uint16 for a vocabulary below 65,500, int32 from there on."""
     return np.dtype("<u2" if vocab_size < 65_500 else "<i4")
 
 
@@ -60,7 +60,7 @@ def write_indexed(prefix: str | Path, documents: Iterable[Document], vocab_size:
                 bounds.append(len(lengths))
         with open(aside / "idx", "wb") as file:
             _write_index(file, np.array(lengths, "<i4"), np.array(bounds, "<i8"), dtype)
-        idx_path.unlink(missing_ok=True)  # an old index must not be found beside new tokens
+        idx_path.unlink(missing_ok=True)  # an old index must not stay beside new tokens
         os.replace(aside / "bin", bin_path)
         os.replace(aside / "idx", idx_path)
 
@@ -77,7 +77,7 @@ def _check_sequence(number: int, sequence: np.ndarray, vocab_size: int) -> None:
 
 
 def _write_index(file: BinaryIO, lengths: np.ndarray, bounds: np.ndarray, dtype: np.dtype) -> None:
-    """PREFIX.idx for sequences of int32 [n] tokens, and documents that begin at the sequences int64 [d]."""
+    """Write PREFIX.idx for sequences of int32 [n] tokens, and documents that begin at the sequences int64 [d]."""
     sizes = lengths.astype("<i8") * dtype.itemsize  # in bytes: more than int32 counts
     code = next(code for code, known in TOKEN_TYPES.items() if known == dtype)
     file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(bounds)))
@@ -89,10 +89,10 @@ def _write_index(file: BinaryIO, lengths: np.ndarray, bounds: np.ndarray, dtype:
 class IndexedDataset:
     """The sequences of PREFIX.bin, memory-mapped: `dataset[i]` is a 1-D view of the tokens of sequence i.
 
-    tokens            [total]          all tokens, in the type they are stored in
-    sequence_lengths  int32 [n]        in tokens
-    sequence_pointers int64 [n]        in bytes
-    document_indices  int64 [docs + 1] document k is the sequences document_indices[k] up to document_indices[k + 1]
+        tokens            [total]          all tokens, in the type they are stored in
+        sequence_lengths  int32 [n]        in tokens
+        sequence_pointers int64 [n]        in bytes
+        document_indices  int64 [docs + 1] document k is the sequences document_indices[k] up to document_indices[k + 1]
 
     Raises UserError for a missing, foreign, truncated or empty file: sizes are compared before anything is used.
     """
@@ -117,7 +117,7 @@ class IndexedDataset:
             raise UserError(f"{prefix}.bin and .idx cannot be read ({error}). Check that you may read them.") from error
 
     def _check_index(self, path: Path, itemsize: int) -> None:
-        """The sequences lie end to end, the documents in order, and there is a token at all."""
+        """Check that the sequences lie end to end, that the documents are in order, and that there is a token."""
         if not self.sequence_lengths.any():
             raise UserError(f"{path} lists no tokens: the data set is empty. Prepare it again from text.")
         sound, end = _is_division(self.document_indices, len(self)), 0
@@ -134,22 +134,22 @@ class IndexedDataset:
             )
 
     def __len__(self) -> int:
-        """The number of sequences."""
+        """Return the number of sequences."""
         return len(self.sequence_lengths)
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """The tokens of sequence i."""
+        """Return the tokens of sequence i."""
         start = self.sequence_pointers[i] // self.tokens.itemsize
         return self.tokens[start : start + self.sequence_lengths[i]]
 
 
 def _is_division(bounds: np.ndarray, n: int) -> bool:
-    """Whether the bounds go from 0 to n and never back."""
+    """Report whether the bounds go from 0 to n and never back."""
     return len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == n and bool((np.diff(bounds) >= 0).all())
 
 
 def _read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """The token type, n and d of PREFIX.idx, whose size has been found to agree with them."""
+    """Read the token type, n and d of PREFIX.idx, and check its size against them."""
     with open(path, "rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
@@ -177,13 +177,13 @@ def _check_size(path: Path, expected: int, source: Path) -> None:
 
 
 def blocks(values: np.ndarray, size: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
-    """Views of at most `size` elements, each with the index of its first: so memory stays bounded."""
+    """Yield views of at most `size` elements, each with the index of its first, so that memory stays bounded."""
     for start in range(0, len(values), size):
         yield start, values[start : start + size]
 
 
 def fingerprint(prefix: str | Path) -> str:
-    """Other data have another one: from the whole index, and from the first tokens. Raises UserError."""
+    """Hash the whole index and the first tokens, to tell data sets apart. Raise UserError if they cannot be read."""
     digest = hashlib.sha256()
     for path, size in ((f"{prefix}.idx", -1), (f"{prefix}.bin", 1 << 20)):
         with opened_to_read(path) as file:

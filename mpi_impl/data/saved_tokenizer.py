@@ -1,6 +1,6 @@
-"""A tokenizer in the folder of what was trained with it, so that who loads that need not name it again.
+"""A tokenizer in the folder of its model, so that the user need not name it again.
 
-    tokenizer.json     what `--tokenizer-model` reads; or of a NullTokenizer, {"NullTokenizer": vocab_size}
+    tokenizer.json     the file that `--tokenizer-model` reads; or for a NullTokenizer, {"NullTokenizer": vocab_size}
 """
 import json
 import os
@@ -15,7 +15,7 @@ SAVED = "tokenizer.json"
 
 
 def save(tokenizer: Tokenizer, folder: str) -> None:
-    """Write it to a folder that is there, whole or not at all. Raises UserError if that cannot be."""
+    """Write the tokenizer to an existing folder, completely or not at all. Raise UserError if that is impossible."""
     path = os.path.join(folder, SAVED)
     if isinstance(tokenizer, LibraryTokenizer):
         with replacing(path) as aside:
@@ -29,7 +29,7 @@ def is_saved(folder: str) -> bool:
 
 
 def load(folder: str) -> Tokenizer:
-    """The tokenizer in a folder. Raises UserError if there is none, or something else.
+    """Read the tokenizer in a folder. Raise UserError if there is none, or something else.
 
     (GPT-2's comes back as a ByteLevelBPETokenizer, which it is: it gives the same ids, and has the same fingerprint.)
     """
@@ -41,13 +41,13 @@ def load(folder: str) -> Tokenizer:
                 raise ValueError("its size is no whole number")
             return NullTokenizer(size - 1)
         kind = type_of(content)
-    except (ValueError, TypeError, KeyError) as error:      # of JSON, of UTF-8, or of a file that is another's
+    except (ValueError, TypeError, KeyError) as error:      # bad JSON, bad UTF-8, or another kind of file
         raise UserError(f"{path} is no tokenizer that was saved here ({error}).") from error
     return kind.load(path)
 
 
 def type_of(content: dict) -> type[TrainedTokenizer]:
-    """By the algorithm, and by what is done to the text before it."""
+    """Return the tokenizer's class, by its algorithm and its normalization of text."""
     if content["model"]["type"] == "BPE":
         return ByteLevelBPETokenizer
     return BertWordPieceLowerCase if content["normalizer"]["lowercase"] else BertWordPieceCase

@@ -1,24 +1,25 @@
-"""From a text to its sentences, by rules for English prose that take code as well.
+"""A splitter of texts into sentences, by rules for English prose that also work for code.
 
 A sentence ends
-  - with . ! or ?, and quotation marks and brackets that close after it, before white space and a capital letter or a
-    digit, in opening quotation marks and brackets perhaps. A full stop after a title, an initial, or letters as in
-    "U.S." ends none, nor one after an abbreviation as in "p. 5" before a digit;
-  - at a blank line;
-  - at the end of a line, since text from the web has a paragraph in each line, and code, lists and headings have
-    something of their own there. But wrapped prose goes on: from a line as long as WRAPPED says to one that begins at
-    the same column with a letter or a digit, in quotation marks and brackets perhaps.
 
-Rules err where a person would not. It does little harm here: text that was cut in the wrong place is still followed by
-the text after it, and BERT learns to tell what follows.
+  - with . ! or ?, and quotation marks and brackets that close after it, before white space and a capital letter or a
+    digit, perhaps in opening quotation marks and brackets. A full stop after a title, an initial, or letters as in
+    "U.S." does not end one, nor does one after an abbreviation as in "p. 5" before a digit;
+  - at a blank line;
+  - at the end of a line, since text from the web has a paragraph in each line, and so do code, lists and headings. But
+    wrapped prose goes on: from a line as long as WRAPPED says to one that begins at the same column with a letter or a
+    digit, perhaps in quotation marks and brackets.
+
+The rules err where a person would not. It does little harm here: a text that was split in the wrong place is still
+followed by the text after it, and BERT learns to tell what follows.
 """
 import re
 
 CANDIDATE = re.compile(r"""(?P<mark>[.!?])["'”’»)\]]*\s+|\n\s*""")  # where a sentence may end
 BEGINNING = re.compile(r"""["'“‘«(\[]*(?P<first>\w)""")
 LAST_WORD = re.compile(r"\w[\w.]*$")
-LONGEST = 20              # characters; of a word that is looked up
-WRAPPED = range(50, 101)  # characters; shorter lines end where their author wants, longer ones nobody has wrapped
+LONGEST = 20              # characters of a word that is looked up
+WRAPPED = range(50, 101)  # characters; shorter lines end where their author wants, longer ones are not wrapped
 INITIALS = re.compile(r"[A-Z]|([A-Za-z]\.)+[A-Za-z]")
 TITLES = frozenset("""mr mrs ms messrs dr prof hon rev st mt jr sr gen col maj capt lt sgt gov sen rep
     jan feb mar apr jun jul aug sep sept oct nov dec inc ltd co corp dept univ vs cf viz al ca approx""".split())
@@ -26,7 +27,7 @@ BEFORE_DIGITS = frozenset("no nos fig figs eq eqs sec sect ch chap vol p pp art 
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, in order. Only white space lies between them, before the first and after the last.
+    """Return the sentences of a text, in order, with only white space between, before and after them.
 
     None of them is empty, begins or ends with white space, or has a blank line within.
     """
@@ -40,7 +41,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends_line(text: str, candidate: re.Match[str]) -> bool:
-    """Whether a line ends here that does not go on in the next."""
+    """Report whether a line ends here that does not go on in the next."""
     line_end = text.find("\n", candidate.start(), candidate.end())
     if line_end < 0:
         return False
@@ -52,7 +53,7 @@ def _ends_line(text: str, candidate: re.Match[str]) -> bool:
 
 
 def _ends_sentence(text: str, candidate: re.Match[str]) -> bool:
-    """Whether there is a mark that ends a sentence, and not an abbreviation, before something that can begin one."""
+    """Report whether there is a mark that ends a sentence, and not an abbreviation, before a possible beginning."""
     beginning = BEGINNING.match(text, candidate.end())
     if not candidate["mark"] or not beginning or beginning["first"].islower():
         return False

@@ -1,13 +1,13 @@
-"""From text to tokens and back: byte-level byte-pair encoding, WordPiece, and no tokenizer at all.
+"""Tokenizers: byte-level byte-pair encoding, WordPiece, and none at all.
 
-Byte-level BPE (Radford et al. 2019, section 2.2) starts from the 256 bytes and merges the pair that occurs most
-often, again and again, until the vocabulary is full. Since every byte is a token, any text can be encoded, and
-decoding gives it back unchanged. It is trained here, or GPT-2's.
+Byte-level BPE (Radford et al. 2019, section 2.2) starts from the 256 bytes and merges the pair that occurs most often,
+again and again, until the vocabulary is full. Since every byte is a token, any text can be encoded, and decoding gives
+it back unchanged. It is trained here, or GPT-2's.
 
-WordPiece (Wu et al. 2016, section 4.1; Devlin et al. 2019) parts text into words and punctuation marks, and each word
-into the longest pieces that the vocabulary has, from the left; a piece that goes on with a word is written with ## in
-front. What lies between words is lost, and a word with a character that is in no piece is [UNK] as a whole. It is
-trained here, or BERT's.
+WordPiece (Wu et al. 2016, section 4.1; Devlin et al. 2019) splits text into words and punctuation marks, and each word
+into the longest pieces that the vocabulary has, from the left; a piece that continues a word is written with ## in
+front. White space is lost, and a word with a character that is in no piece is [UNK] as a whole. It is trained here, or
+BERT's.
 """
 import hashlib
 from collections import Counter
@@ -24,17 +24,17 @@ from reference.errors import UserError
 
 DEFAULT_VOCAB_SIZE = 4096
 LARGEST_TRAINED = 1_000_000   # tokens; several times the largest vocabulary in use, and training still fits in memory
-LARGEST_ID = 2**31 - 1        # of a token as it is stored: Megatron's widest type for tokens is int32
+LARGEST_ID = 2**31 - 1        # of a stored token: Megatron's widest type for tokens is int32
 END_OF_DOCUMENT = "<|endoftext|>"
 BYTES = pre_tokenizers.ByteLevel.alphabet()  # one printable character for each of the 256 bytes
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUES = "##"              # marks a piece that does not begin a word
-SMALLEST_WORDPIECE = 100      # tokens; the special ones, and both forms of as many letters as a language may have
+SMALLEST_WORDPIECE = 100      # tokens; the special ones, and both forms of a language's letters
 LARGEST_ALPHABET = 1000       # characters; BERT's vocabulary has about as many
 
 
 class Tokenizer(Protocol):
-    """What the rest of the program asks of a tokenizer: ids lie in [0, vocab_size), and `eod` ends a document.
+    """The interface of a tokenizer: ids lie in [0, vocab_size), and `eod` ends a document.
 
     Tokenizers that give other ids to a text have other fingerprints.
     """
@@ -52,8 +52,7 @@ class Tokenizer(Protocol):
 
 
 class LibraryTokenizer:
-    """What the tokenizers of the library `tokenizers` share. No text is encoded as a special token, not even its name.
-    """
+    """The base of the tokenizers of the library `tokenizers`. No text becomes a special token, not even its name."""
 
     name: str
 
@@ -66,29 +65,29 @@ class LibraryTokenizer:
         self.fingerprint = hashlib.sha256(library.to_str().encode()).hexdigest()[:16]
 
     def __setstate__(self, state):
-        """What is sent to another rank is pickled, and the library forgets this then."""
+        """Restore an option that the library forgets in pickling, on the way to another rank."""
         self.__dict__.update(state)
         self.library.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         return self.library.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, in parallel on all cores."""
+        """Return the token ids of each text, in parallel on all cores."""
         return [encoding.ids for encoding in self.library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that a cut left incomplete come out as U+FFFD."""
+        """Return the text of token ids; incomplete bytes at the ends become U+FFFD."""
         return self.library.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer as one JSON file. Raises OSError if it cannot; the library's own save does not tell."""
+        """Write the tokenizer as one JSON file. Raise OSError if that fails; the library's own save does not."""
         Path(path).write_text(self.library.to_str(pretty=True), "utf-8", newline="\n")
 
 
 class BytePairTokenizer(LibraryTokenizer):
-    """What the two byte-level tokenizers share."""
+    """The base of the two byte-level tokenizers."""
 
     def __init__(self, bpe: Library):
         super().__init__(bpe, END_OF_DOCUMENT)
@@ -122,7 +121,7 @@ class ByteLevelBPETokenizer(BytePairTokenizer):
 
     @classmethod
     def check_size(cls, vocab_size: int) -> None:
-        """Raises UserError if the vocabulary has no room for bytes and the end of a document, or too much room."""
+        """Raise UserError if the vocabulary has no room for bytes and the end of a document, or too much room."""
         smallest = len(BYTES) + 1
         if vocab_size < smallest:
             raise UserError(
@@ -159,7 +158,7 @@ class GPT2BPETokenizer(BytePairTokenizer):
 class WordPieceTokenizer(LibraryTokenizer):
     """WordPiece, trained on the corpus and kept in one JSON file, or from BERT's vocab.txt. [SEP] ends a document.
 
-    Its sub-classes differ in whether they tell capital letters and accents from plain letters.
+    Its subclasses differ in whether they distinguish capital letters and accents.
     """
 
     lower_case: bool
@@ -180,16 +179,16 @@ class WordPieceTokenizer(LibraryTokenizer):
     def train(cls, texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> Self:
         """Train on texts; the same texts give the same tokenizer.
 
-        The vocabulary has the special tokens; each frequent character, once to begin a word and once to go on with it;
-        and what comes of merging the pair of pieces that occurs most often, again and again. A small corpus runs out
-        of pairs: vocab_size is then smaller than asked for. Raises UserError for what `check_size` refuses.
+        The vocabulary has the special tokens; each frequent character, once to begin a word and once to continue it;
+        and the results of merging the most frequent pair of pieces, again and again. A small corpus runs out of pairs:
+        vocab_size is then smaller than requested. Raises UserError for sizes that `check_size` refuses.
         """
         cls.check_size(vocab_size)
         library = _word_piece(models.WordPiece(unk_token="[UNK]"), cls.lower_case)
         words = _counted_words(texts, library)
         alphabet = _frequent_characters(words, min(LARGEST_ALPHABET, vocab_size // 4))
-        # The trainer numbers continuing characters as it comes across them, in another order each time: so they are
-        # given in order, as if they were special. In the tokenizer nothing is: it takes over the trainer's vocabulary.
+        # The trainer numbers continuing characters in the order of their appearance, which varies: so they are given in
+        # order, as if they were special. The tokenizer, which takes the trainer's vocabulary, has no special ones.
         given = [*SPECIAL, *(CONTINUES + character for character in alphabet)]
         trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=given, show_progress=False)
         known = set(alphabet)
@@ -203,7 +202,7 @@ class WordPieceTokenizer(LibraryTokenizer):
 
     @classmethod
     def from_vocab_file(cls, vocab_file: str) -> Self:
-        """BERT's tokenizer, from its vocab.txt: a token in each line. Raises UserError if it is missing or invalid."""
+        """Read BERT's tokenizer from its vocab.txt, one token in each line. Raise UserError if that fails."""
         check_file("--vocab-file", vocab_file, "BERT's vocab.txt")
         try:
             return cls(_word_piece(models.WordPiece.from_file(vocab_file, unk_token="[UNK]"), cls.lower_case))
@@ -214,7 +213,7 @@ class WordPieceTokenizer(LibraryTokenizer):
 
     @classmethod
     def check_size(cls, vocab_size: int) -> None:
-        """Raises UserError if the vocabulary has no room for special tokens and characters, or too much room."""
+        """Raise UserError if the vocabulary has no room for special tokens and characters, or too much room."""
         if vocab_size < SMALLEST_WORDPIECE:
             raise UserError(
                 f"--vocab-size {vocab_size} is too small: a WordPiece vocabulary holds {', '.join(SPECIAL)}, and each "
@@ -224,14 +223,14 @@ class WordPieceTokenizer(LibraryTokenizer):
 
 
 class BertWordPieceLowerCase(WordPieceTokenizer):
-    """All text in lower case, without accents."""
+    """A WordPiece tokenizer that converts text to lower case, without accents."""
 
     name = "BertWordPieceLowerCase"
     lower_case = True
 
 
 class BertWordPieceCase(WordPieceTokenizer):
-    """Text as it is written."""
+    """A WordPiece tokenizer that keeps text as it is written."""
 
     name = "BertWordPieceCase"
     lower_case = False
@@ -256,15 +255,15 @@ class NullTokenizer:
         self.fingerprint = f"{n} numbers"
 
     def encode(self, text: str) -> list[int]:
-        """The numbers in the text. Raises UserError for a word that is not one of the ids."""
+        """Return the numbers in the text. Raise UserError for a word that is not one of the ids."""
         return [self._id(word) for word in text.split()]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers in each text."""
+        """Return the numbers in each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The ids as decimal numbers."""
+        """Return the ids as decimal numbers."""
         return " ".join(str(int(i)) for i in ids)
 
     def _id(self, word: str) -> int:
@@ -280,7 +279,7 @@ TrainedTokenizer = ByteLevelBPETokenizer | WordPieceTokenizer
 TRAINED: dict[str, type[TrainedTokenizer]] = {
     tokenizer.name: tokenizer for tokenizer in (ByteLevelBPETokenizer, BertWordPieceLowerCase, BertWordPieceCase)
 }
-FILES = {  # that a tokenizer may be read from, by its type
+FILES = {  # from which a tokenizer may be read, by its type
     "ByteLevelBPETokenizer": {"--tokenizer-model"},
     "GPT2BPETokenizer": {"--vocab-file", "--merge-file"},
     "BertWordPieceLowerCase": {"--vocab-file", "--tokenizer-model"},
@@ -291,7 +290,7 @@ TOKENIZER_TYPES = tuple(FILES)
 
 
 def trained_type(tokenizer_type: str) -> type[TrainedTokenizer]:
-    """The class of a tokenizer that can be trained: its `train`, `load` and `save`, and its `method`, in words."""
+    """Return the class of a tokenizer that can be trained, with `train`, `load`, `save`, and `method`, in words."""
     return TRAINED[tokenizer_type]
 
 
@@ -302,10 +301,10 @@ def given_tokenizer(
     merge_file: str | None,
     tokenizer_model: str | None = None,
 ) -> Tokenizer | None:
-    """The tokenizer that the options alone determine, or None for one that `trained_type` trains on the corpus.
+    """Return the tokenizer that the options alone determine, or None for one that `trained_type` trains on the corpus.
 
-    `tokenizer_model` is what one that was trained before has saved. Raises UserError for an unknown type, a missing
-    option, and an option that this type would ignore.
+    `tokenizer_model` is the file of a tokenizer that was trained before. Raises UserError for an unknown type, a
+    missing option, and an option that this type would ignore.
     """
     if tokenizer_type not in TOKENIZER_TYPES:
         raise UserError(f"--tokenizer-type {tokenizer_type} is unknown. Give one of {', '.join(TOKENIZER_TYPES)}.")
@@ -330,7 +329,7 @@ def given_tokenizer(
 
 
 def _check_files(tokenizer_type: str, given: dict[str, str]) -> None:
-    """`given` are options and their paths. Raises UserError if the type reads others, or fewer, or more."""
+    """Check `given`, options and their paths. Raise UserError if the type reads others, or fewer, or more."""
     for option in given:
         if option not in FILES[tokenizer_type]:
             readers = " or ".join(name for name, options in FILES.items() if option in options)
@@ -362,7 +361,7 @@ def _check_not_too_large(vocab_size: int) -> None:
 
 
 def check_file(option: str, path: str, what: str) -> None:
-    """Raises UserError unless this is a file that the library may read, and not larger than any of its kind."""
+    """Raise UserError unless this is a file that the library may read, of a plausible size."""
     if kind(option, path) == "nothing":
         raise UserError(f"{option} {path} does not exist. Give the path of {what}.")
     check_readable(path, LARGEST)
@@ -372,7 +371,7 @@ Saved = TypeVar("Saved")
 
 
 def _read_saved(tokenizer_of: Callable[[Library], Saved], path: str | Path, name: str) -> Saved:
-    """The tokenizer in the file. Raises UserError."""
+    """Read the tokenizer in the file. Raise UserError if that fails."""
     text = read_text(str(path))
     try:
         return tokenizer_of(Library.from_str(text))
@@ -383,7 +382,7 @@ def _read_saved(tokenizer_of: Callable[[Library], Saved], path: str | Path, name
 
 
 def _byte_level(model: models.BPE) -> Library:
-    """Bytes before the model, and back to text after it; words are told apart by GPT-2's pattern."""
+    """Add bytes before the model and text after it; words are split by GPT-2's pattern."""
     bpe = Library(model)
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -391,7 +390,7 @@ def _byte_level(model: models.BPE) -> Library:
 
 
 def _word_piece(model: models.WordPiece, lower_case: bool) -> Library:
-    """BERT's way to words: no control characters, each punctuation mark and each Chinese character a word."""
+    """Add BERT's splitting into words: no control characters, and punctuation and Chinese characters alone."""
     library = Library(model)
     library.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -400,7 +399,7 @@ def _word_piece(model: models.WordPiece, lower_case: bool) -> Library:
 
 
 def _counted_words(texts: Iterable[str], library: Library) -> Counter[str]:
-    """How often each word occurs."""
+    """Count the occurrences of each word."""
     words: Counter[str] = Counter()
     for text in texts:
         plain = library.normalizer.normalize_str(text)
@@ -409,7 +408,7 @@ def _counted_words(texts: Iterable[str], library: Library) -> Counter[str]:
 
 
 def _frequent_characters(words: Counter[str], limit: int) -> list[str]:
-    """At most `limit` characters, sorted; of those that are equally frequent, the first ones."""
+    """Return at most `limit` characters, sorted; the first ones win ties."""
     counts: Counter[str] = Counter()
     for word, n in words.items():
         for character in word:

@@ -1,4 +1,4 @@
-"""What a language model must beat: a model that knows how often each token occurs, and nothing of its context."""
+"""The model that a language model must beat: it knows the frequency of each token, and nothing of its context."""
 import numpy as np
 
 from mpi_impl.data.gpt import GPTDataset
@@ -6,7 +6,7 @@ from mpi_impl.data.indexed import blocks
 
 
 def unigram_cross_entropy(dataset: GPTDataset, vocab_size: int) -> float:
-    """The loss on the validation part, in nats per token, of the token frequencies of the training part.
+    """Return the loss on the validation part, in nats per token, of the token frequencies of the training part.
 
     Every token of the vocabulary is counted once more than it occurs, so that none has probability zero.
     """
@@ -16,7 +16,7 @@ def unigram_cross_entropy(dataset: GPTDataset, vocab_size: int) -> float:
 
 
 def _counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each token occurs: int64 [V]."""
+    """Count the occurrences of each token: int64 [V]."""
     counts = np.zeros(vocab_size, np.int64)
     for _, block in blocks(tokens):
         counts += np.bincount(block, minlength=vocab_size)

@@ -17,7 +17,7 @@ from mpi_impl.demos.printing import count, say
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.charts import GRID, MEMORY
-from mpi_impl.reports.forecast import Plan, check_memory, hosts_of
+from mpi_impl.reports.forecast import RunSizes, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
 from mpi_impl.runtime.files import check_folder
@@ -28,7 +28,7 @@ from mpi_impl.training.trainer import Held, Trainer
 from reference.batches import GPTBatch
 from reference.config import (ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits, require_positive,
                               round_up)
-from reference.costs.memory import Account, StageBytes, total
+from reference.costs.activation_inventory import ActivationInventory, StageBytes, total
 from reference.costs.parameters import parameters
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
@@ -85,7 +85,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ranks.from_first(lambda: check_output(options))
     hosts = hosts_of(ranks, place=0)
     for one in [*replicas, *sharers]:
-        check_memory(hosts, Plan(model, one.parallel, precision_of(options), options.micro_batch_size,
+        check_memory(hosts, RunSizes(model, one.parallel, precision_of(options), options.micro_batch_size,
                                  options.seq_length, MICROBATCHES))
     say(ranks, introduction(model, options, ranks.size))
     panels = {}
@@ -94,11 +94,11 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         panels[title] = [trained(ranks, one, model, options) for one in runs]
         say(ranks, f"{title}; bytes on a rank, of each kind the most at once\n{runs_table(panels[title])}\n")
     sizes = model, options.micro_batch_size, options.seq_length, precision_of(options)
-    accounts = {one.name: Account(*sizes, one.parallel) for one in sharers}
-    layers = {name: measure_layer(account, ranks) for name, account in accounts.items()}
-    say(ranks, layers_text(accounts, layers))
+    inventories = {one.name: ActivationInventory(*sizes, one.parallel) for one in sharers}
+    layers = {name: measure_layer(inventory, ranks) for name, inventory in inventories.items()}
+    say(ranks, layers_text(inventories, layers))
     ranks.from_first(lambda: write_picture(options, panels, model))
-    conclude(ranks, [one for found in panels.values() for one in found], accounts, layers)
+    conclude(ranks, [one for found in panels.values() for one in found], inventories, layers)
 
 
 def check_output(options: argparse.Namespace) -> None:
@@ -227,26 +227,27 @@ def parts(states: Held) -> dict[str, int]:
             "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.offloaded}
 
 
-def layers_text(accounts: dict[str, Account], layers: dict[str, StageBytes]) -> str:
-    first = next(iter(accounts))
-    account = accounts[first]
+def layers_text(inventories: dict[str, ActivationInventory], layers: dict[str, StageBytes]) -> str:
+    first = next(iter(inventories))
+    inventory = inventories[first]
     return "\n".join([
         "Activations of one layer. The formulas are those of Korthikanti et al. 2022, for elements of 2 bytes:",
-        variants_table(accounts, {name: found.kept for name, found in layers.items()}), "",
-        f"Item by item: {first}, {account.b} x {account.s} tokens, {account.precision.compute}",
-        layer_table(account, layers[first].kept), "",
+        variants_table(inventories, {name: found.kept for name, found in layers.items()}), "",
+        f"Item by item: {first}, {inventory.b} x {inventory.s} tokens, {inventory.precision.compute}",
+        layer_table(inventory, layers[first].kept), "",
         "Some pipelines split the backward in two: I, the gradient of the layer's input, for which another rank waits,",
         "and W, later, those of its weights. Between the two, other arrays must be kept:",
-        deferred_table(account, layers[first].deferred), ""])
+        deferred_table(inventory, layers[first].deferred), ""])
 
 
-def conclude(ranks: Group, found: list[Found], accounts: dict[str, Account], layers: dict[str, StageBytes]) -> None:
+def conclude(ranks: Group, found: list[Found], inventories: dict[str, ActivationInventory],
+             layers: dict[str, StageBytes]) -> None:
     """Check that every number was predicted. Raises AssertionError if not, on all ranks."""
     pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in found
              for rank, one in enumerate(everyone) for what, measured, predicted in one.compared]
-    for name, account in accounts.items():
+    for name, inventory in inventories.items():
         for rank, layer in enumerate(ranks.from_all(layers[name])):
-            expected = StageBytes(total(account.layer()), total(account.layer_deferred()))
+            expected = StageBytes(total(inventory.layer()), total(inventory.layer_deferred()))
             pairs += [(f"a layer of {name}, rank {rank}", *pair) for pair in zip(layer, expected)]
     wrong = [f"{what}: {measured:,} bytes and not {predicted:,}" for what, measured, predicted in pairs
              if measured != predicted]

@@ -22,7 +22,7 @@ from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ParallelConfig, require_positive, round_up
 from reference.costs.parameters import parameters
-from reference.costs.traffic import Work, traffic
+from reference.costs.traffic import PassCounts, traffic
 from reference.parallel.data_parallel import samples_of
 
 MICROBATCHES = 4        # of each replica, a step; each is one sample
@@ -64,7 +64,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
                    f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}.)")
         say(ranks, trained(trainer, steps, batch, check))
         ledger = ledger_of_pipeline(trainer.topology)
-        work = Work(steps, steps * MICROBATCHES, 0, 0)
+        work = PassCounts(steps, steps * MICROBATCHES, 0, 0)
         lines = compare(ledger, [one for one in traffic(model, parallel, 1, POSITIONS, work) if one.reason != "batch"])
         whose = "rank 0" if p == 1 else f"the {p} ranks of rank 0's pipeline, together,"
         papers = summary(ledger, model, parallel, 1, POSITIONS, work).splitlines()

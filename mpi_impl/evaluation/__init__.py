@@ -1,17 +1,17 @@
-"""Models on published data sets, which are read in their own formats. The program is mpi_impl/evaluate.py.
+"""Evaluation on published data sets, which are read in their own formats. The program is mpi_impl/evaluate.py.
 
-scored.py         rows for a GPT: text of which some tokens are asked for
+scored.py         rows for a GPT: text of which some tokens count
 wikitext103.py    perplexity on WikiText-103, for each of its own words
-lambada.py        how often the last word of a LAMBADA passage is known
-race.py           rows for a BERT that chooses among RACE's four answers, and how often it is right
-files.py          the files, or sentences about what is wrong with them
+lambada.py        accuracy on the last words of LAMBADA's passages
+race.py           rows for a BERT that chooses among RACE's four answers, and its accuracy
+files.py          reading of the files, or sentences about their faults
 
-Those are without ranks: a data set gives any rows that it is asked for, and a measure is a sum over samples. On ranks:
+Those work without ranks: a data set gives any rows, and a measure is a sum over samples. On ranks:
 
-passes.py         what is found out of each batch, where the last stage is
+passes.py         the measure of each batch, on the last stage
 sums.py           the sum over all samples, of all replicas
-zero_shot.py      a GPT on WikiText-103 or LAMBADA, as it is
-pretrained.py     a BERT that is there already
-fine_tuning.py    how it learns RACE, and what it then knows
-options.py, arguments.py, telling.py     what is asked for, and what is told
+zero_shot.py      a GPT on WikiText-103 or LAMBADA, without training
+pretrained.py     a pretrained BERT
+fine_tuning.py    its fine-tuning on RACE, and its accuracy
+options.py, arguments.py, printing.py     options in, results out
 """

@@ -23,7 +23,7 @@ PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge
 
 
 def parse(argv: Sequence[str] | None) -> Any:
-    """Return the options of a task, as far as they can be checked before the model is known. Raises UserError."""
+    """Parse the options and check them, as far as possible before the model is known. Raise UserError if wrong."""
     first = ArgumentParser(prog="evaluate", add_help=False)
     first.add_argument("--task", choices=tuple(TASKS))
     kind = OPTIONS.get(first.parse_known_args(argv)[0].task, TaskOptions)
@@ -40,7 +40,7 @@ def parse(argv: Sequence[str] | None) -> Any:
 
 
 def check_architecture(args, found: str) -> None:
-    """Raises UserError for a task that is for another model than the one that was `found`."""
+    """Raise UserError for a task that is for another model than the one that was `found`."""
     wanted = TASKS[args.task]
     if found != wanted:
         others = " or ".join(task for task, architecture in TASKS.items() if architecture == found)
@@ -49,7 +49,7 @@ def check_architecture(args, found: str) -> None:
 
 
 def seq_length(args, model: ModelConfig) -> int:
-    """The longest that the model can see, unless it is said. Raises UserError if the model cannot see so far."""
+    """Return --seq-length, by default the model's number of positions. Raise UserError if it is more than that."""
     longest = model.max_position_embeddings
     s = longest if args.seq_length is None else args.seq_length
     require_positive("seq_length", s)
@@ -60,36 +60,36 @@ def seq_length(args, model: ModelConfig) -> int:
 
 
 def forward_parallel(args, model: ModelConfig, world_size: int) -> ParallelConfig:
-    """How ranks share a model that only goes forward. Raises UserError if they cannot."""
+    """Return the parallelism of a model that only goes forward. Raise UserError if it is impossible."""
     parallel = ParallelConfig.for_world(world_size, args.tensor_model_parallel_size,
                                         args.pipeline_model_parallel_size)
     check_model_fits(model, parallel)
-    stages_of_ranks(model, parallel)      # raises if there are more stages than layers
+    stages_of_ranks(model, parallel)      # raises for more stages than layers
     return parallel
 
 
-# ---- of a BERT that is tuned ----------------------------------------------------------------------------------------
+# ---- fine-tuning of a BERT ------------------------------------------------------------------------------------------
 
 
-class Course(NamedTuple):
-    """How long the tuning is. There are so many questions in an epoch, and so many in a step."""
+class FineTuningLength(NamedTuple):
+    """The length of fine-tuning, with the number of questions in an epoch and in a step."""
 
     questions: int
     global_batch_size: int
     iterations: int
 
     def ends_epoch(self, iteration: int) -> bool:
-        """Report whether with this iteration every question has been asked once more, or it is the last one."""
+        """Report whether this iteration completes a pass over the questions, or is the last one."""
         asked = iteration * self.global_batch_size
         return iteration == self.iterations or asked // self.questions > (
             asked - self.global_batch_size) // self.questions
 
 
-def course(args, questions: int) -> Course:
-    """Of so many epochs, the last one filled up with the beginning of the next; or of so many iterations."""
+def fine_tuning_length(args, questions: int) -> FineTuningLength:
+    """Return the length in epochs, the last one filled up with the beginning of the next; or in iterations."""
     epochs = EPOCHS if args.epochs is None else args.epochs
     iterations = ceil(epochs * questions / args.global_batch_size) if args.train_iters is None else args.train_iters
-    return Course(questions, args.global_batch_size, iterations)
+    return FineTuningLength(questions, args.global_batch_size, iterations)
 
 
 def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
@@ -110,7 +110,7 @@ def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelC
 
 
 def check_tuning(args) -> None:
-    """Raises UserError for what does not go together, whatever the model."""
+    """Raise UserError for options that do not go together, whatever the model."""
     if args.epochs is not None and args.train_iters is not None:
         raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both say how long the "
                         "tuning is. Give one of them.")
@@ -121,10 +121,10 @@ def check_tuning(args) -> None:
             require_positive(name, getattr(args, name))
     if args.fp16_lm_cross_entropy:
         raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
-    optimizer_of(args, LARGEST["train_iters"])     # as for a long run: what is wrong with other options is said now
+    optimizer_of(args, LARGEST["train_iters"])     # as for a long run: other wrong options are reported now
     precision(args)
 
 
 def optimizer_of(args, iterations: int) -> OptimizerConfig:
-    """Adam for a run of so many iterations. Raises UserError."""
+    """Return Adam's configuration for this number of iterations. Raise UserError for wrong options."""
     return optimizer_config(replace(args, train_iters=max(iterations, 1)))

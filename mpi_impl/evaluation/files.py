@@ -1,4 +1,4 @@
-"""Files that others have published: read as they are, or refused with a sentence that says what is wrong with them."""
+"""A reader of published files, with a sentence about each fault."""
 import json
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from reference.errors import UserError
 
 
 def read_text(path: str | Path, wanted: str) -> str:
-    """A file's text, line ends and all. `wanted` says what the file should be, for the person who gave another.
+    """Return a file's text, line ends and all. `wanted` describes the right file, for a user who gave another.
 
-    Raises UserError for what is not there, not a file, not readable, not UTF-8 or without a single word.
+    Raises UserError for a file that is missing, not a file, not readable, not UTF-8 or without a single word.
     """
     if kind("--data-path", str(path)) != "file":
         raise UserError(f"--data-path leads to {path}, and there is no such file. Give the path of {wanted}.")
@@ -21,7 +21,7 @@ def read_text(path: str | Path, wanted: str) -> str:
 
 
 def json_object(text: str, where: str, like: str) -> dict:
-    """The JSON object that a text spells. Raises UserError for anything else; `like` shows how one reads."""
+    """Parse a text as a JSON object. Raise UserError for anything else; `like` is an example."""
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode("utf-8")   # JSON can spell half a surrogate pair, which is no text

@@ -1,4 +1,4 @@
-"""A BERT learns to answer RACE's questions, and is asked others: the trainer of pretraining, with another head."""
+"""The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
 import time
 
 import numpy as np
@@ -9,12 +9,12 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluation.arguments import check_architecture, check_tuning, completed, course, optimizer_of
+from mpi_impl.evaluation.arguments import check_architecture, check_tuning, completed, fine_tuning_length, optimizer_of
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
+from mpi_impl.evaluation.printing import Reporter
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
-from mpi_impl.evaluation.telling import Telling
 from mpi_impl.generation.replica import trained
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import Settings, precision
@@ -40,7 +40,7 @@ class FineTuning(Program):
     def __init__(self, args, ranks: Group):
         check_tuning(args)
         super().__init__(args, ranks)
-        self.telling = Telling(args.metrics_file, self.first)
+        self.reporter = Reporter(args.metrics_file, self.first)
         self.begin: Pretrained = ranks.from_first(self.find_model)
         self.model = self.begin.model
         self.args, self.parallel, self.microbatches = completed(args, self.model, ranks.size)
@@ -49,10 +49,10 @@ class FineTuning(Program):
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
         ranks.from_each(self.read)
         self.questions: dict[str, int] = ranks.from_first(self.count)
-        self.course = course(args, self.questions["train"])
-        self.optimizer = optimizer_of(args, self.course.iterations)
+        self.length = fine_tuning_length(args, self.questions["train"])
+        self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
-        self.forecast = forecast.check_memory(self.hosts, forecast.Plan(
+        self.forecast = forecast.check_memory(self.hosts, forecast.RunSizes(
             self.model, self.parallel, precision(args), args.micro_batch_size, args.seq_length, self.microbatches,
             args.offload_folder is not None or self.device.memory is not None))
         self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
@@ -61,14 +61,14 @@ class FineTuning(Program):
         self.batches = self.dealt(self.microbatches)
         self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
-        self.metrics = Metrics(self.course.iterations, args.global_batch_size * sequences_of(self.model)
+        self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
                                self.model.heads, self.trainer.state.precision.scaled)
 
     # ---- before the first step ----
 
     def find_model(self) -> Pretrained:
-        """On rank 0: the model is there, and what will be written can be."""
+        """Check, on rank 0, that the model is there, and that the outputs can be written."""
         check_outputs(self.args)
         if self.args.save and on_disk.tracked(self.args.save) is not None:
             raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
@@ -81,13 +81,13 @@ class FineTuning(Program):
         return found
 
     def read(self) -> None:
-        """The questions, where they are needed. Of a pipeline all ranks need them, to know where padding begins."""
+        """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
         if self.topology.place.tensor == 0:
             self.dataset = RACEDataset(self.args.data_path, self.begin.tokenizer, self.args.seq_length, self.args.seed,
                                        self.args.max_qa_length)
 
     def count(self) -> dict[str, int]:
-        """On rank 0: the questions of each part."""
+        """Count the questions of each part, on rank 0."""
         assert self.dataset is not None
         return {part: self.dataset.samples(part) for part in self.dataset.parts}
 
@@ -101,11 +101,11 @@ class FineTuning(Program):
         settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.state.precision, self.microbatches,
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
-        self.telling.say(introduction(settings, self.model, self.world.hosts()))
-        self.telling.say(f"{self.device.description or kernels.describe()}\n"
-                         f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.description}")
-        self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
-                         f"test; {self.course.iterations:,} iterations")
+        self.reporter.say(introduction(settings, self.model, self.world.hosts()))
+        self.reporter.say(f"{self.device.description or kernels.describe()}\n"
+                         f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.describe()}")
+        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
+                         f"for test; {self.length.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
             self.ask("test")
@@ -113,24 +113,24 @@ class FineTuning(Program):
             self.save()
 
     def train(self) -> None:
-        """Steps; after each epoch, and the last step, the validation part's questions."""
-        for iteration in range(1, self.course.iterations + 1):
+        """Do all steps; after each epoch, and the last step, ask the validation part's questions."""
+        for iteration in range(1, self.length.iterations + 1):
             began = time.perf_counter()
             batch = self.batches.microbatches_of("train", iteration - 1)
             result = self.trainer.step(batch, self.args.global_batch_size)
             self.divergence.step(iteration, result, batch, self.args.global_batch_size)
             self.metrics.step(iteration, result, time.perf_counter() - began)
             stop = self.args.exit_interval and iteration % self.args.exit_interval == 0
-            if self.course.ends_epoch(iteration) or stop:
+            if self.length.ends_epoch(iteration) or stop:
                 self.ask("validation")
             if stop:
                 break
 
     def ask(self, part: str) -> None:
-        """All questions of a part, each level's by themselves."""
+        """Ask all questions of a part, each level's separately."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
-        found = [self.right.over(name, n, self.telling.progress(n, f"questions of {name}"))
+        found = [self.right.over(name, n, self.reporter.progress(n, f"questions of {name}"))
                  for name, n in zip(names, asked)]
         check_finite(sum(found))
         right = list(map(round, found))
@@ -138,13 +138,13 @@ class FineTuning(Program):
         self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
                            **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
         levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
-        self.telling.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
+        self.reporter.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
                          f"{sum(right):,} of {sum(asked):,} right")
 
     def save(self) -> None:
-        """The tuned model, and its tokenizer beside it."""
+        """Save the tuned model, with its tokenizer beside it."""
         tokenizer = self.begin.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        self.telling.say(checkpoint.save(self.trainer, self.args.save, settings))
+        self.reporter.say(checkpoint.save(self.trainer, self.args.save, settings))
         self.world.from_first(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

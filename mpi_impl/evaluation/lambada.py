@@ -1,4 +1,4 @@
-"""LAMBADA: how often a GPT knows the last word of a passage, which nobody guesses from its last sentence alone
+"""LAMBADA: the accuracy of a GPT on the last word of a passage, which cannot be guessed from its last sentence alone
 (Paperno et al. 2016).
 
 The strict form, as Megatron's `--strict-lambada`: the passage without its last word is one text, the word with the
@@ -18,10 +18,10 @@ LIKE = '{"text": "a passage"}'
 
 
 class LAMBADA(ScoredDataset):
-    """The passages of JSON lines, of each of which the last word is asked for.
+    """The passages of JSON lines, each with its last word as the target.
 
-    A passage of more than s + 1 tokens loses its beginning. Raises UserError, with the number of the line, for what is
-    no passage.
+    A passage of more than s + 1 tokens loses its beginning. Raises UserError, with the number of the line, for a line
+    that is not a passage.
     """
 
     def __init__(self, data_path: str, tokenizer: Tokenizer, seq_length: int):
@@ -34,7 +34,7 @@ class LAMBADA(ScoredDataset):
 
 
 def passage(line: str, where: str) -> str:
-    """The text in a line of JSON."""
+    """Return the text in a line of JSON."""
     text = json_object(line, where, LIKE).get("text")
     if not isinstance(text, str):
         raise UserError(f'{where} has no string under the key "text". It should read like {LIKE}.')
@@ -42,7 +42,7 @@ def passage(line: str, where: str) -> str:
 
 
 def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Excerpt:
-    """The tokens of a passage, from the left as far as they fit, and the number of those of its last word."""
+    """Return the last tokens of a passage that fit, with the number of those of its last word."""
     words = text.rsplit(maxsplit=1)
     if len(words) < 2:
         raise UserError(f"{where} has fewer than two words: there is nothing to tell the last one from. Mend the line.")
@@ -56,8 +56,8 @@ def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Exc
 
 
 def words_right(correct, weights):
-    """How many samples are right: `correct` [n, s] says where the target is the model's first choice.
+    """Count the samples that are right: `correct` [n, s] is whether the target is the model's first choice.
 
-    The weights [n, s] are the batch's. A sample that only fills the batch asks for nothing, and is not right.
+    The weights [n, s] are the batch's. A sample that only fills the batch has no targets, and does not count as right.
     """
     return ((correct | (weights == 0)).all(1) & (weights != 0).any(1)).sum()

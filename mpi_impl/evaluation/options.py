@@ -1,4 +1,4 @@
-"""The options of mpi_impl/evaluate.py, of which each task has its own. What they mean together: arguments.py."""
+"""The options of mpi_impl/evaluate.py, different for each task. Their combinations: arguments.py."""
 from dataclasses import dataclass
 
 from mpi_impl.programs.generation_options import ForwardParallelismOptions, TokenizerOptions
@@ -12,7 +12,7 @@ EPOCHS = 3      # unless --epochs or --train-iters is given
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """What is evaluated."""
+    """Return the parser of a task; without one, a parser that only asks for it."""
 
     task: str = option_field(
         help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; a BERT's answers to RACE's questions, "

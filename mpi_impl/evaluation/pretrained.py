@@ -1,4 +1,4 @@
-"""A BERT that is there already: what it is, its tokenizer, and its weights for a model that is to choose answers."""
+"""A pretrained BERT: its configuration, its tokenizer, and its weights for a model that chooses answers."""
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
 
-NEW = "multichoice_head.w"       # what a model has only once it is tuned
+NEW = "multichoice_head.w"       # a tensor that only a tuned model has
 
 
 class Pretrained(NamedTuple):
-    """What all ranks must know of it."""
+    """The facts about the model that all ranks must know."""
 
     model: ModelConfig                # with the head for choices
     tokenizer: WordPieceTokenizer
@@ -27,14 +27,13 @@ class Pretrained(NamedTuple):
     manifest: Manifest | None         # of one of our checkpoints
 
     def load(self, trainer: Trainer) -> None:
-        """Called by all ranks before the first step. What the folder has not keeps its initial values."""
+        """Load the weights, on all ranks, before the first step. Tensors that the folder lacks keep initial values."""
         if self.manifest:
             checkpoint.load_weights(trainer, self.folder, self.manifest)
         else:
             huggingface.load_weights(trainer, self.folder)
 
-    @property
-    def description(self) -> str:
+    def describe(self) -> str:
         head = "tuned before" if self.tuned else "with a new head for choices"
         iteration = f" of iteration {self.manifest.iteration}" if self.manifest else ""
         slips = "" if self.manifest else notes(self.folder)
@@ -42,14 +41,14 @@ class Pretrained(NamedTuple):
 
 
 def architecture_of(args) -> str:
-    """On rank 0: that of the model which --load or --load-hf names. Raises UserError if there is none."""
+    """Return the architecture of the model in --load or --load-hf, on rank 0. Raise UserError if there is none."""
     if args.load:
         return sources.Checkpoint(args.load, on_disk.read_manifest(args.load)).model.architecture
     return layout_in(args.load_hf)[0].architecture
 
 
 def pretrained(args) -> Pretrained:
-    """On rank 0: the BERT that --load or --load-hf names. Raises UserError for whatever is wrong with it."""
+    """Return the BERT that --load or --load-hf names, on rank 0. Raise UserError for anything wrong with it."""
     return of_checkpoint(args) if args.load else of_hugging_face(args)
 
 
@@ -77,13 +76,13 @@ def of_hugging_face(args) -> Pretrained:
 
 
 def to_choose(model: ModelConfig, args) -> ModelConfig:
-    """The same with the head for choices, and with dropout as the options say."""
+    """Return the same model with the head for choices, and with the options' dropout."""
     return replace(model, heads=("choice",), hidden_dropout=args.hidden_dropout,
                    attention_dropout=args.attention_dropout)
 
 
 def with_word_pieces(tokenizer: Tokenizer) -> WordPieceTokenizer:
-    """Raises UserError for a tokenizer that cannot tell a question from a passage."""
+    """Return the tokenizer. Raise UserError for one that cannot separate a question from a passage."""
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise UserError(f"--task race needs a tokenizer with [CLS] and [SEP], but the model's is a {tokenizer.name}. "
                         "Give a BERT that was trained with BertWordPieceLowerCase or BertWordPieceCase.")

@@ -1,9 +1,9 @@
 """RACE: questions about passages from English examinations, with four answers to choose from (Lai et al. 2017).
 
 A BERT reads `[CLS] question and answer [SEP] passage [SEP]` for each of the four answers and gives it a score; it is
-tuned on the part "train". The question comes first, as in Megatron, and what does not fit is the end of the passage.
+tuned on the part "train". The question comes first, as in Megatron, and the end of a long passage is cut off.
 
-The folder holds a file for each passage, such as `test/high/18.txt`: a JSON object with an article, questions, and of
+The folder holds a file for each passage, such as `test/high/18.txt`: a JSON object with an article, questions, and for
 each question four options and the letter of the right one.
 """
 from array import array
@@ -28,19 +28,19 @@ LIKE = '{"article": "...", "questions": ["..."], "options": [["...", "...", "...
 
 
 class Question(NamedTuple):
-    """Tokens. Rows are made of them when they are asked for: those of all questions would fill gigabytes."""
+    """The tokens of a question. Rows are made of them on demand: those of all questions would fill gigabytes."""
 
     article: "array[int]"            # shared with the other questions about it
     choices: "list[array[int]]"      # the question with each of its four options
-    answer: int                      # which is right
+    answer: int                      # the index of the right one
 
 
 class RACEDataset:
-    """The questions of RACE, part by part: the files in the order of their names, those of middle schools first. Each
-    level of a part is one, too: "test high".
+    """The questions of RACE, part by part: the files in the order of their names, those of middle schools first.
 
-    `max_qa_length` is the longest that a question and an option may be together, in tokens; the rest is cut off. Raises
-    UserError for sizes that leave no room for the passage, a part without files, and a file that is no passage.
+    Each level of a part is one, too: "test high". `max_qa_length` is the longest that a question and an option may be
+    together, in tokens; the rest is cut off. Raises UserError for sizes that leave no room for the passage, a part
+    without files, and a file that is not a passage.
     """
 
     def __init__(self, data_path: str, tokenizer: WordPieceTokenizer, seq_length: int, seed: int,
@@ -60,15 +60,15 @@ class RACEDataset:
             self.parts |= by_level | {part: [question for level in by_level.values() for question in level]}
 
     def samples(self, part: str) -> int:
-        """The number of questions."""
+        """Return the number of questions."""
         return len(self.parts[part])
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Samples first_sample, ..., first_sample + count - 1: int64 [count, width], rows of a ChoiceBatch.
+        """Return samples first_sample, ..., first_sample + count - 1: int64 [count, width], rows of a ChoiceBatch.
 
-        Training passes through its part again and again, in another order each epoch, which depends on the seed and
-        on nothing else. The other parts are passed through once, as they lie: beyond their ends they begin again, with
-        weights 0.
+        Training passes through its part again and again, in another order each epoch, which depends only on the seed.
+        The other parts are passed through once, in their stored order: beyond their ends they begin again, with weights
+        0.
         """
         n = self.samples(part)
         epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
@@ -85,7 +85,7 @@ class RACEDataset:
 
 
 def passage_files(data_path: str, part_folder: str, level: str) -> list[Path]:
-    """A part's files of a level. Raises UserError if there are none: half the part would be measured."""
+    """Return a part's files of a level. Raise UserError if there are none: only half the part would be measured."""
     folder = Path(data_path, part_folder, level)
     files = sorted(folder.glob("[!.]*.txt"))
     if not files:
@@ -95,7 +95,7 @@ def passage_files(data_path: str, part_folder: str, level: str) -> list[Path]:
 
 
 def read_passage(file: Path) -> dict:
-    """The object in a file, with all that is looked for in it. Raises UserError for anything else."""
+    """Return the object in a file, with all its fields checked. Raise UserError for anything else."""
     passage = json_object(read_text(file, "RACE's folder"), str(file), LIKE)
     if not isinstance(passage.get("article"), str) or not all(isinstance(passage.get(name), list) for name in LISTS):
         raise UserError(f'{file} is no passage of RACE: it needs "article", a text, and the lists "questions", '
@@ -121,7 +121,7 @@ def check_question(question, options, answer, where: str) -> None:
 
 
 def questions(passage: dict, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Question]:
-    """The tokens of a passage, its questions and their options."""
+    """Return the tokens of a passage, its questions and their options."""
     pairs = list(zip(passage["questions"], passage["options"], passage["answers"], strict=True))
     texts = [filled_in(question, option) for question, options, _ in pairs for option in options]
     article, *choices = (array("i", ids) for ids in tokenizer.encode_batch([passage["article"], *texts]))
@@ -130,13 +130,13 @@ def questions(passage: dict, tokenizer: WordPieceTokenizer, max_qa_length: int) 
 
 
 def filled_in(question: str, option: str) -> str:
-    """The option in the question's blanks, which are written `_`, or after a question that has none."""
+    """Put the option into the question's blanks, which are written `_`, or after a question that has none."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
 def sequence(choice: "array[int]", article: "array[int]", seq_length: int,
              tokenizer: WordPieceTokenizer) -> tuple[list[int], list[int], int]:
-    """`[CLS] choice [SEP] article [SEP]`, filled up: tokens [s]; their types [s], 1 from the article on; the length."""
+    """Return `[CLS] choice [SEP] article [SEP]`, padded: tokens [s]; types [s], 1 from the article on; the length."""
     first = [tokenizer.cls, *choice, tokenizer.sep]
     second = [*article[:seq_length - len(first) - 1], tokenizer.sep]
     length = len(first) + len(second)
@@ -145,5 +145,5 @@ def sequence(choice: "array[int]", article: "array[int]", seq_length: int,
 
 
 def answers_right(scores, batch: ChoiceBatch):
-    """How many questions have their highest score, of scores [b, 4], at the right answer."""
+    """Count the questions that have their highest score, of scores [b, 4], at the right answer."""
     return ((scores.argmax(1) == batch.answers) * batch.weights).sum()

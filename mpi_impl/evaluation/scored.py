@@ -1,7 +1,7 @@
-"""Samples that a GPT is scored on: text, of which only some tokens are asked for.
+"""Samples that a GPT is scored on: text in which only some tokens are targets.
 
-Perplexity over sliding windows asks for each token once, though windows overlap; LAMBADA asks for the last word. Both
-are excerpts of at most s + 1 tokens, and what is asked for stands at the end of an excerpt.
+Perplexity over sliding windows scores each token once, though windows overlap; LAMBADA scores the last word. Both use
+excerpts of at most s + 1 tokens, with the scored ones at the end of an excerpt.
 """
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,25 +12,25 @@ from reference.batches import GPTBatch
 
 
 class ScoredBatch(GPTBatch):
-    """A batch for a GPT whose rows tell the weights too: 1 where a target is asked for, 0 elsewhere, int64 [b, s].
+    """A batch for a GPT whose rows hold the weights too: 1 for a scored target, 0 elsewhere, int64 [b, s].
 
-    Excerpts are filled up at their ends. Attention looks back only, and so it does not matter with what.
+    Excerpts are padded at their ends. Attention is causal, so the values of the padding do not matter.
     """
 
     __slots__ = ()
 
     @staticmethod
     def width(seq_length: int) -> int:
-        """Numbers in a row."""
+        """Return the length of a row."""
         return 3 * seq_length
 
     def pack(self):
-        """-> int64 [b, width]: the rows."""
+        """Return the rows, int64 [b, width]."""
         return np.concatenate(self, 1)
 
     @classmethod
     def unpack(cls, rows) -> "ScoredBatch":
-        """int64 [b, width] -> the batch."""
+        """Make a batch of rows, int64 [b, width]."""
         s = rows.shape[1] // 3
         return cls(*(rows[:, i * s:(i + 1) * s] for i in range(3)))
 
@@ -39,13 +39,13 @@ class Excerpt(NamedTuple):
     """Consecutive tokens of a text, at least two."""
 
     tokens: np.ndarray    # int64 [n + 1], where n <= s
-    asked: int            # for how many at its end; at most n
+    asked: int            # the number of scored tokens at its end, at most n
 
 
 class ScoredDataset:
     """Excerpts in their order, once: the part "test" is the only one.
 
-    `filler` is a token of the vocabulary; which does not matter.
+    `filler` is any token of the vocabulary.
     """
 
     def __init__(self, excerpts: Sequence[Excerpt], seq_length: int, filler: int):
@@ -53,14 +53,13 @@ class ScoredDataset:
         self.seq_length, self.filler = seq_length, filler
 
     def samples(self, part: str) -> int:
-        """The number of excerpts."""
+        """Return the number of excerpts."""
         return len(self.parts[part])
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Samples first_sample, ..., first_sample + count - 1: int64 [count, 3 s], rows of a ScoredBatch.
+        """Return samples first_sample, ..., first_sample + count - 1: int64 [count, 3 s], rows of a ScoredBatch.
 
-        Batches have one size, and the last one may reach beyond the end: there the samples begin again, and nothing of
-        them is asked for.
+        Batches have one size, and the last one may reach beyond the end: there the samples begin again, with weights 0.
         """
         excerpts, shape = self.parts[part], (count, self.seq_length)
         batch = ScoredBatch(np.full(shape, self.filler), np.full(shape, self.filler), np.zeros(shape, np.int64))

@@ -16,7 +16,7 @@ from reference.schedules.generators import evaluation_schedule
 
 
 class Sums:
-    """Of what a pass finds in each batch: all replicas' together, alike on all ranks."""
+    """Sums of a pass's measure over all batches and replicas, identical on every rank."""
 
     def __init__(self, replica: Replica, batches: Batches, make_pass: type[ForwardPass]):
         self.replica, self.batches, self.make_pass = replica, batches, make_pass
@@ -26,8 +26,8 @@ class Sums:
         self.region = region_of(topology.tensor, topology.config)
 
     def over(self, part: str, samples: int, tell: Callable[[int], object] = lambda done: None) -> float:
-        """The sum over so many samples of a part. What fills the last batch weighs nothing. `tell` is told how many
-        samples are done, now and then.
+        """Return the sum over `samples` of a part, without the padding of the last batch. `tell` reports the samples
+        done.
         """
         found, batch = np.zeros(1, np.float64, like=self.batches.like), self.batches.global_batch_size
         with self.topology.world.ledger.phase("evaluation"):
@@ -38,7 +38,7 @@ class Sums:
             return float(self.topology.pipeline.broadcast(total, "sum over samples", self.replica.last_rank)[0])
 
     def of_batch(self, microbatches: list):
-        """This replica's, on the last stage's ranks: float64 [1]."""
+        """Return this replica's sum, on the last stage's ranks: float64 [1]."""
         work = self.make_pass(self.replica.model, self.region, self.replica.params, microbatches, [1.0])
         b, s = microbatches[0].tokens.shape
         shape = b, s // self.topology.config.sequence_shards, self.replica.model.hidden_size
@@ -46,14 +46,14 @@ class Sums:
         return work.losses
 
     def on_host(self, x) -> np.ndarray:
-        """x, once this rank's device has come so far: it may wait there for other ranks."""
+        """Return x on the host, once this rank's device has computed it: it may wait there for other ranks."""
         world = self.topology.world
         with world.watchdog.waiting(world.name, "sum over samples", world.others):
             return to_host(x)
 
 
 def check_finite(total: float) -> None:
-    """Raises UserError for a sum that is no number, as one of them is none."""
+    """Raise UserError for a sum that is not finite."""
     if not np.isfinite(total):
         raise UserError(f"What was summed comes to {total}: the model's logits are infinite, or no numbers. It has "
                         "diverged in training, or needs a format of more range than its --dtype.")

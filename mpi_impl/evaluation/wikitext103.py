@@ -1,6 +1,6 @@
 """WikiText-103: the perplexity of a GPT on the text of articles (Merity et al. 2016).
 
-The file `wiki.test.tokens` is text cut into words, with blanks between them: ` = Robert Boulter = ` is a heading,
+The file `wiki.test.tokens` is text split into words, with blanks between them: ` = Robert Boulter = ` is a heading,
 `@-@` the hyphen of a compound, and the end of a line is a word of its own. A GPT has not learnt to write like that. So
 it gets the text as people write it, in its own tokens, T in all; and the loss, summed over all of them, is divided by
 T_o, the number of words in the file. Such perplexities can be compared between models whose tokens differ (Shoeybi et
@@ -21,8 +21,8 @@ from reference.errors import UserError
 WANTED = "WikiText-103's wiki.test.tokens"
 HEADING = re.compile(r"^ ?= .+ = ?$", re.MULTILINE)
 
-# What Megatron replaces, one after another, in the whole of the file. Perplexities that are to be compared need the
-# same text, and so its oddities are kept: quotation marks pair up across lines, and the N of north becomes 1.
+# Megatron's replacements, one after another, in the whole file. Comparable perplexities need the same text, so its
+# oddities are kept: quotation marks pair up across lines, and the N of north becomes 1.
 BEFORE_PAIRS = {
     "s '": "s'",
     " @-@ ": "-", " @,@ ": ",", " @.@ ": ".",
@@ -36,7 +36,7 @@ AFTER_PAIRS = {
 
 
 class Perplexities(NamedTuple):
-    """Of T tokens all but the first are predicted. T_o is the number of words in the file."""
+    """Perplexities over T tokens, of which all but the first are predicted. T_o is the number of words in the file."""
 
     loss: float                   # nats for each predicted token: sum / (T - 1)
     token_perplexity: float       # exp(sum / (T - 1))
@@ -45,7 +45,7 @@ class Perplexities(NamedTuple):
 
 
 class WikiText103(ScoredDataset):
-    """The windows of the file, every token but the first asked for once.
+    """The windows of the file, with every token but the first scored once.
 
     Raises UserError for a file that is not WikiText's or is too short, and for windows that leave out tokens.
     """
@@ -66,19 +66,19 @@ class WikiText103(ScoredDataset):
         super().__init__(windows(stream, seq_length, overlapping_eval), seq_length, tokenizer.eod)
 
     def perplexities(self, summed_loss: float) -> Perplexities:
-        """From the losses of all targets that were asked for, in nats, summed."""
+        """Compute perplexities from the summed losses of all targets, in nats."""
         loss = summed_loss / (self.tokens - 1)
         exponents = loss, summed_loss / self.original_tokens, summed_loss / (self.original_tokens - 1)
         return Perplexities(loss, *(exp(min(x, 700.0)) for x in exponents))    # exp(710) is infinite
 
 
 def original_tokens(text: str) -> int:
-    """T_o: the words between blanks, ends of lines among them. WikiText-103's test file has 245,566."""
+    """Count T_o, the words between blanks, ends of lines included. WikiText-103's test file has 245,566."""
     return len(text.strip().split(" "))
 
 
 def detokenized(text: str) -> str:
-    """The text as people write it: 'a well @-@ known word ( it was )' -> 'a well-known word (it was)'.
+    """Return the text as people write it: 'a well @-@ known word ( it was )' -> 'a well-known word (it was)'.
 
     With it the test file has T = 270,329 of GPT-2's tokens.
     """
@@ -92,7 +92,7 @@ def detokenized(text: str) -> str:
 
 
 def without_inner_blanks(text: str, left: str, right: str) -> str:
-    """'( it was )' -> '(it was)'."""
+    """Remove blanks inside brackets: '( it was )' -> '(it was)'."""
     inside = f"{re.escape(left)}([^{re.escape(right)}]*){re.escape(right)}"
     return re.sub(inside, lambda found: left + found[1].strip() + right, text)
 
@@ -104,10 +104,10 @@ def check_windows(seq_length: int, overlapping_eval: int) -> None:
 
 
 def windows(stream: np.ndarray, seq_length: int, overlapping_eval: int) -> list[Excerpt]:
-    """Windows of s + 1 tokens of int64 [T]; the first asks for all of its targets, the others for their last o.
+    """Return windows of s + 1 tokens of int64 [T]; the first scores all of its targets, the others their last o.
 
-    The paper's "overlap" o is how far the window moves on: what it still shows of the one before it is s - o tokens of
-    context, at least, for every target. A small o makes the perplexity better and the work s / o times larger.
+    The paper's "overlap" o is the step of the window: every target has at least s - o tokens of context from the window
+    before. A small o makes the perplexity better and the work s / o times larger.
     """
     s, o = seq_length, overlapping_eval
     excerpts = []

@@ -1,4 +1,4 @@
-"""A GPT on WikiText-103 or LAMBADA, as it is: nothing is learnt of them."""
+"""The zero-shot evaluation of a GPT on WikiText-103 or LAMBADA, without training on them."""
 import time
 from abc import abstractmethod
 from dataclasses import replace
@@ -13,12 +13,12 @@ from mpi_impl.evaluation.arguments import check_architecture, forward_parallel, 
 from mpi_impl.evaluation.lambada import LAMBADA
 from mpi_impl.evaluation.passes import WordsPass
 from mpi_impl.evaluation.pretrained import architecture_of
+from mpi_impl.evaluation.printing import Reporter
 from mpi_impl.evaluation.scored import ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
-from mpi_impl.evaluation.telling import Telling
 from mpi_impl.evaluation.wikitext103 import WikiText103
 from mpi_impl.generation.replica import loaded
-from mpi_impl.generation.sources import Source, find
+from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.programs.program import Program
 from mpi_impl.runtime.arrays import dtype_of
@@ -29,33 +29,33 @@ from reference.precision import Precision
 
 
 class ScoredBatches(Batches):
-    """Samples with weights, dealt out to ranks."""
+    """Samples with weights, distributed over ranks."""
 
     def __init__(self, dataset: ScoredDataset | None, model: ModelConfig, topology: Topology, seq_length: int,
                  micro_batch_size: int, like):
-        """A microbatch for each rank of a pipeline: while one is on its way out, the next is on its way in."""
+        """Make one microbatch for each rank of a pipeline: while one is on its way out, the next is on its way in."""
         super().__init__(dataset, model, topology, seq_length, micro_batch_size, topology.pipeline.size, like)
         self.unpack, self.shape = ScoredBatch.unpack, (micro_batch_size, ScoredBatch.width(seq_length))
 
 
 class ZeroShot(Program):
-    """One rank's part of the program. What depends on the task is a subclass's."""
+    """One rank's part of the program. Subclasses define the task."""
 
     make_pass: type[ForwardPass]
     samples: str                 # what they are called
 
     @abstractmethod
     def open_dataset(self, tokenizer: Tokenizer) -> ScoredDataset:
-        """The samples. Raises UserError for a file that is not the task's."""
+        """Return the samples. Raise UserError for a file that is not the task's."""
 
     @abstractmethod
     def measures(self, total: float) -> tuple[str, dict[str, float]]:
-        """On rank 0, from the sum over all samples: a line for a person, and numbers by name."""
+        """Return, on rank 0, a line for a person and numbers by name, from the sum over all samples."""
 
     def __init__(self, args, ranks: Group):
         super().__init__(args, ranks)
         device = self.device
-        self.telling = Telling(args.metrics_file, ranks.rank == 0)
+        self.reporter = Reporter(args.metrics_file, ranks.rank == 0)
         source, tokenizer = ranks.from_first(self.find_model)
         self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
@@ -70,23 +70,23 @@ class ZeroShot(Program):
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
         placed = ranks.hosts().describe(self.topology.tensor.size)
-        self.description = "\n".join(filter(None, [source.describe(), device.description or kernels.describe(),
+        self.introduction = "\n".join(filter(None, [source.describe(), device.description or kernels.describe(),
                                                    self.about(), placed]))
 
-    def find_model(self) -> tuple[Source, Tokenizer]:
-        """On rank 0."""
+    def find_model(self) -> tuple[ModelSource, Tokenizer]:
+        """Find the model and its tokenizer, on rank 0."""
         check_outputs(self.args)
         check_architecture(self.args, architecture_of(self.args))
         source = find(self.args)
         return source, source.tokenizer(self.args)
 
-    def read(self, source: Source, tokenizer: Tokenizer) -> None:
-        """Where it is needed."""
+    def read(self, source: ModelSource, tokenizer: Tokenizer) -> None:
+        """Read the data set on the ranks that need it."""
         if self.topology.place.tensor == 0 and needs_samples(source.model, self.topology):
             self.dataset = self.open_dataset(tokenizer)
 
     def count_samples(self) -> int:
-        """On rank 0."""
+        """Count the samples, on rank 0."""
         assert self.dataset is not None
         return self.dataset.samples("test")
 
@@ -97,21 +97,21 @@ class ZeroShot(Program):
                 f"{c.pipeline_model_parallel_size} x data parallel {c.data_parallel_size}")
 
     def work(self) -> None:
-        self.telling.say(self.description)
+        self.reporter.say(self.introduction)
         began = time.perf_counter()
-        with np.errstate(over="ignore", invalid="ignore"):     # logits without end are told of once, in a sentence
-            total = self.sums.over("test", self.count, self.telling.progress(self.count, self.samples))
+        with np.errstate(over="ignore", invalid="ignore"):     # infinite logits are reported once, in a sentence
+            total = self.sums.over("test", self.count, self.reporter.progress(self.count, self.samples))
         seconds = time.perf_counter() - began
         check_finite(total)
         if self.world.rank == 0:
             line, numbers = self.measures(total)
-            self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
+            self.reporter.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                              f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
-            self.telling.write(task=self.args.task, **numbers, seconds=seconds)
+            self.reporter.write(task=self.args.task, **numbers, seconds=seconds)
 
 
 class Perplexity(ZeroShot):
-    """Of WikiText-103: the losses of all windows."""
+    """The task WikiText-103: the losses of all windows."""
 
     make_pass = ForwardPass
     samples = "windows"
@@ -129,7 +129,7 @@ class Perplexity(ZeroShot):
 
 
 class LastWords(ZeroShot):
-    """Of LAMBADA: how many are right."""
+    """The task LAMBADA: the number of right words."""
 
     make_pass = WordsPass
     samples = "passages"

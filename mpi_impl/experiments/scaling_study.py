@@ -19,7 +19,7 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.hardware import Hardware
 from reference.costs.plans import Plan
 from reference.costs.published import (HEADS, KORTHIKANTI, MEGATRON, OVERHEAD, PTD_P, STRONG_SCALING, V100_REACHED,
-                                       ZERO, Recomputed, Run, Scaled)
+                                       ZERO, PublishedRun, Recomputed, Scaled)
 from reference.costs.step_time import flops_per_second, layer, sizes_of, step_time
 from reference.parallel.model_states import model_states
 
@@ -154,14 +154,14 @@ def end_to_end(hardware: Hardware) -> Table:
     return Table("Narayanan et al. 2021, table 1: TFLOP/s of a GPU", "", rows)
 
 
-def fastest(run: Run, hardware: Hardware) -> Plan:
-    """Return the fastest plan over all b and v with which it fits into memory."""
+def fastest(run: PublishedRun, hardware: Hardware) -> Plan:
+    """Of the b and v with which it fits into memory."""
     fitting = [plan for plan in plans(run) if sum(plan.memory) <= hardware.memory - hardware.reserved]
     return min(fitting, key=lambda plan: step_time(plan, hardware, closed_form=True).total)
 
 
-def plans(run: Run) -> Iterator[Plan]:
-    """Return the plans with b from 1 to 16; v = 1 is 1F1B, larger v the interleaved schedule, which the paper used."""
+def plans(run: PublishedRun) -> Iterator[Plan]:
+    """b from 1 to 16; v = 1 is 1F1B, more the interleaved schedule, which the paper used."""
     d = run.parallel.data_parallel_size
     for b in (b for b in (1, 2, 4, 8, 16) if run.B % (d * b) == 0):
         m = run.B // (d * b)

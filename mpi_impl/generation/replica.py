@@ -1,4 +1,4 @@
-"""A GPT on t x p ranks that can be asked for words: its parameters, and nothing that training needs beside them."""
+"""A GPT on t x p ranks that generates tokens: its parameters, without the states of training."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,23 +25,23 @@ Read = Callable[[Piece], np.ndarray]     # a piece of a tensor -> its elements [
 
 @dataclass(frozen=True)
 class Replica:
-    """One rank's part of it."""
+    """One rank's shard of the model."""
 
     model: ModelConfig
     topology: Topology
-    params: dict[int, Any]     # by stage: GPTs, of units (parallel/units.py)
+    params: dict[int, Any]     # a GPT of units (parallel/units.py) for each stage
     pipeline: Pipeline         # forward alone, a microbatch at a time
     last_rank: int             # of the pipeline: the one with the logits
     device_prototype: Any                  # an empty array of the kind of the activations
 
     def empty_kv_cache(self, positions: int) -> dict[int, KVCache]:
-        """Room for the keys and values of so many positions of one text: of this rank's layers, and its heads."""
+        """Return an empty cache of `positions` of one text, for this rank's layers and heads."""
         layers = [layer for params in self.params.values() for layer in params.blocks]
         return empty_kv_cache(self.model, layers, positions, self.device_prototype, t=self.topology.tensor.size)
 
 
 def trained(trainer: Trainer) -> Replica:
-    """The model of a trainer: the same arrays. With ZeRO-3 all replicas must generate, with their parameters."""
+    """Return a trainer's model: the same arrays. With ZeRO-3 all replicas must generate, with their parameters."""
     return Replica(trainer.state.model, trainer.topology, trainer.state.stage_params, trainer.pipeline("evaluation", 1),
                    trainer.state.last_rank, trainer.state.device_prototype)
 
@@ -49,7 +49,7 @@ def trained(trainer: Trainer) -> Replica:
 def loaded(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:
     """A model whose parameters are read, in the format and on the device of `like`, a tensor's part at a time.
 
-    Called by all ranks. Raises UserError, on all alike, if one of them cannot read its own; or for too few layers.
+    Called by all ranks. Raises UserError, on every rank, if one of them cannot read its own; or for too few layers.
     """
     stages_of_all = stages_of_ranks(model, topology.config)
     stages = stages_of_all[topology.place.pipeline]

@@ -1,4 +1,4 @@
-"""Where the weights come from, and with them the model's sizes and its tokenizer: the user need not repeat them."""
+"""Sources of weights, with the model's sizes and its tokenizer: the user need not repeat them."""
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -23,23 +23,27 @@ GIVE = ("Give the one that the model was trained with: --tokenizer-model, --toke
         "GPT2BPETokenizer's --merge-file), or for ids without text --tokenizer-type NullTokenizer.")
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A model on disk."""
 
     @property
     def model(self) -> ModelConfig: ...
 
     def tokenizer(self, args) -> Tokenizer:
-        """The one that the options name, or the model's own. On rank 0. Raises UserError if it is another model's."""
+        """Return the tokenizer that the options name, or the model's own. On rank 0. Raise UserError if it is another
+        model's.
+        """
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
-        """Of what one of t tensor-parallel ranks holds. Called by all; raises UserError for files that are damaged."""
+        """Return a reader of one tensor-parallel rank's shards. Called by all; raises UserError for files that are
+        damaged.
+        """
 
     def describe(self) -> str: ...
 
 
-def find(args) -> Source:
-    """On rank 0: what --load or --load-hf names. Raises UserError if it is not there, or is no GPT."""
+def find(args) -> ModelSource:
+    """Return the source that --load or --load-hf names, on rank 0. Raise UserError if it is missing, or not a GPT."""
     if args.load:
         return Checkpoint(args.load, on_disk.read_manifest(args.load)).checked()
     config = read_config(args.load_hf, "gpt")
@@ -49,8 +53,9 @@ def find(args) -> Source:
 
 
 def named_tokenizer(args, model: ModelConfig, usual: str) -> Tokenizer | None:
-    """The tokenizer that the options name, of the `usual` type if they do not tell; or None if they name none. Raises
-    UserError if they do not tell all.
+    """Return the tokenizer that the options name, by default of the `usual` type; None if they name none.
+
+    Raises UserError if they are incomplete.
     """
     if not any((args.tokenizer_type, args.vocab_file, args.merge_file, args.tokenizer_model)):
         return None
@@ -64,7 +69,7 @@ def named_tokenizer(args, model: ModelConfig, usual: str) -> Tokenizer | None:
 
 
 class Checkpoint(NamedTuple):
-    """One of ours: the last in its folder."""
+    """A checkpoint of ours: the last in its folder."""
 
     root: str
     manifest: Manifest
@@ -109,7 +114,7 @@ class Checkpoint(NamedTuple):
         return read
 
     def files(self) -> dict[str, Sealed]:
-        """Those of the parameters."""
+        """Return the files of the parameters."""
         return {name: file for name, file in self.manifest.files.items() if state_of(name) == "parameters"}
 
     def describe(self) -> str:

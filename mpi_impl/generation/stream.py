@@ -1,29 +1,29 @@
-"""Words as text, written as they come."""
+"""Tokens as text, written as they come."""
 from collections.abc import Callable
 
 from mpi_impl.data.tokenizer import Tokenizer
 
-CUT_OFF = "\N{REPLACEMENT CHARACTER}"     # what a tokenizer makes of bytes that are no character, or not yet
+CUT_OFF = "\N{REPLACEMENT CHARACTER}"     # a tokenizer's text for bytes that are no character, or not yet
 
 
 class Stream:
-    """Writes the text of its tokens, each character as soon as it is whole: a token may end within one."""
+    """A writer of the text of tokens. It writes each character as soon as it is whole: a token may end within one."""
 
     def __init__(self, tokenizer: Tokenizer, write: Callable[[str], object]):
         self.tokenizer, self.write = tokenizer, write
-        self.tokens: list[int] = []     # those that the next text depends on
-        self.written = 0                # characters of theirs
+        self.tokens: list[int] = []     # the tokens on which the next text depends
+        self.written = 0                # their characters that are written
 
     def add(self, *tokens: int) -> None:
         self.tokens += tokens
         text = self.tokenizer.decode(self.tokens)
         self.write_up_to(text.rstrip(CUT_OFF))
-        if not text.endswith(CUT_OFF):      # of what is whole the last token is kept: a blank may depend on it
+        if not text.endswith(CUT_OFF):      # keep the last whole token: a blank may depend on it
             self.tokens = self.tokens[-1:]
             self.written = len(self.tokenizer.decode(self.tokens))
 
     def end(self) -> None:
-        """No token follows, so that what is not whole will not become so."""
+        """Write the rest: no token follows that could complete a character."""
         self.write_up_to(self.tokenizer.decode(self.tokens))
 
     def write_up_to(self, text: str) -> None:

@@ -9,7 +9,7 @@ from reference.ops import CoreInputs
 
 
 def attention_forward(x, p: Attention, causal, region, context=TRAINING):
-    """Map x [b, s, h] to y [b, s, h], both as they are outside the region."""
+    """Map x [b, s, h] to y [b, s, h], both outside the region."""
     dropout, rotary, kv_cache = context.dropout, context.rotary, context.kv_cache
     entered = region.enter(x, "attention input")             # f
     b, s, h = entered.shape
@@ -32,7 +32,7 @@ def attention_forward(x, p: Attention, causal, region, context=TRAINING):
 
 
 def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
-    """dy [b, s, h], outside the region -> dx [b, s, h], likewise."""
+    """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
     kept, core, context, rotary = cache
     (b, s, _), h = context.shape, len(p.w_qkv)
     # forward: y = g(context @ w_out) + b_out
@@ -53,5 +53,5 @@ def attention_backward(dy, p: Attention, cache, grads: Attention, sink, region):
 
 
 def core_again(core):
-    """The core's cache, as it was kept; or computed again from the core's inputs."""
+    """Return the core's cache as it was kept, or recompute it from the core's inputs."""
     return attention_core_again(core) if isinstance(core, CoreInputs) else core

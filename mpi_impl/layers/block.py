@@ -9,7 +9,7 @@ from reference.layers.layer_norm import LayerNorm
 
 
 def block_forward(x, p: Block, c, region, context=TRAINING):
-    """Map x [b, s, h] to [b, s, h], both as they are outside the regions. c is the ModelConfig."""
+    """Map x [b, s, h] to [b, s, h], both outside the regions. c is the ModelConfig."""
     dropout = context.dropout
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
     y, attention = attention_forward(normed, p.attention, c.causal, region, context)
@@ -21,7 +21,7 @@ def block_forward(x, p: Block, c, region, context=TRAINING):
 
 
 def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
-    """dy [b, s, h], outside the regions -> dx [b, s, h], likewise."""
+    """Return dx [b, s, h] for dy [b, s, h], both outside the regions."""
     masked = kernels.dropout_backward(dy, cache.mlp_mask)
     dnormed = mlp_backward(masked, p.mlp, cache.mlp, c.activation, grads.mlp, sink, region)
     dy = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c,
@@ -32,7 +32,7 @@ def block_backward(dy, p: Block, cache, c, grads: Block, sink, region):
 
 
 def residual_backward(dy, dnormed, p: LayerNorm, cache, c, grads: LayerNorm):
-    """Of a norm: dy has come past the branch, dnormed, which is overwritten, through it -> dx."""
+    """Return dx of a norm; dy came around the branch, dnormed, which is overwritten, through it."""
     if c.apply_residual_connection_post_layernorm:
         dnormed += dy
         return layer_norm_backward(dnormed, p, cache, grads)
@@ -42,15 +42,15 @@ def residual_backward(dy, dnormed, p: LayerNorm, cache, c, grads: LayerNorm):
 
 
 def add_branch(x, y, region, dropout, site):
-    """The residual sum, and dropout's mask, of this rank's positions. Overwrites y, the branch's own."""
+    """Add the branch y to the residual, and return the dropout mask of this rank's positions. Overwrites y."""
     return kernels.add_branch(y, x, drawn_at(site, x, region, dropout))
 
 
 def add_branch_and_norm(x, y, norm: LayerNorm, epsilon, region, dropout, site):
-    """What add_branch gives, and the layer norm of the sum with its cache: on a GPU in one."""
+    """Return add_branch's results, and the layer norm of the sum with its cache: one kernel on a GPU."""
     return kernels.add_branch_and_norm(y, x, drawn_at(site, x, region, dropout), norm.weight, norm.bias, epsilon)
 
 
 def drawn_at(site, x, region, dropout):
-    """Where dropout draws for this rank's positions."""
+    """Return the dropout site of this rank's positions."""
     return dropout and dropout.hidden(site, region.positions(x).start)

@@ -2,14 +2,14 @@
 import numpy as np
 
 from mpi_impl import kernels
-from reference.layers.cross_entropy import NO_WORD
+from reference.layers.cross_entropy import NO_TOKEN
 from reference.layers.embedding import local_ids
 
 
 def cross_entropy_forward(logits, targets, group):
-    """logits [b, s, V/t], targets [b, s] -> loss [b, s], alike on all ranks. Overwrites logits.
+    """Map logits [b, s, V/t], targets [b, s] -> loss [b, s], identical on every rank. Overwrites logits.
 
-    All in the dtype of the logits; of float16, sums are float32 until they are rounded, in NumPy as on a GPU.
+    All is in the dtype of the logits; for float16, sums are float32 until they are rounded, in NumPy as on a GPU.
     """
     highest = group.all_reduce(logits.max(-1), "loss: maximum", op="max")
     ids, held = local_ids(targets, group.rank * logits.shape[-1], logits.shape[-1])
@@ -22,17 +22,18 @@ def cross_entropy_forward(logits, targets, group):
 
 
 def cross_entropy_backward(dloss, cache):
-    """dloss [b, s] -> dlogits [b, s, V/t], in the cache's memory. Nothing to send: every rank has what it needs."""
+    """Return dlogits [b, s, V/t] for dloss [b, s], in the cache's memory. Sends nothing."""
     probs, ids, held = cache
     return kernels.cross_entropy_backward(probs, dloss, ids, held)
 
 
-def likeliest(logits, group):
-    """logits [b, s, V/t] -> the word with the largest, [b, s], alike on all ranks, sending 2 b s elements.
+def argmax_token(logits, group):
+    """Return the token with the largest logit [b, s], identical on every rank: logits [b, s, V/t]. Sends 2 b s
+    elements.
 
-    Of several it is the first, as the largest of negatives.
+    The first token wins ties, as the largest of the negatives.
     """
     mine = logits.max(-1)
-    highest = group.all_reduce(mine.copy(), "likeliest word: maximum", op="max")
-    word = group.rank * logits.shape[-1] + logits.argmax(-1)
-    return -group.all_reduce(np.where(mine == highest, -word, NO_WORD), "likeliest word", op="max")
+    highest = group.all_reduce(mine.copy(), "argmax token: maximum", op="max")
+    token = group.rank * logits.shape[-1] + logits.argmax(-1)
+    return -group.all_reduce(np.where(mine == highest, -token, NO_TOKEN), "argmax token", op="max")

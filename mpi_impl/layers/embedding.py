@@ -1,4 +1,4 @@
-"""Embedding and logits on one rank, V/t words of the vocabulary. Its textbook twin is reference/layers/embedding.py."""
+"""Embedding and logits on one rank, V/t tokens of the vocabulary. The twin is reference/layers/embedding.py."""
 import numpy as np
 
 from mpi_impl import kernels
@@ -8,10 +8,13 @@ from reference.layers.embedding import OUTPUT, Embedding, local_ids, mask_paddin
 
 
 def embedding_forward(tokens, p: Embedding, region, context=TRAINING, token_types=None):
-    """Map tokens, token_types [b, s], identical on every rank, to x [b, s, h], outside the regions."""
+    """Map tokens, token_types [b, s], identical on every rank -> x [b, s, h], outside the regions.
+
+    The tokens begin at position `first`.
+    """
     first, dropout = context.first_position, context.dropout
     ids, held = local_ids(tokens, region.rank * len(p.word), len(p.word))
-    partial = lookup(ids, p.word) * held[..., None]          # zero for words that other ranks hold
+    partial = lookup(ids, p.word) * held[..., None]          # zero for tokens that other ranks hold
     x = region.leave(partial, "embedding output")            # g
     positions = region.positions(x)
     if p.position is not None:
@@ -25,7 +28,7 @@ def embedding_forward(tokens, p: Embedding, region, context=TRAINING, token_type
 
 
 def embedding_backward(dx, cache, grads: Embedding, region):
-    """dx [b, s, h], outside the regions. Tokens have no gradient, and the tables' own values do not matter."""
+    """Add the gradients for dx [b, s, h], outside the regions. Tokens have no gradient; the tables are not needed."""
     ids, held, second, mask = cache
     dx = kernels.dropout_backward(dx, mask)
     if grads.position is not None:
@@ -37,12 +40,12 @@ def embedding_backward(dx, cache, grads: Embedding, region):
 
 
 def logits_forward(x, word, vocab_size, region):
-    """x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
+    """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
     entered = region.enter(x, "logits input")                # f
     return mask_padding(linear(entered, word.T), region.rank * len(word), vocab_size), region.keep(x, entered)
 
 
 def logits_backward(dlogits, word, kept, grads, sink, region):
-    """dlogits [b, s, V/t] -> dx [b, s, h], outside the region. `grads` is the word table's [V/t, h]."""
+    """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads` is the word table's [V/t, h]."""
     sink(grads, dlogits, region.enter_again(kept, "logits input"))     # forward: logits = f(x) @ word^T
     return region.enter_backward(linear(dlogits, word), "logits input")   # f, backward

@@ -10,14 +10,14 @@ from reference.layers.linear import Linear
 
 
 def transform_forward(x, p: MaskedLMHead, c):
-    """x [b, s, h] -> [b, s, h], which the logits read."""
+    """Compute the logits' input from x: [b, s, h] -> [b, s, h]."""
     a, act_cache = activated_linear(x, p.dense.w, p.dense.b, c.activation)
     y, norm = layer_norm_forward(a, p.layernorm, c.layernorm_epsilon)
     return y, (x, act_cache, norm)
 
 
 def transform_backward(dy, p: MaskedLMHead, cache, c, grads: MaskedLMHead, sink):
-    """dy [b, s, h] -> dx [b, s, h]."""
+    """Return dx [b, s, h] for dy [b, s, h]."""
     _, act_backward = ACTIVATIONS[c.activation]
     x, act_cache, norm = cache
     da = layer_norm_backward(dy, p.layernorm, norm, grads.layernorm)
@@ -25,15 +25,15 @@ def transform_backward(dy, p: MaskedLMHead, cache, c, grads: MaskedLMHead, sink)
 
 
 def masked_lm_forward(x, p: MaskedLMHead, word, c, region):
-    """x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
+    """Map x [b, s, h], outside the region, word [V/t, h] -> logits [b, s, V/t]; minus infinity for padding."""
     y, transform = transform_forward(x, p, c)
     logits, kept = logits_forward(y, word, c.vocab_size, region)
-    logits += p.bias                                         # minus infinity stays what it is
+    logits += p.bias                                         # minus infinity stays minus infinity
     return logits, (transform, kept)
 
 
 def masked_lm_backward(dlogits, p: MaskedLMHead, word, cache, c, grads, sink, region):
-    """dlogits [b, s, V/t] -> dx [b, s, h], outside the region. `grads`: the head's, and the word table's [V/t, h]."""
+    """Return dx [b, s, h], outside the region, for dlogits [b, s, V/t]. `grads`: the head's, and the word table's."""
     (dhead, dword), (transform, kept) = grads, cache
     dhead.bias[...] += total(rows(dlogits))
     dy = logits_backward(dlogits, word, kept, dword, sink, region)
@@ -41,7 +41,7 @@ def masked_lm_backward(dlogits, p: MaskedLMHead, word, cache, c, grads, sink, re
 
 
 def pooled_forward(x, pooler: Linear, classifier: Linear):
-    """x [b, s, h] -> [b, n], by the first of the positions that this rank holds."""
+    """Map x [b, s, h] -> [b, n], from the first of this rank's positions."""
     z, dense = linear_forward(x[:, :1].copy(), pooler)       # a copy: the cache need not keep all positions
     pooled = np.tanh(z)
     y, scores = linear_forward(pooled, classifier)                            # [b, 1, h] @ [h, n] -> [b, 1, n]
@@ -49,7 +49,7 @@ def pooled_forward(x, pooler: Linear, classifier: Linear):
 
 
 def pooled_backward(dy, pooler: Linear, classifier: Linear, cache, grads, sink):
-    """dy [b, n] -> dx of the first position, [b, 1, h]. `grads` are those of both layers."""
+    """Return dx of the first position, [b, 1, h], for dy [b, n]. `grads` are those of both layers."""
     (dpooler, dclassifier), (dense, pooled, scores) = grads, cache
     dpooled = linear_backward(dy[:, None], classifier, scores, dclassifier, sink)
     dpooled *= 1 - pooled * pooled

@@ -1,29 +1,29 @@
-"""A linear layer on one rank, whole or split by columns or by rows. Its textbook twin is reference/layers/linear.py."""
+"""A linear layer on one rank, whole or sharded by columns or rows. Its textbook twin is reference/layers/linear.py."""
 from mpi_impl.kernels import linear, rows, total
 from reference.layers.linear import Linear
 
 
 def linear_forward(x, p: Linear):
-    """x [b, s, n] -> y [b, s, m]."""
+    """Map x [b, s, n] -> y [b, s, m]."""
     return linear(x, p.w, p.b), x
 
 
 def linear_backward(dy, p: Linear, x, grads: Linear, sink):
-    """dy [b, s, m] -> dx [b, s, n]."""
+    """Return dx [b, s, n] for dy [b, s, m]."""
     sink(grads.w, x, dy)
     grads.b[...] += total(rows(dy))
     return linear(dy, p.w.T)
 
 
 def column_parallel_forward(x, p: Linear, gather_output, region):
-    """x [b, s, n], outside the region -> y [b, s, m/t], or with gather_output [b, s, m], alike on all ranks."""
+    """Map x [b, s, n], outside the region -> y [b, s, m/t], or [b, s, m] on every rank with gather_output."""
     entered = region.enter(x, "linear input")                # f
     y = linear(entered, p.w, p.b)                            # [b, s, n] @ [n, m/t] -> [b, s, m/t]
     return (region.gather(y, "linear output") if gather_output else y), region.keep(x, entered)
 
 
 def column_parallel_backward(dy, p: Linear, kept, gather_output, grads: Linear, sink, region):
-    """dy, as the forward gave y -> dx [b, s, n], outside the region."""
+    """Return dx [b, s, n], outside the region, for dy, in the layout of the forward's y."""
     if gather_output:
         dy = region.gather_backward(dy, "linear output")
     sink(grads.w, region.enter_again(kept, "linear input"), dy)
@@ -32,13 +32,13 @@ def column_parallel_backward(dy, p: Linear, kept, gather_output, grads: Linear, 
 
 
 def row_parallel_forward(x, p: Linear, region):
-    """x [b, s, n/t], each rank's own -> y [b, s, m], outside the region."""
+    """Map x [b, s, n/t], each rank's own -> y [b, s, m], outside the region."""
     y = region.leave(linear(x, p.w), "linear output")        # g of [b, s, n/t] @ [n/t, m] -> [b, s, m]
     return y + p.b, x                                        # the bias once, after the sum
 
 
 def row_parallel_backward(dy, p: Linear, x, grads: Linear, sink, region):
-    """dy [b, s, m], outside the region -> dx [b, s, n/t], each rank's own."""
+    """Return dx [b, s, n/t], each rank's own, for dy [b, s, m], outside the region."""
     grads.b[...] += total(rows(dy))
     dy = region.leave_backward(dy, "linear output")          # g, backward
     sink(grads.w, x, dy)

@@ -4,7 +4,7 @@ from reference.layers.mlp import MLP
 
 
 def mlp_forward(x, p: MLP, activation, region):
-    """x [b, s, h], outside the region -> y [b, s, h], likewise."""
+    """Map x [b, s, h] to y [b, s, h], both outside the region."""
     entered = region.enter(x, "mlp input")                   # f
     a, act_cache = activated_linear(entered, p.w_in, p.b_in, activation)     # [b, s, h] @ [h, 4h/t] -> [b, s, 4h/t]
     y = region.leave(linear(a, p.w_out), "mlp output")       # g of [b, s, 4h/t] @ [4h/t, h] -> [b, s, h]
@@ -13,7 +13,7 @@ def mlp_forward(x, p: MLP, activation, region):
 
 
 def mlp_backward(dy, p: MLP, cache, activation, grads: MLP, sink, region):
-    """dy [b, s, h], outside the region -> dx [b, s, h], likewise."""
+    """Return dx [b, s, h] for dy [b, s, h], both outside the region."""
     kept, act_cache, a = cache
     _, act_backward = ACTIVATIONS[activation]
     # forward: y = g(a @ w_out) + b_out

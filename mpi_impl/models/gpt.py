@@ -2,7 +2,7 @@
 
 `p` and `grads` are trees of units, which are `materialized` for as long as they are used (units.py).
 """
-from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward, likeliest
+from mpi_impl.layers.cross_entropy import argmax_token, cross_entropy_backward, cross_entropy_forward
 from mpi_impl.layers.embedding import logits_backward, logits_forward
 from mpi_impl.layers.layer_norm import layer_norm_backward, layer_norm_forward
 from mpi_impl.models.stage import backbone_backward, backbone_forward
@@ -58,12 +58,12 @@ def head_backward(dloss, p: GPT, cache, grads: GPT, sink, region):
     return dx
 
 
-def predicted_words(x, p: GPT, c, region):
-    """Map tokens [b, s], or the x of the stage before, to the likeliest token after each, [b, s], identical on every
-    rank; or to the x for the next stage.
+def predicted_tokens(x, p: GPT, c, region):
+    """Map tokens [b, s], or the x of the stage before, to the most probable token after each, [b, s], identical on
+    every rank, or to the x for the next stage.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), region, EVALUATION)
-    return likeliest(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x
+    return argmax_token(widened(logits_of(x, p, c, region)), region.group) if has_head(p, c) else x
 
 
 def next_logits(x, p: GPT, c, kv_cache, region):

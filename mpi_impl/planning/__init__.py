@@ -1,1 +1,1 @@
-"""Choosing how to share a model out over a cluster, before it is there: what fits, how long it takes, and why."""
+"""The choice of a parallelism for a cluster before it exists: plans that fit, their speed, and the reasons."""

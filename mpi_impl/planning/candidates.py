@@ -1,5 +1,5 @@
-"""All ways to share a model out over n devices: every (t, p, d, v, b, ZeRO stage, sequence parallelism, recompute) that
-the sizes allow, those that fit into a device's memory, and the fastest of these.
+"""All parallelisms of a model on n devices: every (t, p, d, v, b, ZeRO stage, sequence parallelism, recompute) that the
+sizes allow, those that fit into a device's memory, and the fastest of these.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from reference.errors import UserError
 from reference.parallel.model_states import model_states
 from reference.schedules.generators import MOST_ACTIONS
 
-PLAYED = 10     # shapes, the fastest by the closed form, whose schedules are played action by action
-RIVALS = 4      # plans of such a shape that are played, at most, where they are
-CLOSE = 1.02    # times as long as the fastest, at most: the closed form is as exact for plans that are any good
-MOST_B = 64     # samples in a microbatch: more make products no faster
+PLAYED = 10     # shapes, the fastest by the closed form, whose schedules are simulated
+RIVALS = 4      # plans of such a shape that are simulated, at most, if they are
+CLOSE = 1.02    # of the fastest's time: the closed form is that exact for good plans
+MOST_B = 64     # samples in a microbatch: more do not speed up products
 
 
 class Timed(NamedTuple):
-    """A plan, and how long a step takes by it."""
+    """A plan, and the time of its step."""
 
     plan: Plan
     time: StepTime
@@ -35,7 +35,7 @@ class Timed(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """t, p and d."""
+        """Return t, p and d."""
         return shape_of(self.plan)
 
 
@@ -49,8 +49,8 @@ def shape_of(plan: Plan) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be trained, and on what. Raises UserError for numbers below 1."""
+class PlanSearch:
+    """A model to train and the hardware to train it on. Raises UserError for numbers below 1."""
 
     model: ModelConfig
     n: int          # devices
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def memory(self) -> float:
-        """Bytes of a device that a model may have."""
+        """Return the bytes of a device that a model may use."""
         return self.hardware.memory - self.hardware.reserved
 
     def fits(self, plan: Plan) -> bool:
@@ -71,20 +71,20 @@ class Job:
 
     @cached_property
     def plans(self) -> list[Plan]:
-        """All that the sizes allow."""
+        """Return all plans that the sizes allow."""
         return [plan for t, p, d in shapes(self.model, self.B) if t * p * d == self.n
                 for plan in plans_of(self, t, p, d)]
 
     @cached_property
     def fitting(self) -> list[Timed]:
-        """Those that fit, by the closed form, fastest first."""
+        """Return the plans that fit, timed by the closed form, fastest first."""
         fitting = filter(self.fits, self.plans)
         found = [Timed(plan, step_time(plan, self.hardware, closed_form=True)) for plan in fitting]
         return sorted(found, key=seconds_of)
 
     @cached_property
     def best(self) -> list[Timed]:
-        """The fastest of each (t, p, d), of at most so many, fastest first: their schedules have been played."""
+        """Return the fastest plan of each (t, p, d), for a limited number of shapes, simulated, fastest first."""
         contestants: dict[tuple[int, int, int], list[Timed]] = {}
         for one in self.fitting:
             rivals = contestants.setdefault(one.shape, [])
@@ -102,19 +102,19 @@ def played_time(plan: Plan, hardware: Hardware) -> StepTime:
     return step_time(plan, hardware)
 
 
-# ---- what the sizes allow -------------------------------------------------------------------------------------------
+# ---- possible plans -------------------------------------------------------------------------------------------------
 
 
 def shapes(model: ModelConfig, B: int) -> list[tuple[int, int, int]]:
-    """All (t, p, d), on any number of devices: t divides the heads, every stage has a layer, replicas have as many
-    samples.
+    """Return all (t, p, d), on any number of devices, where t divides the heads, every stage has a layer and d divides
+    B.
     """
     p = min(model.num_layers, LARGEST["pipeline_model_parallel_size"])
     return list(product(divisors(model.num_attention_heads), range(1, p + 1), divisors(B)))
 
 
-def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
-    """All of a shape: 1F1B, and where m is a multiple of p and layers divide evenly, its interleaved form."""
+def plans_of(job: PlanSearch, t: int, p: int, d: int) -> Iterator[Plan]:
+    """Yield all plans of a shape: 1F1B, and its interleaved form if m is a multiple of p and layers divide evenly."""
     L, s = job.model.num_layers, job.model.max_position_embeddings
     for b in (b for b in divisors(job.B // d) if b <= MOST_B):
         m = job.B // (d * b)
@@ -127,16 +127,16 @@ def plans_of(job: Job, t: int, p: int, d: int) -> Iterator[Plan]:
 
 
 def divisors(n: int) -> list[int]:
-    """Ascending."""
+    """Return the divisors of n, ascending."""
     small = [i for i in range(1, isqrt(n) + 1) if n % i == 0]
     return small + [n // i for i in reversed(small) if i * i != n]
 
 
-# ---- where there is none --------------------------------------------------------------------------------------------
+# ---- no plan --------------------------------------------------------------------------------------------------------
 
 
-def check(job: Job) -> None:
-    """Raises UserError if no plan is possible, or none fits; it says what would make it so."""
+def check(job: PlanSearch) -> None:
+    """Raise UserError if no plan is possible, or none fits, with advice."""
     possible = {t * p * d for t, p, d in shapes(job.model, job.B)}
     if job.n not in possible:
         near = sorted(sorted(possible, key=lambda n: (abs(n - job.n), n))[:3])
@@ -156,8 +156,8 @@ def check(job: Job) -> None:
             f"{remedy(job)}")
 
 
-def remedy(job: Job) -> str:
-    """The next number of devices that would do, if any would: more replicas never hold more."""
+def remedy(job: PlanSearch) -> str:
+    """Return the next number of devices that would suffice, if there is one: more replicas never hold more."""
     found = shapes(job.model, job.B)
     if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
         return "No number of them would do: choose a smaller model, or a shorter --seq-length."
@@ -168,15 +168,15 @@ def remedy(job: Job) -> str:
     return f"With --num-gpus {n} one fits."
 
 
-def leanest_plan(job: Job, t: int, p: int, d: int) -> Plan:
-    """Of a shape, what holds least: ZeRO-3, all cut, all recomputed, one sample at a time."""
+def leanest_plan(job: PlanSearch, t: int, p: int, d: int) -> Plan:
+    """Return the leanest plan of a shape: ZeRO-3, everything sharded and recomputed, one sample at a time."""
     cut = t > 1 and job.model.max_position_embeddings % t == 0
     return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=cut,
                                           recompute=Recompute("full")), job.B // d)
 
 
 def described(plan: Plan) -> str:
-    """`t = 8, p = 4, d = 16, b = 1, m = 32, v = 2, ZeRO-1, sequence parallel, full recompute`."""
+    """Describe a plan: `t = 8, p = 4, d = 16, b = 1, m = 32, v = 2, ZeRO-1, sequence parallel, full recompute`."""
     p = plan.parallel
     found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}, "
              f"b = {plan.b}, m = {plan.m}"]
@@ -185,7 +185,7 @@ def described(plan: Plan) -> str:
 
 
 def savings(p: ParallelConfig) -> list[str]:
-    """What saves memory."""
+    """Return the plan's ways to save memory."""
     found = {f"ZeRO-{p.zero_stage}": p.zero_stage, "sequence parallel": p.sequence_parallel,
              f"{p.recompute.granularity} recompute": p.recompute.granularity != "none"}
     return [name for name, there in found.items() if there]

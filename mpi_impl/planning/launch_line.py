@@ -8,20 +8,20 @@ from reference.costs.plans import HALF, Plan
 
 
 def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
-    """Several servers have their names in a file. Where a profile counts on 16 bits, it is that of a GPU."""
+    """Return the command. Several servers have their names in a file; a profile in 16 bits is a GPU's."""
     ranks = plan.parallel.world_size
     hosts = ["--hostfile", "hosts"] if ranks > hardware.server else []
     start = ["python", "-m", "mpi_impl.launch", "-n", str(ranks), *hosts]
     program = ["-m", f"mpi_impl.pretrain_{plan.model.architecture}"]
     gpu = hardware.element_bytes == HALF
-    precision = ["--fp16"] if gpu and not preset else []        # which presets choose themselves
+    precision = ["--fp16"] if gpu and not preset else []        # presets choose their own
     device = ["--device", "cuda"] if gpu else []
     groups = [start, program, model_options(plan, preset) + precision + device, plan_options(plan, preset)]
     return " \\\n    ".join(shlex.join(words) for words in groups)
 
 
 def model_options(plan: Plan, preset: str | None) -> list[str]:
-    """Of a preset, the sizes that were given anew."""
+    """Return the model's options; for a preset, only the sizes that differ from it."""
     c = plan.model
     sizes = {"num_layers": c.num_layers, "hidden_size": c.hidden_size, "num_attention_heads": c.num_attention_heads,
              "seq_length": c.max_position_embeddings}
@@ -33,7 +33,7 @@ def model_options(plan: Plan, preset: str | None) -> list[str]:
 
 
 def plan_options(plan: Plan, preset: str | None) -> list[str]:
-    """Those that have no default, and others where they are not what the program does, or the preset says."""
+    """Return the options without defaults, and those that differ from the program's defaults or the preset's."""
     p = plan.parallel
     sizes = {"tensor_model_parallel_size": p.tensor_model_parallel_size,
              "pipeline_model_parallel_size": p.pipeline_model_parallel_size, "micro_batch_size": plan.b,

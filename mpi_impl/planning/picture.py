@@ -1,10 +1,10 @@
-"""The best plans beside one another: what fills a device's memory, and what a step's time goes to."""
+"""A picture of the best plans beside one another: the use of a device's memory, and the time of a step."""
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mpi_impl.planning.candidates import Job, Timed, savings
+from mpi_impl.planning.candidates import PlanSearch, Timed, savings
 from mpi_impl.reports.charts import MEMORY, finish
 
 TIME = {"products": "#0072B2", "kernels": "#56B4E9", "messages": "#EE7733", "idle": "#D8D8D8", "replicas": "#AA4499",
@@ -13,8 +13,8 @@ LABELS = {"products": "matrix products", "kernels": "other kernels", "messages":
           "idle": "idle", "replicas": "replicas' messages", "optimizer": "optimizer"}
 
 
-def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
-    """A row for each plan, the fastest on top."""
+def draw_plans(job: PlanSearch, best: Sequence[Timed], title: str) -> Figure:
+    """Draw a row for each plan, the fastest on top."""
     figure = Figure((11, 0.62 * len(best) + 1.9), layout="constrained")
     memory, time = figure.subplots(1, 2, sharey=True)
     for y, one in enumerate(best):
@@ -35,18 +35,18 @@ def draw_plans(job: Job, best: Sequence[Timed], title: str) -> Figure:
     return figure
 
 
-def stack(axes, y: int, parts: Sequence[tuple[float, str]], told: str) -> None:
-    """A bar of parts, with their sum beside it."""
+def stack(axes, y: int, parts: Sequence[tuple[float, str]], annotation: str) -> None:
+    """Draw a bar of parts, with their sum beside it."""
     left = 0.0
     for size, color in parts:
         axes.barh(y, size, 0.66, left, color=color)
         left += size
-    axes.annotate(told.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
+    axes.annotate(annotation.format(left), (left, y), (4, 0), textcoords="offset points", va="center", fontsize=8.5,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
 
 
 def label(one: Timed) -> str:
-    """Two lines."""
+    """Return a plan's label, in two lines."""
     p = one.plan.parallel
     t, stages, d = one.shape
     v = f", v {p.virtual_pipeline_size}" if p.virtual_pipeline_size else ""

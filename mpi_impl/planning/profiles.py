@@ -1,4 +1,4 @@
-"""Profiles of hardware, files of numbers in TOML: those that come along, and what benchmarks/calibrate.py writes."""
+"""Profiles of hardware, files of numbers in TOML: the package's, and those that benchmarks/calibrate.py writes."""
 import json
 import os
 from dataclasses import fields
@@ -17,12 +17,12 @@ PARTS = {"passes": Passes, "inside": Link, "between": Link}     # the tables of 
 
 
 def known() -> list[str]:
-    """The names of those that come along."""
+    """Return the names of the profiles in the package."""
     return sorted(path.stem for path in HERE.glob("*.toml"))
 
 
 def load(name: str) -> Hardware:
-    """By its name, or the path of a file. Raises UserError if there is none, or if it makes no sense."""
+    """Read a profile by its name, or the path of a file. Raise UserError if it is missing or makes no sense."""
     path = HERE / f"{name}.toml"
     if name not in known():
         if not os.path.exists(name):
@@ -33,7 +33,7 @@ def load(name: str) -> Hardware:
 
 
 def hardware_of(name: str, found: Object) -> Hardware:
-    """Make a profile of what a file says. Raises UserError."""
+    """Make a profile of a file's content. Raise UserError if that is impossible."""
     try:
         check_known(Hardware, found, "")
         return msgspec.convert(found | {"name": name}, Hardware)
@@ -43,7 +43,7 @@ def hardware_of(name: str, found: Object) -> Hardware:
 
 
 def check_known(kind: type, found: Object, table: str) -> None:
-    """Raises UserError for a name that means nothing, which may be a misspelt one."""
+    """Raise UserError for an unknown name, which may be a misspelt one."""
     for name, value in found.items():
         if name not in (known := [field.name for field in fields(kind)]):
             raise UserError(f"{table}{name} means nothing there; it may have {', '.join(known)}")
@@ -52,7 +52,7 @@ def check_known(kind: type, found: Object, table: str) -> None:
 
 
 def save(hardware: Hardware, path: str) -> None:
-    """As a file that `load` reads. Raises UserError if it cannot be written."""
+    """Write a file that `load` reads. Raise UserError if it cannot be written."""
     lines, tables = [], []
     for field in fields(hardware):
         value = getattr(hardware, field.name)
@@ -66,7 +66,7 @@ def save(hardware: Hardware, path: str) -> None:
 
 def toml(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)    # whose escapes are TOML's, too
+        return json.dumps(value, ensure_ascii=False)    # its escapes are TOML's, too
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

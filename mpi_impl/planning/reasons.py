@@ -1,34 +1,34 @@
-"""Why the best plan is the best: the three rules of Narayanan et al. 2021 (2104.04473, section 3), held against it.
+"""The reasons for the best plan: the three rules of Narayanan et al. 2021 (2104.04473, section 3), tested on it.
 
 1.  Tensor parallelism up to the size of a server, then pipelines across servers (section 3.2).
-2.  As much model parallelism t x p as the memory asks for, and data parallelism for the rest (section 3.3).
+2.  Only the model parallelism t x p that the memory needs, and data parallelism for the rest (section 3.3).
 3.  The microbatch size that makes a step fastest, which depends on the model and the pipeline (section 3.4).
 
-A rule that holds is said to hold, with what its neighbours would cost; one that is beaten, by how much, and why.
+A rule that holds is reported with the cost of its neighbours; one that is beaten, with the margin and the reason.
 """
 import math
 from collections.abc import Callable
 
-from mpi_impl.planning.candidates import Job, Timed, described, shape_of
+from mpi_impl.planning.candidates import PlanSearch, Timed, described, shape_of
 from reference.costs.step_time import StepTime
 
-AS_FAST = 0.006     # longer, as a share: less is no difference, nor would it show in percent
+AS_FAST = 0.006     # a relative difference below this is none, nor would it show in percent
 
-# What a part of a step's time is, for a sentence.
-NAMES = {"products": "matrix products", "kernels": "what is no matrix product",
+# The parts of a step's time, for a sentence.
+NAMES = {"products": "matrix products", "kernels": "everything but matrix products",
          "messages": "messages of tensor parallelism", "idle": "the pipeline's idle time",
          "replicas": "messages of the replicas, and waiting for the slowest", "optimizer": "the optimizer"}
 
 
-def reasons(job: Job) -> list[str]:
-    """Sentences."""
+def reasons(job: PlanSearch) -> list[str]:
+    """Return sentences."""
     return [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
 
 
 # ---- 1 --------------------------------------------------------------------------------------------------------------
 
 
-def tensor_rule(job: Job) -> str:
+def tensor_rule(job: PlanSearch) -> str:
     best, server = job.best[0], job.hardware.server
     t, p, _ = best.shape
     rule = f"Rule 1, t up to the {min(server, job.n)} devices of a server, and only then p:"
@@ -51,7 +51,7 @@ def tensor_rule(job: Job) -> str:
 # ---- 2 --------------------------------------------------------------------------------------------------------------
 
 
-def pipeline_rule(job: Job) -> str:
+def pipeline_rule(job: PlanSearch) -> str:
     best = job.best[0]
     rule, mine = "Rule 2, t x p as small as the memory allows, and d for the rest:", model_parallelism(best)
     smaller = fastest(job, lambda one: model_parallelism(one) < mine)
@@ -71,8 +71,8 @@ def model_parallelism(one: Timed) -> int:
 # ---- 3 --------------------------------------------------------------------------------------------------------------
 
 
-def microbatch_rule(job: Job) -> str:
-    """All b of the best plan's shape, each with whatever else suits it."""
+def microbatch_rule(job: PlanSearch) -> str:
+    """Compare all b of the best plan's shape, each with its best other choices."""
     best = job.best[0]
     sizes = sorted({plan.b for plan in job.plans if shape_of(plan) == best.shape})
     rule = "Rule 3, the b that makes a step fastest:"
@@ -82,18 +82,18 @@ def microbatch_rule(job: Job) -> str:
     for one in job.fitting:
         if one.shape == best.shape and one.plan.b not in fitting:
             fitting[one.plan.b] = best if one.plan.b == best.plan.b else job.played(one)
-    told = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
+    compared_sizes = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
     others = [one for b, one in fitting.items() if b != best.plan.b]
     too_large = [str(b) for b in sizes if b not in fitting]
-    return joined(f"{rule} {told}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
+    return joined(f"{rule} {compared_sizes}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
                   compared("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
 
 
-# ---- what came later ------------------------------------------------------------------------------------------------
+# ---- later methods --------------------------------------------------------------------------------------------------
 
 
-def saving(job: Job) -> str:
-    """That paper does without ZeRO, sequence parallelism and selective recompute: what it would reach."""
+def saving(job: PlanSearch) -> str:
+    """Compare with a plan without ZeRO, sequence parallelism and selective recompute, all newer than that paper."""
     best = job.best[0]
     what = "ZeRO, sequence parallelism and selective recompute"
     if is_plain(best):
@@ -110,14 +110,14 @@ def is_plain(one: Timed) -> bool:
 # ---- sentences ------------------------------------------------------------------------------------------------------
 
 
-def fastest(job: Job, like: Callable[[Timed], bool]) -> Timed | None:
-    """Of the plans that fit and are so, played; None where there are none."""
+def fastest(job: PlanSearch, like: Callable[[Timed], bool]) -> Timed | None:
+    """Return the fastest plan that fits and meets the condition, after simulation; None if there is none."""
     found = next(filter(like, job.fitting), None)
     return found and job.played(found)
 
 
 def compared(where: str, other: Timed | None, best: Timed) -> str:
-    """How much longer another plan takes, and for what; nothing if there is none."""
+    """Tell how much longer another plan takes, and for what; nothing if there is none."""
     if other is None:
         return ""
     longer = other.seconds / best.seconds - 1
@@ -127,7 +127,7 @@ def compared(where: str, other: Timed | None, best: Timed) -> str:
 
 
 def cause(other: StepTime, best: StepTime) -> str:
-    """The part of a step that makes the most of the difference."""
+    """Return the part of a step that makes most of the difference."""
     more = {name: getattr(other, name) - getattr(best, name) for name in StepTime._fields}
     name = max(more, key=lambda one: more[one])
     return (f", mostly for {NAMES[name]}: {getattr(other, name):.3g} s of a step, where it is "

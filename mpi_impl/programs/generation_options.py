@@ -84,9 +84,7 @@ class Settings(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None, world_size: int) -> Settings:
-    """Turn a command line into Settings. When an option is given twice, the last one counts, but for --prompt. Raises
-    UserError.
-    """
+    """Options -> Settings. When an option is given twice, the last one counts, but for --prompt. Raises UserError."""
     given = parse_given("generate", "Text from a trained GPT, on any number of ranks.", GenerationOptions, argv)
     check_not_empty(given, PATHS)
     args = GenerationOptions(**given)
@@ -120,7 +118,7 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
 
 
 def sampling(args: GenerationOptions, given: Mapping[str, Any]) -> Sampling:
-    """Return how tokens are chosen. Raises UserError for --greedy beside what leaves a choice."""
+    """Raises UserError for --greedy beside what leaves a choice."""
     others = [name for name in ("temperature", "top_k", "top_p") if name in given]
     if args.greedy and others:
         raise UserError(f"--greedy takes the most probable token, whatever {option(others[0])} says. Leave one of them "

@@ -29,7 +29,7 @@ from mpi_impl.programs.arguments import Settings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, description
-from mpi_impl.reports import forecast, memory, taken, throughput, traffic
+from mpi_impl.reports import forecast, memory, resident_memory, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
 from mpi_impl.runtime.outputs import check_outputs
@@ -37,7 +37,7 @@ from mpi_impl.training.batches import Batches, needs_samples, whole_batch
 from mpi_impl.training.divergence import DivergenceCheck
 from mpi_impl.training.trainer import StepResult, Trainer
 from mpi_impl.training.verify import Verifier
-from reference.costs.traffic import Work
+from reference.costs.traffic import PassCounts
 from reference.errors import UserError
 from reference.parallel.stages import schedule_of
 
@@ -90,12 +90,12 @@ class Pretraining(Program):
         self.dataset = self.open_sources(self.sources) if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
-        self.plan = forecast.Plan(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
+        self.plan = forecast.RunSizes(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
                                   self.args.seq_length, settings.microbatches,
                                   self.args.offload_folder is not None or self.device.memory is not None)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
         self.forecast = forecast.check_memory(self.hosts, self.plan)
-        self.taken = taken.Taken(self.device.like) if self.args.log_throughput else None
+        self.resident = resident_memory.ResidentMemory(self.device.like) if self.args.log_throughput else None
         self.trainer = Trainer(ModelState(self.model, self.topology, self.args.seed, settings.precision,
                                           self.device.like, self.args.offload_folder), settings.optimizer)
         self.verifier = Verifier(self.trainer, settings.optimizer, self.args.seed) if self.args.verify else None
@@ -241,8 +241,8 @@ class Pretraining(Program):
                 self.recorded.write()
             self.divergence.step(iteration, result, batch, a.global_batch_size)
             self.metrics.step(iteration, result, seconds, self.verify(iteration, result))
-            if self.taken and iteration == first:
-                self.say(taken.describe(self.world, self.taken, self.forecast, self.args.verify))
+            if self.resident and iteration == first:
+                self.say(resident_memory.describe(self.world, self.resident, self.forecast, self.args.verify))
             last = iteration == a.train_iters or (a.exit_interval and iteration % a.exit_interval == 0)
             if a.save and (last or (a.save_interval and iteration % a.save_interval == 0)):
                 self.save()
@@ -287,7 +287,7 @@ class Pretraining(Program):
 
     def report_ledger(self, steps: int, ledger: Ledger) -> None:
         m = self.settings.microbatches
-        work = Work(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
+        work = PassCounts(steps, steps * m, self.evaluations, self.evaluations * m, self.metrics.skipped)
         sizes = (ledger, self.model, self.settings.parallel, self.args.micro_batch_size, self.args.seq_length, work)
         print(f"\n{traffic.report(*sizes)}\n", flush=True)
         if self.args.ledger:

@@ -1,17 +1,17 @@
-"""Whether two recordings are whole: what one of them lacks, though its topology has it, was lost and not compared."""
+"""A check that two recordings are complete: a tensor that one lacks without reason was lost, and not compared."""
 from math import prod
 
 import numpy as np
 
 from mpi_impl.recording.names import Key
-from mpi_impl.recording.recording import Part, Recording
+from mpi_impl.recording.recording import Recording, TensorPart
 from reference.errors import UserError
 
 RECORD_AGAIN = "its recording is not whole, and agreement would say little. Record it again, to its end."
 
 
 def check_whole(a: Recording, b: Recording) -> None:
-    """Raises UserError for what one of two recordings of a run lacks: iterations, tensors, or parts of a tensor."""
+    """Raise UserError for iterations, tensors, or parts of a tensor that one of two recordings of a run lacks."""
     iterations = [sorted({key.iteration for key in one.parts}) for one in (a, b)]
     if iterations[0] != iterations[1]:
         raise UserError(f"A has recorded {listed(iterations[0])}, but B {listed(iterations[1])}. Record both to the "
@@ -26,25 +26,25 @@ def check_whole(a: Recording, b: Recording) -> None:
 
 
 def may_lack(recording: Recording, key: Key) -> bool:
-    """Whether a run on this topology need not have a tensor that others have."""
+    """Report whether a run on this topology may lack a tensor that others have."""
     parallel = recording.about["parallel"]
     site = key.name.split(".", 2)[-1] if key.layer is not None else key.name
     if key.phase == "recompute" or (key.layer is not None and site == "input"):
-        return True                                # what some compute again, and what a stage is sent
+        return True                                # recomputed tensors, and those sent to a stage
     if key.phase == "gradients":
-        return parallel["zero_stage"] >= 2         # each microbatch's are reduced, and gone
+        return parallel["zero_stage"] >= 2         # each microbatch's are reduced and freed
     if site in ("attention.probs", "attention.probs_mask"):
-        return key.phase == "forward"              # which not every kernel keeps, nor selective recompute
+        return key.phase == "forward"              # not kept by every kernel, nor by selective recompute
     return key.phase == "forward" and parallel["recompute"]["granularity"] == "full"
 
 
-def whole_shape(parts: list[Part]) -> tuple[int, ...]:
-    """The shape of the smallest array that holds all parts."""
+def whole_shape(parts: list[TensorPart]) -> tuple[int, ...]:
+    """Return the shape of the smallest array that holds all parts."""
     return tuple(max(along.stop for along in axis) for axis in zip(*(part.box for part in parts)))
 
 
-def covered(parts: list[Part], shape: tuple[int, ...]) -> bool:
-    """Whether every element of the whole is in a part. What cannot be is said before an array of its size is made."""
+def covered(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
+    """Report whether every element of the whole is in a part. Refuse impossible parts before making such an array."""
     if prod(shape) > sum(prod(part.shape) for part in parts) or any(len(part.shape) != len(shape) for part in parts):
         return False
     there = np.zeros(shape, bool)
@@ -54,6 +54,6 @@ def covered(parts: list[Part], shape: tuple[int, ...]) -> bool:
 
 
 def listed(iterations: list[int]) -> str:
-    """[1, 2] -> 'iterations 1 and 2'."""
+    """Format a list: [1, 2] -> 'iterations 1 and 2'."""
     *others, last = map(str, iterations)
     return f"iterations {', '.join(others)} and {last}" if others else f"iteration {last}"

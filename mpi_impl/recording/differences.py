@@ -1,15 +1,15 @@
 """The first tensor, in the order of computation, in which two recordings differ beyond rounding.
 
-Of each tensor the whole is put together from the parts of run A, and every part of both runs is compared with it: also
-those of A, since ranks that should hold the same may not. What is known as a sum of parts is compared as the sum. What
-a backward has computed again must be what the forward had.
+Each whole tensor is assembled from the parts of run A, and every part of both runs is compared with it: also those of
+A, since ranks that should hold the same may not. Partial sums are compared as their sum. A backward's recomputed
+tensors must equal the forward's.
 
-A difference is the largest of an element, relative to the tensor's largest element. Of weights that Adam has moved it
+A difference is the largest of an element, relative to the tensor's largest element. For weights that Adam has moved it
 is the root mean square, relative to the learning rate, which is about how far Adam moves a weight: where a gradient is
-rounding alone Adam takes a whole step all the same, in any direction. For that reason the key bias is left out, and
-what all keys of a head have in common: softmax does not feel a constant added to all scores (training/verify.py tells
-more; with rope it does, and both stay). So is the bias of a choice, which the scores of all answers have in common.
-And what is computed with weights that were moved is compared less strictly.
+only rounding Adam takes a whole step all the same, in any direction. For that reason the key bias is left out, and the
+common part of all keys of a head: softmax ignores a constant added to all scores (training/verify.py tells more; with
+rope it does not, and both stay). So is the bias of a choice, which all answers' scores share. And tensors that are
+computed with moved weights are compared less strictly.
 """
 from dataclasses import dataclass, field
 from math import sqrt
@@ -18,27 +18,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_impl.recording.names import FROM_THE_LOSS, Key
-from mpi_impl.recording.recording import ALIKE, Part, Recording
+from mpi_impl.recording.recording import ALIKE, Recording, TensorPart
 from reference.errors import UserError
 from reference.precision import FORMATS, Precision
 
 
 class Tolerance(NamedTuple):
-    """What a format explains, with room."""
+    """The differences that a format explains, with a margin."""
 
-    first: float      # until the first update: sums run over thousands of terms
-    weights: float    # that were moved
-    later: float      # what is computed with them
+    first: float      # until the first update: sums have thousands of terms
+    weights: float    # moved weights
+    later: float      # tensors that are computed with them
 
 
-# Found on models of 4 layers: a tenth of it, or less.
+# Models of 4 layers show a tenth of it, or less.
 TOLERANCE = {"float64": Tolerance(1e-12, 1e-8, 1e-10), "float32": Tolerance(1e-4, 2e-3, 2e-3),
              "float16": Tolerance(2e-2, 0.4, 0.2), "bfloat16": Tolerance(0.1, 0.7, 0.4)}
-SHOWN = 6       # differences that are looked for: the first, and a few that follow from it
+SHOWN = 6       # differences to look for: the first, and a few that follow from it
 
 
 class Holder(NamedTuple):
-    """Who says what of a tensor: a rank of a part, or some ranks together of their sum."""
+    """The source of values of a tensor: a rank for a part, or several ranks for their sum."""
 
     run: str                   # "A" or "B"
     ranks: tuple[int, ...]
@@ -50,13 +50,13 @@ class Holder(NamedTuple):
         return f"{self.run}, rank {ranks}" if len(self.ranks) == 1 else f"{self.run}, sum over ranks {ranks}"
 
 
-class Difference(NamedTuple):
-    """Of one tensor, where the two runs are furthest apart."""
+class TensorDifference(NamedTuple):
+    """The largest difference of one tensor between the two runs."""
 
     key: Key
-    holders: list[Holder]         # who is off from run A (or from the first who has it), the one that is furthest first
+    holders: list[Holder]         # the holders that differ from run A (or from the first holder), the worst first
     size: float
-    unit: float                   # what the size is relative to,
+    unit: float                   # the unit of the size,
     unit_is: str                  # in words
     allowed: float                # relative to it
     at: tuple[int, ...]           # coordinates, in the whole, of the element that differs most
@@ -70,7 +70,7 @@ class Difference(NamedTuple):
 
     @property
     def strain(self) -> float:
-        """How much of what is allowed it takes."""
+        """Return the size as a fraction of the tolerance."""
         return self.relative / self.allowed
 
     @property
@@ -80,24 +80,24 @@ class Difference(NamedTuple):
 
 @dataclass
 class Findings:
-    """Of two recordings."""
+    """The result of a comparison of two recordings."""
 
-    differences: list[Difference] = field(default_factory=list)    # beyond rounding, the first few, in order
+    differences: list[TensorDifference] = field(default_factory=list)    # beyond rounding, the first few, in order
     compared: int = 0                # tensors
-    alone: int = 0                   # tensors of one run, of which only the ranks that have them could be compared
-    worst: Difference | None = None  # of those that agree, the one that is nearest to what is allowed
-    before: int = 0                  # that agree before the first that differs,
-    last: Key | None = None          # and the last of those
+    alone: int = 0                   # tensors of one run, compared only between its own ranks
+    worst: TensorDifference | None = None  # among those that agree, the one nearest to its tolerance
+    before: int = 0                  # tensors that agree before the first that differs,
+    last: Key | None = None          # and the last of them
 
 
 def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
-    """Raises UserError where the two are of different models, batches or seeds, or agree as far as they are finite.
+    """Compare two recordings, up to the first `shown` differences.
 
-    It looks for so many differences.
+    Raises UserError if the two are of different models, batches or seeds, or if they agree as far as they are finite.
     """
     check_comparable(a, b)
     found, silent = Findings(), overflown(a, b)
-    # The first iteration that one run has skipped, and the other has not: after it they have other weights.
+    # The first iteration that only one run has skipped: after it their weights differ.
     parted = min((iteration for iteration, where in silent.items() if len(where) == 1), default=np.inf)
     for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
         if key.iteration in silent and (key.phase in FROM_THE_LOSS or key.name == "gradient norm"):
@@ -130,7 +130,7 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
 
 
 def overflown(a: Recording, b: Recording) -> dict[int, list[Recording]]:
-    """Iterations whose gradients say nothing, and in which runs they are not finite: in both; or in float16 alone."""
+    """Return the iterations with useless gradients, and the runs where they are not finite: both, or float16 alone."""
     silent = {}
     for key in a.parts.keys() & b.parts.keys():
         if key.name == "gradient norm":
@@ -160,8 +160,8 @@ def check_comparable(a: Recording, b: Recording) -> None:
 # ---- one tensor -----------------------------------------------------------------------------------------------------
 
 
-def furthest_apart(key: Key, a: Recording, b: Recording) -> Difference | None:
-    """Where a tensor's holders are furthest from what is expected; None if there is only one."""
+def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | None:
+    """Return the largest difference between a tensor's holders and its expected values; None if there is only one."""
     holders = [*holders_of("A", a, key), *holders_of("B", b, key)]
     expected = [holder for one in known(key, a)[:1] for holder in holders_of("A", a, one)] or holders
     if expected is holders and len(holders) < 2:
@@ -181,19 +181,19 @@ def furthest_apart(key: Key, a: Recording, b: Recording) -> Difference | None:
     off = [i for i in np.argsort(sizes)[::-1] if sizes[i] > allowed * unit]
     inside = np.unravel_index(int(apart[worst].argmax()), apart[worst].shape)
     at = tuple(int(i) + along.start for i, along in zip(inside, holders[worst].box))
-    return Difference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed, at,
-                      whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
-                      (float(whole[at]), float(holders[worst].values[inside])))
+    return TensorDifference(key, [holders[i] for i in off] or [holders[worst]], sizes[worst], unit, unit_is, allowed,
+                            at, whole.shape, next((one for one in expected if contains(one.box, at)), expected[0]),
+                            (float(whole[at]), float(holders[worst].values[inside])))
 
 
 def known(key: Key, recording: Recording) -> list[Key]:
-    """Under which keys a run has a tensor: one that is computed again has two, that of the forward first."""
+    """Return the keys of a tensor in a run: a recomputed one has two, the forward's first."""
     phases = ("forward", "recompute") if key.phase in ("forward", "recompute") else (key.phase,)
     return [one for phase in phases if (one := key._replace(phase=phase)) in recording.parts]
 
 
 def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
-    """Everyone who has a part; of what is known as a sum, all together."""
+    """Return every holder of a part; for partial sums, all ranks as one."""
     parts = recording.parts.get(key, [])
     holders = [Holder(run, (part.rank,), part.box, felt(key, part, recording)) for part in parts]
     if not any(part.summed for part in parts):
@@ -206,8 +206,8 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
 
 
-def felt(key: Key, part: Part, recording: Recording):
-    """A part's values in float64, less what no loss feels."""
+def felt(key: Key, part: TensorPart, recording: Recording):
+    """Return a part's values in float64, without components that the loss ignores."""
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
         return np.zeros_like(values)
@@ -222,7 +222,7 @@ def felt(key: Key, part: Part, recording: Recording):
 
 
 def joined(holders: list[Holder], shape: tuple[int, ...]):
-    """The whole, and where it is known. Who comes first has the word."""
+    """Assemble the whole, and a mask of its known elements. The first holder wins."""
     whole, known = np.zeros(shape), np.zeros(shape, bool)
     for holder in holders:
         whole[holder.box] = np.where(known[holder.box], whole[holder.box], holder.values)
@@ -231,12 +231,12 @@ def joined(holders: list[Holder], shape: tuple[int, ...]):
 
 
 def shape_of(holders: list[Holder]) -> tuple[int, ...]:
-    """Of the smallest array that holds all their boxes."""
+    """Return the shape of the smallest array that holds all boxes."""
     return tuple(max(along.stop for along in axis) for axis in zip(*(holder.box for holder in holders)))
 
 
 def distance(x, y):
-    """|x - y|: 0 where both are the same infinity, or no number; infinite where one of them alone is."""
+    """Compute |x - y|: 0 where both are the same infinity, or NaN; infinite where only one is."""
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):
         return np.where(same, 0, np.nan_to_num(abs(x - y), nan=np.inf, posinf=np.inf))
@@ -247,22 +247,22 @@ def contains(box: tuple[slice, ...], at: tuple[int, ...]) -> bool:
 
 
 def moved(key: Key, recording: Recording) -> bool:
-    """Whether these are weights that an update has moved."""
+    """Report whether these are weights that an update has moved."""
     return key.phase == "optimizer parameters" or (key.phase == "parameters" and later(key, recording))
 
 
 def later(key: Key, recording: Recording) -> bool:
-    """Whether an update of the recorded ones came before."""
+    """Report whether a recorded update came before."""
     return key.iteration > recording.first_iteration
 
 
 def tolerance(key: Key, a: Recording, b: Recording) -> float:
-    """Of the coarser format of the two."""
+    """Return the tolerance of the coarser of the two formats."""
     kind = "weights" if moved(key, a) else "later" if later(key, a) else "first"
     return max(getattr(TOLERANCE[recording.about["format"]], kind) for recording in (a, b))
 
 
 def epsilon(key: Key, recording: Recording) -> float:
-    """Of the format of weights: the optimizer's, or those that the model computes with."""
+    """Return the epsilon of the weights' format: the optimizer's, or the model's."""
     precision = Precision(recording.about["format"])
     return FORMATS[precision.main if key.phase.startswith("optimizer") else precision.compute].epsilon

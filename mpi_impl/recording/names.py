@@ -1,12 +1,12 @@
-"""The tensors of a training step: their names, which say nothing of who holds them, and the order of computation.
+"""The tensors of a training step: their names, which do not depend on their ranks, and the order of computation.
 
 A tensor is known by iteration, phase and name. Names are paths, as in `blocks.3.mlp.hidden` (layers count from 0), and
-a gradient has the name of what it is the gradient of: the phase tells the two apart. The phases, in order:
+a gradient has the name of its tensor: the phase distinguishes the two. The phases, in order:
 
     batch                  tokens and targets
     parameters             as the first microbatch finds them: gathered, rounded
     forward                activations, from the embedding to the loss
-    recompute              those that a backward has computed again
+    recompute              those that a backward has recomputed
     kept                   the inputs of weight matrices, as the backward finds them
     backward               gradients of activations, from the loss to the embedding
     gradients              of the parameters, over all microbatches: before anything is summed over ranks
@@ -15,16 +15,16 @@ a gradient has the name of what it is the gradient of: the phase tells the two a
     optimizer m, v         Adam's moments, after the update
     optimizer parameters   the weights, after the update
 
-This is the logical order, and not the schedule's: of all microbatches first the forward, then the backward.
+This is the logical order, and not the schedule's: first the forward of all microbatches, then the backward.
 """
 from typing import NamedTuple
 
 PHASES = ("batch", "parameters", "forward", "recompute", "kept", "backward", "gradients", "reduction", "step",
           "optimizer m", "optimizer v", "optimizer parameters")
-FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases that go through the model the other way
+FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases in reverse order of the model
 
-# What stands before the blocks, in a block, and after the blocks: in the order of the forward. The `partial` is what
-# goes into g: its sum over the tensor-parallel ranks is `output`, to which the bias is yet to be added.
+# The tensors before the blocks, in a block, and after the blocks, in the order of the forward. The `partial` is g's
+# input: its sum over the tensor-parallel ranks is `output`, before the bias is added.
 BEFORE = ("tokens", "token_types", "lengths", "embedding.word", "embedding.partial", "embedding.output",
           "embedding.position", "embedding.token_type", "embedding.output_mask")
 BLOCK = ("input",
@@ -35,7 +35,7 @@ BLOCK = ("input",
          *(f"mlp.{name}" for name in ("input", "w_in", "b_in", "pre_activation", "hidden", "w_out", "partial",
                                       "output", "b_out", "output_mask")))
 NORM, LINEAR = ("weight", "bias", "normed", "inverse_std", "output"), ("input", "w", "b", "output")
-PREDICTED = ("targets", "weights", "swapped", "answers")      # what of a batch the last stage alone looks at
+PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),
          "logits.input", "output", "lm_head.bias", "logits", "probabilities",
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
     @property
     def order(self) -> tuple:
-        """Keys sort by it into the order of computation."""
+        """Return the sort key for the order of computation."""
         place, turn = place_of(self.name), -1 if self.phase in FROM_THE_LOSS else 1
         return self.iteration, PHASES.index(self.phase), *(turn * along for along in place)
 
@@ -63,7 +63,7 @@ class Key(NamedTuple):
 
     @property
     def of_a_gradient(self) -> bool:
-        """Whether it is the gradient of what has the name."""
+        """Report whether it is the gradient of the named tensor."""
         return self.phase in ("backward", "gradients", "reduction")
 
     def __str__(self):
@@ -72,7 +72,7 @@ class Key(NamedTuple):
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Which layer (-1: before all of them), and where in it."""
+    """Return the layer (-1: before all of them), and the place in it."""
     if name in BEFORE:
         return -1, BEFORE.index(name)
     if name in AFTER:

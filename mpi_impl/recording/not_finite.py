@@ -1,4 +1,4 @@
-"""The first tensor of a step, in the order of computation, with an element that is infinite or no number.
+"""The first tensor of a step, in the order of computation, with an element that is infinite or NaN.
 
 A step whose gradients are not finite has moved no weight, so it can be computed once more with an observer that looks
 for such elements. The check keeps nothing, but looks at every tensor, so it does not observe every step.
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 class FiniteCheck(Observer):
-    """Keeps the first part that is not finite."""
+    """An observer that keeps the first part that is not finite."""
 
     def __init__(self, state: ModelState):
         super().__init__(state)

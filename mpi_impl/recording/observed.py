@@ -1,13 +1,13 @@
-"""A training step that is observed, though its layers know nothing of it: by what is handed to them.
+"""An observed training step, whose layers know nothing of it.
 
-A pass hands its layers units, a region and a sink, and gets caches back. An observed pass hands them units, a region
-and a sink that tell the observer what goes through them, and shows it the caches:
+A pass gives its layers units, a region and a sink, and gets caches back. An observed pass gives them units, a region
+and a sink that report to the observer, and shows it the caches:
 
-    units      parameters, as they are used; and which layer is at work
-    region     what enters and leaves the tensor-parallel regions, before and after it is sent
+    units      parameters, when they are used; and the layer at work
+    region     the inputs and outputs of the tensor-parallel regions, before and after they are sent
     sink       the factors of each weight's gradient
-    caches     the intermediate activations of every layer, also of those that were computed again
-    the pass   what comes from other stages and goes to them, and the loss
+    caches     the intermediate activations of every layer, recomputed ones included
+    the pass   transfers between stages, and the loss
 """
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +25,10 @@ from reference.schedules.actions import Action
 
 
 class ObservedPass(TrainingPass):
-    """A TrainingPass that tells an observer what it computes."""
+    """A TrainingPass that shows its tensors to an observer."""
 
     def __init__(self, observer: Observer, iteration: int, state: ModelState, *arguments):
-        """Take the other arguments as TrainingPass does."""
+        """Take a TrainingPass's arguments."""
         self.observer = observer
         super().__init__(state, *arguments)
         self.region: Any = ObservedRegion(state.region, observer)
@@ -39,7 +39,7 @@ class ObservedPass(TrainingPass):
         observer.begins(self, iteration)
 
     def observed(self, function: Callable) -> Callable:
-        """Return one of the schedule's actions, which shows what it takes and gives."""
+        """Wrap one of the schedule's actions."""
         def act(action: Action, x):
             self.observer.acts(action)
             layers = self.observer.state.stages[action.stage]
@@ -77,7 +77,7 @@ class ObservedPass(TrainingPass):
 
 
 def show_heads(see: Observer, c: ModelConfig, losses, cache) -> None:
-    """Show the caches of the heads. A GPT has one, whose caches lie beside that of the final norm."""
+    """Show the caches of the heads. A GPT has one head, whose caches lie beside that of the final norm."""
     norm, *rest = cache
     show_norm(see, "forward", "final_layernorm", norm)
     caches = {"lm": rest} if c.architecture == "gpt" else rest[0]
@@ -92,7 +92,7 @@ def show_heads(see: Observer, c: ModelConfig, losses, cache) -> None:
 
 
 def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None:
-    """Show a block's cache. In 16 bits it holds less, since the kernels compute more of it again."""
+    """Show a block's cache. One in 16 bits holds less, since its kernels recompute more."""
     show_norm(see, phase, f"{block}.input_layernorm", cache.input_layernorm)
     core = cache.attention.core
     q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
@@ -107,7 +107,7 @@ def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None
     show_norm(see, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
     _, activation, hidden = cache.mlp
     z = activation[0] if isinstance(activation, tuple) else activation
-    if z.dtype != bool:                                                       # ReLU keeps no more than its sign
+    if z.dtype != bool:                                                       # ReLU keeps only its sign
         see.inside(phase, f"{block}.mlp.pre_activation", z)
     see.inside(phase, f"{block}.mlp.hidden", hidden)
     show_mask(see, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
@@ -124,17 +124,17 @@ def show_mask(see: Observer, phase: str, name: str, mask) -> None:
         see.outside(phase, name, mask.keep)
 
 
-# ---- what is handed to the layers -----------------------------------------------------------------------------------
+# ---- arguments of the layers ----------------------------------------------------------------------------------------
 
 
 class ObservedRegion:
-    """A region that shows what goes through it, before it is sent and after."""
+    """A region that shows its inputs and outputs, before they are sent and after."""
 
     def __init__(self, region, observer: Observer):
         self.region, self.observer = region, observer
 
     def __getattr__(self, name: str) -> Any:
-        """Return what is not observed: it is the region's own."""
+        """Return the region's own attribute, unobserved."""
         return getattr(self.region, name)
 
     def enter(self, x, reason):
@@ -166,7 +166,7 @@ class ObservedRegion:
         return dy
 
     def names_at_f(self, reason: str) -> tuple[str, str]:
-        """Map 'mlp input' to the names of the tensors before and after f, in the layer that is at work."""
+        """Return the names of the tensors before and after f in the layer at work, for a reason such as 'mlp input'."""
         layer, _ = reason.split()
         if layer == "logits":
             bert = self.observer.state.model.architecture == "bert"
@@ -175,14 +175,14 @@ class ObservedRegion:
         return f"{self.observer.unit}.{norm}.output", f"{self.observer.unit}.{layer}.input"
 
     def names_at_g(self, reason: str) -> tuple[str, str]:
-        """Map 'mlp output' to the names of the partial sums before g, and of their sum."""
+        """Return the names of the partial sums before g and of their sum, for a reason such as 'mlp output'."""
         layer, _ = reason.split()
         path = layer if layer == "embedding" else f"{self.observer.unit}.{layer}"
         return f"{path}.partial", f"{path}.output"
 
 
 class ObservedUnit:
-    """A unit that shows its tensors when they are used."""
+    """A unit that reports its use."""
 
     def __init__(self, unit, used: Callable):
         self.unit, self.used, self.name = unit, used, unit.name
@@ -200,7 +200,7 @@ class ObservedUnit:
 
 
 def observed_units(stages: dict[int, Any], used: Callable) -> dict[int, Any]:
-    """Return trees of observed units, by stage."""
+    """Return trees of units, by stage."""
     return {stage: tree_map(lambda unit: ObservedUnit(unit, used), tree) for stage, tree in stages.items()}
 
 

@@ -1,4 +1,4 @@
-"""Where each tensor that a rank sees of a training step lies in the whole one, and what it is called."""
+"""The observer of a training step: the name of each tensor that a rank sees, and its place in the whole one."""
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -16,7 +16,7 @@ from reference.parallel.layout import unit_of
 from reference.params import leaves
 from reference.schedules.actions import Action
 
-# The factors of a weight's gradient x^T dy: what was kept of the forward, and the gradient of what the weight gave.
+# The factors of a weight's gradient x^T dy: the input kept by the forward, and the gradient of the output.
 FACTORS = {"attention.w_qkv": ("attention.input", "attention.qkv"),
            "attention.w_out": ("attention.context", "attention.partial"),
            "mlp.w_in": ("mlp.input", "mlp.pre_activation"), "mlp.w_out": ("mlp.hidden", "mlp.partial")}
@@ -25,7 +25,7 @@ OF_WORDS = ("logits", "probabilities")          # of [b, s, V/t], padding includ
 
 
 class Observer(ABC):
-    """A rank's view of a step. A subclass decides what to do with the tensors."""
+    """A rank's view of a step. Subclasses decide what to do with it."""
 
     def __init__(self, state: ModelState):
         self.state, self.topology = state, state.topology
@@ -35,15 +35,15 @@ class Observer(ABC):
 
     @abstractmethod
     def see(self, phase: str, name: str, x: Any, first: tuple[int, ...], summed: bool = False) -> None:
-        """Take note of a part of a tensor, which begins at `first` in the whole. It may be overwritten later.
+        """See a part of a tensor, which begins at `first` in the whole. It may be overwritten later.
 
-        `summed`: where several ranks have a part, the whole is their sum; otherwise their parts are identical.
+        With `summed` the whole is the sum of several ranks' parts; otherwise they are identical.
         """
 
     # ---- the step begins and ends: called by the trainer and its pass ----
 
     def begins(self, work: TrainingPass, iteration: int) -> None:
-        """Begin to observe a pass, which is the step of this iteration."""
+        """Begin a step of this ObservedPass."""
         self.work, self.iteration = work, iteration
         self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
         for self.microbatch, batch in enumerate(work.microbatches):
@@ -52,7 +52,7 @@ class Observer(ABC):
                     self.inside("batch", name, x)
 
     def reduced(self, loss: float) -> None:
-        """See the gradients and the loss, which have been summed over the ranks."""
+        """See gradients and loss that have been summed over the ranks."""
         self.pieces("reduction", self.state.gradients.own, self.work.scale)
         if self.last_stage and self.tensor_rank == 0:
             self.see("step", "loss of each replica", to_host(self.work.losses), (0,), summed=True)
@@ -60,7 +60,7 @@ class Observer(ABC):
         self.gradients = {}         # with ZeRO these buffers must not live longer
 
     def updated(self, norm: float, rate: float) -> None:
-        """See what the optimizer has done: it has moved the weights, if the norm is finite."""
+        """See the weights that the optimizer has moved, if the norm is finite."""
         self.see("step", "gradient norm", np.array([norm]), (0,))
         self.see("step", "learning rate", np.array([rate]), (0,))
         for state, buffer in self.state.optimizer_states.items():
@@ -69,11 +69,11 @@ class Observer(ABC):
     # ---- in between: called by the observed pass ----
 
     def acts(self, action: Action) -> None:
-        """Begin the schedule's next action. A forward inside a backward is a layer that is computed again."""
+        """Note the schedule's next action. A forward inside a backward is a recomputed layer."""
         self.microbatch, self.computing = action.microbatch, "forward" if action.kind == "F" else "recompute"
 
     def uses(self, unit: str, tensors) -> None:
-        """See a unit's parameters: its layer is at work from now on."""
+        """See a unit's parameters: it is at work from now on."""
         self.unit = unit
         for name, x in leaves(tensors, unit):
             if name not in self.used:
@@ -81,7 +81,7 @@ class Observer(ABC):
                 self.parameter("parameters", name, x)
 
     def differentiates(self, unit: str, tensors) -> None:
-        """Take note of a unit's gradients, which will be added to."""
+        """Note that a unit's gradients will be added to."""
         self.unit = unit
         self.gradients |= leaves(tensors, unit)
 
@@ -100,7 +100,7 @@ class Observer(ABC):
                     self.parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
     def factors(self, grad, x, dy) -> None:
-        """See x and dy: x^T dy is added to a weight's gradient."""
+        """See x^T dy, which is added to a weight's gradient."""
         name = next(name for name, known in self.gradients.items() if np.may_share_memory(known, grad))
         unit = unit_of(name)
         if unit == name:                                 # a word table: it gets dlogits^T x
@@ -117,7 +117,7 @@ class Observer(ABC):
         self.inside("backward", f"{unit}.{gradient}", dy)
 
     def factors_of_head(self, layer: str, unit: str, x, dy) -> None:
-        """See the factors of a linear layer in BERT's heads: of all positions, or of the first one alone."""
+        """See the factors of a linear layer on top of a BERT: for all positions, or only the first."""
         if unit == "lm_head":
             self.outside("kept", f"{layer}.input", x)
             self.outside("backward", f"{layer}.output", dy)
@@ -125,26 +125,26 @@ class Observer(ABC):
             self.inside("kept", f"{layer}.input", x)
             self.inside("backward", f"{layer}.output", dy)
 
-    # ---- where a part lies in the whole ----
+    # ---- the place of a part in the whole ----
 
     @property
     def has_first_position(self) -> bool:
-        """Whether this rank has the sequence's first position outside the regions."""
+        """Report whether this rank holds the first position outside the regions."""
         return self.tensor_rank == 0 or not self.topology.config.sequence_parallel
 
     @property
     def sample(self) -> int:
-        """The microbatch's first sample, counted in the global batch."""
+        """Return the index of the microbatch's first sample in the global batch."""
         b = len(self.work.microbatches[0].tokens)
         return samples_of(self.topology.place.data, self.microbatch, self.topology.data.size, b).start
 
     def outside(self, phase: str, name: str, x) -> None:
-        """See x [b, s, ...] outside the regions: this rank's positions."""
+        """See x [b, s, ...] outside the regions, this rank's positions."""
         positions = self.state.region.positions(x)
         self.see(phase, name, self.unscaled(phase, x), (self.sample, positions.start, *[0] * (x.ndim - 2)))
 
     def inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
-        """See x [b, ...] of all positions: identical on all tensor-parallel ranks, or a shard along an axis."""
+        """See x [b, ...] of all positions: identical on all tensor-parallel ranks, or sharded along an axis."""
         site = name.removeprefix(f"{unit_of(name)}.")
         axis = 2 if site in BY_COLUMNS else 3 if site == "attention.qkv" else axis
         first = [self.sample, *[0] * (x.ndim - 1)]
@@ -155,11 +155,11 @@ class Observer(ABC):
         self.see(phase, name, self.unscaled(phase, x), tuple(first), summed)
 
     def unscaled(self, phase: str, x):
-        """Return x; or if it is a gradient, that of the loss without its scale, which may be too small for float16."""
+        """Divide gradients by the loss scale, in a format that is wide enough."""
         return widened(x) / self.work.scale if phase == "backward" and self.work.scale != 1 else x
 
     def parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
-        """See x, this rank's shard of a parameter or of its gradient, without padding."""
+        """See this rank's shard x of a parameter, or of its gradient, without padding."""
         tensor, first = self.state.layout.by_name[name].tensor, [0] * x.ndim
         if (split := tensor.split) is not None:
             first[split] = self.tensor_rank * x.shape[split]
@@ -167,7 +167,7 @@ class Observer(ABC):
         self.see(phase, name, x, tuple(first), summed)
 
     def pieces(self, phase: str, buffer, scale: float = 1.0) -> None:
-        """See what this rank owns of a buffer, which has the layout of its parameters."""
+        """See this rank's own pieces of a buffer that has its parameters' layout."""
         for piece in without_padding(self.state.pieces, self.tensor_rank):
             values, start = buffer.load(piece), 0
             for box in boxes_of_piece(piece, self.tensor_rank):

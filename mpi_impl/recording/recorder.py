@@ -1,4 +1,4 @@
-"""Records the first steps of a run: in memory, and with --record on disk."""
+"""A recorder of the first steps of a run: in memory, and with --record on disk."""
 import json
 import os
 import shutil
@@ -13,50 +13,50 @@ from safetensors.numpy import save_file
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
-from mpi_impl.recording.recording import ALIKE, INDEX, Part
+from mpi_impl.recording.recording import ALIKE, INDEX, TensorPart
 from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 
-ITERATIONS = 2      # that are recorded: in the first biases are 0 still, and the optimizer has no past
+ITERATIONS = 2      # to record: in the first, biases are still 0 and the optimizer has no state
 
 
 class Recorder(Observer):
-    """Keeps a copy of every part of a tensor that its rank sees in a step."""
+    """An observer that keeps a copy of every part of a tensor that its rank sees in a step."""
 
     def __init__(self, state: ModelState):
         super().__init__(state)
-        self.seen: dict[tuple[Key, tuple[int, ...]], tuple[Part, Any]] = {}
+        self.seen: dict[tuple[Key, tuple[int, ...]], tuple[TensorPart, Any]] = {}
 
     def see(self, phase, name, x, first, summed=False) -> None:
-        """Copy the part. If it was seen before it has changed, and is replaced."""
+        """Keep a copy. A tensor that is seen again has changed since, and replaces the earlier one."""
         if not x.size:      # a shard of padding
             return
         values = np.array(widened(to_host(x)))
-        part = Part(self.topology.world.rank, first, values.shape, summed)
+        part = TensorPart(self.topology.world.rank, first, values.shape, summed)
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
-    def taken(self) -> list[tuple[Key, Part, Any]]:
-        """Return what was seen since the last call."""
+    def pop_parts(self) -> list[tuple[Key, TensorPart, Any]]:
+        """Return the parts that were seen since the last call, and forget them."""
         found = [(key, part, values) for (key, _), (part, values) in self.seen.items()]
         self.seen = {}
         return found
 
 
 class RecordedSteps:
-    """--record: the first steps of a run, written to a folder. Its methods are called by all ranks together."""
+    """The recording of a run's first steps to a folder, for --record. All ranks call its methods together."""
 
     def __init__(self, state: ModelState, folder: str, about: dict[str, Any], say: Callable[[str], None]):
-        """Prepare the folder. Raises UserError if nothing can be written there."""
+        """Raise UserError if nothing can be written there."""
         self.recorder, self.world = Recorder(state), state.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
         self.index: list = []
         self.world.from_first(self.begin)
 
     def begin(self) -> None:
-        """What was recorded there before is no recording any more, so that two runs do not mix."""
+        """Invalidate an earlier recording in the folder, so that two runs do not mix."""
         check_folder(self.folder)
         with writing(self.folder):
             if os.path.exists(path := os.path.join(self.folder, INDEX)):
@@ -64,20 +64,20 @@ class RecordedSteps:
 
     @property
     def observer(self) -> Recorder | None:
-        """Who observes the next step: nobody, once there is enough."""
+        """Return the observer of the next step: None, once there are enough."""
         return self.recorder if self.left else None
 
     def write(self) -> None:
-        """After a step: if it was observed, tell how much it is, and write it."""
+        """Write the step, if it was observed, and report its size."""
         if not self.left:
             return
-        taken, rank = self.recorder.taken(), self.world.rank
+        parts, rank = self.recorder.pop_parts(), self.world.rank
         self.left -= 1
-        bytes_of_ranks = self.world.from_all(sum(values.nbytes for _, _, values in taken))
+        bytes_of_ranks = self.world.from_all(sum(values.nbytes for _, _, values in parts))
         file = f"iteration-{self.recorder.iteration}.rank-{rank}.safetensors"
         self.world.from_first(lambda: self.check_room(sum(bytes_of_ranks)))
-        self.world.from_each(lambda: write_values(os.path.join(self.folder, file), taken))
-        self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(taken)]
+        self.world.from_each(lambda: write_values(os.path.join(self.folder, file), parts))
+        self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(parts)]
         everyone = self.world.from_all(self.index)
         self.world.from_first(lambda: self.write_index(everyone))
 
@@ -95,16 +95,16 @@ class RecordedSteps:
         write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 
-def write_values(path: str, taken: list[tuple[Key, Part, Any]]) -> None:
-    """Each part's, under its number. Raises UserError."""
+def write_values(path: str, parts: list[tuple[Key, TensorPart, Any]]) -> None:
+    """Write each part's values, under its number. Raise UserError if that fails."""
     try:
-        save_file({str(i): values for i, (_, _, values) in enumerate(taken)}, path)
+        save_file({str(i): values for i, (_, _, values) in enumerate(parts)}, path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be written: {error}.") from error
 
 
 def description(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int
                 ) -> dict[str, Any]:
-    """Return what is run: what must be the same in two runs that are compared; and the rest, for a person."""
+    """Describe the run: the facts that must be equal in compared runs; and the rest, for a person."""
     alike = (asdict(state.model), asdict(optimizer), state.seed, global_batch_size, seq_length)
     return {**dict(zip(ALIKE, alike)), "format": state.precision.compute, "parallel": asdict(state.topology.config)}

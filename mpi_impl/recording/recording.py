@@ -1,8 +1,8 @@
 """Recordings: the tensors of a run's first steps, each part with its place in the whole tensor; in memory and on disk.
 
-A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which tells what was run and lists
+A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which describes the run and lists
 the parts, and with a safetensors file for each rank and iteration, which holds their values. The list is written after
-the values: a folder without one is no recording. Formats of two bytes are stored as float32.
+the values: a folder without one is no recording. 16-bit formats are stored as float32.
 """
 import os
 from collections.abc import Callable, Iterable
@@ -31,20 +31,20 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 @dataclass
 class Index:
-    """What recording.json holds. Of a part: iteration, phase, name; rank, first, shape, summed, file, name there."""
+    """The content of recording.json. A part: iteration, phase, name; rank, first, shape, summed, file, name there."""
 
     about: dict[str, Any]
     parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
 
 
-class Part(NamedTuple):
-    """What one rank holds of a tensor: a box of the whole."""
+class TensorPart(NamedTuple):
+    """One rank's box of a tensor."""
 
     rank: int
     first: tuple[int, ...]     # coordinates, in the whole, of its first element
     shape: tuple[int, ...]
-    summed: bool               # the whole is the sum of such parts, rather than made up of them
-    file: str = ""             # where its values are, on disk, and under which name
+    summed: bool               # whether the whole is the sum of the parts, not their union
+    file: str = ""             # the file with its values, and its name there
     name: str = ""
 
     @property
@@ -54,21 +54,21 @@ class Part(NamedTuple):
 
 @dataclass
 class Recording:
-    """The parts of each tensor, and how to get at their values."""
+    """The parts of each tensor, and a function that loads their values."""
 
-    about: dict[str, Any]                  # what was run, as recorder.description tells
-    load: Callable[[Part], Any]            # -> the part's values, a NumPy array
-    parts: dict[Key, list[Part]] = field(default_factory=dict)
+    about: dict[str, Any]                  # recorder.description of the run
+    load: Callable[[TensorPart], Any]      # -> the part's values, a NumPy array
+    parts: dict[Key, list[TensorPart]] = field(default_factory=dict)
 
     @cached_property
     def first_iteration(self) -> int:
         return min(key.iteration for key in self.parts)
 
 
-def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, Part, Any]]) -> Recording:
-    """A recording of what all ranks' recorders have taken."""
+def in_memory(about: dict[str, Any], parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
+    """Make a recording of all ranks' recorders."""
     recording, values = Recording(about, lambda part: values[part]), {}
-    for i, (key, part, x) in enumerate(taken):
+    for i, (key, part, x) in enumerate(parts):
         part = part._replace(name=str(i))
         values[part] = x
         recording.parts.setdefault(key, []).append(part)
@@ -76,7 +76,7 @@ def in_memory(about: dict[str, Any], taken: Iterable[tuple[Key, Part, Any]]) -> 
 
 
 def read(folder: str) -> Recording:
-    """Read a recording. Raises UserError for a folder that holds none, or one that makes no sense."""
+    """Read a recording. Raise UserError for a folder that holds none, or one that makes no sense."""
     path = os.path.join(folder, INDEX)
     if not is_there(path):
         raise UserError(f"{folder} holds no recording: {path} is not there. A recording is a folder that `pretrain_gpt "
@@ -86,7 +86,7 @@ def read(folder: str) -> Recording:
     try:
         check_about(found.about)
         for iteration, phase, name, rank, first, shape, summed, file, entry in found.parts:
-            key, part = Key(iteration, phase, name), Part(rank, first, shape, summed, file, entry)
+            key, part = Key(iteration, phase, name), TensorPart(rank, first, shape, summed, file, entry)
             if phase not in PHASES or len(first) != len(shape):
                 raise ValueError(f"{key} is no part of a tensor")
             place_of(name)      # raises ValueError for a name that no tensor has
@@ -99,7 +99,7 @@ def read(folder: str) -> Recording:
 
 
 def check_about(about: dict[str, Any]) -> None:
-    """Raises ValueError unless this is a description of a run."""
+    """Raise ValueError unless this is a description of a run."""
     if missing := {*ALIKE, "format", "parallel"} - about.keys():
         raise ValueError(f"it does not tell the {min(missing)}")
     for name, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("parallel", ParallelConfig)):
@@ -108,7 +108,7 @@ def check_about(about: dict[str, Any]) -> None:
         raise ValueError(f"there is no format {about['format']}")
 
 
-def load(folder: str, part: Part):
+def load(folder: str, part: TensorPart):
     """Read a part's values from disk."""
     path = path_inside(folder, part.file, INDEX)
     check_readable(path)

@@ -1,1 +1,1 @@
-"""What a run tells: before its first step, while it works, and at its end beside what the formulas say."""
+"""Reports of a run: before its first step, during the run, and at its end, beside the formulas."""

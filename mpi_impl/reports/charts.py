@@ -1,4 +1,4 @@
-"""The axes that charts have in common, and the colours of what fills memory. It needs no matplotlib itself."""
+"""The common style of charts: axes, and colours of the parts of memory. It does not need matplotlib itself."""
 
 GRID = "#E4E4E4"
 

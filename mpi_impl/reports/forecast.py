@@ -1,4 +1,4 @@
-"""What a run will take, told before it begins: the memory of its ranks, and the time of an iteration."""
+"""The forecast of a run before it begins: the memory of its ranks, and the time of an iteration."""
 import os
 import socket
 import time
@@ -14,8 +14,8 @@ from mpi_impl.comm.group import Group
 from mpi_impl.runtime.arrays import on_device, to_host
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.costs.activation_inventory import ActivationInventory, rank_activations
 from reference.costs.flops import iteration_flops
-from reference.costs.memory import Account, rank_activations
 from reference.costs.parameters import parameters, parameters_of_stage
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
@@ -26,10 +26,10 @@ from reference.precision import Precision
 
 
 class Forecast(NamedTuple):
-    """Bytes of one rank. What an operation needs while it works comes on top: little, beside these."""
+    """Bytes of one rank, without the temporary ones of operations, which are few beside these."""
 
     states: float        # parameters, gradients, and what Adam keeps of them
-    activations: int     # the most at once, with what is computed again
+    activations: int     # the peak, with recompute
 
     @property
     def total(self) -> float:
@@ -37,8 +37,8 @@ class Forecast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that a run's memory depends on."""
+class RunSizes:
+    """The facts that determine a run's memory."""
 
     model: ModelConfig
     parallel: ParallelConfig
@@ -46,24 +46,25 @@ class Plan:
     micro_batch_size: int
     seq_length: int
     microbatches: int
-    elsewhere: bool = False    # whether what is offloaded is in files, or not in the memory that is forecast
+    elsewhere: bool = False    # whether offloaded tensors are in files, or in memory that is not forecast
 
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.microbatches * self.parallel.data_parallel_size
 
     def forecast(self) -> list[Forecast]:
-        """Of the ranks of a pipeline, in order: those that share a stage hold as much."""
-        account = Account(self.model, self.micro_batch_size, self.seq_length, self.precision, self.parallel)
+        """Forecast the ranks of a pipeline, in order: those that share a stage hold the same."""
+        inventory = ActivationInventory(self.model, self.micro_batch_size, self.seq_length, self.precision,
+                                        self.parallel)
         schedule, each = schedule_of(self.parallel, self.microbatches), self.bytes_of_parameter()
         t, found = self.parallel.tensor_model_parallel_size, []
         for rank, stages in enumerate(stages_of_ranks(self.model, self.parallel)):
             found.append(Forecast(each * parameters_of_stage(self.model, t, layers_of_rank(stages)),
-                                  sum(rank_activations(account, stages, schedule.ranks[rank]))))
+                                  sum(rank_activations(inventory, stages, schedule.ranks[rank]))))
         return found
 
     def bytes_of_parameter(self) -> float:
-        """On a rank, of each parameter of its shard of the model: itself, its gradient, and what Adam keeps of it."""
+        """Return the bytes on a rank of each parameter of its shard, with its gradient and its Adam states."""
         parallel = self.parallel
         parameter, gradient, adam = model_states(1, parallel.data_parallel_size, parallel.zero_stage,
                                                  *self.precision.bytes_each)
@@ -72,10 +73,10 @@ class Plan:
         return parameter + gradient + adam
 
 
-class Host(NamedTuple):
-    """A machine, or a GPU, and how many of the run's ranks it has of each place in a pipeline."""
+class MemoryHost(NamedTuple):
+    """A machine, or a GPU, and the number of the run's ranks on it for each place in a pipeline."""
 
-    memory: int        # bytes; of a GPU those that are free
+    memory: int        # bytes; a GPU's free ones
     ranks: Counter[int]
     kind: str = "machine"
 
@@ -86,20 +87,21 @@ class Host(NamedTuple):
         return f"has {bytes_of(self.memory)}{' free' if self.kind == 'GPU' else ''}"
 
 
-def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Host]:
-    """The machines of a run, or the GPUs that its ranks compute on; called by all ranks together, each with its place
-    in a pipeline. What is offloaded from a GPU is not forecast.
+def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[MemoryHost]:
+    """Return the machines of a run, or the GPUs of its ranks; called by all ranks, each with its place in a pipeline.
+
+    Tensors that are offloaded from a GPU are not in the forecast.
     """
     machine = Memory(socket.gethostname(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     sizes, ranks = dict[str, int](), defaultdict[str, Counter[int]](Counter)
     for memory, where in world.from_all((gpu or machine, place)):
-        sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # of a GPU less and less is free
+        sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # a GPU's free memory shrinks
         ranks[memory.where][where] += 1
-    return [Host(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
+    return [MemoryHost(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
 
 
-def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
-    """What the ranks will hold. Raises UserError if a machine has less: now, and not after hours."""
+def check_memory(hosts: Sequence[MemoryHost], plan: RunSizes) -> list[Forecast]:
+    """Return the forecast. Raise UserError if a machine has less: now, and not after hours."""
     check_one_rank(hosts, plan)
     found = plan.forecast()
     for host in hosts:
@@ -113,10 +115,10 @@ def check_memory(hosts: Sequence[Host], plan: Plan) -> list[Forecast]:
     return found
 
 
-def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
-    """Raises UserError if a rank's states alone are more than any machine has, on average over the pipeline.
+def check_one_rank(hosts: Sequence[MemoryHost], plan: RunSizes) -> None:
+    """Raise UserError if a rank's states alone exceed every machine's memory, on average over the pipeline.
 
-    A model that is so far too large is not looked at layer by layer.
+    A model that is that far too large is not checked layer by layer.
     """
     parallel, largest = plan.parallel, max(hosts, key=lambda host: host.memory)
     rank = parameters(plan.model) // (parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size)
@@ -128,8 +130,8 @@ def check_one_rank(hosts: Sequence[Host], plan: Plan) -> None:
                         "replicas a higher --zero-stage.")
 
 
-def remedy(hosts: Sequence[Host], plan: Plan) -> str:
-    """One option that would help, if there is one."""
+def remedy(hosts: Sequence[MemoryHost], plan: RunSizes) -> str:
+    """Name one option that would help, if there is one."""
     parallel = plan.parallel
     options = {}
     if parallel.recompute.granularity != "full":
@@ -145,7 +147,7 @@ def remedy(hosts: Sequence[Host], plan: Plan) -> str:
             f"more {hosts[0].kind}s.")
 
 
-def describe(found: Sequence[Forecast], hosts: Sequence[Host]) -> str:
+def describe(found: Sequence[Forecast], hosts: Sequence[MemoryHost]) -> str:
     states, activations = (span([getattr(one, name) for one in found]) for name in ("states", "activations"))
     together = sum(host.holds(found) for host in hosts)
     gpus = [host for host in hosts if host.kind == "GPU"]
@@ -161,11 +163,11 @@ def span(sizes: Sequence[float]) -> str:
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 
-SIZE, DEVICE_SIZE, SECONDS = 384, 4096, 0.05     # of the matrices that are multiplied, and for how long
+SIZE, DEVICE_SIZE, SECONDS = 384, 4096, 0.05     # of the multiplied matrices, and the duration
 
 
 def multiplications_per_second(world: Group, x) -> float:
-    """FLOP/s at which all ranks together multiply matrices like x, at the same time."""
+    """Measure the FLOP/s at which all ranks together multiply matrices like x, at the same time."""
     y = np.matmul(x, x)
     world.from_all(None)
     count, began = 0, time.perf_counter()
@@ -177,7 +179,7 @@ def multiplications_per_second(world: Group, x) -> float:
 
 
 class Measured(NamedTuple):
-    """How fast matrices are multiplied."""
+    """A measured speed of matrix multiplication."""
 
     rate: float     # FLOP/s of all ranks together
     form: str       # of the matrices
@@ -191,10 +193,10 @@ def measured(world: Group, like) -> Measured:
     return Measured(multiplications_per_second(world, np.ones_like(like, shape=(size, size), dtype=form)), form.name)
 
 
-def computed_flops(plan: Plan) -> int:
-    """Of an iteration's matrix products, those that are done again included.
+def computed_flops(plan: RunSizes) -> int:
+    """Count the FLOPs of an iteration's matrix products, recompute included.
 
-    In 16 bits the backward's kernel computes attention's core once more, as selective recompute does.
+    In 16 bits the backward's kernel recomputes attention's core, as selective recompute does.
     """
     again = plan.parallel.recompute.granularity
     if plan.precision.half and again == "none":
@@ -202,8 +204,8 @@ def computed_flops(plan: Plan) -> int:
     return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
 
 
-def describe_time(plan: Plan, found: Measured) -> str:
-    """How long the matrix products of an iteration take."""
+def describe_time(plan: RunSizes, found: Measured) -> str:
+    """Describe the time of an iteration's matrix products."""
     flops = computed_flops(plan)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "
             f"{found.rate / 1e9:,.0f} GFLOP/s at which all ranks together multiply in {found.form}, and more for all "

@@ -1,6 +1,6 @@
-"""What one layer keeps of a microbatch: its arrays counted, beside our account of them and the papers' formulas.
+"""The bytes that one layer saves of a microbatch: measured, by our inventory, and by the papers' formulas.
 
-The account, and the sources, are in reference/costs/memory.py.
+The inventory: reference/costs/activation_inventory.py.
 """
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,8 @@ from mpi_impl.parallel.sinks import DeferredSink, ImmediateSink
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.tables import aligned, verdict
 from reference.config import ParallelConfig, Recompute
-from reference.costs.memory import Account, Kept, StageBytes, array_bytes, layer_activations, total
+from reference.costs.activation_inventory import ActivationInventory, SavedTensor, StageBytes, array_bytes, total
+from reference.costs.memory import layer_activations
 from reference.dropout import Dropout
 from reference.layer_context import LayerContext
 from reference.layers.block import block_tensors
@@ -25,20 +26,20 @@ from reference.parallel.layout import Layout, map_units
 from reference.params import initialize_shard
 from reference.precision import Precision
 
-HALF = Precision("bfloat16")      # float16 takes as much
+HALF = Precision("bfloat16")      # float16 takes the same
 
 
-def measure_layer(account: Account, group: Group) -> StageBytes:
-    """A real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
-    c, b, region = account.c, account.sequences, region_of(group, account.parallel)
-    dtype, main = (dtype_of(name) for name in (account.precision.compute, account.precision.main))
-    layer, positions = c.num_layers, account.outside // (b * c.hidden_size)      # it neither embeds nor has the head
+def measure_layer(inventory: ActivationInventory, group: Group) -> StageBytes:
+    """Measure a real layer's arrays, after its F and after its I, on all ranks of a tensor-parallel group."""
+    c, b, region = inventory.c, inventory.sequences, region_of(group, inventory.parallel)
+    dtype, main = (dtype_of(name) for name in (inventory.precision.compute, inventory.precision.main))
+    layer, positions = c.num_layers, inventory.outside // (b * c.hidden_size)      # it neither embeds nor has the head
     tensors = GPT(Embedding(None, None), {layer: block_tensors(c)}, None, None)
     layout, params = Layout(tensors, group.size), initialize_shard(tensors, 0, dtype, group.size, group.rank)
     p, grads = (map_units(Unit, tree) for tree in (params, layout.views(np.zeros(layout.size, main))))
     draw = np.random.default_rng(group.rank).normal
     x, dy = (draw(size=(b, positions, c.hidden_size)).astype(dtype) for _ in range(2))
-    context = LayerContext(Dropout(c, seed=0, step=1), account.parallel.recompute)
+    context = LayerContext(Dropout(c, seed=0, step=1), inventory.parallel.recompute)
     with group.ledger.phase("measured layer"):
         _, cache = gpt_forward(x, p, c, None, region, context)
         kept, sink = array_bytes(cache.layers), DeferredSink(ImmediateSink())
@@ -46,27 +47,27 @@ def measure_layer(account: Account, group: Group) -> StageBytes:
     return StageBytes(kept, array_bytes(sink.held()))
 
 
-def layer_table(account: Account, measured: int) -> str:
-    """What one layer keeps of a microbatch, item by item, beside the formula, and why they differ."""
-    found, published = account.layer(), layer_formula(account)
+def layer_table(inventory: ActivationInventory, measured: int) -> str:
+    """Tabulate the saved tensors of one layer, item by item, beside the formula, with the reasons for differences."""
+    found, published = inventory.layer(), layer_formula(inventory)
     rows = [["kept until the backward", "elements", "bytes", "formula", "why they differ"]]
     rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in found]
     rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}", f"{published:,.0f}",
                  f"measured: {verdict(measured, total(found), 'the sum')}"])
-    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(account, precision=HALF).layer(), published)}"
+    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(inventory, precision=HALF).layer(), published)}"
 
 
-def bridge(found: Sequence[Kept], published: float) -> str:
-    """From the formula's bytes to ours in 16 bits."""
+def bridge(found: Sequence[SavedTensor], published: float) -> str:
+    """Explain the step from the formula's bytes to ours in 16 bits."""
     more = [(item.bytes - item.paper, item.what) for item in found if item.bytes != item.paper]
     steps = "".join(f"\n    {'+' if n > 0 else '-'} {abs(n):>14,}  {what}" for n, what in more)
     same = "which is the formula's" if not more else f"which is the formula's {published:,.0f}"
     return f"In 16 bits, as in the papers, ours would be {total(found):,}, {same}{steps}"
 
 
-def deferred_table(account: Account, measured: int) -> str:
-    """What a layer holds from I to W, where a schedule splits the backward."""
-    found = account.layer_deferred()
+def deferred_table(inventory: ActivationInventory, measured: int) -> str:
+    """Tabulate the bytes of a layer from I to W, for schedules that split the backward."""
+    found = inventory.layer_deferred()
     rows = [["kept from I until W", "elements", "bytes", "in 16 bits"]]
     rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}"] for item in found]
     rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}",
@@ -77,7 +78,7 @@ def deferred_table(account: Account, measured: int) -> str:
 
 
 def variants(t: int) -> dict[str, ParallelConfig]:
-    """The ways to keep less of the activations that t tensor-parallel ranks have, by name."""
+    """Return the ways to save fewer activations that t tensor-parallel ranks have, by name."""
     cut = ParallelConfig(t, sequence_parallel=t > 1)
     found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
     if t > 1:
@@ -89,33 +90,33 @@ def variants(t: int) -> dict[str, ParallelConfig]:
     return found
 
 
-def variants_table(accounts: Mapping[str, Account], measured: Mapping[str, int]) -> str:
-    """A layer's bytes, of each variant: measured, our account, what that would be in 16 bits, and the formula."""
-    rows = [["a layer keeps, on a rank", "measured", "our account", "in 16 bits", "formula", "which is",
+def variants_table(inventories: Mapping[str, ActivationInventory], measured: Mapping[str, int]) -> str:
+    """Tabulate a layer's bytes for each variant: measured, our inventory, our inventory in 16 bits, and the formula."""
+    rows = [["a layer keeps, on a rank", "measured", "our inventory", "in 16 bits", "formula", "which is",
              "in 16 bits, beside the formula"]]
-    for name, account in accounts.items():
-        ours, narrow = total(account.layer()), replace(account, precision=HALF).layer()
+    for name, inventory in inventories.items():
+        ours, narrow = total(inventory.layer()), replace(inventory, precision=HALF).layer()
         rows.append([name, f"{measured[name]:,}", verdict(measured[name], ours), f"{total(narrow):,}",
-                     f"{layer_formula(account):,.0f}", formula_of(account.parallel), differences(narrow)])
+                     f"{layer_formula(inventory):,.0f}", formula_of(inventory.parallel), differences(narrow)])
     return aligned(rows, left=(0, 5, 6))
 
 
-def differences(items: Sequence[Kept]) -> str:
-    """`+ GeLU's tanh, - the same after dropout`: what is more than a hundredth of the formula."""
+def differences(items: Sequence[SavedTensor]) -> str:
+    """List the items that differ by more than a hundredth of the formula: `+ GeLU's tanh, - the same after dropout`."""
     least = sum(item.paper for item in items) / 100
     return ", ".join(f"{'+' if item.bytes > item.paper else '-'} {item.what}" for item in items
                      if abs(item.bytes - item.paper) > least) or "the same"
 
 
-def layer_formula(account: Account) -> float:
-    """Korthikanti et al. 2022, in bytes."""
-    p = account.parallel
-    return sum(layer_activations(account.c, account.b, account.s, p.tensor_model_parallel_size, p.sequence_parallel,
+def layer_formula(inventory: ActivationInventory) -> float:
+    """Return Korthikanti et al. 2022's formula, in bytes."""
+    one, p = inventory, inventory.parallel
+    return sum(layer_activations(one.c, one.b, one.s, p.tensor_model_parallel_size, p.sequence_parallel,
                                  p.recompute.granularity))
 
 
 def formula_of(p: ParallelConfig) -> str:
-    """The same in letters, as in Korthikanti et al. 2022, table 2."""
+    """Return the same in letters, as in Korthikanti et al. 2022, table 2."""
     t, cut = p.tensor_model_parallel_size, p.sequence_parallel
     match p.recompute.granularity:
         case "full":

@@ -5,7 +5,7 @@ from mpi_impl.runtime.pictures import save
 
 
 def plot_losses(path: str, losses, validation, unigram: float | None) -> None:
-    """Training and validation loss by iteration, pairs (iteration, nats per token), and the unigram model's level."""
+    """Plot training and validation loss, pairs (iteration, nats per token), and the unigram model's level."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*losses, strict=True), color="tab:blue", linewidth=1, label="training")

@@ -1,11 +1,11 @@
-"""What each rank holds, as its arrays say, beside the papers' formulas and our account (reference/costs/memory.py)."""
+"""The bytes that each rank holds: measured, by the papers' formulas, and by our ActivationInventory."""
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from mpi_impl.runtime.tables import aligned, verdict
 from mpi_impl.training.trainer import Held, Trainer
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.memory import Account, rank_activations
+from reference.costs.activation_inventory import ActivationInventory, rank_activations
 from reference.costs.parameters import parameters_of_stage
 from reference.models.bert import CLASSIFIERS
 from reference.parallel.model_states import model_states
@@ -20,14 +20,14 @@ MIXED = ((2, 2, 12), (2, 4, 12))     # w, g, K in mixed precision: the paper's, 
 class RankMemory(NamedTuple):
     """One rank's bytes."""
 
-    psi: int              # parameters of the model's shard that the rank works on, without buckets' padding
-    padding: int          # elements that make every bucket divide by the replicas
+    psi: int              # parameters of the rank's shard of the model, without buckets' padding
+    padding: int          # elements of padding in the buckets
     held: Held
-    expected: Held        # as the formulas say
+    expected: Held        # by the formulas
 
     @property
     def compared(self) -> list[tuple[str, int, int]]:
-        """What has a formula: its name, measured, predicted. Activations are there if they were measured."""
+        """Return the name, measurement and prediction of each part with a formula; activations if measured."""
         pairs = [(name, getattr(self.held, name), value) for name, value in self.expected._asdict().items()]
         return [(name, found, value) for name, found, value in pairs
                 if value is not None and (self.held.activations or name not in ("activations", "recomputed"))]
@@ -38,7 +38,7 @@ class RankMemory(NamedTuple):
 
 
 def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
-    """Of this rank, after steps of m microbatches of b sequences of s tokens on each replica."""
+    """Return this rank's bytes, after steps of m microbatches of b sequences of s tokens on each replica."""
     parallel, layout = trainer.topology.config, trainer.state.layout
     psi = parameters_of_stage(trainer.state.model, parallel.tensor_model_parallel_size,
                               layers_of_rank(trainer.state.stages))
@@ -46,22 +46,22 @@ def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
 
 
 def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
-    """The same by formulas."""
+    """Return the same by formulas."""
     parallel, precision = trainer.topology.config, trainer.state.precision
     states = model_states(trainer.state.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
     parameters, gradients, optimizer = map(round, states)
     far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
     far_optimizer = optimizer if parallel.cpu_offload else 0
-    account = Account(trainer.state.model, b, s, precision, parallel)
+    inventory = ActivationInventory(trainer.state.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
-    peak, recomputed = rank_activations(account, trainer.state.stages, actions)
+    peak, recomputed = rank_activations(inventory, trainer.state.stages, actions)
     return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
                 gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
                 recomputed)
 
 
 def gathered(trainer: Trainer) -> int:
-    """With ZeRO-3, the most that is whole at once: a layer and the next, or what words come in and go out by."""
+    """Return ZeRO-3's peak of whole parameters: a layer and the next, or the tables of the embedding and the logits."""
     if trainer.topology.config.zero_stage < 3:
         return 0
     steps = [names for layers in trainer.state.stages.values() for names in units_in_use(trainer, layers, at_once=2)]
@@ -70,10 +70,10 @@ def gathered(trainer: Trainer) -> int:
 
 
 def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
-    """With ZeRO-2 and 3, the most gradients that are whole at once.
+    """Return the peak of whole gradients with ZeRO-2 and 3.
 
-    A bucket is, from the backward of its first unit until that of its last: a tied table's from the logits to the
-    words. With several stages on a rank, or a backward in two, those of other microbatches come in between.
+    A bucket is whole from the backward of its first unit until that of its last: a tied table's from the logits to the
+    embedding. With several stages on a rank, or a split backward, those of other microbatches come in between.
     """
     if trainer.topology.config.zero_stage < 2:
         return 0
@@ -87,7 +87,7 @@ def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
 
 
 def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[list[str]]:
-    """The units that a stage with these layers works on, step by step, so many layers at once; backward in reverse."""
+    """Return the units that a stage with these layers uses, step by step, `at_once` layers at a time."""
     blocks = [f"blocks.{layer}" for layer in layers]
     steps = [blocks[i:i + at_once] for i in range(len(blocks))]
     if 0 in layers:
@@ -98,7 +98,7 @@ def units_in_use(trainer: Trainer, layers: Sequence[int], at_once: int) -> list[
 
 
 def units_of_head(c: ModelConfig) -> list[list[str]]:
-    """The same of what follows the layers."""
+    """Return the same for everything after the layers."""
     if c.architecture == "gpt":
         return [["final_layernorm", "embedding.word" if c.tied else "output"]]
     return [["final_layernorm"], *(["lm_head", "embedding.word"] if head == "lm" else ["pooler", CLASSIFIERS[head]]
@@ -106,9 +106,9 @@ def units_of_head(c: ModelConfig) -> list[list[str]]:
 
 
 def report(trainer: Trainer, b: int, s: int, m: int) -> str:
-    """What all ranks hold after a run, as tables; called by all of them together, and alike on all.
+    """Tabulate the bytes of all ranks after a run; called by all of them together, identical on every rank.
 
-    b sequences of s tokens are a microbatch, m of those a replica's step. Ranks that hold as much share a row.
+    A microbatch is b sequences of s tokens, a replica's step m of those. Ranks with the same bytes share a row.
     """
     everyone = trainer.topology.world.from_all(rank_memory(trainer, b, s, m))
     parallel, precision = trainer.topology.config, trainer.state.precision
@@ -130,7 +130,7 @@ def padding(everyone: Sequence[RankMemory]) -> str:
 
 
 def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> str:
-    """A row for each kind of rank: measured, then `=` or `NOT` and the formula's."""
+    """Tabulate a row for each kind of rank: measured, then `=` or `NOT` and the formula's."""
     states = ("parameters", "gradients", "optimizer")
     rows = [["ranks", "Psi", *(cell for name in states for cell in (name, "predicted")), "sum", "predicted", "formula"]]
     formula = FORMULAS[parallel.zero_stage] + (" less far memory" if parallel.cpu_offload else "")
@@ -143,7 +143,7 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
 
 
 def while_table(everyone: Sequence[RankMemory]) -> list[str]:
-    """What else there is, at most at once: the columns in which any rank has something."""
+    """Tabulate the peaks of everything else: the columns in which any rank has something."""
     columns = {"offloaded": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
                "activations": "activations", "recomputed": "computed again"}
     used = {name: title for name, title in columns.items() if any(getattr(one.held, name) for one in everyone)}
@@ -164,7 +164,7 @@ def kept_by_adam(precision: Precision) -> str:
 
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precision) -> str:
-    """All stages of ZeRO, in this run's bytes and in the papers'."""
+    """Tabulate all stages of ZeRO, in this run's bytes and in the papers'."""
     sizes, n = list(dict.fromkeys([precision.bytes_each, *MIXED])), parallel.data_parallel_size
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
@@ -175,7 +175,7 @@ def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precisi
 
 
 def distinct(everyone: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
-    """Ranks that hold as much, as `0 to 3, 8`, and what."""
+    """Group ranks with the same bytes, as `0 to 3, 8`, with their bytes."""
     found: dict[RankMemory, list[int]] = {}
     for rank, one in enumerate(everyone):
         found.setdefault(one, []).append(rank)
@@ -183,7 +183,7 @@ def distinct(everyone: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
 
 
 def spans(ranks: Sequence[int]) -> str:
-    """[0, 1, 2, 3, 8] -> `0 to 3, 8`."""
+    """Format ranks: [0, 1, 2, 3, 8] -> `0 to 3, 8`."""
     firsts = [rank for rank in ranks if rank - 1 not in ranks]
     lasts = [rank for rank in ranks if rank + 1 not in ranks]
     return ", ".join(f"{first} to {last}" if first < last else str(first) for first, last in zip(firsts, lasts))

@@ -1,4 +1,4 @@
-"""What a run tells while it works: a line now and then for a person, JSON lines for a program."""
+"""The metrics of a running run: a line from time to time for a person, JSON lines for a program."""
 import json
 import os
 from collections.abc import Sequence
@@ -11,13 +11,15 @@ from mpi_impl.training.trainer import StepResult
 
 
 class Metrics:
-    """Keeps the curves, on every rank; on the one that `speaks` it prints progress and writes `--metrics-file`."""
+    """The curves of a run, on every rank; the one that `speaks` prints progress and writes `--metrics-file`."""
 
     def __init__(self, train_iters: int, tokens_per_step: int, log_interval: int, path: str | None, speaks: bool,
                  heads: Sequence[str] = ("lm",), scaled: bool = False, begins: int = 0,
                  throughput: Throughput | None = None):
-        """`heads` are the model's. `scaled`: whether the loss is, so that its scale is worth telling. A run that
-        `begins` after some iterations goes on with the file that is there. With `throughput` rates of FLOPs are told.
+        """Take the model's `heads`, and whether the loss is `scaled`, so that its scale is printed.
+
+        A run that `begins` after some iterations appends to the existing file. With `throughput`, FLOP rates are
+        printed.
         """
         self.train_iters, self.tokens_per_step, self.log_interval = train_iters, tokens_per_step, log_interval
         self.speaks, self.heads, self.scaled, self.throughput = speaks, heads, scaled, throughput
@@ -27,10 +29,10 @@ class Metrics:
         self.step_seconds: list[float] = []                # since the last printed line
         self.seconds = 0.0                                 # spent in steps,
         self.steps = 0                                     # of this run, which may have begun at a checkpoint
-        self.skipped = self.skipped_told = 0               # of those; and of those when the last line was printed
+        self.skipped = self.skipped_printed = 0               # steps, in all and until the last printed line
 
     def step(self, iteration: int, result: StepResult, seconds: float, note: str = "") -> None:
-        """After each step, counted from 1, that took so many seconds."""
+        """Record a step, counted from 1, and its seconds."""
         self.losses.append((iteration, result.loss))
         self.step_seconds.append(seconds)
         self.seconds += seconds
@@ -50,33 +52,33 @@ class Metrics:
         left = self.seconds / self.steps * (self.train_iters - iteration)
         rates = f" | {self.throughput.describe(each)}" if self.throughput else ""
         self.step_seconds.clear()
-        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.describe(result.losses)} | grad norm "
+        print(f"iteration {iteration:>6}/{self.train_iters} | loss {self.format_losses(result.losses)} | grad norm "
               f"{plain(result.grad_norm, 3)} | lr {result.learning_rate:.2e} | {self.scale(result)}"
               f"{each:.3g} s/iteration | {self.tokens_per_step / each:,.0f} tokens/s{rates} | "
               f"{duration(left)} left{' | ' if note else ''}{note}", flush=True)
 
     def scale(self, result: StepResult) -> str:
-        """Of a scaled loss: its scale, and how many steps were skipped since the last line."""
+        """Format the loss scale, and the number of steps skipped since the last line."""
         if not self.scaled:
             return ""
-        skipped, self.skipped_told = self.skipped - self.skipped_told, self.skipped
+        skipped, self.skipped_printed = self.skipped - self.skipped_printed, self.skipped
         fraction, exponent = frexp(result.loss_scale)
         scale = f"2^{exponent - 1}" if fraction == 0.5 else f"{result.loss_scale:g}"
         return f"loss scale {scale} | " + (f"{skipped} skipped | " if skipped else "")
 
-    def describe(self, losses: Sequence[float]) -> str:
-        """The loss, and where there are several heads, of which losses it is the sum."""
+    def format_losses(self, losses: Sequence[float]) -> str:
+        """Format the loss, and if there are several heads, their losses."""
         parts = ", ".join(f"{head} {plain(loss, 4).strip()}" for head, loss in zip(self.heads, losses))
         return plain(sum(losses), 4) + (f" ({parts})" if len(self.heads) > 1 else "")
 
     def evaluation(self, iteration: int, losses: Sequence[float]) -> None:
-        """`losses` are those of the heads; the perplexity is that of words."""
+        """Report the losses of the heads; the perplexity is that of tokens."""
         loss, perplexity = sum(losses), exp(min(losses[0], 700.0))                 # exp(710) is infinite
         self.validation.append((iteration, loss))
         others = {f"validation_{head}_loss": one for head, one in zip(self.heads, losses)} if self.heads[1:] else {}
         self.write(iteration=iteration, validation_loss=loss, **others, validation_perplexity=perplexity)
         if self.speaks:
-            print(f"validation at {iteration:>6} | loss {self.describe(losses)} | perplexity "
+            print(f"validation at {iteration:>6} | loss {self.format_losses(losses)} | perplexity "
                   f"{f'{perplexity:,.1f}' if perplexity < 1e9 else f'{perplexity:.1e}'}", flush=True)
 
     def write(self, **values) -> None:
@@ -103,7 +105,7 @@ def is_row_until(iteration: int, line: str) -> bool:
 
 
 def plain(x: float, digits: int) -> str:
-    """Eight characters wide or nine, whatever a diverging run comes to."""
+    """Format a number in eight characters or nine, even in a diverging run."""
     return f"{x:8.{digits}f}" if abs(x) < 1e4 else f"{x:8.1e}"
 
 

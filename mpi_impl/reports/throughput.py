@@ -1,14 +1,13 @@
-"""How fast a run computes beside what its devices could: FLOP/s of a rank, and the model FLOPs utilization (MFU).
+"""The speed of a run relative to its devices: FLOP/s of a rank, and the model FLOPs utilization (MFU).
 
-Both count the FLOPs of the model, whatever else is computed (`iteration_flops`, reference/costs/flops.py): what a
-recompute does again brings a run no further, and words that only pad the vocabulary mean nothing. So a run that is cut
-in another way has another number of seconds, not of FLOPs.
+Both count only the FLOPs of the model (`iteration_flops`, reference/costs/flops.py): recompute does not advance a run,
+and padding of the vocabulary means nothing. So a run with another parallelism differs in seconds, not in FLOPs.
 """
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.reports.forecast import Measured, Plan, computed_flops
+from mpi_impl.reports.forecast import Measured, RunSizes, computed_flops
 from mpi_impl.runtime.arrays import HALVES, dtype_of
 from reference.costs.flops import iteration_flops, utilization
 
@@ -27,17 +26,18 @@ PEAKS = {
 
 @dataclass(frozen=True)
 class Peak:
-    """What the devices of a run could compute, if they did nothing but multiply matrices."""
+    """The peak FLOP/s of the devices of a run in matrix products."""
 
     rate: float     # FLOP/s of all of them together
     source: str     # for a person
 
 
 def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
-    """The published peak of these GPUs, each named once though ranks may share it, in the format of the parameters.
-    Of others, of other formats, and of CPU cores there is none, but a rate that was `found`.
+    """Return the published peak of these GPUs, each named once though ranks may share it, in the parameters' format.
+
+    Other GPUs, other formats, and CPU cores have none, but a rate that was `found`.
     """
-    rate = f"measured {rate_told(found.rate)} at which all ranks together multiply in {found.form}"
+    rate = f"measured {format_rate(found.rate)} at which all ranks together multiply in {found.form}"
     if not gpus:
         return Peak(found.rate, rate)
     peaks = [published(name, form) for name in gpus]
@@ -46,12 +46,12 @@ def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
     if len(known) < len(peaks):
         return Peak(found.rate, f"{rate}, for not all of their GPUs have a peak in {form} that is known here ({names})")
     total = 1e12 * sum(known)
-    return Peak(total, f"{rate_told(total)} of dense products in {form} that NVIDIA publishes for "
+    return Peak(total, f"{format_rate(total)} of dense products in {form} that NVIDIA publishes for "
                        f"{len(gpus)} GPU{'s' if gpus[1:] else ''} ({names})")
 
 
 def published(name: str, form: str) -> float | None:
-    """TFLOP/s of the GPU with this name, if they are known."""
+    """Return the TFLOP/s of the GPU with this name, if they are known."""
     for pattern, (half, single) in PEAKS.items():
         if re.fullmatch(pattern, name):
             return half if dtype_of(form) in HALVES else single if form == "float32" else None
@@ -60,44 +60,44 @@ def published(name: str, form: str) -> float | None:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What makes rates of an iteration's seconds."""
+    """A converter from an iteration's seconds to rates."""
 
     flops: int      # of the model in an iteration, on all ranks together
     ranks: int
     peak: Peak
 
     def of_a_rank(self, seconds: float) -> float:
-        """FLOP/s."""
+        """Return the FLOP/s of a rank."""
         return self.flops / (seconds * self.ranks)
 
     def utilization(self, seconds: float) -> float:
-        """The MFU, of 1."""
+        """Return the MFU, from 0 to 1."""
         return utilization(self.flops, seconds, self.ranks, self.peak.rate / self.ranks)
 
     def row(self, seconds: float) -> dict[str, float]:
-        """For a program."""
+        """Return the rates for a program."""
         return {"tflops_per_rank": self.of_a_rank(seconds) / 1e12, "mfu": self.utilization(seconds)}
 
     def describe(self, seconds: float) -> str:
-        """For a person: `8.46 GFLOP/s per rank | MFU 29.4%`."""
-        return f"{rate_told(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
+        """Format the rates for a person: `8.46 GFLOP/s per rank | MFU 29.4%`."""
+        return f"{format_rate(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 
 
-def throughput_of(plan: Plan, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
+def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
     flops = iteration_flops(plan.model, plan.global_batch_size, plan.seq_length)
     return Throughput(flops, ranks, peak_of(gpus, plan.precision.compute, found))
 
 
-def counted(plan: Plan, throughput: Throughput) -> str:
-    """What the rates of a run count, and what MFU is a share of."""
+def counted(plan: RunSizes, throughput: Throughput) -> str:
+    """Describe the FLOPs that the rates count, and the peak of the MFU."""
     computed = computed_flops(plan)
     again = f", and {computed:.3e} with what is computed again, which does not count" * (computed > throughput.flops)
     return (f"a step is {throughput.flops:.3e} FLOPs of the model{again}; MFU is their share of the "
             f"{throughput.peak.source}")
 
 
-def rate_told(flops_per_second: float) -> str:
-    """In a unit in which it is easily read: of a core GFLOP/s, of a GPU TFLOP/s."""
+def format_rate(flops_per_second: float) -> str:
+    """Format a rate in GFLOP/s for a core, in TFLOP/s for a GPU."""
     units = (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")
     unit, name = next((one for one in units if flops_per_second >= one[0]), units[-1])
     found = flops_per_second / unit

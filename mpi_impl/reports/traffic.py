@@ -1,6 +1,6 @@
-"""The ledger as a table, each line beside what the papers' formulas predict, and as JSON.
+"""The ledger as a table, each line beside the papers' prediction, and as JSON.
 
-On several hosts it also tells how many of the ring's bytes stay inside hosts, and how many cross between them.
+On several hosts it also splits the ring's bytes into those inside hosts, and those between hosts.
 """
 import json
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from mpi_impl.comm.ledger import RING, Entry, Ledger, Total, bytes_between_hosts
 from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.tables import aligned
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import Traffic, Work, edges, traffic
+from reference.costs.traffic import PassCounts, Traffic, edges, traffic
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import layouts_of_ranks
 
 
 class Line(NamedTuple):
-    """One entry of the ledger and its prediction; an entry that no formula foresees has none."""
+    """An entry of the ledger and its prediction; an entry that no formula predicts has none."""
 
     entry: Entry
     total: Total
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
-    """What was predicted, in that order, with a total of zero where it never came; then the ledger's other entries."""
+    """Return the predictions, in order, with zeros for those that never came; then the ledger's other entries."""
     found = {(e.operation, e.group, e.phase, e.reason): (e, total) for e, total in ledger.totals.items()}
     lines = [Line(*found.pop(p[:4], (Entry(p.operation, p.group, 1, p.phase, p.reason, "float32"), Total())), p)
              for p in predictions if p.calls]
@@ -39,8 +39,10 @@ def compare(ledger: Ledger, predictions: list[Traffic]) -> list[Line]:
 
 
 def table(lines: list[Line]) -> str:
-    """One line an entry. 'ring' is what this rank would send if each call ran as a ring; on several hosts, what of that
-    stays inside them and what crosses between them follows, of a collective as the mean over the group's ranks.
+    """Format one line an entry. 'ring' is what this rank would send if each call ran as a ring.
+
+    On several hosts the bytes inside hosts and between hosts follow, for a collective as the mean over the group's
+    ranks.
     """
     several = any(line.between is not None for line in lines)
     head = ("group", "phase", "reason", "operation", "calls", "elements", "wire bytes", "ring bytes",
@@ -54,12 +56,12 @@ def table(lines: list[Line]) -> str:
 
 
 def inside_and_between(line: Line) -> tuple[float, ...]:
-    """Of a line's ring bytes, those that stay inside hosts and those that cross between them; () on one host."""
+    """Return a line's ring bytes inside hosts and between hosts; () on one host."""
     return () if line.between is None else (ring_bytes(*line[:2]) - line.between, line.between)
 
 
-def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
-    """The papers' statements, each with the number that this run measured; and on several hosts where it all went."""
+def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+    """Return the papers' statements, each with this run's number; and on several hosts the bytes between hosts."""
     statements = [*in_layers(ledger, c, p, b, s, work), for_the_loss(ledger, c, b, s, work)]
     if n := edges(c, p):
         statements.append(between_stages(ledger, c, p, b, s, n * work.microbatches))
@@ -70,8 +72,8 @@ def summary(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, w
     return "\n".join(statements)
 
 
-def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> list[str]:
-    """At the edges of the tensor-parallel regions of a layer."""
+def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> list[str]:
+    """Describe the traffic at the edges of a layer's tensor-parallel regions."""
     t, units = p.tensor_model_parallel_size, c.num_layers * work.microbatches
     reasons = [f"{branch} {end}" for branch in ("attention", "mlp") for end in ("input", "output", "input, again")]
     calls = {phase: sum(ledger.calls(phase=phase, reason=reason) for reason in reasons) / units
@@ -88,8 +90,8 @@ def in_layers(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int,
             f"{tensor_parallel_traffic(b, s, c.hidden_size, t, gathers_again):,.0f}."]
 
 
-def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: Work) -> str:
-    """From logits that are split by vocabulary."""
+def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: PassCounts) -> str:
+    """Describe the traffic of the loss of logits that are sharded by vocabulary."""
     loss = sum(ledger.elements(phase="forward", reason=f"loss: {what}")
                for what in ("maximum", "logit of the target", "sum of exp")) / work.microbatches
     return (f"Elements for the loss of a microbatch: {loss:,.0f}. Predicted: 3 b s = {3 * b * s:,}. "
@@ -97,14 +99,14 @@ def for_the_loss(ledger: Ledger, c: ModelConfig, b: int, s: int, work: Work) -> 
 
 
 def between_stages(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, messages: int) -> str:
-    """Forward."""
+    """Describe the forward's traffic between stages."""
     sent, part = ledger.elements(operation="send", phase="forward") / messages, " / t" if p.sent_parts > 1 else ""
     return (f"Elements that a rank sends on to the next stage, a microbatch: {sent:,.0f}. "
             f"Predicted: b s h{part} = {pipeline_traffic(b, s, c.hidden_size, p.sent_parts):,.0f}.")
 
 
-def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
-    """Gradients and parameters, counted unit by unit, and beside that the formula of the ZeRO paper."""
+def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+    """Describe the traffic of gradients and parameters, counted unit by unit, beside the formula of the ZeRO paper."""
     d, m, psi = p.data_parallel_size, work.microbatches // work.steps, sum(one.size for one in layouts_of_ranks(c, p))
     phases = ("forward", "backward", "recompute", "reduction", "optimizer")
     measured, predicted = (
@@ -122,22 +124,22 @@ def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, 
 
 
 def between_hosts(ledger: Ledger) -> str:
-    """Of all lines together."""
+    """Describe the bytes of all lines inside and between hosts."""
     ring = sum(ring_bytes(entry, total) for entry, total in ledger.totals.items())
     between = sum(bytes_between_hosts(ledger, entry) for entry in ledger.totals)
     return (f"Ring bytes inside hosts: {ring - between:,.0f}; between hosts: {between:,.0f}, in rings in the order of "
             "ranks.")
 
 
-def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> str:
-    """Table and statements for the end of a run, from the ledgers of a pipeline's ranks: all pipelines do alike."""
+def report(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> str:
+    """Return the table and the statements for the end of a run, from the ledgers of one pipeline: all send the same."""
     lines, ranks = compare(ledger, traffic(c, p, b, s, work)), p.pipeline_model_parallel_size
     who = "rank 0" if ranks == 1 else f"the {ranks} ranks of rank 0's pipeline, added up,"
     return f"What {who} sent (ledger):\n{table(lines)}\n{summary(ledger, c, p, b, s, work)}"
 
 
-def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work) -> None:
-    """Write the same lines as a JSON list of objects. Raises UserError."""
+def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts) -> None:
+    """Write the same lines as a JSON list of objects. Raise UserError if that fails."""
     lines = compare(ledger, traffic(c, p, b, s, work))
     rows = [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
              "ring_bytes": ring_bytes(line.entry, line.total),

@@ -3,7 +3,7 @@ import numpy as np
 
 
 def all_reduce(xs, op=np.add):
-    """Every rank gets the elementwise sum (or np.maximum) over all ranks: one array per rank, all alike."""
+    """Return the elementwise sum (or np.maximum) over all ranks, identical on every rank."""
     total = xs[0]
     for x in xs[1:]:
         total = op(total, x)
@@ -11,16 +11,16 @@ def all_reduce(xs, op=np.add):
 
 
 def all_gather(xs, axis):
-    """Every rank gets all the pieces, joined along `axis` in rank order."""
+    """Return all shards, joined along `axis` in rank order, on every rank."""
     joined = np.concatenate(xs, axis)
     return [joined for _ in xs]
 
 
 def reduce_scatter(xs, axis):
-    """Rank i gets the i-th piece, along `axis`, of the sum. An all-reduce is this, then an all-gather."""
+    """Return the i-th shard of the sum, along `axis`, on rank i. An all-reduce is this, then an all-gather."""
     return np.split(all_reduce(xs)[0], len(xs), axis)
 
 
 def broadcast(xs, root=0):
-    """Every rank gets what rank `root` holds."""
+    """Return rank `root`'s array on every rank."""
     return [xs[root] for _ in xs]

@@ -1,20 +1,21 @@
-"""How many elements a rank sends in a collective, if the ranks form a ring: the least that is possible."""
+"""The number of elements that a rank sends in a collective over a ring of ranks, which is the least possible."""
 
 
 def ring_all_gather(elements: int, ranks: int) -> float:
-    """Until all have all `elements`, of which each began with its share. A reduce-scatter is the same, backwards.
+    """Return the elements that a rank sends until all ranks have all `elements`, of which each began with its shard.
 
-    In each of n - 1 steps every rank hands the share that it got last to its neighbour: (n - 1)/n of the elements.
+    In each of n - 1 steps every rank hands the shard that it received last to its neighbour: (n - 1)/n of the elements.
+    A reduce-scatter is the same, backwards.
     """
     return elements * (ranks - 1) / ranks
 
 
 def ring_all_reduce(elements: int, ranks: int) -> float:
-    """2 (n - 1)/n of the elements: a reduce-scatter, then an all-gather."""
+    """Return 2 (n - 1)/n of the elements: a reduce-scatter, then an all-gather."""
     return 2 * ring_all_gather(elements, ranks)
 
 
-# What one rank sends of a whole array if the ranks form a ring.
+# The elements that one rank of a ring sends of a whole array.
 RING = {
     "all_reduce": ring_all_reduce,
     "reduce_scatter": ring_all_gather,

@@ -1,1 +1,1 @@
-"""What a run costs in parameters, FLOPs, bytes and seconds: the papers' formulas, and a model of our machine."""
+"""The cost of a run in parameters, FLOPs, bytes and seconds: the papers' formulas, and an inventory of our machine."""

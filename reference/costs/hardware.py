@@ -1,7 +1,7 @@
-"""What a device does in a second, as numbers: matrix products, what goes through its memory, messages to others.
+"""Speeds of a device: matrix products, memory traffic, messages to others.
 
-A profile is data: a file of mpi_impl/planning/hardware/, or what benchmarks/calibrate.py has measured. From it and from
-a plan reference/costs/step_time.py says how long a step takes.
+A profile is data: a file of mpi_impl/planning/hardware/, or the measurements of benchmarks/calibrate.py. With a plan it
+gives the time of a step (reference/costs/step_time.py).
 """
 from bisect import bisect
 from collections import Counter
@@ -16,22 +16,22 @@ from reference.errors import UserError
 
 @dataclass(frozen=True)
 class Link:
-    """How long a message takes from one device to another: by default as over 200 Gb/s InfiniBand."""
+    """The speed of messages between devices: by default that of 200 Gb/s InfiniBand."""
 
     latency: float = 5e-6        # seconds
     bandwidth: float = 25e9      # bytes a second
 
     def seconds(self, operation: str, ranks: int, size: float) -> float:
-        """For `size` bytes in one message, or in a collective of so many ranks that runs as a ring."""
+        """Return the time for `size` bytes in one message, or in a ring collective over `ranks`."""
         turns = {"send": 1, "all_reduce": 2 * (ranks - 1)}.get(operation, ranks - 1)
         return turns * self.latency + RING[operation](size, ranks) / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How often an element goes through memory, read or written, in what is no matrix product: (forward, backward).
+    """The number of passes of an element through memory outside of matrix products: (forward, backward).
 
-    A kernel that computes for longer than it reads and writes counts as so many more passes.
+    A kernel that computes for longer than it reads and writes counts as several more passes.
     """
 
     outside: tuple[float, float]     # of [b, s, h], for a layer: norms, dropout, residual sums
@@ -43,24 +43,24 @@ class Passes:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device, how many of them are in a server, and how well a program uses them. Times are in seconds."""
+    """A kind of device, the number in a server, and the efficiency of programs on them. Times are in seconds."""
 
     name: str
-    about: str                                   # what it is, and where the numbers come from
-    peak: float                                  # FLOP/s of matrix products, as its maker says
+    about: str                                   # its description, and the source of the numbers
+    peak: float                                  # FLOP/s of matrix products, by the data sheet
     memory: float                                # bytes
-    reserved: float                              # bytes of these that no model gets
-    bandwidth: float                             # bytes a second to and from its memory, as is reached
+    reserved: float                              # bytes of these that no model can use
+    bandwidth: float                             # bytes a second to and from its memory, as measured
     element_bytes: int                           # of parameters, gradients, activations and messages
     efficiency: tuple[tuple[float, float], ...]  # of products: size, share of the peak; see `size_of_product`
     attention: tuple[float, float]               # share of the peak in attention's own products, forward and backward
     passes: Passes
     optimizer: float                             # bytes through memory that a step of Adam takes, for each parameter
-    overhead: tuple[float, float]                # of a layer, forward and backward, however small it is
+    overhead: tuple[float, float]                # of a layer of any size, forward and backward
     server: int                                  # devices in one
     inside: Link                                 # between two devices of a server
     between: Link                                # between servers: the bandwidth is a server's, which its devices share
-    hidden: float = 0.0                          # share of the replicas' messages that passes while a rank computes
+    hidden: float = 0.0                          # fraction of the replicas' messages that overlaps with computation
     jitter: float = 0.0                          # standard deviation of a replica's time for a step, as a share of it
 
     def __post_init__(self):
@@ -87,12 +87,12 @@ class Hardware:
             raise UserError(f"The hardware's hidden is {self.hidden}, its jitter {self.jitter} and its optimizer "
                             f"{self.optimizer}, but none may be below 0 or infinite, nor hidden above 1.")
         for link in (self.inside, self.between):
-            if not (link.bandwidth > 0 and 0 <= link.latency < inf):      # without end: messages for nothing
+            if not (link.bandwidth > 0 and 0 <= link.latency < inf):      # infinite: messages cost nothing
                 raise UserError(f"The hardware has a link with {link}, but a bandwidth must be above 0, and a latency "
                                 "not below.")
 
     def share_of_peak(self, size: float) -> float:
-        """That products of this size reach: between two sizes of the table, on a line over the logarithm."""
+        """Interpolate the fraction of the peak for products of this size, linearly in the logarithm of the size."""
         sizes = [size for size, _ in self.efficiency]
         i = bisect(sizes, size)
         if i in (0, len(sizes)):
@@ -101,11 +101,11 @@ class Hardware:
         return low + (high - low) * log(size / left) / log(right / left)
 
     def product(self, n: int, k: int, m: int) -> float:
-        """Seconds of [n, k] @ [k, m]."""
+        """Return the seconds of [n, k] @ [k, m]."""
         return 2 * n * k * m / (self.peak * self.share_of_peak(size_of_product(n, k, m)))
 
     def stream(self, elements: float, passes: float) -> float:
-        """Seconds in which so many elements go so often through memory."""
+        """Return the seconds in which `elements` go `passes` times through memory."""
         return elements * passes * self.element_bytes / self.bandwidth
 
 
@@ -116,19 +116,19 @@ def check_pair(name: str, pair: tuple[float, float]) -> None:
 
 
 def size_of_product(n: int, k: int, m: int) -> float:
-    """The side of the square product that has as many FLOPs for each element: 3 / (1/n + 1/k + 1/m).
+    """Return the side of the square product with the same FLOPs per element: 3 / (1/n + 1/k + 1/m).
 
-    [n, k] @ [k, m] takes 2 n k m FLOPs, and n k + k m + n m elements are read and written. A narrow product is as
-    slow as a small one.
+    [n, k] @ [k, m] takes 2 n k m FLOPs, and n k + k m + n m elements are read and written. A narrow product is as slow
+    as a small one.
     """
     return 3 / (1 / n + 1 / k + 1 / m)
 
 
-# ---- who is where ---------------------------------------------------------------------------------------------------
+# ---- placement of ranks ---------------------------------------------------------------------------------------------
 
 
-class Group(NamedTuple):
-    """Of a world of ranks, groups of so many, each rank `stride` behind the one before: who shares a layer, say."""
+class RankGroup(NamedTuple):
+    """Groups of ranks in a world, all of one size, each rank `stride` behind the one before."""
 
     ranks: int
     stride: int
@@ -136,10 +136,10 @@ class Group(NamedTuple):
 
 
 @cache
-def leaving(group: Group, server: int) -> int:
-    """How many of these groups leave a server, at most: have members in it, and others elsewhere.
+def leaving(group: RankGroup, server: int) -> int:
+    """Return the largest number of these groups that have members both in a server and outside it.
 
-    Where sizes do not divide one another, groups are cut in different ways: the busiest server counts.
+    Where sizes do not divide one another, groups are split in different ways: the busiest server counts.
     """
     found = Counter[int]()
     for first in range(0, group.world, group.ranks * group.stride):
@@ -149,11 +149,11 @@ def leaving(group: Group, server: int) -> int:
     return max(found.values(), default=0)
 
 
-def slowest_link(hardware: Hardware, group: Group) -> Link:
-    """On the way from member to member, where all groups of the world do the same at once.
+def slowest_link(hardware: Hardware, group: RankGroup) -> Link:
+    """Return the slowest link from member to member when all groups of the world communicate at the same time.
 
-    Inside a server every device has links of its own. What leaves a server goes once for each group that leaves it,
-    whatever its members there, and these groups share what the server has.
+    Inside a server every device has links of its own. Traffic out of a server crosses once for each group that leaves
+    it, whatever its members there, and these groups share the server's bandwidth.
     """
     inside, between = hardware.inside, hardware.between
     if not (groups := leaving(group, hardware.server)):
@@ -161,8 +161,8 @@ def slowest_link(hardware: Hardware, group: Group) -> Link:
     return Link(max(inside.latency, between.latency), min(inside.bandwidth, between.bandwidth / groups))
 
 
-def collective(hardware: Hardware, operation: str, group: Group, size: float) -> float:
-    """Seconds over `size` bytes: a ring, of which every link carries as much, is as fast as its slowest."""
+def collective(hardware: Hardware, operation: str, group: RankGroup, size: float) -> float:
+    """Return the seconds for `size` bytes in a ring, which is as fast as its slowest link."""
     if group.ranks == 1:
         return 0.0
     return slowest_link(hardware, group).seconds(operation, group.ranks, size)

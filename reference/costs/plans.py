@@ -1,7 +1,7 @@
-"""A plan: how a model is shared out over ranks, and how large a step is; and what that costs a rank in memory, traffic
-and idle time, by the papers' formulas. Nothing is run.
+"""Plans: a model, its parallelism and its batch size, with the cost for a rank in memory, traffic and idle time, by the
+papers' formulas. Nothing is run.
 
-Mixed precision as in the papers: 16 bits for parameters, gradients, activations and messages. How long a step takes
+Mixed precision as in the papers: 16 bits for parameters, gradients, activations and messages. The time of a step
 depends on the hardware: reference/costs/step_time.py.
 """
 from collections import Counter
@@ -18,12 +18,12 @@ from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ran
 from reference.schedules.generators import check_microbatches
 from reference.schedules.simulate import Timeline, Times, simulate
 
-HALF = 2                    # bytes of what is sent
+HALF = 2                    # bytes of an element in a message
 
 
-class Memory(NamedTuple):
-    """Bytes that the rank holds which holds most: of the first stage, which embeds and has most in flight, or of the
-    last, which has the logits.
+class PlanMemory(NamedTuple):
+    """Bytes on the fullest rank: of the first stage, which embeds and has most in flight, or of the last, which has the
+    logits.
     """
 
     parameters: float
@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Bytes that a rank of the first stage sends in a step, each collective as a ring: of its layers, no word table."""
+    """Bytes that a rank of the first stage sends in a step for its layers, each collective as a ring."""
 
     tensor: float
     pipeline: float
@@ -42,7 +42,7 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, how it is shared out, and how large a step is: m microbatches of b samples for each replica.
+    """A model, its parallelism, and its batch size: m microbatches of b samples for each replica.
 
     Raises UserError where they do not fit together.
     """
@@ -55,36 +55,36 @@ class Plan:
     def __post_init__(self):
         check_model_fits(self.model, self.parallel)
         check_sequence_fits(self.model.max_position_embeddings, self.parallel)
-        self.pipeline  # noqa: B018  which raises if there are too few layers, or if v does not suit the schedule
+        self.pipeline  # noqa: B018  raises for too few layers, or a v that does not suit the schedule
         check_microbatches(self.parallel.pipeline_schedule, self.parallel.pipeline_model_parallel_size, self.m)
 
     @cached_property
-    def pipeline(self) -> "Pipeline":
+    def pipeline(self) -> "LayerPlacement":
         p = self.parallel
         return pipeline(self.model, p.pipeline_model_parallel_size, p.pipeline_schedule, p.virtual_pipeline_size)
 
     @property
     def layers(self) -> list[int]:
-        """Of the first rank of a pipeline."""
+        """Return the layers of the first rank of a pipeline."""
         return self.pipeline.first
 
     @cached_property
     def psi(self) -> int:
-        """Parameters of that rank."""
+        """Return the number of parameters of that rank."""
         return parameters_of_stage(self.model, self.parallel.tensor_model_parallel_size, self.layers)
 
     @property
     def owned(self) -> float:
-        """Of these, those that its optimizer moves."""
+        """Return the number of parameters that its optimizer moves."""
         return self.psi / self.parallel.shards
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> PlanMemory:
         last = self.parallel.pipeline_model_parallel_size - 1
         return max((self.memory_of(rank) for rank in {0, last}), key=sum)
 
-    def memory_of(self, rank: int) -> Memory:
-        """Of the first or the last of a pipeline. What is recomputed is there again, whole, of one layer at a time."""
+    def memory_of(self, rank: int) -> PlanMemory:
+        """Return the memory of the first or the last rank of a pipeline, with one recomputed layer at a time."""
         c, p, s = self.model, self.parallel, self.model.max_position_embeddings
         t, v, last = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1, p.pipeline_model_parallel_size - 1
         held = self.pipeline.last if rank else self.pipeline.first
@@ -93,7 +93,7 @@ class Plan:
                         for recompute in (p.recompute.granularity, "none"))
         outside = (head_activations(c, self.b, s, t) if rank else      # as with sequence parallelism
                    activations_outside_layers(c, self.b, s, t, last + 1))
-        return Memory(*model_states(parameters_of_stage(c, t, held), p.data_parallel_size, p.zero_stage),
+        return PlanMemory(*model_states(parameters_of_stage(c, t, held), p.data_parallel_size, p.zero_stage),
                       activations=in_flight * len(held) / v * layer + (whole - layer) + outside)
 
     @property
@@ -101,7 +101,7 @@ class Plan:
         p, sizes = self.parallel, (self.b, self.model.max_position_embeddings, self.model.hidden_size)
         t, v = p.tensor_model_parallel_size, p.virtual_pipeline_size or 1
         in_layer = tensor_parallel_traffic(*sizes, t, p.sequence_parallel and not p.keep_gathered_inputs)
-        if p.recompute.granularity == "full":                           # a second forward, half of what both ways send
+        if p.recompute.granularity == "full":                           # a second forward, half of both
             in_layer += tensor_parallel_traffic(*sizes, t) / 2
         sent = 2 * v - 1 if p.pipeline_model_parallel_size > 1 else 0   # all its stages forward, but the first backward
         return Messages(HALF * self.m * len(self.layers) * in_layer,
@@ -110,27 +110,27 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Of a pipeline whose ranks take 1 for the forward of all their layers, and 2 for the backward."""
+        """Simulate a pipeline whose ranks take 1 for the forward of all their layers, and 2 for the backward."""
         each = 1 / (self.parallel.virtual_pipeline_size or 1)
         return simulate(schedule_of(self.parallel, self.m), Times(each, each, each))
 
 
-# ---- what many plans have in common ---------------------------------------------------------------------------------
+# ---- shared by many plans -------------------------------------------------------------------------------------------
 
 
-class Pipeline(NamedTuple):
-    """Which layers are where."""
+class LayerPlacement(NamedTuple):
+    """The placement of layers."""
 
-    stages: list[dict[int, range]]               # of each rank, the layers of its stages
+    stages: list[dict[int, range]]               # for each rank, the layers of its stages
     first: list[int]                             # layers of the first rank
     last: list[int]                              # and of the last
-    kinds: Counter[tuple[int, bool, bool]]       # of ranks: how many layers, whether it embeds, and has the logits
+    kinds: Counter[tuple[int, bool, bool]]       # of ranks, by (layers, embeds, has the logits)
 
 
 @cache
-def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> Pipeline:
-    """Raises UserError if there are too few layers, or for a schedule and v that do not go together."""
+def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> LayerPlacement:
+    """Place the layers. Raise UserError for too few layers, or for a schedule and v that do not go together."""
     stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
     held = list(map(layers_of_rank, stages))
     kinds = Counter((len(layers), 0 in layers, model.num_layers - 1 in layers) for layers in held)
-    return Pipeline(stages, held[0], held[-1], kinds)
+    return LayerPlacement(stages, held[0], held[-1], kinds)

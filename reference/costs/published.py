@@ -1,4 +1,4 @@
-"""Tables of the papers, as they print them: what was measured, which no formula gives."""
+"""Tables of the papers, as they print them: measurements, which no formula gives."""
 from typing import NamedTuple
 
 from reference.config import ModelConfig, ParallelConfig
@@ -7,8 +7,8 @@ A100_PEAK = 312e12      # FLOP/s, in 16 bits
 V100_REACHED = 39e12    # FLOP/s of Megatron's baseline, on one GPU
 
 
-class Run(NamedTuple):
-    """Of Narayanan et al. 2021, table 1: s = 2048, V = 51,200, with full recompute."""
+class PublishedRun(NamedTuple):
+    """A row of Narayanan et al. 2021, table 1: s = 2048, V = 51,200, with full recompute."""
 
     billions: str       # of parameters
     a: int
@@ -30,7 +30,7 @@ class Run(NamedTuple):
         return ParallelConfig.for_world(self.gpus, self.t, self.p)
 
 
-PTD_P = tuple(Run(*row) for row in (
+PTD_P = tuple(PublishedRun(*row) for row in (
     ("1.7", 24, 2304, 24, 1, 1, 32, 512, 137, "44"), ("3.6", 32, 3072, 30, 2, 1, 64, 512, 138, "44"),
     ("7.5", 32, 4096, 36, 4, 1, 128, 512, 142, "46"), ("18.4", 48, 6144, 40, 8, 1, 256, 1024, 135, "43"),
     ("39.1", 64, 8192, 48, 8, 2, 512, 1536, 138, "44"), ("76.1", 80, 10_240, 60, 8, 4, 1024, 1792, 140, "45"),
@@ -40,15 +40,15 @@ PTD_P = tuple(Run(*row) for row in (
 
 
 class Scaled(NamedTuple):
-    """Of Shoeybi et al. 2019, table 1 and figure 5: weak scaling, b = 8, s = 1024, V = 51,200, with full recompute."""
+    """A row of Shoeybi et al. 2019, table 1 and figure 5: weak scaling, b = 8, s = 1024, V = 51,200, full recompute."""
 
     billions: str
     h: int
     a: int
     L: int
     t: int
-    efficiency: float    # beside one GPU with the smallest model; only that of the largest stands in the text
-    replicated: float    # the same on 64 times as many GPUs, B = 512; of these, too
+    efficiency: float    # relative to one GPU with the smallest model; the text gives only the largest's
+    replicated: float    # the same on 64 times the GPUs, B = 512; likewise
 
     @property
     def model(self) -> ModelConfig:
@@ -58,9 +58,9 @@ class Scaled(NamedTuple):
 MEGATRON = (Scaled("1.2", 1536, 16, 40, 1, 1.00, 0.96), Scaled("2.5", 1920, 20, 54, 2, 0.95, 0.83),
             Scaled("4.2", 2304, 24, 64, 4, 0.82, 0.79), Scaled("8.3", 3072, 32, 72, 8, 0.77, 0.74))
 
-STRONG_SCALING = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}    # of the smallest of these: t, and how many times faster
+STRONG_SCALING = {1: 1.0, 2: 1.64, 4: 2.34, 8: 2.98}    # the smallest of these: t, and the speedup
 
-HEADS = {16: 0.82, 24: 0.80, 32: 0.77}      # of the largest: a, and its efficiency on 8 GPUs (appendix D)
+HEADS = {16: 0.82, 24: 0.80, 32: 0.77}      # the largest: a, and its efficiency on 8 GPUs (appendix D)
 
 # Rajbhandari et al. 2020, table 1: GB of model states a device, 7.5 billion parameters, by stage and by replicas.
 ZERO = {1: {1: 120, 4: 52.5, 16: 35.6, 64: 31.4, 256: 30.4, 1024: 30.1},
@@ -69,7 +69,7 @@ ZERO = {1: {1: 120, 4: 52.5, 16: 35.6, 64: 31.4, 256: 30.4, 1024: 30.1},
 
 
 class Recomputed(NamedTuple):
-    """Of Korthikanti et al. 2022, tables 3 and 5: s = 2048, V = 51,200, t = 8, one replica. Seconds of an iteration."""
+    """A row of Korthikanti et al. 2022, tables 3 and 5: s = 2048, V = 51,200, t = 8, d = 1. Seconds of an iteration."""
 
     billions: str
     a: int
@@ -92,5 +92,5 @@ KORTHIKANTI = (Recomputed("22", 64, 6144, 48, 1, None, 4, 4, 1.42, 1.10),
                Recomputed("530", 128, 20_480, 105, 35, 3, 280, 1, 49.05, 37.83),
                Recomputed("1000", 160, 25_600, 128, 64, None, 512, 1, 94.42, 71.49))
 
-# Of a layer of the first: how much longer forward and backward take than without recompute (table 4).
+# Overhead of recompute for forward and backward of a layer of the first model (table 4).
 OVERHEAD = {("full", False): 0.39, ("selective", False): 0.07, ("selective", True): 0.04}   # sequence parallel?

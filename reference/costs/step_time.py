@@ -1,11 +1,11 @@
-"""How long a step takes: a plan (plans.py) on hardware (hardware.py), by formulas; nothing is run.
+"""The time of a step: a plan (plans.py) on hardware (hardware.py), by formulas; nothing is run.
 
-Each part of a step is counted as the papers count it, and divided by what the hardware does in a second:
+Each part of a step is counted as the papers count it, and divided by the hardware's speed:
 
-    products      [n, k] @ [k, m] takes 2 n k m FLOPs, at the share of the peak that products of this size reach
-    kernels       what is no product goes through memory, some times; and a layer takes some time however small it is
+    products      [n, k] @ [k, m] takes 2 n k m FLOPs, at the fraction of the peak that products of this size reach
+    kernels       everything else goes through memory, several times; and a layer of any size has a fixed overhead
     messages      of tensor parallelism: rings over b s h (volumes.py)
-    idle          of the pipeline: the schedule is played with these times (`simulate`), or the closed form
+    idle          of the pipeline: the schedule is simulated with these times (`simulate`), or the closed form
     replicas      reduction of gradients, ZeRO's gathering, and waiting for the slowest of d
     optimizer     Adam, over the parameters that a rank owns
 
@@ -18,21 +18,21 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from reference.costs.flops import iteration_flops
-from reference.costs.hardware import Group, Hardware, collective, slowest_link
+from reference.costs.hardware import Hardware, RankGroup, collective, slowest_link
 from reference.costs.plans import Plan
 from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import Times, simulate
 
-BEFORE = 2      # groups of p microbatches, of a longer step, after which the rest repeats itself
-SPAN = 24       # microbatches, at least, over which it is seen how long it takes
+BEFORE = 2      # groups of p microbatches after which a longer step repeats itself
+SPAN = 24       # the fewest microbatches over which the repeated part is measured
 
 
 class Parts(NamedTuple):
     """Seconds of a rank's work on one microbatch, or of several."""
 
     products: float = 0.0
-    kernels: float = 0.0      # and all that is neither product nor message
+    kernels: float = 0.0      # and everything else but messages
     messages: float = 0.0     # between tensor-parallel ranks
 
     @property
@@ -43,22 +43,22 @@ class Parts(NamedTuple):
         return Parts(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
-class Work(NamedTuple):
-    """Of a stage, for one microbatch."""
+class StageTime(NamedTuple):
+    """The time of a stage for one microbatch."""
 
     forward: Parts
-    input_gradient: Parts     # with what is recomputed before it
+    input_gradient: Parts     # with recompute
     weight_gradient: Parts
 
     @property
     def total(self) -> Parts:
         return self.forward.plus(self.input_gradient).plus(self.weight_gradient)
 
-    def plus(self, other: "Work", times: float = 1) -> "Work":
-        return Work(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
+    def plus(self, other: "StageTime", times: float = 1) -> "StageTime":
+        return StageTime(*(a.plus(b, times) for a, b in zip(self, other, strict=True)))
 
 
-NOTHING = Work(Parts(), Parts(), Parts())
+NOTHING = StageTime(Parts(), Parts(), Parts())
 
 
 class StepTime(NamedTuple):
@@ -80,7 +80,7 @@ class StepTime(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the time of a layer depends on, so that plans which share it need it counted once."""
+    """The sizes that determine the time of a layer, so that plans which share them compute it once."""
 
     b: int
     s: int
@@ -90,7 +90,7 @@ class Sizes(NamedTuple):
     sequence_parallel: bool
     keep_gathered_inputs: bool
     recompute: str
-    tensor: Group       # of the t ranks that share a layer
+    tensor: RankGroup   # of the t ranks that share a layer
 
 
 def sizes_of(plan: Plan) -> Sizes:
@@ -101,29 +101,29 @@ def sizes_of(plan: Plan) -> Sizes:
 
 
 class Groups(NamedTuple):
-    """Ranks count through t first, then d, then p."""
+    """Groups of ranks. Ranks count through t first, then d, then p."""
 
-    tensor: Group
-    data: Group
-    pipeline: Group
+    tensor: RankGroup
+    data: RankGroup
+    pipeline: RankGroup
 
 
 def groups_of(plan: Plan) -> Groups:
     p, n = plan.parallel, plan.parallel.world_size
     t, d, stages = p.tensor_model_parallel_size, p.data_parallel_size, p.pipeline_model_parallel_size
-    return Groups(Group(t, 1, n), Group(d, t, n), Group(stages, t * d, n))
+    return Groups(RankGroup(t, 1, n), RankGroup(d, t, n), RankGroup(stages, t * d, n))
 
 
 @cache
-def layer(sizes: Sizes, hardware: Hardware) -> Work:
-    """Forward and backward of one layer and microbatch."""
+def layer(sizes: Sizes, hardware: Hardware) -> StageTime:
+    """Time forward and backward of one layer and microbatch."""
     forward, (core, scores) = layer_forward(sizes, hardware), attention_core(sizes, hardware, backward=False)
     products = linear_products(sizes, hardware)
     core_back, scores_back = attention_core(sizes, hardware, backward=True)
     backward = Parts(products + core_back, elementwise(sizes, hardware, backward=True) + scores_back,
                      region_messages(sizes, hardware, backward=True))
     again = {"none": Parts(), "selective": Parts(core, scores), "full": forward}[sizes.recompute]
-    return Work(forward, backward.plus(again), Parts(products=products))
+    return StageTime(forward, backward.plus(again), Parts(products=products))
 
 
 def layer_forward(sizes: Sizes, hardware: Hardware) -> Parts:
@@ -133,14 +133,14 @@ def layer_forward(sizes: Sizes, hardware: Hardware) -> Parts:
 
 
 def linear_products(sizes: Sizes, hardware: Hardware) -> float:
-    """Of Q, K and V; attention's output; the two matrices of the MLP. Each of the two gradients takes as long."""
+    """Time the products of Q, K and V, attention's output and the MLP. Each of the two gradients takes the same."""
     n, h, t = sizes.b * sizes.s, sizes.h, sizes.t
     return sum(hardware.product(n, k, m)
                for k, m in ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)))
 
 
 def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[float, float]:
-    """q k^T and the probabilities times v: 4 b s^2 h/t FLOPs forward, twice that backward; and softmax."""
+    """Time q k^T and probabilities times v: 4 b s^2 h/t FLOPs forward (way 0), twice that backward (1); and softmax."""
     b, s, h, a, t = sizes[:5]
     flops = (1 + backward) * 4 * b * s**2 * h / t
     return (flops / (hardware.peak * hardware.attention[backward]),
@@ -148,7 +148,7 @@ def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[fl
 
 
 def elementwise(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
-    """Outside the regions on every rank, unless the sequence is cut; inside by columns."""
+    """Time the elementwise kernels: outside the regions on all positions or a shard of them, inside on columns."""
     x = sizes.b * sizes.s * sizes.h
     outside = x / (sizes.t if sizes.sequence_parallel else 1)
     return (hardware.stream(outside, hardware.passes.outside[backward])
@@ -156,8 +156,10 @@ def elementwise(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
 
 
 def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
-    """Two all-reduces of b s h each way (Shoeybi et al. 2019, figure 4). With sequence parallelism each is cut in two
-    halves, and the backward gathers the two inputs again unless they are kept (Korthikanti et al. 2022, section 4.2.2).
+    """Time two all-reduces of b s h each way (Shoeybi et al. 2019, figure 4).
+
+    With sequence parallelism each is two halves, and the backward gathers the two inputs again unless they are kept
+    (Korthikanti et al. 2022, section 4.2.2).
     """
     x = sizes.b * sizes.s * sizes.h * hardware.element_bytes
     if not sizes.sequence_parallel:
@@ -171,19 +173,19 @@ def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
 
 
 @cache
-def embedding(sizes: Sizes, hardware: Hardware) -> Work:
-    """The tables, summed over the vocabulary's shards, and dropout."""
+def embedding(sizes: Sizes, hardware: Hardware) -> StageTime:
+    """Time the tables, summed over the vocabulary's shards, and dropout."""
     x = sizes.b * sizes.s * sizes.h
     forward, backward = (hardware.stream(x, passes) for passes in hardware.passes.embedding)
     sent = collective(hardware, "all_reduce", sizes.tensor, x * hardware.element_bytes)
-    return Work(Parts(kernels=forward, messages=sent), Parts(kernels=backward), Parts())
+    return StageTime(Parts(kernels=forward, messages=sent), Parts(kernels=backward), Parts())
 
 
 @cache
-def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Work:
-    """Logits of V/t words, and their cross-entropy. Of its messages only f's counts: the loss has a number a token.
+def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> StageTime:
+    """Time the logits of V/t tokens and their cross-entropy, with f's messages: the loss sends few elements.
 
-    BERT has a layer before them, which stands outside the region. Of its heads for one position there is nothing.
+    BERT has a layer before them, outside the region. Its heads for one position count nothing.
     """
     n, h = sizes.b * sizes.s, sizes.h
     logits = hardware.product(n, h, words)
@@ -191,11 +193,11 @@ def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Wor
         logits += hardware.product(n // (sizes.t if sizes.sequence_parallel else 1), h, h)
     forward, backward = (hardware.stream(n * words, passes) for passes in hardware.passes.logits)
     sent = collective(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
-    return Work(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
+    return StageTime(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
 
-def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool) -> Work:
-    """Of a stage, or a rank, with so many layers, and perhaps the model's beginning or its end."""
+def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool) -> StageTime:
+    """Time a stage, or a rank, with this many layers, and perhaps the embedding or the head."""
     sizes, t = sizes_of(plan), plan.parallel.tensor_model_parallel_size
     work = NOTHING.plus(layer(sizes, hardware), layers)
     if first:
@@ -206,14 +208,14 @@ def work_of(plan: Plan, hardware: Hardware, layers: int, first: bool, last: bool
     return work
 
 
-def stage_works(plan: Plan, hardware: Hardware) -> list[Work]:
-    """Of every stage of a pipeline, in order."""
+def stage_works(plan: Plan, hardware: Hardware) -> list[StageTime]:
+    """Time every stage of a pipeline, in order."""
     held = {stage: layers for stages in plan.pipeline.stages for stage, layers in stages.items()}
     return [work_of(plan, hardware, len(held[stage]), stage == 0, stage == len(held) - 1) for stage in sorted(held)]
 
 
 def rank_works(plan: Plan, hardware: Hardware) -> Counter[Parts]:
-    """Of the ranks of a pipeline, for one microbatch, and how many have it: most are alike."""
+    """Time the ranks of a pipeline for one microbatch, and count the ranks of each time: most have the same."""
     found = Counter[Parts]()
     for (layers, first, last), ranks in plan.pipeline.kinds.items():
         found[work_of(plan, hardware, layers, first, last).total] += ranks
@@ -224,7 +226,7 @@ def rank_works(plan: Plan, hardware: Hardware) -> Counter[Parts]:
 
 
 def step_time(plan: Plan, hardware: Hardware, closed_form: bool = False) -> StepTime:
-    """Of a whole step. The pipeline is played action by action, or taken from its `closed_form`, which is faster."""
+    """Time a whole step. The pipeline is simulated action by action, or by its `closed_form`, which is faster."""
     ranks = rank_works(plan, hardware)
     busiest = max(ranks, key=lambda parts: parts.total)
     makespan = (closed_form_makespan if closed_form else played_makespan)(plan, hardware)
@@ -238,7 +240,7 @@ def step_time(plan: Plan, hardware: Hardware, closed_form: bool = False) -> Step
 
 
 def sending(plan: Plan, hardware: Hardware) -> float:
-    """Of a stage's result: each of t ranks sends its part, which then is gathered (Narayanan et al. 2021, sec. 4.1)."""
+    """Time the transfer of a stage's result, in t shards that are gathered (Narayanan et al. 2021, section 4.1)."""
     c, p = plan.model, plan.parallel
     if p.pipeline_model_parallel_size == 1:
         return 0.0
@@ -248,7 +250,7 @@ def sending(plan: Plan, hardware: Hardware) -> float:
 
 
 def played_makespan(plan: Plan, hardware: Hardware) -> float:
-    """Of the schedule with these times. Of many microbatches so many are played that the rest repeats what was there.
+    """Simulate the schedule with these times, for as many microbatches as it takes until the rest repeats itself.
 
     With equal stages every p more take as long as the p before. With others the time goes up and down with another
     period, of p - 1 microbatches for one, so that more of them are needed for the mean.
@@ -256,21 +258,21 @@ def played_makespan(plan: Plan, hardware: Hardware) -> float:
     works, p = stage_works(plan, hardware), plan.parallel.pipeline_model_parallel_size
     if len(works) == 1:
         return plan.m * works[0].total.total
-    forward, i, w = ([getattr(work, part).total for work in works] for part in Work._fields)
+    forward, i, w = ([getattr(work, part).total for work in works] for part in StageTime._fields)
     times = Times(forward, i, w, sending(plan, hardware))
     groups, rest, more = *divmod(plan.m, p), ceil(SPAN / p)
-    shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, some) * p + rest), times).makespan
-                       for some in (BEFORE, BEFORE + more))
+    shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, played) * p + rest), times).makespan
+                       for played in (BEFORE, BEFORE + more))
     return longer + max(0, groups - BEFORE - more) * (longer - shorter) / more
 
 
 def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
-    """m microbatches of the slowest rank; every other rank adds 1/v of one (Narayanan et al. 2021, section 2.2). Of
-    1F1B and its interleaved form.
+    """Return m microbatches of the slowest rank, plus 1/v of one for every other rank (Narayanan et al. 2021, 2.2).
 
-    And messages: those of the first microbatch's way to the last stage and back. 1F1B waits for 2 more with each
-    microbatch, but for one of every p, which the first rank has ahead; interleaved there is more ahead, and nothing
-    waits as long as messages are short beside a stage's work. With equal stages this is exact.
+    It holds for 1F1B and its interleaved form. Messages: those of the first microbatch's way to the last stage and
+    back. 1F1B waits for 2 more with each microbatch, but for one of every p, which the first rank has ahead;
+    interleaved, more is ahead, and nothing waits as long as messages are short compared with a stage's work. With equal
+    stages this is exact.
     """
     ranks, p, m = rank_works(plan, hardware), plan.parallel.pipeline_model_parallel_size, plan.m
     v = plan.parallel.virtual_pipeline_size
@@ -280,8 +282,8 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
 
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
-    """Of gradients and parameters between d replicas (`data_parallel_rings`), less what is hidden
-    behind the backward; and the sum of a tied table's gradients between the first stage and the last.
+    """Time the messages of gradients and parameters between d replicas (`data_parallel_rings`), less what overlaps with
+    the backward; and the sum of a tied table's gradients between the first stage and the last.
     """
     p, groups = plan.parallel, groups_of(plan)
     size, rings = plan.psi * hardware.element_bytes, data_parallel_rings(p.zero_stage, plan.m)
@@ -295,19 +297,19 @@ def replica_messages(plan: Plan, hardware: Hardware) -> float:
 
 @cache
 def slowest_of(n: int) -> float:
-    """By how many standard deviations the slowest of n is behind the mean, as is expected (Blom 1958)."""
+    """Return the expected number of standard deviations from the mean to the slowest of n (Blom 1958)."""
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
-# ---- what it comes to -----------------------------------------------------------------------------------------------
+# ---- utilization ----------------------------------------------------------------------------------------------------
 
 
 def flops_of_step(plan: Plan, recompute: str = "none") -> float:
-    """Of the matrix products of a step, on all ranks together; with what is computed again, if so."""
+    """Count the FLOPs of a step's matrix products, on all ranks together, with `recompute` included."""
     c, B = plan.model, plan.m * plan.b * plan.parallel.data_parallel_size
     return iteration_flops(c, B, c.max_position_embeddings, recompute)
 
 
 def flops_per_second(plan: Plan, seconds: float, recompute: str = "none") -> float:
-    """That each rank reaches. The papers of 2019 and 2021 count what is recomputed, `full`."""
+    """Return the FLOP/s that each rank reaches. The papers of 2019 and 2021 count recompute, `full`."""
     return flops_of_step(plan, recompute) / seconds / plan.parallel.world_size

@@ -1,4 +1,4 @@
-"""What the ranks send, line by line, as formulas: the ledger's prediction. For letters see reference/config.py."""
+"""The messages of a run, line by line, as formulas: the ledger's prediction. Letters: reference/config.py."""
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
 class Traffic(NamedTuple):
-    """What the ranks of one pipeline hand to one kind of collective, or send, in a whole run, all of them together."""
+    """All messages of one kind of collective, for one reason, by the ranks of one pipeline in a whole run."""
 
     operation: str
     group: str       # tensor, data, pipeline, embedding or model
@@ -18,21 +18,21 @@ class Traffic(NamedTuple):
     reason: str
     calls: int
     elements: int
-    formula: str     # of the elements, in each microbatch (or step, where it says so)
+    formula: str     # of the elements, in each microbatch (or step, if it says so)
 
 
-class Work(NamedTuple):
-    """How often a run, as one replica sees it, passes through the model."""
+class PassCounts(NamedTuple):
+    """The number of passes of a run through the model, as one replica sees it."""
 
     steps: int
     microbatches: int               # over all steps, forward and backward
     evaluations: int
     evaluation_microbatches: int    # over all evaluations, forward only
-    skipped: int = 0                # of the steps: they have moved no parameter
+    skipped: int = 0                # steps that changed no parameter
 
 
-def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, replica: int = 0) -> list[Traffic]:
-    """Every message of a run, in the order of a step; of what the replicas cut, the part that this one owns.
+def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: PassCounts, replica: int = 0) -> list[Traffic]:
+    """Predict every message of a run, in the order of a step; with ZeRO, of the shard that `replica` owns.
 
     b is the micro-batch size, s the sequence length. A layer all-reduces b s h elements twice forward (g) and twice
     backward (f); in a ring that is 4 x 2 (t-1)/t b s h = 8 b s h (t-1)/t elements a layer and microbatch (1909.08053,
@@ -64,9 +64,10 @@ def traffic(c: ModelConfig, p: ParallelConfig, b: int, s: int, work: Work, repli
 
 
 def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks: int) -> list[Traffic]:
-    """The samples; and where some weigh more than others, what the weights of a global batch add up to.
+    """Predict the samples; and for weighted losses, the sum of a global batch's weights.
 
-    Of a GPT a pipeline's first and last rank read. Of a BERT all do, for every layer must know where the padding is.
+    In a GPT the first and the last rank of a pipeline read samples. In a BERT all do: every layer must know the
+    padding.
     """
     kind = batch_type(c)
     readers, row = (min(2, ranks), "s + 1") if c.causal else (ranks, kind.width(s))
@@ -79,12 +80,12 @@ def data(c: ModelConfig, b: int, s: int, microbatches: int, batches: int, ranks:
 
 
 def bsh(c: ModelConfig, b: int, s: int) -> int:
-    """Of b samples, each of which may be several sequences."""
+    """Return the elements of [b, s, h] for b samples, each of which may be several sequences."""
     return b * sequences_of(c) * s * c.hidden_size
 
 
 def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: int) -> list[Traffic]:
-    """Of m microbatches."""
+    """Predict the forward of m microbatches."""
     x, bs, found = bsh(c, b, s), b * s, []
     if "lm" in c.heads:
         found = [*enter(p, phase, "logits input", m, x, "b s h"),
@@ -102,14 +103,14 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
 
 
 def layers(p: ParallelConfig, x: int, phase: str, times: int, number: str) -> list[Traffic]:
-    """Forward through so many layers."""
+    """Predict the forward through `times` layers."""
     return [one for branch in ("attention", "mlp")
             for one in (*enter(p, phase, f"{branch} input", times, x, f"{number} b s h"),
                         leave(p, phase, f"{branch} output", times, x, f"{number} b s h"))]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
-    """Of m microbatches: the adjoint of every edge of a region."""
+    """Predict the backward of m microbatches: the adjoint of every edge of a region."""
     x, n = bsh(c, b, s), m * c.num_layers
     return [
         *(enter_backward(p, "logits input", m, x, "b s h") if "lm" in c.heads else []),
@@ -122,12 +123,12 @@ def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[
 
 
 def enter(p, phase, reason, calls, x, formula) -> list[Traffic]:
-    """f, which moves nothing; or an all-gather."""
+    """Predict f, which sends nothing; or an all-gather."""
     return [moved("all_gather", phase, reason, calls, x, formula)] if p.sequence_parallel else []
 
 
 def leave(p, phase, reason, calls, x, formula) -> Traffic:
-    """g; or a reduce-scatter."""
+    """Predict g; or a reduce-scatter."""
     return moved("reduce_scatter" if p.sequence_parallel else "all_reduce", phase, reason, calls, x, formula)
 
 
@@ -136,7 +137,7 @@ def leave_backward(p, reason, calls, x, formula) -> list[Traffic]:
 
 
 def enter_backward(p, reason, calls, x, formula) -> list[Traffic]:
-    """f's adjoint; or a reduce-scatter, before which what had entered is gathered once more, unless it was kept."""
+    """Predict f's adjoint; or a reduce-scatter, after gathering the input once more unless it was kept."""
     if not p.sequence_parallel:
         return [moved("all_reduce", "backward", reason, calls, x, formula)]
     again = [moved("all_gather", "backward", f"{reason}, again", calls, x, formula)]
@@ -149,13 +150,13 @@ def moved(operation, phase, reason, calls, elements_a_call, formula) -> Traffic:
 
 
 def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
-    """Of the whole model, in each backward."""
+    """Count the layers of the whole model that each backward recomputes."""
     return sum(len(group) for stages in stages_of_ranks(c, p) for held in stages.values()
                for group, again in p.recompute.groups(held) if again)
 
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, x: int) -> list[Traffic]:
-    """Each of m microbatches crosses every edge between two ranks once."""
+    """Predict the transfers of m microbatches, each of which crosses every edge between two ranks once."""
     n, part = m * edges(c, p), " / t" if p.sent_parts > 1 else ""
     sent = Traffic("send", "pipeline", phase, content, n, n * x // p.sent_parts, f"edges b s h{part}")
     gathered = Traffic("all_gather", "tensor", phase, f"gathered {content}", n, n * x, "edges b s h")
@@ -163,7 +164,7 @@ def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, 
 
 
 def edges(c: ModelConfig, p: ParallelConfig) -> int:
-    """How often a stage's result is for another rank: p v - 1 if no two neighbouring stages are on the same rank."""
+    """Count the edges between ranks: p v - 1 if no two neighbouring stages are on the same rank."""
     rank_of = {stage: r for r, stages in enumerate(stages_of_ranks(c, p)) for stage in stages}
     return sum(rank_of[stage] != rank_of[stage + 1] for stage in range(len(rank_of) - 1))
 
@@ -172,7 +173,7 @@ def edges(c: ModelConfig, p: ParallelConfig) -> int:
 
 
 def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> list[Traffic]:
-    """Of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
+    """Predict the reduction of gradients: once a step, or with ZeRO-2 and 3 after every microbatch."""
     operation = "reduce_scatter" if p.zero_stage else "all_reduce"
     times, each = (m, "") if p.zero_stage >= 2 else (steps, ", a step")
     return [Traffic(operation, "data", "reduction", "gradients", times * sum(len(layout.buckets) for layout in layouts),
@@ -180,7 +181,7 @@ def reduction(p: ParallelConfig, layouts: list[Layout], m: int, steps: int) -> l
 
 
 def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -> list[Traffic]:
-    """ZeRO-1 and 2: every replica gets what the others have moved."""
+    """Predict ZeRO-1's and 2's gathering of the updated parameters."""
     if p.zero_stage not in (1, 2):
         return []
     return [Traffic("all_gather", "data", "optimizer", "parameters", steps * sum(len(one.buckets) for one in layouts),
@@ -188,9 +189,9 @@ def published_parameters(p: ParallelConfig, layouts: list[Layout], steps: int) -
 
 
 def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], m: int, e: int) -> list[Traffic]:
-    """ZeRO-3: every unit before its use. The embedding's backward needs no parameters.
+    """Predict ZeRO-3's gathering of every unit before its use. The embedding's backward needs no parameters.
 
-    What is recomputed costs no more, but for groups of several layers: in the backward all but the last come twice.
+    Recomputed layers cost no more, except in groups of several: in the backward all but the last are gathered twice.
     """
     if p.zero_stage != 3:
         return []
@@ -208,7 +209,7 @@ def gathered_parameters(c: ModelConfig, p: ParallelConfig, layouts: list[Layout]
 
 
 def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
-    """What is gathered for a rank's embedding and head, if it has them."""
+    """Return the units to gather for a rank's embedding and head, if it has them."""
     tensors = layout.tensors
     embedding, heads = [f"embedding.{name}" for name in ("word", "position", "token_type")], []
     if has_head(tensors, c):
@@ -218,7 +219,7 @@ def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
 
 
 def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
-    """What is gathered for a stage's layers, by the phase in which it begins: when the one before it has its turn."""
+    """Return the units to gather for a stage's layers, by the phase in which the gathering begins: one turn ahead."""
     turns = [turn for group, again in reversed(groups) for turn in (
         *((layer, "recompute") for layer in group[:-1] if again), *((layer, "backward") for layer in reversed(group)))]
     begun = [turns[0][1], *(phase for _, phase in turns)]
@@ -228,10 +229,10 @@ def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
 
 
 def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int, replica: int) -> list[Traffic]:
-    """The sum of gradients of which several ranks have a part, although each holds the tensor.
+    """Predict the sums of gradients of replicated tensors for which several ranks have partial sums.
 
     The first and the last stage share a tied table, if they are on two ranks. With sequence parallelism, tensors that
-    are replicated over t have seen a part of the sequence. A replica sums what it owns.
+    are replicated over t have seen a shard of the sequence. A replica sums only its own elements.
     """
     owned = [layout.pieces(replica % p.shards) for layout in layouts]
     tables = [elements(piece for piece in pieces if piece.of.name == "embedding.word") for pieces in owned]
@@ -249,13 +250,13 @@ def elements(pieces: Iterable[Piece]) -> int:
 
 
 def summed(group: str, reason: str, sizes: list[int], steps: int, formula: str) -> Traffic:
-    """All-reduces of so many elements on each rank of the pipeline: none where it owns nothing of it."""
+    """Predict all-reduces of these numbers of elements on the ranks of the pipeline, none for 0."""
     return Traffic("all_reduce", group, "reduction", reason, steps * sum(size > 0 for size in sizes),
                    steps * sum(sizes), formula)
 
 
 def loss(phase: str, times: int, ranks: int, heads: int, each: str) -> list[Traffic]:
-    """Over the replicas, and then from the last stage to all others: a number for each head of the model."""
+    """Predict the loss's sum over the replicas and its broadcast from the last stage: a number for each head."""
     formula = f"{'1' if heads == 1 else 'heads'} a rank, {each}"
     return [Traffic("all_reduce", "data", phase, "loss", times * ranks, times * ranks * heads, formula),
             Traffic("broadcast", "pipeline", phase, "loss", times * ranks, times * ranks * heads, formula)]

@@ -1,4 +1,4 @@
-"""How many elements a rank sends for each way to split a model, as the papers' formulas. Every message: traffic.py.
+"""Elements that a rank sends for each kind of parallelism, as the papers' formulas. Every message: traffic.py.
 
 The papers' letters: reference/config.py. Narayanan et al. 2021 is 2104.04473 ("PTD-P"), Rajbhandari et al. 2020 is
 1910.02054 (ZeRO), Korthikanti et al. 2022 is 2205.05198.
@@ -8,27 +8,28 @@ from reference.config import check_zero_stage
 
 
 def tensor_parallel_traffic(b: int, s: int, h: int, t: int, gathers_again: bool = False) -> float:
-    """8 b s h (t - 1)/t a layer and microbatch: four all-reduces of b s h (Narayanan et al. 2021, section 3.2).
+    """Return 8 b s h (t - 1)/t a layer and microbatch: four all-reduces of b s h (Narayanan et al. 2021, section 3.2).
 
     g after attention and after the MLP, f in the backward of both (Shoeybi et al. 2019, figure 4). Sequence parallelism
-    cuts each all-reduce into its two halves and sends as much (Korthikanti et al. 2022, section 4.2.2), as long as
-    the gathered inputs of attention and MLP are kept. If the backward `gathers_again`, that makes 10 b s h (t - 1)/t.
+    splits each all-reduce into its two halves and sends the same amount (Korthikanti et al. 2022, section 4.2.2), as
+    long as the gathered inputs of attention and MLP are kept. If the backward `gathers_again`, that makes 10 b s h (t -
+    1)/t.
     """
     x = b * s * h
     return 4 * ring_all_reduce(x, t) + (2 * ring_all_gather(x, t) if gathers_again else 0)
 
 
 def pipeline_traffic(b: int, s: int, h: int, t: int = 1, v: int = 1) -> float:
-    """b s h between neighbours, for each microbatch and each direction (Narayanan et al. 2021, section 3.2).
+    """Return b s h between neighbours, for each microbatch and direction (Narayanan et al. 2021, section 3.2).
 
     All t tensor-parallel ranks would send the same: with the scatter/gather optimisation (section 4.1) each sends 1/t,
-    and the receivers gather. Interleaved, a microbatch comes by v times.
+    and the receivers gather. Interleaved, a microbatch passes v times.
     """
     return v * b * s * h / t
 
 
 def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1) -> float:
-    """A step of m microbatches on d replicas of psi parameters: 2 psi (d - 1)/d for one, with ZeRO-3 3 psi (d - 1)/d.
+    """Return a step's elements for m microbatches on d replicas of psi parameters: 2 psi (d - 1)/d, or 3 with ZeRO-3.
 
     Raises UserError for a stage that is not 0 to 3.
     """
@@ -36,10 +37,10 @@ def data_parallel_traffic(psi: int, d: int, zero_stage: int = 0, m: int = 1) -> 
 
 
 def data_parallel_rings(zero_stage: int, m: int) -> int:
-    """How often psi parameters or gradients go around in a step: an all-gather and a reduce-scatter once, an all-reduce
-    twice.
+    """Count how often psi elements go around in a step: once for an all-gather or a reduce-scatter, twice for an
+    all-reduce.
 
-    Plain: an all-reduce of the gradients. ZeRO-1 and 2 cut it in two: a reduce-scatter of gradients, and after the
+    Plain: an all-reduce of the gradients. ZeRO-1 and 2 split it: a reduce-scatter of gradients, and after the
     optimizer's step an all-gather of parameters. ZeRO-3 gathers parameters twice, for forward and backward, as it does
     not keep them (Rajbhandari et al. 2020, section 7). ZeRO-2 scatters gradients after every microbatch, and ZeRO-3
     gathers for each, too: m + 1 and 3 m. Raises UserError for a stage that is not 0 to 3.

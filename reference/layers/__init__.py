@@ -1,1 +1,1 @@
-"""One file a layer: whole, and with all tensor-parallel ranks in one process. `split` in reference/params.py cuts."""
+"""Layers, one file each: the whole layer, and all its tensor-parallel ranks in one process."""

@@ -1,7 +1,7 @@
-"""Multi-head self-attention: whole, and split by heads over t ranks (Shoeybi et al. 2019, section 3, figure 3b).
+"""Multi-head self-attention: whole, and sharded by heads over t ranks (Shoeybi et al. 2019, section 3, figure 3b).
 
-Heads do not speak to one another until the output projection, so a rank takes a/t heads from beginning to end:
-its columns of Q, K and V, its own softmax, and the rows of the output projection that read its heads.
+Heads do not interact until the output projection, so a rank computes a/t heads from beginning to end: its columns of Q,
+K and V, its own softmax, and the rows of the output projection that read its heads.
 """
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from reference.params import bias, weight
 
 @dataclass(frozen=True)
 class Attention:
-    """Tensors of self-attention, or their gradients. d is the size of one head; a rank of t holds a/t of the heads."""
+    """Tensors of self-attention, or their gradients. d is the size of one head; each of t ranks holds a/t heads."""
 
     w_qkv: Any   # [h, 3, a, d], split along axis 2
     b_qkv: Any   # [3, a, d], split along axis 1
@@ -25,7 +25,7 @@ class Attention:
 
 
 class AttentionCache(NamedTuple):
-    """What the backward needs of one rank's heads."""
+    """The arrays of one rank's heads that the backward needs."""
 
     x: Any         # [b, s, h]
     core: Any      # an AttentionCore, or with selective recompute the CoreInputs; None in generation
@@ -34,7 +34,7 @@ class AttentionCache(NamedTuple):
 
 
 def attention_tensors(c):
-    """Declares the tensors for a ModelConfig. Q, K and V are one matrix, cut along its heads and not across Q|K|V."""
+    """Declare the tensors for a ModelConfig. Q, K and V are one matrix, sharded along its heads, not across Q|K|V."""
     h, a, d = c.hidden_size, c.num_attention_heads, c.head_size
     return Attention(weight((h, 3, a, d), c.init_method_std, split=2), bias((3, a, d), split=1),
                      weight((h, h), c.init_method_std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
@@ -51,7 +51,7 @@ def attention_forward(x, p, causal, context=TRAINING):
 
 
 def attention_backward(dy, p, cache):
-    """dy [b, s, h] -> dx [b, s, h] and the gradients, as an Attention."""
+    """Return dx [b, s, h] and the gradients, as an Attention, for dy [b, s, h]."""
     x, core, context, rotary = cache
     # forward: y = context @ w_out + b_out
     dcontext, dw_out, db_out = linear_backward(dy, context, p.w_out)
@@ -66,7 +66,7 @@ def attention_backward(dy, p, cache):
 
 
 def heads_forward(x, p, causal, context, first_head=0):
-    """Apply the heads in p, all or a rank's: x [b, s, h] -> their part of the output, [b, s, h], before the bias."""
+    """Compute the output [b, s, h] of the heads in p, all or a rank's shard, from x [b, s, h], before the bias."""
     (b, s, h), dropout, rotary = x.shape, context.dropout, context.rotary
     qkv = linear(x, p.w_qkv.reshape(h, -1), p.b_qkv.reshape(-1))         # [b, s, h] @ [h, 3 h/t] -> [b, s, 3 h/t]
     q, k, v = (part[:, :, 0] for part in np.split(qkv.reshape(b, s, *p.b_qkv.shape), 3, 2))   # each [b, s, a/t, d]
@@ -83,15 +83,15 @@ def heads_forward(x, p, causal, context, first_head=0):
 
 
 def core_again(core):
-    """The core's cache, as it was kept; or computed again from the core's inputs (Korthikanti et al. 2022, section 5).
+    """Return the core's cache as it was kept, or recompute it from its inputs (Korthikanti et al. 2022, section 5).
 
-    What it keeps grows with s^2, and takes few operations to get: nowhere else is so much memory so cheap.
+    Its size grows with s^2, and it takes few operations to recompute: nowhere else is so much memory so cheap.
     """
     return attention_core(*core)[1] if isinstance(core, CoreInputs) else core
 
 
 def sharded_attention_forward(xs, shards, causal, region, context=TRAINING):
-    """Each rank's x [b, s, h], as it is outside the region -> its y, likewise."""
+    """Map each rank's input x [b, s, h] to its output y [b, s, h]; both use the layout outside the region."""
     entered, partial, caches = region.enter(xs), [], []                  # f
     for rank, (x, p) in enumerate(zip(entered, shards)):
         y, cache = heads_forward(x, p, causal, context, first_head=rank * p.b_qkv.shape[1])
@@ -102,7 +102,7 @@ def sharded_attention_forward(xs, shards, causal, region, context=TRAINING):
 
 
 def sharded_attention_backward(dys, shards, cache, region):
-    """Each rank's dy [b, s, h], as it is outside the region -> its dx, likewise, and its gradients."""
+    """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the region."""
     kept, caches = cache
     db_outs = [rows(dy).sum(0) for dy in dys]                            # forward: y = g(...) + b_out
     partial, grads = [], []

@@ -1,15 +1,15 @@
-"""The transformer block: a layer norm, a branch that reads it, and a residual connection past the branch, twice.
+"""The transformer block: twice a layer norm, a branch that reads it, and a residual connection around the branch.
 
 The residual connection begins before the norm or after it (Shoeybi et al. 2019, figure 7):
 
-    rearranged   x + branch(norm(x))          GPT's order, and the paper's for BERT: x passes all layers as it is
-    original     norm(x) + branch(norm(x))    BERT's: what Devlin et al. 2018 have as the norm behind a residual sum is
-                                              here the first thing of what follows; the first one is the embedding's
+    rearranged   x + branch(norm(x))          GPT's order, and the paper's for BERT: the residual stream is never normed
+    original     norm(x) + branch(norm(x))    BERT's: the norm that Devlin et al. 2018 put behind a residual sum is here
+                                              the beginning of the next branch; the first norm is the embedding's
 
-In training, dropout hides some of what a branch gives before it is added. Under tensor parallelism every rank computes
-the norms and the residual sums alike, on all of x: cheaper than sending anything (Shoeybi et al. 2019, section 3). So a
-block costs two all-reduces forward (g after attention, g after the MLP) and two backward (f before each). Sequence
-parallelism cuts each in two, and what stands between the halves is done on 1/t of the positions.
+In training, dropout hides some of a branch's output before it is added. Under tensor parallelism every rank computes
+the same norms and residual sums on all of x: cheaper than sending anything (Shoeybi et al. 2019, section 3). So a block
+costs two all-reduces forward (g after attention, g after the MLP) and two backward (f before each). Sequence
+parallelism splits each in two halves, and computes between them on 1/t of the positions.
 """
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ class Block:
 
 
 class BlockCache(NamedTuple):
-    """The caches of the four layers, and the masks of dropout after each branch; in the sharded block lists of them."""
+    """The caches of the four layers, and the dropout masks after each branch; lists of them in the sharded block."""
 
     input_layernorm: Any
     attention: Any
@@ -46,12 +46,15 @@ class BlockCache(NamedTuple):
 
 
 def block_tensors(c):
-    """Declares the tensors for a ModelConfig."""
+    """Declare the tensors for a ModelConfig."""
     return Block(layer_norm_tensors(c), attention_tensors(c), layer_norm_tensors(c), mlp_tensors(c))
 
 
 def block_forward(x, p, c, context=TRAINING):
-    """Map x [b, s, h] to [b, s, h]. c is the ModelConfig, `context` this layer's LayerContext."""
+    """Map x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None.
+
+    `dropout` is this layer's Dropout, or None where nothing is dropped; for the others see attention_forward.
+    """
     dropout = context.dropout
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
     y, attention = attention_forward(normed, p.attention, c.causal, context)
@@ -64,7 +67,7 @@ def block_forward(x, p, c, context=TRAINING):
 
 
 def block_backward(dy, p, cache, c):
-    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a Block."""
+    """Return dx [b, s, h] and the gradients, as a Block, for dy [b, s, h]."""
     masked = ops.dropout_backward(dy, cache.mlp_mask)
     dnormed, mlp = mlp_backward(masked, p.mlp, cache.mlp, c.activation)
     dy, norm_2 = residual_backward(dy, dnormed, p.post_attention_layernorm, cache.post_attention_layernorm, c)
@@ -75,13 +78,12 @@ def block_backward(dy, p, cache, c):
 
 
 def residual(x, normed, c):
-    """What goes past a branch."""
+    """Return the array that the residual connection adds to the branch."""
     return normed if c.apply_residual_connection_post_layernorm else x
 
 
 def residual_backward(dy, dnormed, p, cache, c):
-    """Of a norm: dy has come past the branch, dnormed through it -> dx, and the gradients of the norm, as a LayerNorm.
-    """
+    """Return dx and the norm's gradients, as a LayerNorm; dy came around the branch, dnormed through it."""
     if c.apply_residual_connection_post_layernorm:
         return layer_norm_backward(dnormed + dy, p, cache)
     dx, grads = layer_norm_backward(dnormed, p, cache)
@@ -92,7 +94,7 @@ def residual_backward(dy, dnormed, p, cache, c):
 
 
 def sharded_block_forward(xs, shards, c, region, context=TRAINING):
-    """Each rank's x [b, s, h], as it is outside the regions -> likewise."""
+    """Map each rank's x [b, s, h] to its output [b, s, h]; both use the layout outside the regions."""
     normed, norm_1 = norms_forward(xs, [p.input_layernorm for p in shards], c)
     ys, attention = sharded_attention_forward(normed, [p.attention for p in shards], c.causal, region, context)
     xs, mask_1 = add_branch(residual(xs, normed, c), ys, region, context.dropout, AFTER_ATTENTION)
@@ -103,7 +105,7 @@ def sharded_block_forward(xs, shards, c, region, context=TRAINING):
 
 
 def sharded_block_backward(dys, shards, cache, c, region):
-    """Each rank's dy [b, s, h], as it is outside the regions -> its dx, likewise, and its gradients."""
+    """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the regions."""
     masked = [ops.dropout_backward(dy, mask) for dy, mask in zip(dys, cache.mlp_mask)]
     dnormed, mlp = sharded_mlp_backward(masked, [p.mlp for p in shards], cache.mlp, c.activation, region)
     dys, norm_2 = residuals_backward(dys, dnormed, [p.post_attention_layernorm for p in shards],
@@ -115,12 +117,12 @@ def sharded_block_backward(dys, shards, cache, c, region):
 
 
 def residuals_backward(dys, dnormed, shards, caches, c):
-    """residual_backward of what each rank holds."""
+    """Apply residual_backward to each rank's arrays."""
     return map(list, zip(*[residual_backward(*one, c) for one in zip(dys, dnormed, shards, caches)]))
 
 
 def norms_forward(xs, shards, c):
-    """A layer norm of what each rank holds."""
+    """Apply a layer norm to each rank's array."""
     return map(list, zip(*[layer_norm_forward(x, p, c.layernorm_epsilon) for x, p in zip(xs, shards)]))
 
 
@@ -129,7 +131,7 @@ def norms_backward(dys, shards, caches):
 
 
 def add_branch(xs, ys, region, dropout, site):
-    """The residual sum of what each rank holds, and dropout's masks: of those positions."""
+    """Add the branch to the residual on each rank; return the sums and the dropout masks of its positions."""
     sums, masks = [], []
     for x, y, positions in zip(xs, ys, region.positions(xs)):
         y, mask = ops.dropout(y, dropout and dropout.hidden(site, positions.start))

@@ -1,12 +1,12 @@
-"""Embeddings of words, positions and token types, and the logits: whole, and split by vocabulary (Shoeybi et al. 2019,
-section 3).
+"""Embeddings of tokens, positions and token types, and the logits: whole, and sharded by vocabulary (Shoeybi et al.
+2019, section 3).
 
-Rank i of t holds V/t rows of the word table, beginning at i V/t. It looks up the words that it holds and answers
-zero for the rest, so that the sum over ranks is the lookup. The same table, read as columns, gives the logits: a
-column-parallel linear layer whose output stays split for the parallel loss.
+Rank i of t holds V/t rows of the word table, beginning at i V/t. It looks up the tokens that it holds and gives zero
+for the rest, so that the sum over ranks is the lookup. The same table, read as columns, gives the logits: a
+column-parallel linear layer whose output stays sharded for the parallel loss.
 
-The table may be padded so that it divides by t. Padded rows are never looked up, and their logits are minus
-infinity: no probability, no gradient.
+The table may be padded so that t divides it. Padded rows are never looked up, and their logits are minus infinity: no
+probability, no gradient.
 """
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from reference.ops import linear, linear_backward, lookup, lookup_backward
 from reference.params import weight
 
 OUTPUT = "embedding output"      # the name of dropout's site
-TOKEN_TYPES = 2                  # of BERT: a token belongs to the first piece of text, or to the second
+TOKEN_TYPES = 2                  # BERT's: a token belongs to the first or the second piece of text
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Embedding:
 
     word: Any                # [V, h], split by rows
     position: Any            # [longest sequence, h], on every rank
-    token_type: Any = None   # [2, h], of BERT, on every rank
+    token_type: Any = None   # [2, h], BERT's, on every rank
 
 
 def embedding_tensors(c):
-    """Declares the tensors for a ModelConfig."""
+    """Declare the tensors for a ModelConfig."""
     def table(rows):
         return weight((rows, c.hidden_size), c.init_method_std)
 
@@ -42,15 +42,18 @@ def embedding_tensors(c):
 
 
 def word_tensor(c):
-    """A table of words, for the embedding or for an untied output layer."""
+    """Declare a word table, for the embedding or for an untied output layer."""
     return weight((c.vocab_size, c.hidden_size), c.init_method_std, split=0, pad_to=c.make_vocab_size_divisible_by)
 
 
-# ---- from words to vectors ------------------------------------------------------------------------------------------
+# ---- from tokens to vectors -----------------------------------------------------------------------------------------
 
 
 def embedding_forward(tokens, p, context=TRAINING, token_types=None):
-    """Map tokens, token_types [b, s] to x [b, s, h]. `context` is the microbatch's LayerContext."""
+    """Map tokens, token_types [b, s] -> x [b, s, h]. `dropout` is a Dropout, or None where nothing is dropped.
+
+    The tokens begin at position `first`.
+    """
     first, dropout = context.first_position, context.dropout
     x = lookup(tokens, p.word)
     if p.position is not None:
@@ -62,7 +65,7 @@ def embedding_forward(tokens, p, context=TRAINING, token_types=None):
 
 
 def embedding_backward(dx, p, cache):
-    """dx [b, s, h] -> the gradients, as an Embedding. Tokens have no gradient."""
+    """Return the gradients, as an Embedding, for dx [b, s, h]. Tokens have no gradient."""
     tokens, token_types, mask = cache
     dx = ops.dropout_backward(dx, mask)
     return Embedding(lookup_backward(dx, tokens, np.zeros_like(p.word)),
@@ -71,7 +74,7 @@ def embedding_backward(dx, p, cache):
 
 
 def position_gradient(dx, position, positions):
-    """Position n was added to every sample's n-th word: dx [b, n, h] of these positions -> dposition."""
+    """Return dposition for dx [b, n, h] at these positions: row n was added to every sample's n-th token."""
     if position is None:
         return None
     dposition = np.zeros_like(position)
@@ -80,17 +83,16 @@ def position_gradient(dx, position, positions):
 
 
 def token_type_gradient(dx, token_type, token_types):
-    """Each row of the table was added wherever a token has that type: dx [b, n, h], token_types [b, n] -> dtoken_type.
-    """
+    """Return dtoken_type for dx [b, n, h], token_types [b, n]: each row was added to the tokens of that type."""
     return None if token_type is None else lookup_backward(dx, token_types, np.zeros_like(token_type))
 
 
 def sharded_embedding_forward(tokens, shards, region, context=TRAINING, token_types=None):
-    """tokens, token_types [b, s], alike on all ranks -> each rank's x [b, s, h], as it is outside the region."""
+    """Map tokens, token_types [b, s], identical on every rank -> each rank's x [b, s, h], outside the region."""
     dropout, partial, held = context.dropout, [], []
     for rank, p in enumerate(shards):
         ids, here = local_ids(tokens, rank * len(p.word), len(p.word))
-        partial.append(lookup(ids, p.word) * here[..., None])         # zero for words that other ranks hold
+        partial.append(lookup(ids, p.word) * here[..., None])         # zero for tokens that other ranks hold
         held.append((ids, here))
     xs, masks = region.leave(partial), []
     for rank, (p, positions) in enumerate(zip(shards, region.positions(xs))):
@@ -103,7 +105,7 @@ def sharded_embedding_forward(tokens, shards, region, context=TRAINING, token_ty
 
 
 def sharded_embedding_backward(dxs, shards, cache, region):
-    """Each rank's dx [b, s, h], as it is outside the region -> its gradients."""
+    """Return each rank's gradients for its dx [b, s, h], in the layout outside the region."""
     held, token_types, masks = cache
     dxs = [ops.dropout_backward(dx, mask) for dx, mask in zip(dxs, masks)]
     outside = [(position_gradient(dx, p.position, positions),
@@ -115,9 +117,9 @@ def sharded_embedding_backward(dxs, shards, cache, region):
 
 
 def local_ids(tokens, vocab_start_index, count):
-    """Where each word lies in a table of `count` rows that begins at vocab_start_index, and whether it does at all.
+    """Return each token's row in a table of `count` rows from vocab_start_index, and `held`, whether it is there.
 
-    A word that is not there gets row 0, to be multiplied by `held`, which is then False.
+    A token that is not there gets row 0, which must be multiplied by `held`, which is then False.
     """
     ids = tokens - vocab_start_index
     held = (ids >= 0) & (ids < count)
@@ -128,31 +130,31 @@ def local_ids(tokens, vocab_start_index, count):
 
 
 def logits_forward(x, word, vocab_size):
-    """x [b, s, h], word [V, h] -> logits [b, s, V]; those of padded words are minus infinity."""
+    """Map x [b, s, h], word [V, h] -> logits [b, s, V]; those of padded rows are minus infinity."""
     return mask_padding(linear(x, word.T), 0, vocab_size), x
 
 
 def logits_backward(dlogits, word, x):
-    """dlogits [b, s, V] -> dx [b, s, h], dword [V, h]."""
+    """Return dx [b, s, h], dword [V, h] for dlogits [b, s, V]."""
     dx, dword, _ = linear_backward(dlogits, x, word.T)                   # forward: logits = x @ word^T
     return dx, dword.T
 
 
 def sharded_logits_forward(xs, words, vocab_size, region):
-    """Each rank's x [b, s, h], as it is outside the region -> its logits [b, s, V/t]."""
+    """Map each rank's x [b, s, h], in the layout outside the region -> its logits [b, s, V/t]."""
     entered = region.enter(xs)
     return [mask_padding(linear(x, word.T), rank * len(word), vocab_size)
             for rank, (x, word) in enumerate(zip(entered, words))], region.keep(xs, entered)
 
 
 def sharded_logits_backward(dlogits, words, kept, region):
-    """Each rank's dlogits [b, s, V/t] -> its dx [b, s, h], as it is outside the region, and its dword [V/t, h]."""
+    """Return each rank's dx [b, s, h], outside the region, and dword [V/t, h] for its dlogits [b, s, V/t]."""
     partial, dwords = zip(*[logits_backward(*one) for one in zip(dlogits, words, region.enter_again(kept))])
     return region.enter_backward(partial), list(dwords)
 
 
 def mask_padding(logits, vocab_start_index, vocab_size):
-    """Minus infinity for the words at the end of a shard's logits [b, s, n] that do not exist. In place."""
+    """Set the logits [b, s, n] of a shard's padded rows to minus infinity, in place."""
     real = min(max(vocab_size - vocab_start_index, 0), logits.shape[-1])
     logits[..., real:] = -np.inf
     return logits

@@ -1,9 +1,9 @@
-"""What BERT has on top (Devlin et al. 2018, sections 3.1 and 4): a head for masked words, and heads that read [CLS].
+"""BERT's heads (Devlin et al. 2018, sections 3.1 and 4): one for masked tokens, and heads that read [CLS].
 
-The head for words is a layer and a norm of its own, then the logits: the embedding's table read as columns, and a bias.
-The others read the first position alone, which has seen all: the pooler, a layer with tanh, and a linear layer.
+The head for tokens is a layer and a norm of its own, then the logits: the embedding's table read as columns, and a
+bias. The others read only the first position, which attends to all: the pooler, a layer with tanh, and a linear layer.
 
-All but the logits is outside the tensor-parallel regions: every rank computes it alike, or of its own positions.
+All but the logits is outside the tensor-parallel regions: the ranks compute the same, or each its own positions.
 """
 from dataclasses import dataclass
 from typing import Any
@@ -20,30 +20,30 @@ from reference.params import Tensor, bias, weight
 
 @dataclass(frozen=True)
 class MaskedLMHead:
-    """Tensors of the head for masked words, or their gradients."""
+    """Tensors of the head for masked tokens, or their gradients."""
 
     dense: Linear          # [h, h], on every rank
     layernorm: LayerNorm
-    bias: Any              # [V], split as the rows of the word table
+    bias: Any              # [V], sharded like the rows of the word table
 
 
 def masked_lm_tensors(c):
-    """Declares the tensors for a ModelConfig. The word table is the embedding's."""
+    """Declare the tensors for a ModelConfig. The word table is the embedding's."""
     word = word_tensor(c)
     return MaskedLMHead(dense_tensors(c, c.hidden_size), layer_norm_tensors(c),
                         Tensor((c.vocab_size,), split=0, pad_to=word.pad_to))
 
 
 def dense_tensors(c, n):
-    """Of a linear layer from h to n, on every rank."""
+    """Declare a linear layer from h to n, replicated."""
     return Linear(weight((c.hidden_size, n), c.init_method_std), bias((n,)))
 
 
-# ---- masked words ---------------------------------------------------------------------------------------------------
+# ---- masked tokens --------------------------------------------------------------------------------------------------
 
 
 def transform_forward(x, p, c):
-    """x [b, s, h] -> [b, s, h], which the logits read: norm(act(x @ w + b))."""
+    """Compute norm(act(x @ w + b)), which the logits read: x [b, s, h] -> [b, s, h]."""
     act, _ = ACTIVATIONS[c.activation]
     z, dense = linear_forward(x, p.dense)
     a, act_cache = act(z)
@@ -52,7 +52,7 @@ def transform_forward(x, p, c):
 
 
 def transform_backward(dy, p, cache, c):
-    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a MaskedLMHead without its bias."""
+    """Return dx [b, s, h] and the gradients, as a MaskedLMHead without its bias, for dy [b, s, h]."""
     _, act_backward = ACTIVATIONS[c.activation]
     dense, act_cache, norm = cache
     da, layernorm = layer_norm_backward(dy, p.layernorm, norm)
@@ -61,14 +61,14 @@ def transform_backward(dy, p, cache, c):
 
 
 def masked_lm_forward(x, p, word, c):
-    """x [b, s, h], word [V, h] -> logits [b, s, V]."""
+    """Map x [b, s, h], word [V, h] -> logits [b, s, V]."""
     y, transform = transform_forward(x, p, c)
     logits, logits_cache = logits_forward(y, word, c.vocab_size)
     return logits + p.bias, (transform, logits_cache)
 
 
 def masked_lm_backward(dlogits, p, word, cache, c):
-    """dlogits [b, s, V] -> dx [b, s, h], dword [V, h], and the gradients, as a MaskedLMHead."""
+    """Return dx [b, s, h], dword [V, h] and the gradients, as a MaskedLMHead, for dlogits [b, s, V]."""
     transform, logits_cache = cache
     dy, dword = logits_backward(dlogits, word, logits_cache)
     dx, grads = transform_backward(dy, p, transform, c)
@@ -76,14 +76,14 @@ def masked_lm_backward(dlogits, p, word, cache, c):
 
 
 def sharded_masked_lm_forward(xs, shards, words, c, region):
-    """Each rank's x [b, s, h], as it is outside the region -> its logits [b, s, V/t]."""
+    """Map each rank's x [b, s, h], in the layout outside the region -> its logits [b, s, V/t]."""
     ys, transforms = zip(*[transform_forward(x, p, c) for x, p in zip(xs, shards)])
     logits, logits_cache = sharded_logits_forward(list(ys), words, c.vocab_size, region)
     return [one + p.bias for one, p in zip(logits, shards)], (transforms, logits_cache)    # padding stays -infinity
 
 
 def sharded_masked_lm_backward(dlogits, shards, words, cache, c, region):
-    """Each rank's dlogits [b, s, V/t] -> its dx [b, s, h], as it is outside the region, dword and its gradients."""
+    """Return each rank's dx [b, s, h], outside the region, dword and gradients for its dlogits [b, s, V/t]."""
     transforms, logits_cache = cache
     dys, dwords = sharded_logits_backward(dlogits, words, logits_cache, region)
     dxs, grads = zip(*[transform_backward(dy, p, one, c) for dy, p, one in zip(dys, shards, transforms)])
@@ -91,11 +91,11 @@ def sharded_masked_lm_backward(dlogits, shards, words, cache, c, region):
                                for grad, one in zip(grads, dlogits)]
 
 
-# ---- what reads the first position ----------------------------------------------------------------------------------
+# ---- heads that read the first position -----------------------------------------------------------------------------
 
 
 def pooled_forward(x, pooler, classifier):
-    """x [b, s, h] -> [b, n], by the first of its positions."""
+    """Map x [b, s, h] -> [b, n], from its first position."""
     z, dense = linear_forward(x[:, :1], pooler)
     pooled = np.tanh(z)
     y, scores = linear_forward(pooled, classifier)                            # [b, 1, h] @ [h, n] -> [b, 1, n]
@@ -103,8 +103,7 @@ def pooled_forward(x, pooler, classifier):
 
 
 def pooled_backward(dy, pooler, classifier, cache):
-    """dy [b, n] -> dx of the first position, [b, 1, h], that of the others being 0; and the gradients of both layers.
-    """
+    """Return dx of the first position, [b, 1, h] (0 elsewhere), and both layers' gradients for dy [b, n]."""
     dense, pooled, scores = cache
     dpooled, dclassifier = linear_backward(dy[:, None], classifier, scores)
     dx, dpooler = linear_backward(dpooled * (1 - pooled**2), pooler, dense)

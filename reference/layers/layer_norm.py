@@ -1,4 +1,4 @@
-"""Layer normalisation. Its tensors are on every rank; each normalises what it holds outside the regions."""
+"""Layer normalisation. Its tensors are replicated; each rank normalises its own array outside the regions."""
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,23 +8,23 @@ from reference.params import bias, gain
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Tensors of a layer norm, or their gradients: on every rank."""
+    """Tensors of a layer norm, or their gradients: replicated."""
 
     weight: Any   # [h]
     bias: Any     # [h]
 
 
 def layer_norm_tensors(c):
-    """Declares the tensors for a ModelConfig."""
+    """Declare the tensors for a ModelConfig."""
     return LayerNorm(gain((c.hidden_size,)), bias((c.hidden_size,)))
 
 
 def layer_norm_forward(x, p, epsilon):
-    """x [b, s, h] -> [b, s, h]."""
+    """Map x [b, s, h] -> [b, s, h]."""
     return ops.layer_norm(x, p.weight, p.bias, epsilon)
 
 
 def layer_norm_backward(dy, p, cache):
-    """dy [b, s, h] -> dx [b, s, h] and the gradients, as a LayerNorm."""
+    """Return dx [b, s, h] and the gradients, as a LayerNorm, for dy [b, s, h]."""
     dx, dweight, dbias = ops.layer_norm_backward(dy, p.weight, cache)
     return dx, LayerNorm(dweight, dbias)

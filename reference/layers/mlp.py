@@ -1,7 +1,7 @@
-"""The transformer's MLP: whole, and split over t tensor-parallel ranks (Shoeybi et al. 2019, section 3, figure 3a).
+"""The transformer's MLP: whole, and sharded over t tensor-parallel ranks (Shoeybi et al. 2019, section 3, figure 3a).
 
-Y = GeLU(X A) B. Splitting A by columns lets every rank apply GeLU to its own columns; splitting B by
-rows takes those columns as they are. One all-reduce (g) forward, one (f) backward.
+Y = GeLU(X A) B. Sharding A by columns lets every rank apply GeLU to its own columns; sharding B by rows takes those
+columns as they are. One all-reduce (g) forward, one (f) backward.
 """
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from reference.params import bias, weight
 
 @dataclass(frozen=True)
 class MLP:
-    """Tensors of the MLP, or their gradients. On each of t ranks: 4h/t columns of A, 4h/t rows of B, all of b_out."""
+    """Tensors of the MLP, or their gradients. Each of t ranks has 4h/t columns of A, 4h/t rows of B, all of b_out."""
 
     w_in: Any    # A [h, 4h], split along axis 1
     b_in: Any    #   [4h], split along axis 0
@@ -24,14 +24,14 @@ class MLP:
 
 
 def mlp_tensors(c):
-    """Declares the MLP's tensors for a ModelConfig. B ends a residual branch, so its std shrinks with depth."""
+    """Declare the MLP's tensors for a ModelConfig. B ends a residual branch, so its std shrinks with depth."""
     h, std = c.hidden_size, c.init_method_std
     return MLP(weight((h, 4 * h), std, split=1), bias((4 * h,), split=0),
                weight((4 * h, h), std / np.sqrt(2 * c.num_layers), split=0), bias((h,)))
 
 
 def mlp_forward(x, p, activation):
-    """x [b, s, h] -> y [b, s, h]."""
+    """Map x [b, s, h] -> y [b, s, h]."""
     act, _ = ACTIVATIONS[activation]
     a, act_cache = act(linear(x, p.w_in, p.b_in))        # [b, s, h] @ [h, 4h] -> [b, s, 4h]
     y = linear(a, p.w_out, p.b_out)                      # [b, s, 4h] @ [4h, h] -> [b, s, h]
@@ -39,7 +39,7 @@ def mlp_forward(x, p, activation):
 
 
 def mlp_backward(dy, p, cache, activation):
-    """dy [b, s, h] -> dx [b, s, h] and the gradients, as an MLP."""
+    """Return dx [b, s, h] and the gradients, as an MLP, for dy [b, s, h]."""
     x, act_cache, a = cache
     _, act_backward = ACTIVATIONS[activation]
     # forward: y = a @ w_out + b_out
@@ -50,7 +50,7 @@ def mlp_backward(dy, p, cache, activation):
 
 
 def sharded_mlp_forward(xs, shards, activation, region):
-    """Each rank's x [b, s, h], as it is outside the region -> its y, likewise."""
+    """Map each rank's input x [b, s, h] to its output y [b, s, h]; both use the layout outside the region."""
     act, _ = ACTIVATIONS[activation]
     entered, partial, caches = region.enter(xs), [], []                  # f
     for x, p in zip(entered, shards):
@@ -62,7 +62,7 @@ def sharded_mlp_forward(xs, shards, activation, region):
 
 
 def sharded_mlp_backward(dys, shards, cache, activation, region):
-    """Each rank's dy [b, s, h], as it is outside the region -> its dx, likewise, and its gradients."""
+    """Return each rank's dx [b, s, h] and gradients for its dy [b, s, h]; both use the layout outside the region."""
     kept, caches = cache
     db_outs = [rows(dy).sum(0) for dy in dys]            # forward: y = g(a @ w_out) + b_out
     partial, grads = [], []
@@ -77,13 +77,13 @@ def sharded_mlp_backward(dys, shards, cache, activation, region):
 
 
 def rows_first_mlp_forward(x, p, t, activation, reduce_first):
-    """What if A is split by *rows*, and X by columns to match? Then X A is a sum of t partial products.
+    """Compute the MLP with A sharded by *rows*, and X by columns to match. Then X A is a sum of t partial products.
 
-    GeLU is not linear: GeLU(X1 A1 + X2 A2) is not GeLU(X1 A1) + GeLU(X2 A2). Without `reduce_first` every rank
-    applies it to its own partial product (and 1/t of the bias, so that the biases add up) and the result is simply
-    another function. With it the ranks first all-reduce b s 4h elements in the middle of the layer. That is right
-    again, but the message is four times that of the split by columns, and B is still whole on every rank: to split
-    it too costs a second one. Returns y [b, s, h].
+    GeLU is not linear: GeLU(X1 A1 + X2 A2) is not GeLU(X1 A1) + GeLU(X2 A2). Without `reduce_first` every rank applies
+    it to its own partial product (and 1/t of the bias, so that the biases add up) and the result is simply another
+    function. With it the ranks first all-reduce b s 4h elements in the middle of the layer. That is correct again, but
+    the message is four times that of the split by columns, and B is still replicated: to shard it too costs a second
+    one. Returns y [b, s, h].
     """
     act, _ = ACTIVATIONS[activation]
     xs, a_rows = np.split(x, t, -1), np.split(p.w_in, t, 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from reference.layer_context import EVALUATION, TRAINING
 from reference.layers.block import Block, norms_backward, norms_forward
-from reference.layers.cross_entropy import (cross_entropy_backward, cross_entropy_forward, likeliest,
+from reference.layers.cross_entropy import (argmax_token, cross_entropy_backward, cross_entropy_forward,
                                             sharded_cross_entropy_backward, sharded_cross_entropy_forward)
 from reference.layers.embedding import (Embedding, logits_backward, logits_forward, sharded_logits_backward,
                                         sharded_logits_forward, word_tensor)
@@ -83,12 +83,12 @@ def gpt_logits(x, p, c):
     return logits_of(x, p, c) if has_head(p, c) else x
 
 
-def predicted_words(x, p, c):
-    """Map tokens [b, s], or the x of the stage before, to the likeliest token after each, [b, s]; or to the x for the
-    next stage.
+def predicted_tokens(x, p, c):
+    """Map tokens [b, s], or the x of the stage before, to the most probable token after each, [b, s], or to the x for
+    the next stage.
     """
     x, _ = backbone_forward(x, p, c, StageInputs(x), EVALUATION)
-    return likeliest(logits_of(x, p, c)) if has_head(p, c) else x
+    return argmax_token(logits_of(x, p, c)) if has_head(p, c) else x
 
 
 def next_logits(x, p, c, kv_cache):

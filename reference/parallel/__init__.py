@@ -1,1 +1,1 @@
-"""How a model and its states are divided over ranks: flat buffers, stages, pipelines, replicas, ZeRO."""
+"""The division of a model and its states over ranks: flat buffers, stages, pipelines, replicas, ZeRO."""

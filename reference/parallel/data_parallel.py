@@ -1,8 +1,8 @@
-"""Data parallelism: d replicas of one model take different samples of a batch, and add up their gradients.
+"""Data parallelism: d replicas of one model take different samples of a batch and sum their gradients.
 
-Each replica takes its share in m microbatches of b samples, one after another, and adds their gradients: B = m d b.
-Every loss is divided by the size of the *global* batch at once, so the replicas' gradients are summed, not averaged,
-and how the samples are dealt out changes nothing.
+Each replica takes its samples in m microbatches of b, one after another, and adds up their gradients: B = m d b. Every
+loss is divided by the size of the *global* batch immediately, so the replicas' gradients are summed, not averaged, and
+the assignment of samples to replicas changes nothing.
 """
 from dataclasses import replace
 
@@ -16,13 +16,13 @@ from reference.params import leaves, tree_map, with_names
 
 
 def samples_of(replica: int, microbatch: int, d: int, b: int) -> slice:
-    """Which samples of the global batch one of d replicas takes as one of its microbatches: Megatron's order."""
+    """Return the samples of the global batch in a microbatch of one of d replicas, in Megatron's order."""
     first = (microbatch * d + replica) * b
     return slice(first, first + b)
 
 
 def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
-    """All replicas in one process: tokens, targets [B, s] -> the loss, and each replica's gradients, all alike.
+    """Compute the loss and each replica's gradients, all identical, in one process; tokens, targets are [B, s].
 
     p is a whole GPT, of which every replica has a copy; c is its ModelConfig, `dropout` the batch's Dropout, or None.
     """
@@ -42,7 +42,7 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
 
 
 def all_reduce_trees(trees):
-    """An all-reduce of every tensor. (The machine's gradients lie in one flat buffer, and take a single one.)"""
+    """All-reduce every tensor. (The machine's gradients lie in one flat buffer, and take a single all-reduce.)"""
     reduced = {name: all_reduce([dict(leaves(tree))[name] for tree in trees]) for name, _ in leaves(trees[0])}
     return [tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))
             for replica, tree in enumerate(trees)]

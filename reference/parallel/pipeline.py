@@ -1,6 +1,6 @@
-"""A pipeline in one process: any schedule, played over stages that know only their own layers.
+"""A pipeline in one process: any schedule, played over stages that have only their own layers.
 
-It is the machine's mpi_impl/parallel/pipeline.py without the ranks: `ready` holds what one rank would send to another.
+It is mpi_impl/parallel/pipeline.py without the ranks: `ready` holds what one rank would send to another.
 """
 from dataclasses import replace
 from itertools import chain
@@ -16,17 +16,17 @@ from reference.schedules.simulate import Times, simulate
 
 
 def cut_into_stages(p, layers_of_stages, c):
-    """A whole model -> each stage's part, as model_tensors declares it: the same arrays, a tied word table twice."""
+    """Split a whole model into stages, as model_tensors declares them: the same arrays, a tied word table twice."""
     whole = dict(leaves(p))
     return [tree_map(lambda named: whole[named.name], with_names(model_tensors(c, layers)))
             for layers in layers_of_stages]
 
 
 def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None):
-    """Batches (reference/batches.py) -> the loss over all of them, and each stage's gradients.
+    """Compute the loss over all microbatches (reference/batches.py) and each stage's gradients.
 
-    `dropout` is the Dropout of the first microbatch, whose samples those of the others follow, or None.
-    Stages that share the word table have the sum over both copies: an all-reduce between the first and the last.
+    `dropout` is the Dropout of the first microbatch, or None; the samples of the others follow. Both copies of a tied
+    word table get the sum of their gradients: an all-reduce between the first and the last stage.
     """
     caches: dict = {}
     ready: dict = {}
@@ -51,19 +51,19 @@ def pipeline_gradients(microbatches, stages, schedule: Schedule, c, dropout=None
         else:
             dy = shares[i] if has_head(p, c) else x
             ready[result(action)], late[stage, i] = model_backward(dy, p, caches.pop((stage, i)), c)
-            if kind == "B":                     # else a W of its own adds what I has found
+            if kind == "B":                     # else a separate W adds the gradients
                 grads[stage] = tree_map(np.add, grads[stage], late.pop((stage, i)))
     return loss, tie(grads)
 
 
 def in_time(schedule: Schedule) -> list[Action]:
-    """The actions of all ranks in an order in which they can happen."""
+    """Return the actions of all ranks in an order in which they can happen."""
     spans = chain(*simulate(schedule, Times()).ranks)
     return [span.action for span in sorted(spans, key=lambda span: span.start)]
 
 
 def tie(grads):
-    """The sum over the copies of the word table, in all of them."""
+    """Sum the gradients of the word table's copies, and give each copy the sum."""
     copies = [p.embedding.word for p in grads if p.embedding.word is not None]
     total = sum(copies[1:], copies[0])
     return [p if p.embedding.word is None else replace(p, embedding=replace(p.embedding, word=total)) for p in grads]

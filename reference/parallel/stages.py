@@ -1,4 +1,4 @@
-"""Which layers each rank of a pipeline holds, and as which stages."""
+"""The stages of each pipeline rank, and their layers."""
 from reference.config import ModelConfig, ParallelConfig
 from reference.errors import UserError
 from reference.models.model import model_tensors
@@ -8,13 +8,13 @@ from reference.schedules.generators import make
 
 
 def schedule_of(parallel: ParallelConfig, m: int) -> Schedule:
-    """The schedule that the configuration asks for, for m microbatches. Raises UserError if it does not take them."""
+    """Return the configured schedule for m microbatches. Raise UserError if it does not take that number."""
     return make(parallel.pipeline_schedule, parallel.pipeline_model_parallel_size, m,
                 parallel.virtual_pipeline_size)
 
 
 def stages_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[dict[int, range]]:
-    """For each rank of a pipeline its stages, and the layers of each. Raises UserError if there are too few layers."""
+    """Return, for each pipeline rank, its stages and their layers. Raise UserError if there are too few layers."""
     p = parallel.pipeline_model_parallel_size
     fewest = p if parallel.pipeline_schedule == "interleaved" else 1
     placement = schedule_of(parallel, m=fewest).placement()      # any m gives the same
@@ -30,9 +30,9 @@ def stages_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[dict[int, 
 
 
 def layers_of_stage(stage: int, stages: int, num_layers: int) -> range:
-    """The contiguous layers of a stage. What does not divide goes to the first stages, one layer more for each.
+    """Return the contiguous layers of a stage. The first stages get one layer more if the number does not divide.
 
-    (The last stage has the logits to compute as well, which is why it is not given more.)
+    (The last stage also computes the logits, so it gets no extra layer.)
     """
     each, more = divmod(num_layers, stages)
     first = stage * each + min(stage, more)
@@ -40,15 +40,15 @@ def layers_of_stage(stage: int, stages: int, num_layers: int) -> range:
 
 
 def layers_of_rank(stages: dict[int, range]) -> list[int]:
-    """All layers of a rank's stages, ascending."""
+    """Return all layers of a rank's stages, ascending."""
     return [layer for stage in sorted(stages) for layer in stages[stage]]
 
 
 def layouts_of_ranks(c: ModelConfig, parallel: ParallelConfig) -> list[Layout]:
-    """The flat buffers of a pipeline's ranks."""
+    """Return the flat buffers of a pipeline's ranks."""
     return [layout_of(model_tensors(c, layers_of_rank(stages)), parallel) for stages in stages_of_ranks(c, parallel)]
 
 
 def layout_of(tensors, parallel: ParallelConfig) -> Layout:
-    """The flat buffer of a rank that holds its shard of these tensors."""
+    """Return the flat buffer of a rank that holds its shards of these tensors."""
     return Layout(tensors, parallel.tensor_model_parallel_size, parallel.bucket_size, parallel.shards)

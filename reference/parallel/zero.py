@@ -1,19 +1,20 @@
-"""ZeRO: replicas that divide what they need not all keep (Rajbhandari et al. 2020, 1910.02054), all in one process.
+"""ZeRO: data parallelism that shards the model states over the replicas (Rajbhandari et al. 2020, 1910.02054), all in
+one process.
 
-Plain data parallelism keeps N = d copies of everything. Each stage of ZeRO cuts one more thing into N parts, and every
-replica keeps its own part, its *shard*. Of psi parameters with w bytes each, g bytes of gradient and K of Adam's
-moments, and with m microbatches a step:
+Plain data parallelism keeps N = d copies of everything. Each stage of ZeRO divides one more thing into N shards, and
+every replica keeps only its own *shard*. For psi parameters with w bytes each, g bytes of gradient and K of Adam's
+moments, and m microbatches a step:
 
-    stage  what is cut       bytes on a rank             elements that a rank sends in a step, over (N - 1)/N
+    stage  what is sharded   bytes on a rank             elements that a rank sends in a step, over (N - 1)/N
       0    nothing           (w + g + K) psi             2 psi        gradients all-reduced
       1    moments           (w + g) psi + K psi/N       2 psi        gradients reduce-scattered, parameters gathered
       2    and gradients     w psi + (g + K) psi/N       (m + 1) psi  the same, but gradients after every microbatch
       3    and parameters    (w + g + K) psi/N           3 m psi      parameters gathered forward, and again backward
 
-Adam looks at one element at a time, so its work can be cut anywhere. An all-reduce is a reduce-scatter, then an
+Adam looks at one element at a time, so its work can be sharded anywhere. An all-reduce is a reduce-scatter, then an
 all-gather; stage 1 only lets Adam work between the two, on a shard. Stage 3 gathers each unit of the model (a block, a
-table) where it is used, and keeps none of it. (The embedding's backward needs no table, so that psi counts twice only;
-a tied table is used once more, for the logits, and counts four times.) A list has one element for each rank.
+table) before it is used, and frees it afterwards. (The embedding's backward needs no table, so its psi counts only
+twice; a tied table is used once more, for the logits, and counts four times.) A list has one element for each rank.
 """
 from itertools import islice
 from math import sqrt
@@ -37,21 +38,21 @@ from reference.parallel.model_states import ModelStates
 from reference.params import assign, initialize_shard, tree_map
 
 
-class Rank(NamedTuple):
-    """What a replica keeps from step to step: flat buffers, whole [size] or only its shard of them [size/d]."""
+class ZeroRank(NamedTuple):
+    """The state of a replica from step to step: flat buffers, whole [size] or only its shard of them [size/d]."""
 
     params: Any    # a shard in stage 3
     grads: Any     # a shard in stages 2 and 3
     m: Any         # a shard in stages 1, 2 and 3
     v: Any
-    part: int      # of every bucket, the one that it owns; in stage 0 there is but one, and everyone owns it
+    part: int      # the index of its part of every bucket; in stage 0 the one part is everyone's
 
 
 class ZeroTrainer:
     """The Trainer of reference/training/trainer.py, on d replicas."""
 
     def __init__(self, model, optimizer, seed, dtype, d, stage, bucket_size=1 << 20):
-        """`model` is a ModelConfig, `optimizer` an OptimizerConfig. In stage 3 every unit is a bucket."""
+        """Initialize all replicas from a ModelConfig and an OptimizerConfig. In stage 3 every unit is a bucket."""
         check_zero_stage(stage)
         self.model, self.optimizer, self.seed, self.d, self.stage = model, optimizer, seed, d, stage
         self.iteration = self.reduced = self.gathered = 0    # steps; elements of a step's reduce-scatters, all-gathers
@@ -63,12 +64,12 @@ class ZeroTrainer:
         shard, self.ranks = np.zeros(layout.shard_size, dtype), []
         for part in [i % layout.parts for i in range(d)]:
             own = np.concatenate([initial[layout.owned_piece(bucket, part).in_buffer] for bucket in layout.buckets])
-            self.ranks.append(Rank(own if stage >= 3 else initial.copy(),
+            self.ranks.append(ZeroRank(own if stage >= 3 else initial.copy(),
                                    np.zeros_like(shard if stage >= 2 else initial),
                                    np.zeros_like(shard), np.zeros_like(shard), part))
 
     def step(self, tokens, targets, b):
-        """One step on the global batch, tokens, targets [B, s], in microbatches of b -> loss, norm before clipping."""
+        """Do one step on tokens, targets [B, s], in microbatches of b; return loss and norm before clipping."""
         self.iteration, loss = self.iteration + 1, 0.0
         self.reduced = self.gathered = 0
         for rank in self.ranks:
@@ -89,7 +90,8 @@ class ZeroTrainer:
     # ---- a microbatch: the ranks side by side, unit by unit ---------------------------------------------------------
 
     def forward(self, tokens, targets, dropouts):
-        """Each rank's tokens, targets [b, s] and Dropout -> its loss [b, s]; and caches, of each unit a list."""
+        """Map each rank's tokens, targets [b, s] and Dropout to its loss [b, s] and the caches, a list for each unit.
+        """
         c, blocks, contexts = self.model, {}, [LayerContext(dropout) for dropout in dropouts]
         xs, embedding = each(embedding_forward, tokens, map(Embedding, self.whole("embedding.word"),
                                                             self.whole("embedding.position")), contexts)
@@ -102,7 +104,7 @@ class ZeroTrainer:
         return losses, embedding, blocks, head
 
     def backward(self, dlosses, embedding, blocks, head):
-        """Each rank's dloss [b, s] -> unit by unit, in the order of the buckets, its name and each rank's gradients."""
+        """Yield each unit's name and each rank's gradients, in the order of the buckets, for each rank's dloss."""
         dxs, norms, tables = each(head_backward, dlosses, self.whole_head(), head)
         if self.table == "output":
             yield "output", tables
@@ -120,7 +122,7 @@ class ZeroTrainer:
         yield "embedding.word", words if self.table == "output" else [x + y for x, y in zip(words, tables)]
 
     def whole(self, unit):
-        """Each rank's parameters of a unit. Stage 3 gathers them; nobody keeps them, so they are freed after use."""
+        """Return each rank's parameters of a unit. Stage 3 gathers them, and frees them after use."""
         if unit not in self.layout.bucket_of:
             return [None] * self.d                          # rope has no table of positions
         bucket = self.layout.bucket_of[unit]
@@ -132,12 +134,12 @@ class ZeroTrainer:
         return [self.layout.unit_views(unit, flat) for flat in flats]
 
     def whole_head(self):
-        """The same of what head_forward and head_backward look at."""
+        """Return each rank's parameters that head_forward and head_backward read."""
         return [GPT(Embedding(table, None), {}, norm, None)
                 for norm, table in zip(self.whole("final_layernorm"), self.whole(self.table))]
 
     def keep(self, gradients):
-        """Add up a microbatch's gradients. Stages 2 and 3 have only a bucket of them whole (and a tied table)."""
+        """Add up a microbatch's gradients. Stages 2 and 3 hold only one bucket whole (and a tied table)."""
         for bucket in self.layout.buckets:
             flats = [np.zeros_like(rank.grads, shape=bucket.size) for rank in self.ranks]
             for unit, trees in islice(gradients, len(bucket.units)):
@@ -152,7 +154,7 @@ class ZeroTrainer:
     # ---- once a step ------------------------------------------------------------------------------------------------
 
     def reduce(self):
-        """The sum of the ranks' whole gradients, bucket by bucket: on every rank (stage 0), or where it is owned."""
+        """Sum the ranks' whole gradients, bucket by bucket: on every rank (stage 0), or on the owner."""
         for bucket in self.layout.buckets:
             flats = [rank.grads[bucket.slice] for rank in self.ranks]
             sums = self.reduce_scatter(flats) if self.stage else self.all_reduce(flats)
@@ -160,7 +162,7 @@ class ZeroTrainer:
                 rank.grads[self.layout.owned_piece(bucket, rank.part).in_buffer] = total
 
     def update(self):
-        """Every rank moves what it owns, by Adam -> the global norm before clipping, which takes the squares of all."""
+        """Run Adam on every rank's own elements; return the global norm before clipping, over all ranks' squares."""
         squares = [sum(sum_of_squares(grad) for _, grad, _, _, _ in self.owned(rank)) for rank in self.ranks]
         norm = sqrt(all_reduce(squares)[0] if self.stage else squares[0])       # without ZeRO each has all squares
         clip, lr = clip_coefficient(norm, self.optimizer.clip_grad), learning_rate(self.optimizer, self.iteration)
@@ -170,13 +172,13 @@ class ZeroTrainer:
         return norm
 
     def owned(self, rank):
-        """Of each tensor what the rank owns: views of its parameters, gradients, moments; and whether it decays."""
+        """Yield, for each tensor, the rank's views of parameters, gradients and moments, and whether it decays."""
         for segment, whole, own in self.layout.pieces(rank.part):
             yield (rank.params[own if self.stage >= 3 else whole], rank.grads[own if self.stage >= 2 else whole],
                    rank.m[own], rank.v[own], segment.tensor.decay)
 
     def publish(self):
-        """Everyone gets the parameters that the others have moved."""
+        """Gather the updated parameters from their owners on every rank."""
         for bucket in self.layout.buckets:
             moved = [rank.params[self.layout.owned_piece(bucket, rank.part).in_buffer] for rank in self.ranks]
             for rank, flat in zip(self.ranks, self.all_gather(moved)):
@@ -185,11 +187,11 @@ class ZeroTrainer:
     # ---- what it costs ----------------------------------------------------------------------------------------------
 
     def bytes_held(self):
-        """Each rank's, from step to step, padding included."""
+        """Return each rank's bytes from step to step, padding included."""
         return [ModelStates(r.params.nbytes, r.grads.nbytes, r.m.nbytes + r.v.nbytes) for r in self.ranks]
 
     def elements_sent(self):
-        """By each rank in the last step, if collectives are rings; without the numbers that make loss and norm."""
+        """Return the elements that each rank sent in the last step, in rings, without the scalars for loss and norm."""
         return ring_all_gather(self.reduced + self.gathered, self.d)
 
     def reduce_scatter(self, flats):
@@ -207,5 +209,5 @@ class ZeroTrainer:
 
 
 def each(function, *lists):
-    """function(of rank i's elements) for every rank i: a list of all first results, a list of all second ones, ..."""
+    """Call function(rank i's elements) for every rank i; return a list of all first results, of all second ones, ..."""
     return [list(results) for results in zip(*map(function, *lists))]

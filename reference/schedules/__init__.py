@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: the actions, the papers' schedules, what they cost, and why a wrong one is wrong."""
+"""Pipeline schedules as data: the actions, the papers' schedules, their simulation and validation."""

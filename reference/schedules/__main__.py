@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("-p", type=int, default=4, help="ranks of the pipeline")
     parser.add_argument("-m", type=int, default=8, help="microbatches")
     parser.add_argument("-v", type=int, default=None, help="stages on each rank, for interleaved and forward-only")
-    parser.add_argument("--csv", action="store_true", help="print the schedule alone, as CSV")
+    parser.add_argument("--csv", action="store_true", help="print only the schedule, as CSV")
     options = parser.parse_args(argv)
     try:
         schedule = make(options.schedule, options.p, options.m, options.v)

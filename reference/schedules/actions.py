@@ -1,15 +1,15 @@
-"""The language of pipeline schedules: actions, schedules as values, and what moves between ranks. Pure data.
+"""The language of pipeline schedules: actions, schedules as values, and transfers between ranks. Pure data.
 
-A model is cut into stages, numbered from the embedding to the loss. An action is one stage's work for one microbatch,
-and prints as stage, kind, microbatch: `2F0` is stage 2's forward of microbatch 0. The kinds:
+A model is divided into stages, numbered from the embedding to the loss. An action is one stage's work for one
+microbatch, and prints as stage, kind, microbatch: `2F0` is stage 2's forward of microbatch 0. The kinds:
 
     F   forward                                       needs the stage before
     B   backward, all of it: I and W together         needs the stage after, and its own F
     I   the gradient of the input alone               needs the stage after, and its own F
     W   the gradients of the weights alone            needs its own I, and nobody waits for it
 
-A schedule lists each rank's actions in order; which rank holds which stage follows from where they stand. Transfers are
-not written down: `lower` adds them.
+A schedule lists each rank's actions in order; the placement of stages on ranks follows from that. Transfers are not
+listed: `lower` adds them.
 """
 import re
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class Action(NamedTuple):
 
 
 def parse_action(text: str) -> Action:
-    """`2F0` -> Action(2, "F", 0). Raises UserError for anything else."""
+    """Parse `2F0` to Action(2, "F", 0). Raise UserError for anything else."""
     match = re.fullmatch(rf"([0-9]{{1,9}})([{KINDS}])([0-9]{{1,9}})", text.strip())
     if not match:
         raise UserError(f"{text.strip()[:40]!r} is not an action. An action is a stage, one of {', '.join(KINDS)}, and "
@@ -44,13 +44,13 @@ def parse_action(text: str) -> Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank computes, in order. Equal, hashable and printable, like any value."""
+    """The actions of each rank, in order. Equal, hashable and printable, like any value."""
 
     ranks: tuple[tuple[Action, ...], ...]
 
     @property
     def p(self) -> int:
-        """Ranks of the pipeline."""
+        """Return the number of ranks in the pipeline."""
         return len(self.ranks)
 
     @cached_property
@@ -62,20 +62,20 @@ class Schedule:
         return 1 + max((action.microbatch for rank in self.ranks for action in rank), default=-1)
 
     def rank_of(self) -> dict[int, int]:
-        """Stage -> the rank that holds it."""
+        """Map each stage to the rank that holds it."""
         return {action.stage: rank for rank, actions in enumerate(self.ranks) for action in actions}
 
     def placement(self) -> tuple[tuple[int, ...], ...]:
-        """For each rank the stages that it holds, ascending."""
+        """Return, for each rank, the stages that it holds, ascending."""
         return tuple(tuple(sorted({action.stage for action in actions})) for actions in self.ranks)
 
     def __str__(self):
-        """A row for each rank, actions in columns."""
+        """Format a row for each rank, actions in columns."""
         return table(self)
 
 
 def table(schedule: Schedule, marked: Iterable[tuple[int, int]] = ()) -> str:
-    """A row for each rank; the cells at (rank, place) that are `marked` stand in angle brackets."""
+    """Format a row for each rank; `marked` cells, given as (rank, place), get angle brackets."""
     marked = set(marked)
     cells = [[f">{action}<" if (r, i) in marked else str(action) for i, action in enumerate(actions)]
              for r, actions in enumerate(schedule.ranks)]
@@ -84,21 +84,21 @@ def table(schedule: Schedule, marked: Iterable[tuple[int, int]] = ()) -> str:
 
 
 def to_csv(schedule: Schedule) -> str:
-    """A line for each rank, its actions with commas between."""
+    """Format a line for each rank, its actions separated by commas."""
     return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
 
 
 def from_csv(text: str) -> Schedule:
-    """The inverse of to_csv. Raises UserError for a cell that is no action."""
+    """Parse the output of to_csv. Raise UserError for a cell that is not an action."""
     return Schedule(tuple(tuple(parse_action(cell) for cell in line.split(",") if cell.strip())
                           for line in text.splitlines()))
 
 
-# ---- what moves between ranks ---------------------------------------------------------------------------------------
+# ---- transfers between ranks ----------------------------------------------------------------------------------------
 
 
 class Send(NamedTuple):
-    """Hand an action's result to another rank."""
+    """A send of an action's result to another rank."""
 
     action: Action
     to: int
@@ -108,7 +108,7 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """Wait for an action's result from another rank."""
+    """A wait for an action's result from another rank."""
 
     action: Action
     source: int
@@ -121,9 +121,9 @@ Step = Action | Send | Receive
 
 
 def needs(action: Action, stages: int) -> Action | None:
-    """What an action needs of a neighbouring stage: an activation of the one before, a gradient of the one after.
+    """Return the action of a neighbouring stage that an action needs: an activation from before, a gradient from after.
 
-    Of its own stage it needs its F, and W its I: those come before it in the rank's own list.
+    It also needs its own stage's F, and W its I: those come earlier in the rank's own list.
     """
     stage, kind, microbatch = action
     if kind == "F":
@@ -134,7 +134,7 @@ def needs(action: Action, stages: int) -> Action | None:
 
 
 def user_stage(action: Action, stages: int) -> int | None:
-    """The stage that needs an action's result, if there is one: the inverse of `needs`."""
+    """Return the stage that needs an action's result, if there is one: the inverse of `needs`."""
     stage, kind, _ = action
     if kind == "F":
         return stage + 1 if stage < stages - 1 else None
@@ -142,7 +142,7 @@ def user_stage(action: Action, stages: int) -> int | None:
 
 
 def lower(schedule: Schedule) -> list[list[Step]]:
-    """Each rank's actions with their transfers: what it needs from another rank before, its result to another after."""
+    """Add transfers to each rank's actions: receives before the actions that need them, sends after their sources."""
     rank_of, stages = schedule.rank_of(), schedule.stages
     lowered: list[list[Step]] = []
     for r, actions in enumerate(schedule.ranks):
@@ -159,5 +159,5 @@ def lower(schedule: Schedule) -> list[list[Step]]:
 
 
 def result(action: Action) -> Action:
-    """What others know an action's result by: the gradient of a stage's input is its B, though I gives it."""
+    """Return the action under which others know a result: the gradient of a stage's input is its B, even from I."""
     return Action(action.stage, "B", action.microbatch) if action.kind == "I" else action

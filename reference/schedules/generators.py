@@ -1,8 +1,8 @@
-"""Pipeline schedules: who computes what when. Each function lists the actions (actions.py) of every rank.
+"""Pipeline schedules. Each function lists the actions (actions.py) of every rank.
 
-`python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. What a schedule costs, simulate.py tells.
-There ranks that start later often end later, too: this slant of the timeline is no idle time, unless something makes
-all ranks wait for one another between two steps.
+`python -m reference.schedules --schedule 1f1b -p 4 -m 8` prints a table. The cost of a schedule: simulate.py. Ranks
+that start later often end later, too: this slant of the timeline is no idle time, unless something makes all ranks wait
+for one another between two steps.
 
 Letters: p ranks of a pipeline, v stages (model chunks) on each, m microbatches.
 """
@@ -14,28 +14,28 @@ from reference.config import require_positive
 from reference.errors import UserError
 from reference.schedules.actions import Action, Schedule
 
-MOST_ACTIONS = 250_000      # of a kind on all ranks in one step: a schedule is a list of them all, made within seconds
+MOST_ACTIONS = 250_000      # of one kind on all ranks in a step: a schedule lists them all, within seconds
 
 # ---- generators -----------------------------------------------------------------------------------------------------
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al. 2019). Every rank holds the activations of all m microbatches."""
+    """Return all forwards, then all backwards (Huang et al. 2019). Every rank holds m microbatches' activations."""
     require_sizes(p, m)
     return per_rank(p, lambda r: alternate(forwards(r, m), backwards(r, m), warmup=m))
 
 
 def one_f_one_b(p: int, m: int) -> Schedule:
-    """One forward, one backward, in turn (PipeDream-Flush; Narayanan et al. 2021, figure 4, top).
+    """Alternate forwards and backwards (PipeDream-Flush; Narayanan et al. 2021, figure 4, top).
 
-    As many forwards ahead as there are ranks behind: at most p - r activations on rank r, and GPipe's bubble.
+    Each rank starts with one forward for each rank after it: at most p - r activations on rank r, and GPipe's bubble.
     """
     require_sizes(p, m)
     return per_rank(p, lambda r: alternate(forwards(r, m), backwards(r, m), warmup=p - 1 - r))
 
 
 def interleaved(p: int, m: int, v: int) -> Schedule:
-    """1F1B over v stages on each rank, r, r + p, r + 2p, ...: 1/v of the bubble (Narayanan et al. 2021, section 2.2).
+    """Do 1F1B over v stages on each rank, r, r + p, r + 2p, ...: 1/v of the bubble (Narayanan et al. 2021, 2.2).
 
     Microbatches go through a rank's stages in groups of p, so m must be a multiple of p. Raises UserError otherwise.
     """
@@ -53,9 +53,9 @@ def interleaved(p: int, m: int, v: int) -> Schedule:
 
 
 def zero_bubble_h1(p: int, m: int) -> Schedule:
-    """1F1B whose backward is cut in two (Qi et al. 2023, figure 3): I at once, for others wait for it; W r turns later.
+    """Split 1F1B's backward (Qi et al. 2023, figure 3): I immediately, since others wait for it; W r turns later.
 
-    Later ranks would idle at the end of a step. They fill that time with the W that they put off. Memory as 1F1B's
+    Later ranks would idle at the end of a step. They fill that time with the W that they delayed. Memory as on 1F1B's
     first rank: p activations, on every rank.
     """
     require_sizes(p, m)
@@ -63,7 +63,7 @@ def zero_bubble_h1(p: int, m: int) -> Schedule:
 
 
 def zero_bubble_h2(p: int, m: int) -> Schedule:
-    """Twice as many forwards ahead, and W put off twice as long (Qi et al. 2023, figure 3): 2p - 1 activations.
+    """Double ZB-H1's warm-up and its delay of W (Qi et al. 2023, figure 3): 2p - 1 activations.
 
     With F = I = W and m >= 2p - 1 nothing idles but for the slant of the timeline, as long as no optimizer step makes
     ranks wait.
@@ -73,14 +73,14 @@ def zero_bubble_h2(p: int, m: int) -> Schedule:
 
 
 def zero_bubble_v(p: int, m: int) -> Schedule:
-    """Two stages on each rank, r on the way down and 2p - 1 - r on the way up: a V (ZB-V; Qi et al. 2023, section 6).
+    """Place two stages on each rank, r on the way down and 2p - 1 - r on the way up: a V (Qi et al. 2023, section 6).
 
-    Each stage does 1F1B as in a pipeline of 2p ranks, backward cut in two, and a rank's two stages take turns. The
-    first forward comes up to rank r after 2(p - r) - 1 turns: it does as many forwards down until then. At the end,
-    what others wait for goes first, and W fills the time.
+    Each stage does 1F1B as in a pipeline of 2p ranks, with a split backward, and a rank's two stages take turns. The
+    first forward on the way up reaches rank r after 2(p - r) - 1 turns: until then the rank does that many forwards on
+    the way down. At the end, results that others wait for go first, and W fills the time.
 
-    Memory as 1F1B's first rank, on every rank: 2p activations of a stage, which has half a rank's layers. Where
-    F = I = W and m >= 2p - 1, nothing idles but for the slant of the timeline.
+    Memory as on 1F1B's first rank, on every rank: 2p activations of a stage, which has half a rank's layers. Where F =
+    I = W and m >= 2p - 1, nothing idles but for the slant of the timeline.
     """
     require_sizes(p, m)
 
@@ -96,11 +96,11 @@ def zero_bubble_v(p: int, m: int) -> Schedule:
 
 
 def dualpipe_v(p: int, m: int) -> Schedule:
-    """The V again, one stage's forward beside the other's backward (DeepSeek's DualPipeV, Sea AI Lab's `cut-in-half`).
+    """Pair one stage's forward with the other's backward on the V (DeepSeek's DualPipeV, Sea AI Lab's `cut-in-half`).
 
     The two are of different microbatches, so on a GPU one computes while the other communicates; here they stand one
-    after the other. Backward is cut in two at both ends only. At most 2p + 1 activations of a stage; where F = I = W
-    and m >= p, half of ZB-H1's bubble.
+    after the other. The backward is split at both ends only. At most 2p + 1 activations of a stage; where F = I = W and
+    m >= p, half of ZB-H1's bubble.
     """
     require_sizes(p, m)
 
@@ -116,15 +116,15 @@ def dualpipe_v(p: int, m: int) -> Schedule:
 
 
 def forward_only(p: int, m: int, v: int = 1) -> Schedule:
-    """Evaluation on the stages of `interleaved`; m need not be a multiple of p."""
+    """Evaluate on the stages of `interleaved`; m need not be a multiple of p."""
     require_sizes(p, m, v)
     return evaluation_schedule([range(r, v * p, p) for r in range(p)], m)
 
 
 def evaluation_schedule(placement: Sequence[Sequence[int]], m: int) -> Schedule:
-    """Evaluation: forwards alone, where rank r holds the stages placement[r], as in another schedule's placement().
+    """Do forwards only, with the stages placement[r] on rank r, as in another schedule's placement().
 
-    Microbatches go through a rank's stages in groups of p. Whatever the placement, it ends: the order of all actions by
+    Microbatches go through a rank's stages in groups of p. It ends for every placement: the order of all actions by
     group, stage and microbatch has each after the one that it needs, and every rank follows it.
     """
     p = len(placement)
@@ -141,12 +141,12 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def takes_v(name: str) -> bool:
-    """Whether the number of stages on each rank is for the user to choose."""
+    """Report whether the user chooses the number of stages on each rank."""
     return "v" in signature(SCHEDULES[name]).parameters
 
 
 def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
-    """The schedule of that name. Raises UserError if it takes no v and is given one, or needs one and is given none."""
+    """Return the schedule of that name. Raise UserError if it takes no v and gets one, or needs one and gets none."""
     if name not in SCHEDULES:
         raise UserError(f"{name!r} is no schedule. There are {', '.join(SCHEDULES)}.")
     if v is not None:
@@ -161,7 +161,7 @@ def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
 
 
 def alternate(forward: list[Action], backward: list[list[Action]], warmup: int) -> list[Action]:
-    """`warmup` forwards, then a forward and a backward in turn while there are forwards, then what is left."""
+    """Do `warmup` forwards, then a forward and a backward in turn while there are forwards, then the rest."""
     ahead = min(warmup, len(forward))
     actions = forward[:ahead]
     for i, turn in enumerate(backward):
@@ -178,17 +178,17 @@ def backwards(stage: int, m: int) -> list[list[Action]]:
 
 
 def split_backwards(stage: int, m: int, delay: int) -> list[list[Action]]:
-    """Turns of I, each with the W of `delay` turns ago; the last W stand after the last I."""
+    """Return turns of I, each with the W of `delay` turns earlier; the last W stand after the last I."""
     turns = [[Action(stage, "I", i), *([Action(stage, "W", i - delay)] if i >= delay else [])] for i in range(m)]
     turns[-1] += [Action(stage, "W", i) for i in range(max(0, m - delay), m)]
     return turns
 
 
-Turn = list[tuple[int, str]]                          # stages, each with what it does: F, B or IW
+Turn = list[tuple[int, str]]                          # (stage, its actions: F, B or IW) pairs
 
 
 def in_phases(m: int, *phases: tuple[int, Turn]) -> list[Action]:
-    """Each phase is a turn, done so many times. A stage takes its next microbatch; after the last it does nothing.
+    """Repeat each phase's turn as often as it says. A stage takes its next microbatch; after the last it does nothing.
 
     So the schedule of few microbatches is the schedule of many without the others: if one ends, so do all.
     """
@@ -204,7 +204,7 @@ def in_phases(m: int, *phases: tuple[int, Turn]) -> list[Action]:
 
 
 def put_off_weights(actions: list[Action], last: int, turns: int) -> list[Action]:
-    """Cut the last backwards in two, those that no forward follows, and do each W so many turns after its I."""
+    """Split the last backwards, those that no forward follows, and do each W `turns` turns after its I."""
     end = 1 + max(i for i, action in enumerate(actions) if action.kind == "F")
     cut = [i for i in range(end, len(actions)) if actions[i].kind in "BI"][-last:]
     inputs = [actions[i]._replace(kind="I") for i in cut]
@@ -217,7 +217,7 @@ def per_rank(p: int, actions: Callable[[int], list[Action]]) -> Schedule:
 
 
 def check_microbatches(name: str, p: int, m: int) -> None:
-    """Raises UserError if the schedule of that name does not take m microbatches: all others take any number."""
+    """Raise UserError if the schedule of that name does not take m microbatches. Only `interleaved` is restricted."""
     require_sizes(p, m)
     if name == "interleaved" and m % p:
         raise UserError(f"The interleaved schedule takes microbatches in groups of p = {p}, but m = {m} is no multiple "
@@ -225,7 +225,7 @@ def check_microbatches(name: str, p: int, m: int) -> None:
 
 
 def require_sizes(p: int, m: int, v: int = 1) -> None:
-    """Raises UserError below 1, and where the list of all actions would be too long to be made."""
+    """Raise UserError for sizes below 1, and if the list of all actions would be too long."""
     for name, value in (("pipeline ranks p", p), ("microbatches m", m), ("stages on each rank v", v)):
         require_positive(name, value)
     if p * v * m > MOST_ACTIONS:

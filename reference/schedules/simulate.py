@@ -1,7 +1,7 @@
-"""From a schedule and the time that each action takes: when everything happens, what idles, what memory it takes.
+"""Simulation of a schedule from the time of each action: the timeline, the idle time and the memory.
 
-A rank does its actions in order, each as soon as what it needs has arrived. What another rank sends is under way for
-the communication time, and nobody computes slower for it. The work is linear in the number of actions.
+A rank does its actions in order, each as soon as its inputs have arrived. A transfer between ranks takes the
+communication time and slows no computation. The work is linear in the number of actions.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Times:
     communication: float = 0.0
 
     def of(self, action: Action) -> float:
-        """How long an action takes."""
+        """Return the duration of an action."""
         forward, i, w = (at_stage(time, action.stage)
                          for time in (self.forward, self.input_gradient, self.weight_gradient))
         return {"F": forward, "B": i + w, "I": i, "W": w}[action.kind]
@@ -31,7 +31,7 @@ def at_stage(time: float | Sequence[float], stage: int) -> float:
 
 
 class Span(NamedTuple):
-    """When an action starts and ends."""
+    """An action with its start and end."""
 
     action: Action
     start: float
@@ -40,13 +40,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each rank did, and when."""
+    """The spans of each rank."""
 
     ranks: tuple[tuple[Span, ...], ...]
 
     @property
     def cost(self) -> float:
-        """The longest of the ranks' own spans, from the start of its first action to the end of its last.
+        """Return the longest of the ranks' own spans, from the start of its first action to the end of its last.
 
         Ranks that start later also end later: with no optimizer step to wait for, the slant costs nothing.
         """
@@ -54,31 +54,31 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """From the first start of any rank to the last end of any."""
+        """Return the time from the first start of any rank to the last end of any."""
         return max(spans[-1].end for spans in self.ranks) - min(spans[0].start for spans in self.ranks)
 
     @property
     def work(self) -> float:
-        """Of the busiest rank: what a step would take if it never waited."""
+        """Return the computation time of the busiest rank: a step's time if it never waited."""
         return max(sum(span.end - span.start for span in spans) for spans in self.ranks)
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle time / ideal time, over the whole makespan: (p - 1) / m for GPipe and 1F1B (Narayanan et al. 2021)."""
+        """Return idle / ideal time over the whole makespan: (p - 1) / m for GPipe and 1F1B (Narayanan et al. 2021)."""
         return (self.makespan - self.work) / self.work
 
     @property
     def bubble_rate(self) -> float:
-        """Idle time / cost, as the zero-bubble paper prints it (Qi et al. 2023, section 5)."""
+        """Return idle time / cost, as the zero-bubble paper prints it (Qi et al. 2023, section 5)."""
         return (self.cost - self.work) / self.cost
 
 
 def simulate(schedule: Schedule, times: Times) -> Timeline:
-    """Play the schedule. Raises ValueError if it stops for ever; validate.py says why."""
+    """Play the schedule. Raise ValueError if it stops for ever; validate.py says why."""
     rank_of, stages = schedule.rank_of(), schedule.stages
     length = {(stage, kind): times.of(Action(stage, kind, 0)) for stage in range(stages) for kind in KINDS}
     ended: dict[Action, float] = {}                   # B and I of a stage give the same gradient: both stand here as B
-    waiting: dict[Action, int] = {}                   # what has not ended, and the rank that waits for it
+    waiting: dict[Action, int] = {}                   # an action that has not ended: the rank that waits for it
     spans: list[list[Span]] = [[] for _ in schedule.ranks]
     ready = list(range(schedule.p))
     while ready:
@@ -106,9 +106,9 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
 
 def activations_in_flight(schedule: Schedule) -> list[int]:
-    """For each rank, the most stage caches that it holds at once: from F until B, or until W, which needs them last.
+    """Return, for each rank, the peak number of stage caches that it holds, each from F until B, or until W.
 
-    A forward that no backward follows keeps nothing: evaluation drops its caches at once.
+    A forward without a backward keeps nothing: evaluation drops its caches immediately.
     """
     peaks = []
     for actions in schedule.ranks:

@@ -1,10 +1,10 @@
-"""Why a schedule is wrong, with the table and the bad cells marked.
+"""Validation of a schedule, with an error that marks the bad cells in its table.
 
-A right schedule does every action once, in an order that each rank can follow, and ends. Whether it ends depends on
-what sending means:
+A valid schedule does every action once, in an order that each rank can follow, and ends. Whether it ends depends on the
+kind of sends:
 
-- nonblocking: a send is posted and the rank goes on; a receive waits. What a good executor does.
-- blocking: a send waits until its receiver receives (a rendezvous). What a beginner writes. MPI hides the difference
+- nonblocking: a send is posted and the rank goes on; a receive waits. A good executor does this.
+- blocking: a send waits until its receiver receives (a rendezvous). A beginner writes this. MPI hides the difference
   for small messages, which it buffers ("eager"), so a program may pass its tests and hang on real sizes.
 """
 from reference.errors import UserError
@@ -12,11 +12,11 @@ from reference.schedules.actions import Action, Receive, Schedule, Send, Step, l
 
 
 class ScheduleError(UserError):
-    """A sentence on what is wrong, and the schedule's table with the bad cells in angle brackets."""
+    """An error sentence, with the schedule's table and the bad cells in angle brackets."""
 
 
 def validate(schedule: Schedule, blocking: bool = False) -> None:
-    """Raises ScheduleError if an action is missing, done twice or out of order, or if the ranks would wait for ever."""
+    """Raise ScheduleError if an action is missing, repeated or out of order, or if the ranks would wait for ever."""
     places = places_of_actions(schedule)
     check_complete(schedule, places)
     check_order_on_ranks(schedule, places)
@@ -24,7 +24,7 @@ def validate(schedule: Schedule, blocking: bool = False) -> None:
 
 
 def places_of_actions(schedule: Schedule) -> dict[Action, tuple[int, int]]:
-    """Where each action stands, (rank, place); none stands twice, and no stage on two ranks."""
+    """Return the (rank, place) of each action; check that none is repeated, and that no stage is on two ranks."""
     places: dict[Action, tuple[int, int]] = {}
     for r, actions in enumerate(schedule.ranks):
         for i, action in enumerate(actions):
@@ -40,7 +40,7 @@ def places_of_actions(schedule: Schedule) -> dict[Action, tuple[int, int]]:
 
 
 def check_complete(schedule: Schedule, places) -> None:
-    """Every stage does the F of every microbatch; if anything goes backward, everything does, as B or as I and W."""
+    """Check that every stage does F for every microbatch; if there is any backward, all of them, as B or as I and W."""
     trains = any(action.kind != "F" for action in places)
     for stage in range(schedule.stages):
         for i in range(schedule.microbatches):
@@ -52,7 +52,7 @@ def check_complete(schedule: Schedule, places) -> None:
 
 
 def check_order_on_ranks(schedule: Schedule, places) -> None:
-    """F before B or I, I before W, and neighbouring stages in order where they are on one rank."""
+    """Check that F is before B or I, I before W, and neighbouring stages in order where they are on one rank."""
     stages = schedule.stages
     for action, (r, place) in places.items():
         own = {"F": "", "B": "F", "I": "F", "W": "I"}[action.kind]
@@ -77,9 +77,9 @@ def check_it_ends(schedule: Schedule, places, blocking: bool) -> None:
 
 
 def play(steps: list[list[Step]], blocking: bool) -> dict[int, Step]:
-    """Run every rank as far as it goes, whatever the time -> the step at which each is stuck; none if it ends.
+    """Run every rank as far as it goes, regardless of time; return the step at which each is stuck, none if it ends.
 
-    A rank that gets somewhere wakes the one that waits for it, so the work is linear in the number of steps.
+    A rank that advances wakes the one that waits for it, so the work is linear in the number of steps.
     """
     at, posted = [0] * len(steps), set()
     ready = list(range(len(steps)))
@@ -108,7 +108,7 @@ def play(steps: list[list[Step]], blocking: bool) -> dict[int, Step]:
 
 
 def wait_cycle(stuck: dict[int, Step]) -> list[int]:
-    """Ranks each of which waits for the next, and the last for the first."""
+    """Return ranks each of which waits for the next, and the last for the first."""
     seen: list[int] = []
     r = min(stuck)
     while r not in seen:
@@ -120,7 +120,7 @@ def wait_cycle(stuck: dict[int, Step]) -> list[int]:
 
 
 def what(step: Step) -> str:
-    """A rank is never stuck in an action of its own: only in a transfer."""
+    """Describe the transfer in which a rank is stuck: it is never stuck in an action of its own."""
     if isinstance(step, Send):
         return f"to send {step.action} to rank {step.to}"
     assert isinstance(step, Receive)
@@ -128,7 +128,7 @@ def what(step: Step) -> str:
 
 
 def cell(step: Step, places) -> Action:
-    """The action in the table that a transfer belongs to: the sender's own, or the one that needs what is received."""
+    """Return the table's action of a transfer: the sender's own, or the one that needs the received result."""
     assert not isinstance(step, Action)
     stage, kind, i = step.action
     if isinstance(step, Receive):

@@ -12,7 +12,7 @@ from reference.precision import rounded
 
 
 def loss_and_gradients(batch, p, c, dropout=None):
-    """The loss over a batch, a float, and its gradients. It is the sum over heads of their weighted means.
+    """Compute the loss over a batch, a float, and its gradients: the sum over heads of their weighted means.
 
     For batches and their weights see reference/batches.py. c is a ModelConfig, p its parameters; `dropout` is a
     Dropout, or None where nothing is dropped.
@@ -25,14 +25,14 @@ def loss_and_gradients(batch, p, c, dropout=None):
 
 
 class Trainer:
-    """A model, its Adam moments, and one step after another over whole global batches.
+    """A model and its Adam moments, trained one global batch at a time.
 
-    In mixed precision it is what 16 bits come close to: the model computes in float32, with the master weights rounded
-    to the 16-bit format, and nothing else rounded. So no gradient overflows, and the loss needs no scale.
+    In mixed precision it is the limit that 16 bits approximate: the model computes in float32, with the master weights
+    rounded to the 16-bit format, and nothing else rounded. So no gradient overflows, and the loss needs no scale.
     """
 
     def __init__(self, model, optimizer, seed, precision):
-        """`model` is a ModelConfig, `optimizer` an OptimizerConfig, `precision` a Precision."""
+        """Initialize from a ModelConfig, an OptimizerConfig and a Precision."""
         self.model, self.optimizer, self.seed, self.form = model, optimizer, seed, precision.form
         self.tensors = model_tensors(model)
         self.params = self.in_format(initialize(self.tensors, seed, precision.main))     # the master weights
@@ -41,9 +41,9 @@ class Trainer:
         self.iteration = self.updates = 0
 
     def step(self, batch, skipped=False):
-        """One step on the global batch -> loss, norm before clipping, clipped gradients.
+        """Do one step on the global batch; return loss, norm before clipping and clipped gradients.
 
-        A step that is skipped, because gradients overflowed where they have 16 bits, moves nothing.
+        A step that is `skipped`, because gradients overflowed in 16 bits elsewhere, changes no weights.
         """
         self.iteration += 1
         dropout = Dropout(self.model, self.seed, self.iteration)
@@ -56,7 +56,7 @@ class Trainer:
         return loss, norm, grads
 
     def update(self, grads):
-        """Adam moves the weights."""
+        """Move the weights by Adam."""
         self.updates += 1
         lr = learning_rate(self.optimizer, self.updates)
         tree_map(lambda param, grad, m, v, tensor: adam_update(param, grad, m, v, self.updates, lr, tensor.decay,
@@ -64,5 +64,5 @@ class Trainer:
                  self.params, grads, self.m, self.v, self.tensors)
 
     def in_format(self, params):
-        """Parameters as the model has them."""
+        """Round parameters to the model's format."""
         return tree_map(lambda x: rounded(x, self.form), params)

@@ -12,8 +12,8 @@ from mpi_impl.checkpoints.huggingface import WEIGHTS, check_weights, load_weight
 from mpi_impl.checkpoints.huggingface_config import CONFIG, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
+from mpi_impl.generation.decoding import last_logits
 from mpi_impl.generation.replica import trained
-from mpi_impl.generation.words import last_logits
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import parse
 from mpi_impl.training.trainer import Trainer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, ByteLevelBPETokenizer
-from mpi_impl.evaluation.arguments import Course
+from mpi_impl.evaluation.arguments import FineTuningLength
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums
@@ -195,8 +195,8 @@ def test_what_can_be_learnt_is_learnt_and_saved(ranks, race, tmp_path, capfd):
     (10, 5, 6, {2, 4, 6}), (10, 4, 8, {3, 5, 8}), (10, 4, 7, {3, 5, 7}), (3, 8, 2, {1, 2}), (10, 4, 0, set()),
     (10, 4, 1, {1})])
 def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, iterations, ends):
-    course = Course(questions, batch, iterations)
-    assert {iteration for iteration in range(1, iterations + 1) if course.ends_epoch(iteration)} == ends
+    length = FineTuningLength(questions, batch, iterations)
+    assert {iteration for iteration in range(1, iterations + 1) if length.ends_epoch(iteration)} == ends
 
 
 BAD = [
@@ -207,7 +207,7 @@ BAD = [
     (["--seq-length", "33"], "--seq-length is 33, but the model has 32 positions"),
     (["--seq-length", "11"], "--seq-length is 11, but must be at least 12"),
     (["--data-path", "no/such"], "--data-path no/such is not RACE's folder"),
-    (["--sequence-parallel"], "--sequence-parallel cuts the sequence"),
+    (["--sequence-parallel"], "--sequence-parallel shards the sequence"),
     (["--global-batch-size", "5"], "--global-batch-size is 5, but must be a multiple of"),
     (["--lr", "-1"], "--lr is -1"), (["--log-interval", "0"], "--log-interval is 0"),
     (["--pipeline-schedule", "interleaved"], "which needs --num-layers-per-virtual-pipeline-stage"),

@@ -4,8 +4,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface import within_segment
+from mpi_impl.generation.decoding import generate, last_logits
 from mpi_impl.generation.replica import Replica, loaded
-from mpi_impl.generation.words import generate, last_logits
 from reference.config import ParallelConfig
 from reference.generation import decoding as textbook
 from reference.generation.decoding import Sampling

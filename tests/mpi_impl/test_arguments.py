@@ -147,7 +147,8 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
         ("lr", "nan"), ("clip-grad", "inf"), ("adam-eps", "inf"), ("weight-decay", "nan"), ("loss-scale", "inf"),
         ("layernorm-epsilon", "inf"), ("init-method-std", "inf"), ("attention-dropout", "nan"), ("min-lr", "inf"),
         ("distributed-timeout-minutes", "nan"), ("distributed-timeout-minutes", "inf"))),
-    ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is cut), 1 (optimizer states), 2 (and gradients) or"),
+    ("--zero-stage 4", "--zero-stage is 4, but must be 0 (nothing is sharded), 1 (optimizer states), 2 (and gradients) "
+                       "or"),
     ("--zero-stage -1", "--zero-stage is -1, but must be 0"),
     ("--zero-stage 3 --ddp-bucket-size 9", "--ddp-bucket-size is 9, but --zero-stage 3 gathers and reduces block by"),
     (f"{T2} --sequence-parallel --no-scatter-gather-tensors-in-pipeline", "with --sequence-parallel no rank has one."),
@@ -158,7 +159,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--sequence-parallel", "but --tensor-model-parallel-size is 1. Choose at least 2, or leave the option out."),
     (f"{T2} --keep-gathered-inputs", "--keep-gathered-inputs needs --sequence-parallel"),
     (f"{T2} --sequence-parallel --seq-length 31", "--tensor-model-parallel-size is 2, but must divide --seq-length, "
-     "which is 31. With --sequence-parallel every rank has as many positions."),
+     "which is 31. With --sequence-parallel every rank has the same number of positions."),
     ("--recompute-granularity some", "--recompute-granularity: invalid choice: 'some'"),
     ("--recompute-method block", "--recompute-method is block, which belongs to --recompute-granularity full, but that "
      "is not given. Leave it out, or choose full."),

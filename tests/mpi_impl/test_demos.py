@@ -25,7 +25,7 @@ def test_all_is_as_predicted(ranks, n, tmp_path, capsys):
     runs, end = 5 + len(variants(n)), text.splitlines()[-1]
     assert end.startswith("Every measured number equals its prediction") and f"from {runs} runs on {n} rank" in end
     lines = [re.split(" {2,}", line) for line in text.splitlines()]
-    measured = [cells[3:] for cells in lines if cells[1:2] == ["measured"] and "our account" not in cells]
+    measured = [cells[3:] for cells in lines if cells[1:2] == ["measured"] and "our inventory" not in cells]
     predicted = [cells[2:] for cells in lines if cells[1:2] == ["predicted"]]
     assert len(measured) == runs and [[*cells, "equal"] for cells in measured] == predicted
     assert "NOT" not in text and (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")

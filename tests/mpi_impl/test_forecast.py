@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from mpi_impl.comm.device import Memory
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.forecast import (Forecast, Host, Plan, check_memory, describe, describe_time, hosts_of, measured,
-                                       remedy)
+from mpi_impl.reports.forecast import (Forecast, MemoryHost, RunSizes, check_memory, describe, describe_time, hosts_of,
+                                       measured, remedy)
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
@@ -46,7 +46,7 @@ def forecast_and_account(group, case, m, plan, precision):
     with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
         found = rank_memory(trainer, case.b, case.s, m)
-        plan = Plan(case.model, topology.config, precision, case.b, case.s, m)
+        plan = RunSizes(case.model, topology.config, precision, case.b, case.s, m)
         (host,) = hosts_of(group, topology.place.pipeline)
         return (plan.forecast()[topology.place.pipeline], found.expected,
                 found.padding * sum(precision.bytes_each), host.ranks)
@@ -60,16 +60,16 @@ def forecast_and_account(group, case, m, plan, precision):
 def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, elsewhere, expected):
     """In float32 on 64 replicas: parameter, gradient and moments, if they are in memory."""
     parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
-    assert Plan(MODEL, parallel, FLOAT32, 1, 16, 1, elsewhere).bytes_of_parameter() == expected
+    assert RunSizes(MODEL, parallel, FLOAT32, 1, 16, 1, elsewhere).bytes_of_parameter() == expected
 
 
-def machine(memory, *places) -> Host:
-    return Host(round(memory), Counter(places))
+def machine(memory, *places) -> MemoryHost:
+    return MemoryHost(round(memory), Counter(places))
 
 
 def test_a_machine_that_has_less_refuses():
     """The ranks on one machine count together; each of several machines has its own."""
-    plan = Plan(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
+    plan = RunSizes(MODEL, ParallelConfig(pipeline_model_parallel_size=2), FLOAT32, 2, 16, 4)
     first, last = plan.forecast()
     both = first.total + last.total
     assert first.activations > last.activations > 0
@@ -84,7 +84,7 @@ def test_a_machine_that_has_less_refuses():
 def test_what_just_fits_is_not_refused(d, stage):
     """Each replica on a machine of its own, which has hardly more than it needs: nearly all of that for states."""
     parallel = ParallelConfig(data_parallel_size=d, zero_stage=stage)
-    plan = Plan(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
+    plan = RunSizes(replace(MODEL, hidden_size=512), parallel, FLOAT32, 1, 1, 1)
     (found,) = plan.forecast()
     assert found.states > 0.9 * found.total
     assert check_memory([machine(1.01 * found.total, 0)] * d, plan) == [found]
@@ -93,7 +93,7 @@ def test_what_just_fits_is_not_refused(d, stage):
 def test_a_model_that_is_far_too_large_is_refused_at_once():
     """Not after a look at each of its layers."""
     large = replace(MODEL, num_layers=10_000, hidden_size=1000 * MODEL.hidden_size)
-    plan = Plan(large, ParallelConfig(), FLOAT32, 1, 16, 1)
+    plan = RunSizes(large, ParallelConfig(), FLOAT32, 1, 16, 1)
     with pytest.raises(UserError, match="parameters a rank would hold 16 bytes each, .* a higher --zero-stage"):
         check_memory([machine(1e12, 0)], plan)
 
@@ -101,7 +101,7 @@ def test_a_model_that_is_far_too_large_is_refused_at_once():
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_the_remedy_helps(share):
     """The option that is named makes it fit; where none is named, no single one does."""
-    plan = Plan(MODEL, ParallelConfig(data_parallel_size=4), FLOAT32, 8, 16, 2)
+    plan = RunSizes(MODEL, ParallelConfig(data_parallel_size=4), FLOAT32, 8, 16, 2)
     (found,) = plan.forecast()
     host = machine(share * 4 * found.total, 0, 0, 0, 0)
     advice = remedy([host], plan)
@@ -120,14 +120,14 @@ def test_the_remedy_helps(share):
 @pytest.mark.parametrize("given", [Recompute("full", "uniform", 4), Recompute("full", "block", 1)])
 def test_the_remedy_is_not_what_was_given(given):
     """Who recomputes in another way already is told so, and not to give --recompute-granularity full."""
-    plan = Plan(MODEL, ParallelConfig(recompute=given), FLOAT32, 8, 16, 2)
+    plan = RunSizes(MODEL, ParallelConfig(recompute=given), FLOAT32, 8, 16, 2)
     (found,) = plan.forecast()
     for share in (0.3, 0.6, 0.9, 0.95):
         advice = remedy([machine(share * found.total, 0)], plan)
         assert not advice.startswith("With --recompute-granularity full it would be"), advice
 
 
-def test_what_is_told():
+def test_the_description():
     hosts = [machine(1e9, 0, 1), machine(1e9, 1)]
     assert describe([Forecast(3e6, 2_000_000), Forecast(1e6, 500)], hosts) == (
         "a rank will hold 1 MB to 3 MB of parameters, gradients and moments, and at most 500 bytes to 2 MB of "
@@ -136,7 +136,7 @@ def test_what_is_told():
 
 def test_ranks_that_share_a_gpu_count_together(ranks):
     """In what is free of it, which is less for each of them that looks later."""
-    assert ranks.run(3, gpus_of) == [[Host(70, Counter([0, 1]), "GPU"), Host(90, Counter([2]), "GPU")]] * 3
+    assert ranks.run(3, gpus_of) == [[MemoryHost(70, Counter([0, 1]), "GPU"), MemoryHost(90, Counter([2]), "GPU")]] * 3
 
 
 def gpus_of(group):
@@ -144,7 +144,7 @@ def gpus_of(group):
 
 
 def test_a_gpu_that_has_less_refuses():
-    plan = Plan(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
+    plan = RunSizes(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
     (found,) = plan.forecast()
     gpus = [machine(1.1 * found.total, 0)._replace(kind="GPU"), machine(1.5 * found.total, 0, 0)._replace(kind="GPU")]
     assert check_memory(gpus[:1], plan) == [found]
@@ -165,14 +165,14 @@ def test_a_gpu_that_has_less_refuses():
     (SpyArray(np.empty(0, np.float32)), "float32")])
 def test_the_time_is_that_of_the_multiplications(ranks, near, form):
     """All ranks say the same, from the rates that each has measured."""
-    plan = Plan(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
-    (text,) = set(ranks.run(3, told_with_small_matrices, plan, near))
+    plan = RunSizes(MODEL, ParallelConfig(), FLOAT32, 2, 16, 4)
+    (text,) = set(ranks.run(3, describe_with_small_matrices, plan, near))
     assert text.endswith(f"multiply in {form}, and more for all else")
     flops, seconds, rate = map(float, re.search(r"takes (.*) FLOPs .*: (.*) s at the (.*) GFLOP/s", text).groups())
     assert flops == pytest.approx(iteration_flops(MODEL, 8, 16), rel=0.1)
     assert seconds == pytest.approx(flops / (1e9 * rate), rel=0.2)
 
 
-def told_with_small_matrices(group, plan, near):
+def describe_with_small_matrices(group, plan, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
         return describe_time(plan, measured(group, near))

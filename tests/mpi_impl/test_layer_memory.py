@@ -9,7 +9,7 @@ from mpi_impl.reports.layer_memory import formula_of, layer_formula, variants, v
 from mpi_impl.reports.memory import RankMemory
 from mpi_impl.training.trainer import Held
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.memory import Account, total
+from reference.costs.activation_inventory import ActivationInventory, total
 from reference.parallel.model_states import model_states
 from reference.precision import Precision
 
@@ -37,13 +37,13 @@ def number(cell):
 # ---- a layer --------------------------------------------------------------------------------------------------------
 
 
-def account_of(parallel):
-    return Account(MODEL, b=3, s=13, precision=Precision("float32"), parallel=parallel)
+def inventory_of(parallel):
+    return ActivationInventory(MODEL, b=3, s=13, precision=Precision("float32"), parallel=parallel)
 
 
-def value_for_a_layer(formula, account):
-    return value(formula, s=account.s, b=account.b, h=MODEL.hidden_size, a=MODEL.num_attention_heads,
-                 t=account.parallel.tensor_model_parallel_size)
+def value_for_a_layer(formula, inventory):
+    return value(formula, s=inventory.s, b=inventory.b, h=MODEL.hidden_size, a=MODEL.num_attention_heads,
+                 t=inventory.parallel.tensor_model_parallel_size)
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 4, 7])
@@ -51,18 +51,18 @@ def value_for_a_layer(formula, account):
 def test_the_formula_of_a_layer(t, granularity):
     """Of any t, with and without sequence parallelism, and whatever is computed again."""
     for parallel in {ParallelConfig(t), ParallelConfig(t, sequence_parallel=t > 1)}:
-        account = account_of(replace(parallel, recompute=Recompute(granularity)))
-        assert value_for_a_layer(formula_of(account.parallel), account) == pytest.approx(layer_formula(account))
+        inventory = inventory_of(replace(parallel, recompute=Recompute(granularity)))
+        assert value_for_a_layer(formula_of(inventory.parallel), inventory) == pytest.approx(layer_formula(inventory))
 
 
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_the_table_of_variants(t):
     """Each row has the formula's number, and then the formula."""
-    accounts = {name: account_of(parallel) for name, parallel in variants(t).items()}
-    table = variants_table(accounts, {name: total(account.layer()) for name, account in accounts.items()})
-    for line, account in zip(table.splitlines()[1:], accounts.values(), strict=True):
+    inventories = {name: inventory_of(parallel) for name, parallel in variants(t).items()}
+    table = variants_table(inventories, {name: total(inventory.layer()) for name, inventory in inventories.items()})
+    for line, inventory in zip(table.splitlines()[1:], inventories.values(), strict=True):
         printed, formula = cells(line)[4:6]
-        assert number(printed) == pytest.approx(value_for_a_layer(formula, account), abs=0.5)
+        assert number(printed) == pytest.approx(value_for_a_layer(formula, inventory), abs=0.5)
 
 
 # ---- states ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mpi_impl.reports import layer_memory, memory
 from mpi_impl.training.trainer import Trainer
 from reference.batches import GPTBatch
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.memory import Account, StageBytes, total
+from reference.costs.activation_inventory import ActivationInventory, StageBytes, total
 from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS, Precision
 from tests.deep import one_fast_of
@@ -33,13 +33,13 @@ def test_the_account_of_a_layer_is_exact(ranks, case, recompute, precision):
     """Until its backward, and from I to W: whatever format, activation, dropout, positions, split and recompute."""
     parallel = ParallelConfig(case.t, sequence_parallel=case.sequence_parallel,
                               keep_gathered_inputs=case.keep_gathered_inputs, recompute=recompute)
-    account = Account(case.model, case.b, case.s, precision, parallel)
-    expected = StageBytes(total(account.layer()), total(account.layer_deferred()))
-    assert ranks.run(case.t, measured_layer, account) == [expected] * case.t
+    inventory = ActivationInventory(case.model, case.b, case.s, precision, parallel)
+    expected = StageBytes(total(inventory.layer()), total(inventory.layer_deferred()))
+    assert ranks.run(case.t, measured_layer, inventory) == [expected] * case.t
 
 
-def measured_layer(group, account):
-    return layer_memory.measure_layer(account, group)
+def measured_layer(group, inventory):
+    return layer_memory.measure_layer(inventory, group)
 
 
 @settings(max_examples=settings().max_examples // 3)
@@ -172,13 +172,14 @@ def test_ranks_are_named_in_spans():
 @given(cases(), recomputes())
 def test_the_tables_add_up(case, recompute):
     """What is printed of a layer: its items, their sums, and the way from the formula's to ours in 16 bits."""
-    account = Account(case.model, case.b, case.s, FLOAT32, ParallelConfig(
+    inventory = ActivationInventory(case.model, case.b, case.s, FLOAT32, ParallelConfig(
         case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
         recompute=recompute))
-    ours = total(account.layer())
-    head, *items, end = layer_memory.layer_table(account, ours).split("In 16 bits")[0].splitlines()
-    assert len(items) == len(account.layer()) and end.startswith("sum") and end.endswith("measured: = the sum")
-    assert f" {ours:,}  " in end and layer_memory.layer_table(account, ours + 1).count("NOT") == 1
-    steps = layer_memory.layer_table(account, ours).split("In 16 bits")[1].splitlines()[1:]
+    ours = total(inventory.layer())
+    head, *items, end = layer_memory.layer_table(inventory, ours).split("In 16 bits")[0].splitlines()
+    assert len(items) == len(inventory.layer()) and end.startswith("sum") and end.endswith("measured: = the sum")
+    assert f" {ours:,}  " in end and layer_memory.layer_table(inventory, ours + 1).count("NOT") == 1
+    steps = layer_memory.layer_table(inventory, ours).split("In 16 bits")[1].splitlines()[1:]
     signed = sum(int(line.split()[1].replace(",", "")) * (1 if line.split()[0] == "+" else -1) for line in steps)
-    assert total(replace(account, precision=layer_memory.HALF).layer()) == layer_memory.layer_formula(account) + signed
+    narrow = replace(inventory, precision=layer_memory.HALF)
+    assert total(narrow.layer()) == layer_memory.layer_formula(inventory) + signed

@@ -10,7 +10,7 @@ from mpi_impl.reports.metrics import Metrics, duration
 from mpi_impl.reports.traffic import compare, report, summary, table
 from mpi_impl.training.trainer import StepResult
 from reference.config import ModelConfig, ParallelConfig
-from reference.costs.traffic import Work, traffic
+from reference.costs.traffic import PassCounts, traffic
 from reference.parallel.stages import layouts_of_ranks
 
 
@@ -73,7 +73,7 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-MODEL, SPLIT, WORK = ModelConfig(3, 16, 4, 50, 8), ParallelConfig(4, 1, 2), Work(2, 6, 1, 3)
+MODEL, SPLIT, WORK = ModelConfig(3, 16, 4, 50, 8), ParallelConfig(4, 1, 2), PassCounts(2, 6, 1, 3)
 SIZES = (MODEL, SPLIT, 5, 8, WORK)     # b = 5, s = 8
 PSI = sum(layout.size for layout in layouts_of_ranks(MODEL, SPLIT))
 

@@ -10,7 +10,7 @@ from mpi_impl.recording.completeness import check_whole, may_lack
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import PHASES, Key
 from mpi_impl.recording.recorder import Recorder
-from mpi_impl.recording.recording import INDEX, Part, in_memory, read
+from mpi_impl.recording.recording import INDEX, TensorPart, in_memory, read
 from mpi_impl.training.divergence import first_not_finite
 from reference.config import Recompute
 from reference.errors import UserError
@@ -192,7 +192,7 @@ def cut_tensors(draw):
             for copy in range(copies):
                 values = whole[box] * ((0.25, 0.75)[copy] if summed and copies == 2 else 1.0)
                 first = tuple(start if i == axis else 0 for i in range(len(shape)))
-                found.append((Part(len(found), first, values.shape, summed), np.array(values)))
+                found.append((TensorPart(len(found), first, values.shape, summed), np.array(values)))
         return found
 
     return parts(), parts()
@@ -220,13 +220,14 @@ def test_one_wrong_element_is_found(cut, data):
 
 def test_a_bias_that_all_answers_share_is_left_out():
     """Its gradient is rounding, and Adam makes steps of that."""
-    a, b = (recording_of([(Part(0, (0,), (1,), False), np.array([x]))], "multichoice_head.b") for x in (1e-17, -2e-17))
+    part = TensorPart(0, (0,), (1,), False)
+    a, b = (recording_of([(part, np.array([x]))], "multichoice_head.b") for x in (1e-17, -2e-17))
     assert not compare(a, b).differences
 
 
 def test_ranks_of_one_run_that_disagree_are_named():
     """Who comes first has the word, and who is furthest off is named first."""
-    copies = [(Part(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
+    copies = [(TensorPart(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
               for rank, off in enumerate([0, 1e-3, 0, 1e-2])]
     difference, = compare(recording_of(copies), recording_of(copies[:1])).differences
     assert [str(holder) for holder in difference.holders] == ["A, rank 3", "A, rank 1"]
@@ -242,7 +243,7 @@ def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
         x = np.random.default_rng(1).normal(size=shape)
         y = x.copy()
         y[where] += 1
-        a, b = (recording_of([(Part(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
+        a, b = (recording_of([(TensorPart(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
                               for i in range(len(x))], name) for values in (x, y))
         for run in (a, b):
             run.about = run.about | {"model": {"position_embedding_type": positions}}
@@ -283,7 +284,7 @@ def test_steps_that_both_have_skipped_prove_nothing():
 
     In float16 they may overflow where those of the other run, in another format, do not: then it alone skips the step.
     """
-    part = Part(0, (0,), (1,), False)
+    part = TensorPart(0, (0,), (1,), False)
     wide, half = ("float32", "float16")
     for one, other, formats, said in (
             (np.inf, np.nan, (wide, wide), "are not finite in either: .* a smaller --lr"),

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from mpi_impl.reports.forecast import Measured, Plan
-from mpi_impl.reports.throughput import PEAKS, Throughput, counted, peak_of, rate_told, throughput_of
+from mpi_impl.reports.forecast import Measured, RunSizes
+from mpi_impl.reports.throughput import PEAKS, Throughput, counted, format_rate, peak_of, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.flops import iteration_flops
 from reference.precision import Precision
@@ -83,7 +83,7 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     """Korthikanti et al. 2022, table 5: 175B at 13.75 s on 64 GPUs are 51.4 % of an A100's peak, with selective
     recompute, which does not count.
     """
-    plan = Plan(ModelConfig(96, 12_288, 96, 51_200, 2048), ParallelConfig(8, 8, recompute=Recompute("selective")),
+    plan = RunSizes(ModelConfig(96, 12_288, 96, 51_200, 2048), ParallelConfig(8, 8, recompute=Recompute("selective")),
                 Precision("bfloat16"), 1, 2048, 64)
     found = throughput_of(plan, 64, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
     assert found.describe(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
@@ -126,4 +126,4 @@ def test_tensor_cores_are_faster():
     (21.3e6, "0.0213 GFLOP/s"), (8.456e9, "8.46 GFLOP/s"), (230.1e9, "230 GFLOP/s"), (999.7e9, "1,000 GFLOP/s"),
     (989e12, "989 TFLOP/s"), (7.912e15, "7.91 PFLOP/s")])
 def test_rates_are_easily_read(rate, text):
-    assert rate_told(rate) == text
+    assert format_rate(rate) == text

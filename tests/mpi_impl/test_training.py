@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from reference.config import ModelConfig, Recompute
-from reference.costs.traffic import Work
+from reference.costs.traffic import PassCounts
 from reference.parallel.stages import schedule_of
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from tests.mpi_impl.test_pipeline import orders
@@ -106,7 +106,7 @@ def one_place_kept_where(ranks, t, p, d, schedule, v, zero_stage, cut, recompute
 def test_what_is_sent_is_what_the_formulas_say(ranks, run, steps, evaluations):
     """For any run. The lines of ranks without a counterpart are there too: they move nothing."""
     n, case, m, plan = run
-    ranks.run(n, ledger_equals_formulas, case, Work(steps, steps * m, evaluations, evaluations * m), plan)
+    ranks.run(n, ledger_equals_formulas, case, PassCounts(steps, steps * m, evaluations, evaluations * m), plan)
 
 
 KNOWN = {
@@ -134,14 +134,14 @@ def test_what_known_runs_send_is_what_the_formulas_say(ranks, name):
     t, p, d, (architecture, heads), cut, plan = KNOWN[name]
     model = ModelConfig(5, 4 * t, t, 17, 4, make_vocab_size_divisible_by=3, architecture=architecture, heads=heads)
     case = Case(t, model, 2, 4, seed=5, sequence_parallel=cut, keep_gathered_inputs=cut and p == 1)
-    ranks.run(t * p * d, ledger_equals_formulas, case, Work(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
+    ranks.run(t * p * d, ledger_equals_formulas, case, PassCounts(2, 2 * 2 * p, 3, 3 * 2 * p), plan)
 
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_scatter_and_gather_send_a_part_of_t(ranks, t):
     """Between stages t times fewer elements, forward and backward, with as many messages; and they are gathered."""
     model = ModelConfig(2, 4 * t, t, 17, 4)
-    case, work = Case(t, model, 2, 3, seed=1), Work(1, 3, 1, 3)
+    case, work = Case(t, model, 2, 3, seed=1), PassCounts(1, 3, 1, 3)
     parts, whole = (ranks.run(2 * t, ledger_equals_formulas, case, work, Plan(2, scatter_gather=scatter))[0]
                     for scatter in (True, False))
     for phase in ("forward", "backward", "evaluation"):

@@ -11,7 +11,7 @@ from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
-from reference.costs.traffic import Work, traffic
+from reference.costs.traffic import PassCounts, traffic
 from reference.errors import UserError
 
 S, V = 2048, 51_200
@@ -81,7 +81,7 @@ def test_traffic_is_what_the_ledger_of_a_run_would_say(t, p, v, recompute, cut):
     c, m = ModelConfig(8, 16, 4, 32, 8), 4
     parallel = ParallelConfig(t, p, 1, "interleaved" if v > 1 else "1f1b", v if v > 1 else None,
                               recompute=Recompute(recompute), sequence_parallel=cut)
-    lines = traffic(c, parallel, 1, 8, Work(1, m, 0, 0))
+    lines = traffic(c, parallel, 1, 8, PassCounts(1, m, 0, 0))
     in_layers = sum(line.elements * (2 if line.operation == "all_reduce" else 1) * (t - 1) / t for line in lines
                     if line.group == "tensor" and line.reason.removesuffix(", again") in (
                         "attention input", "attention output", "mlp input", "mlp output"))

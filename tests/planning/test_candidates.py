@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.planning import candidates
-from mpi_impl.planning.candidates import Job, check, described, divisors
+from mpi_impl.planning.candidates import PlanSearch, check, described, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
 from reference.costs.memory import layer_activations
@@ -24,9 +24,9 @@ from tests.plan_cases import REAL, model_of
 
 
 @cache
-def job(L: int, n: int, B: int, memory: float = REAL.memory, s: int = 16, a: int = 4) -> Job:
+def job(L: int, n: int, B: int, memory: float = REAL.memory, s: int = 16, a: int = 4) -> PlanSearch:
     """Cached, since its plans are."""
-    return Job(model_of(L, a, s=s), n, B, replace(REAL, memory=memory))
+    return PlanSearch(model_of(L, a, s=s), n, B, replace(REAL, memory=memory))
 
 
 @st.composite
@@ -43,7 +43,7 @@ def jobs(draw):
 # ---- which there are ------------------------------------------------------------------------------------------------
 
 
-def possible(job: Job) -> set:
+def possible(job: PlanSearch) -> set:
     """All combinations, of which those are left that the configuration, the model and the schedule take."""
     found, c = set(), job.model
     for t, p, v, b in product(range(1, job.n + 1), range(1, job.n + 1), (None, 2, 3, 4, 5, 6, 7), range(1, job.B + 1)):
@@ -131,7 +131,7 @@ def test_the_best_are_the_fastest_of_each_shape_in_order(job):
 # ---- where there is none --------------------------------------------------------------------------------------------
 
 
-def said(job: Job) -> str:
+def said(job: PlanSearch) -> str:
     with pytest.raises(UserError) as found:
         check(job)
     return str(found.value)
@@ -146,9 +146,9 @@ def test_a_world_that_does_not_divide(L, n, B):
     """The three nearest products of a divisor of the heads, of layers, and of a divisor of the samples are named."""
     products = {t * p * d for t in (1, 3) for p in range(1, L + 1) for d in divisors(B)}
     near = sorted(sorted(products, key=lambda one: (abs(one - n), one))[:3])
-    text = said(Job(model_of(L, a=3), n, B, REAL))
+    text = said(PlanSearch(model_of(L, a=3), n, B, REAL))
     assert f"--num-gpus is {n}, which" in text and f"that are: {', '.join(map(str, near))}." in text
-    assert all(Job(model_of(L, a=3), one, B, REAL).plans for one in near)
+    assert all(PlanSearch(model_of(L, a=3), one, B, REAL).plans for one in near)
 
 
 @pytest.mark.parametrize("L, n, B, share", every_other_deep(
@@ -160,7 +160,7 @@ def test_where_nothing_fits_the_next_number_of_devices_is_named(L, n, B, share):
     if small.fitting:
         return
     text = said(small)
-    fits = [more for more in range(n + 1, 4 * L * B + 1) if Job(small.model, more, B, small.hardware).fitting]
+    fits = [more for more in range(n + 1, 4 * L * B + 1) if PlanSearch(small.model, more, B, small.hardware).fitting]
     assert ("No number of them would do" in text) == (not fits)
     if fits:
         assert int(re.search(r"With --num-gpus (\d+) one fits", text)[1]) == fits[0]
@@ -180,7 +180,7 @@ def test_a_batch_that_cannot_be_cut_into_so_few_microbatches():
 @pytest.mark.parametrize("n, B, says", [(0, 8, "--num-gpus is 0"), (8, -1, "--global-batch-size is -1")])
 def test_numbers_below_one(n, B, says):
     with pytest.raises(UserError, match=says):
-        Job(model_of(4), n, B, REAL)
+        PlanSearch(model_of(4), n, B, REAL)
 
 
 def test_a_plan_is_described_by_what_it_chooses():

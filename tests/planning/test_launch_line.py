@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.plan import model_of as model_of_options, parse as parse_plan
-from mpi_impl.planning.candidates import Job
+from mpi_impl.planning.candidates import PlanSearch
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.profiles import load
 from mpi_impl.programs.arguments import Settings, parse
@@ -64,18 +64,18 @@ KNOWN: dict = {}
 
 def plans_of(words: str, n: int) -> list:
     if words not in KNOWN:
-        KNOWN[words] = Job(model_of_options(parse_plan(words.split())), n, 8, A100).plans
+        KNOWN[words] = PlanSearch(model_of_options(parse_plan(words.split())), n, 8, A100).plans
     return KNOWN[words]
 
 
 @pytest.mark.parametrize("server", [1, 2, 3])
 def test_servers_are_named_in_a_file_if_there_are_several(server):
-    plan = Job(model_of(2), 2, 2, A100).plans[0]
+    plan = PlanSearch(model_of(2), 2, 2, A100).plans[0]
     assert ("--hostfile hosts" in launch_line(plan, None, replace(A100, server=server))) == (server < 2)
 
 
 def test_where_all_is_float32_the_program_stays_on_the_processor():
     """As in a profile that benchmarks/calibrate.py writes."""
-    plan = Job(model_of(2), 2, 2, A100).plans[0]
+    plan = PlanSearch(model_of(2), 2, 2, A100).plans[0]
     assert {"--fp16", "--device"} <= set(launch_line(plan, None, A100).split())
     assert not {"--fp16", "--device"} & set(launch_line(plan, None, replace(A100, element_bytes=4)).split())

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from mpi_impl.plan import main, model_of, parse, table
-from mpi_impl.planning.candidates import Job
+from mpi_impl.planning.candidates import PlanSearch
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.picture import LABELS, TIME, draw_plans, label
 from mpi_impl.planning.profiles import load, save
@@ -26,9 +26,9 @@ SMALL = "--num-gpus 8 --num-layers 8 --hidden-size 512 --num-attention-heads 8 -
 
 
 @pytest.fixture(scope="module")
-def job() -> Job:
+def job() -> PlanSearch:
     """What SMALL asks for."""
-    return Job(ModelConfig(8, 512, 8, 51_200, 256), 8, 16, load("dgx-a100"))
+    return PlanSearch(ModelConfig(8, 512, 8, 51_200, 256), 8, 16, load("dgx-a100"))
 
 
 # ---- what it prints -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from mpi_impl.planning.candidates import Job, Timed, check
+from mpi_impl.planning.candidates import PlanSearch, Timed, check
 from mpi_impl.planning.reasons import AS_FAST, NAMES, is_plain, reasons
 from reference.config import ParallelConfig, Recompute
 from reference.costs.hardware import Link
@@ -24,8 +24,8 @@ CASES = [(L, a, n, B, server, inside, between, share)
 
 
 @cache
-def job(L, a, n, B, server, inside, between, share) -> Job:
-    found = Job(model_of(L, a), n, B, replace(REAL, server=server, inside=inside, between=between))
+def job(L, a, n, B, server, inside, between, share) -> PlanSearch:
+    found = PlanSearch(model_of(L, a), n, B, replace(REAL, server=server, inside=inside, between=between))
     sizes = sorted(sum(plan.memory) for plan in found.plans)
     return replace(found, hardware=replace(found.hardware, memory=1 + REAL.reserved
                                            + sizes[int(share * (len(sizes) - 1))]))

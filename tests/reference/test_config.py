@@ -65,7 +65,7 @@ def test_the_sequence_must_divide_by_t_if_it_is_cut(s, t):
 
 
 @pytest.mark.parametrize("make, sentence", [
-    (lambda: ParallelConfig(zero_stage=4), "--zero-stage is 4, but must be 0 (nothing is cut)"),
+    (lambda: ParallelConfig(zero_stage=4), "--zero-stage is 4, but must be 0 (nothing is sharded)"),
     (lambda: ParallelConfig(cpu_offload=True), "without ZeRO there are no shards"),
     (lambda: ParallelConfig(sequence_parallel=True), "but --tensor-model-parallel-size is 1"),
     (lambda: ParallelConfig(2, keep_gathered_inputs=True), "--keep-gathered-inputs needs --sequence-parallel"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.comm.ring import RING
-from reference.costs.hardware import Group, Link, collective, leaving, size_of_product, slowest_link
+from reference.costs.hardware import Link, RankGroup, collective, leaving, size_of_product, slowest_link
 from reference.errors import UserError
 from tests.plan_cases import IDEAL, REAL
 
@@ -62,14 +62,14 @@ def test_how_many_groups_leave_a_server(t, d, p, server):
         lines = np.moveaxis(world, axis, -1).reshape(-1, ranks) // server
         crossing = [np.unique(line) for line in lines if line.min() < line.max()]
         most = max(np.bincount(np.concatenate(crossing))) if crossing else 0
-        assert leaving(Group(ranks, stride, world.size), server) == most
+        assert leaving(RankGroup(ranks, stride, world.size), server) == most
 
 
 @given(ranks=RANKS, stride=RANKS, blocks=st.integers(1, 4), server=st.sampled_from((1, 2, 4, 8, 16)))
 def test_where_sizes_divide_one_another(ranks, stride, blocks, server):
     """A group fills a part of a server, or servers; or has one rank in each; and the groups share what a server has."""
     reach = ranks * stride
-    found = leaving(Group(ranks, stride, blocks * reach), server)
+    found = leaving(RankGroup(ranks, stride, blocks * reach), server)
     if server % reach == 0 or blocks * reach <= server or ranks == 1:
         assert found == 0
     elif stride % server == 0:
@@ -79,14 +79,14 @@ def test_where_sizes_divide_one_another(ranks, stride, blocks, server):
 
 
 def test_a_group_that_a_border_cuts_is_between_servers_though_it_is_small_enough_for_one():
-    assert leaving(Group(6, 1, 6), 8) == leaving(Group(3, 1, 6), 8) == 0
-    assert leaving(Group(6, 1, 24), 8) == 2 and leaving(Group(3, 1, 24), 8) == 2
+    assert leaving(RankGroup(6, 1, 6), 8) == leaving(RankGroup(3, 1, 6), 8) == 0
+    assert leaving(RankGroup(6, 1, 24), 8) == 2 and leaving(RankGroup(3, 1, 24), 8) == 2
 
 
 @given(operation=st.sampled_from(("all_reduce", "all_gather", "reduce_scatter")), ranks=RANKS, stride=RANKS,
        size=st.floats(0, 1e9))
 def test_a_collective_is_a_ring_at_the_pace_of_its_slowest_link(operation, ranks, stride, size):
-    group = Group(ranks, stride, 2 * ranks * stride)
+    group = RankGroup(ranks, stride, 2 * ranks * stride)
     groups, took = leaving(group, REAL.server), collective(REAL, operation, group, size)
     if ranks == 1:
         assert took == 0
@@ -101,7 +101,7 @@ def test_a_collective_is_a_ring_at_the_pace_of_its_slowest_link(operation, ranks
 
 def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_faster():
     between = replace(IDEAL, inside=Link(2.0, 10.0), between=Link(1.0, 1e6))
-    assert slowest_link(between, Group(16, 1, 16)) == Link(2.0, 10.0)
+    assert slowest_link(between, RankGroup(16, 1, 16)) == Link(2.0, 10.0)
 
 
 # ---- nonsense -------------------------------------------------------------------------------------------------------

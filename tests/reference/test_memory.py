@@ -1,4 +1,4 @@
-"""The formulas for bytes, against schedules and the published tables; and the account of our arrays, against them."""
+"""The formulas for bytes, against schedules and the published tables; and the inventory of our arrays, against them."""
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.config import ModelConfig, ParallelConfig, Recompute
-from reference.costs.memory import (Account, StageBytes, activations_outside_layers, array_bytes, layer_activations,
-                                    most_in_flight, peak_activations, rank_activations, total)
+from reference.costs.activation_inventory import (ActivationInventory, StageBytes, array_bytes, peak_activations,
+                                                  rank_activations, total)
+from reference.costs.memory import activations_outside_layers, layer_activations, most_in_flight
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
 from reference.precision import FORMATS, Precision
@@ -143,8 +144,8 @@ def test_an_unknown_schedule_is_a_sentence():
 # ---- item by item ---------------------------------------------------------------------------------------------------
 
 
-def account_of(case, granularity="none", compute="bfloat16"):
-    return Account(case.model, case.b, case.s, Precision(compute), ParallelConfig(
+def inventory_of(case, granularity="none", compute="bfloat16"):
+    return ActivationInventory(case.model, case.b, case.s, Precision(compute), ParallelConfig(
         case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
         recompute=Recompute(granularity)))
 
@@ -152,10 +153,10 @@ def account_of(case, granularity="none", compute="bfloat16"):
 @given(cases(), st.sampled_from(["none", "selective", "full"]), st.sampled_from(sorted(FORMATS)))
 def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
     """Exactly, and whatever ours are. Where ours differ, it is said why; where they do not, nothing is."""
-    account = account_of(case, granularity, compute)
+    inventory = inventory_of(case, granularity, compute)
     formula = layer_activations(case.model, case.b, case.s, case.t, case.sequence_parallel, granularity)
-    assert sum(item.paper for item in account.layer()) == sum(formula)
-    for item in [*account.layer(), *account.layer_deferred(), *account.embedding(), *account.head()]:
+    assert sum(item.paper for item in inventory.layer()) == sum(formula)
+    for item in [*inventory.layer(), *inventory.layer_deferred(), *inventory.embedding(), *inventory.head()]:
         assert bool(item.why) == (item.bytes != item.paper), item
         assert item.bytes >= 0 and item.elements >= 0
 
@@ -163,15 +164,15 @@ def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
 @given(cases())
 def test_what_waits_for_w_is_32_sbh(case):
     """Qi et al. 2023, table 1, of one rank: in 16 bits, ours and theirs."""
-    items = account_of(replace(case, t=1, sequence_parallel=False, keep_gathered_inputs=False)).layer_deferred()
+    items = inventory_of(replace(case, t=1, sequence_parallel=False, keep_gathered_inputs=False)).layer_deferred()
     assert total(items) == sum(item.paper for item in items) == 32 * case.s * case.b * case.model.hidden_size
 
 
 @given(cases())
 def test_outside_the_layers_where_the_sequence_is_cut(case):
     """Korthikanti et al. 2022, section 4.3, of a pipeline of one stage."""
-    account = account_of(case)
-    published = sum(item.paper for item in [*account.embedding(), *account.head()])
+    inventory = inventory_of(case)
+    published = sum(item.paper for item in [*inventory.embedding(), *inventory.head()])
     if case.sequence_parallel or case.t == 1:
         assert published == pytest.approx(activations_outside_layers(case.model, case.b, case.s, case.t, 1))
 
@@ -179,11 +180,11 @@ def test_outside_the_layers_where_the_sequence_is_cut(case):
 @given(cases(activation="gelu", position_embedding_type="learned_absolute", hidden_dropout=0.1, attention_dropout=0.1))
 def test_in_16_bits_ours_are_the_papers_but_for_few(case):
     """By hand: two numbers a position more, in float32; and 5 a s^2 b/t fewer, since kernels keep no probabilities."""
-    account = account_of(replace(case, keep_gathered_inputs=False))
+    inventory = inventory_of(replace(case, keep_gathered_inputs=False))
     square = case.model.num_attention_heads * case.s**2 * case.b
     positions = case.s * case.b // (case.t if case.sequence_parallel else 1)
-    formula = sum(item.paper for item in account.layer())
-    assert total(account.layer()) - formula == 2 * 4 * positions - 5 * square // case.t
+    formula = sum(item.paper for item in inventory.layer())
+    assert total(inventory.layer()) - formula == 2 * 4 * positions - 5 * square // case.t
 
 
 def test_a_peak_by_hand():
@@ -197,15 +198,15 @@ def test_a_peak_by_hand():
 
 def test_of_what_is_computed_again_the_largest_group_counts():
     """Of a stage's groups, and of a rank's stages: they take turns."""
-    account = Account(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
+    inventory = ActivationInventory(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
         recompute=Recompute("full", "uniform", 3)))
-    one, two, three = (account.recomputed(range(n)) for n in (1, 2, 3))
+    one, two, three = (inventory.recomputed(range(n)) for n in (1, 2, 3))
     assert one > 0 and two == 2 * one and three == 3 * one
-    assert [account.recomputed(range(n)) for n in (4, 5, 7)] == [three] * 3
+    assert [inventory.recomputed(range(n)) for n in (4, 5, 7)] == [three] * 3
     actions = [parse_action(text) for text in "0F0 1F0 1B0 0B0".split()]
     for stages in ({0: [0], 1: [1, 2]}, {0: [0, 1], 1: [2]}):
-        kept = sum(account.stage(layers).kept for layers in stages.values())
-        assert rank_activations(account, stages, actions) == (kept, two)
+        kept = sum(inventory.stage(layers).kept for layers in stages.values())
+        assert rank_activations(inventory, stages, actions) == (kept, two)
 
 
 def test_one_buffer_counts_once():

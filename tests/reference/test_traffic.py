@@ -6,7 +6,7 @@ from hypothesis import assume, given, strategies as st
 
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters_of_stage
-from reference.costs.traffic import Work, edges, layouts_of_ranks, traffic
+from reference.costs.traffic import PassCounts, edges, layouts_of_ranks, traffic
 from reference.costs.volumes import pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import layers_of_rank, schedule_of, stages_of_ranks
 from reference.schedules.actions import Send, lower
@@ -27,7 +27,7 @@ def runs(draw):
     parallel = replace(parallel, tensor_model_parallel_size=t, ddp_bucket_size=draw(st.integers(1, 1000)),
                        scatter_gather_tensors_in_pipeline=draw(st.booleans()))
     steps, m = draw(st.integers(1, 3)), parallel.pipeline_model_parallel_size * draw(st.integers(1, 3))
-    return model, parallel, draw(SIZE), draw(SIZE), Work(steps, steps * m, draw(COUNT), draw(COUNT))
+    return model, parallel, draw(SIZE), draw(SIZE), PassCounts(steps, steps * m, draw(COUNT), draw(COUNT))
 
 
 def elements(lines, **like):
@@ -113,7 +113,7 @@ def test_a_tied_table_is_summed_where_there_are_two(run):
 def test_a_skipped_step_publishes_no_parameters(stage):
     """With ZeRO-1 and 2, whose replicas publish what they have moved. All else of a step had been sent by then."""
     model, parallel = ModelConfig(2, 4, 1, 11, 4), ParallelConfig(1, 2, 2, zero_stage=stage)
-    all_move, three_move = (traffic(model, parallel, 1, 4, Work(5, 10, 0, 0, skipped)) for skipped in (0, 2))
+    all_move, three_move = (traffic(model, parallel, 1, 4, PassCounts(5, 10, 0, 0, skipped)) for skipped in (0, 2))
     published = [line for line in all_move if (line.phase, line.reason) == ("optimizer", "parameters")]
     assert [line.calls > 0 for line in published] == [True] * (stage in (1, 2))
     assert three_move == [line._replace(calls=line.calls * 3 // 5, elements=line.elements * 3 // 5)
@@ -124,7 +124,7 @@ def test_a_skipped_step_publishes_no_parameters(stage):
 def test_more_work_is_more_of_the_same(run):
     """Calls and elements are proportional to steps and microbatches; nothing is sent for nothing."""
     model, parallel, b, s, work = run
-    twice = traffic(model, parallel, b, s, Work(*(2 * count for count in work)))
+    twice = traffic(model, parallel, b, s, PassCounts(*(2 * count for count in work)))
     for line, double in zip(traffic(*run), twice, strict=True):
         assert double == line._replace(calls=2 * line.calls, elements=2 * line.elements)
     assume(work.evaluation_microbatches)

@@ -1,8 +1,8 @@
-"""A corpus in chunks: pieces of work of about one size, cut without reading it, and the documents of each.
+"""A corpus in chunks: pieces of work of about one size, made without reading it, and the documents of each.
 
-A chunk is a list of parts, each a range of bytes of one file. Of JSON lines it has those lines that begin in the range;
-any other file is one document and in one part. So the chunks have every document once and in order, wherever the cuts
-come.
+A chunk is a list of parts, each a range of bytes of one file. A part of JSON lines has the lines that begin in the
+range; any other file is one document and in one part. So the chunks have every document once and in order, wherever the
+boundaries are.
 """
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
@@ -41,7 +41,7 @@ class Document(NamedTuple):
 
 
 def sources(inputs: Iterable[str | None], option: str) -> list[Source]:
-    """The files of all inputs, each a corpus that the option gives, in order. Raises UserError as Corpus does."""
+    """Return the files of all inputs, each a corpus that the option gives, in order. Raise UserError as Corpus does."""
     found = []
     for path in inputs:
         corpus = Corpus(path, option=option)
@@ -52,7 +52,7 @@ def sources(inputs: Iterable[str | None], option: str) -> list[Source]:
 
 
 def chunks(files: Iterable[Source], size: int) -> Iterator[list[Part]]:
-    """The files as lists of parts, each of `size` bytes together or a little more; only documents make them larger."""
+    """Yield the files as lists of parts, of `size` bytes together or a little more; only documents make them larger."""
     chunk: list[Part] = []
     held = 0
     for part in _parts(files, size):
@@ -73,7 +73,7 @@ def _parts(files: Iterable[Source], size: int) -> Iterator[Part]:
 
 
 def documents(part: Part) -> Iterator[Document]:
-    """What is in a part, made uniform, one document in memory at a time. A line of blanks has no text, nor is it bad.
+    """Yield the normalized documents of a part, one in memory at a time. A blank line has no text, nor is it bad.
 
     Raises UserError for a file that cannot be read.
     """
@@ -103,7 +103,7 @@ def _document(line: int, data: bytes | None, text_of: Callable[[bytes], str]) ->
 
 
 def _lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
-    """The lines that begin in the part; None for one that is too long."""
+    """Yield the lines that begin in the part; None for one that is too long."""
     position = part.start
     if position:    # a line that began before is no line of this part, unless it ends just here
         file.seek(position - 1)
@@ -118,7 +118,7 @@ def _lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Go on to the next line -> the bytes passed over."""
+    """Go on to the next line, and return the number of bytes skipped."""
     passed = 0
     while piece := file.readline(1 << 20):
         passed += len(piece)

@@ -1,4 +1,4 @@
-"""What was dropped from a corpus: each document named in a file, and the counts and examples for a person to read."""
+"""The documents dropped from a corpus: each named in a file, with counts and examples for a person to read."""
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Dropped:
         self.examples: dict[str, list[str]] = defaultdict(list)
 
     def write(self, file: TextIO, corpus: EncodedCorpus, alike: NearDuplicates | None) -> None:
-        """A line of JSON for each dropped document, in the order of the corpus."""
+        """Write a line of JSON for each dropped document, in the order of the corpus."""
         for chunk in range(len(corpus.reports)):
             found = [*corpus.dropped(chunk), *(_alike(corpus, chunk, alike) if alike else ())]
             for part, line, kind, why in sorted(found):
@@ -32,7 +32,7 @@ class Dropped:
                     self.examples[kind].append(f"{place} {why}")
 
     def __str__(self) -> str:
-        """The kinds, most frequent first, each with its count and its examples."""
+        """List the kinds, most frequent first, each with its count and its examples."""
         lines = []
         for kind, count in self.counts.most_common():
             lines.append(f"dropped {count:,} as {kind}:")
@@ -42,7 +42,7 @@ class Dropped:
 
 
 def _alike(corpus: EncodedCorpus, chunk: int, alike: NearDuplicates) -> Iterator[tuple[int, int, str, str]]:
-    """The near-duplicates in a chunk, as its report tells of the others."""
+    """Yield the near-duplicates in a chunk, in the form of its report."""
     start, stop = corpus.starts[chunk : chunk + 2]
     for document in (start + np.flatnonzero(alike.original[start:stop] >= 0)).tolist():
         part, line = corpus.places(chunk)[document - start].tolist()

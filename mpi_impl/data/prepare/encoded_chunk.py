@@ -1,4 +1,4 @@
-"""A chunk of a corpus encoded: read, tokenized, rid of what is bad or short, in a folder that appears all at once.
+"""An encoded chunk of a corpus: read, tokenized, without bad or short documents, in a folder that appears complete.
 
     chunk-000017/tokens.bin .idx    the documents that are left, as Megatron's indexed data
                  places.npy         int64 [documents, 2]: the part that each is in, and its line there
@@ -28,7 +28,7 @@ SHORT = "short"     # the kind of what is dropped for having too few tokens
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what becomes of a document: the options of mpi_impl.data.prepare, under their names."""
+    """The options of mpi_impl.data.prepare that determine the result for a document, under their names."""
 
     tokenizer_type: str
     vocab_size: int | None
@@ -42,14 +42,14 @@ class Recipe:
 
 @lru_cache(maxsize=1)   # a worker reads it once, not for every chunk
 def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
-    """The tokenizer, or None if it is one to be trained. Raises UserError as given_tokenizer does."""
+    """Return the tokenizer, or None if it is one to be trained. Raise UserError as given_tokenizer does."""
     return given_tokenizer(recipe.tokenizer_type, recipe.vocab_size, recipe.vocab_file, recipe.merge_file,
                            recipe.tokenizer_model)
 
 
 @dataclass
 class ChunkReport:
-    """What was found in a chunk."""
+    """The counts of a chunk, and its dropped documents."""
 
     lines: list[int]                    # of each part
     dropped: list[tuple[int, int, str, str]] = field(default_factory=list)     # part, line, kind, why
@@ -58,7 +58,7 @@ class ChunkReport:
 
 
 def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport:
-    """Make the folder of a chunk, whose tokenizer is there to be read, and say what was found.
+    """Make the folder of a chunk, with a tokenizer that exists, and return its report.
 
     Raises UserError for a file that cannot be read, OSError for a folder that cannot be written.
     """
@@ -78,7 +78,7 @@ def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport
 
 
 class _Chunk:
-    """A chunk while its documents go by."""
+    """A chunk while its documents are processed."""
 
     def __init__(self, parts: list[Part], recipe: Recipe):
         tokenizer = tokenizer_of(recipe)
@@ -89,7 +89,7 @@ class _Chunk:
         self.report = ChunkReport([0] * len(parts))
 
     def documents(self) -> Iterator[Document]:
-        """The documents that are left, encoded; the rest is in the report."""
+        """Yield the documents that are left, encoded; the rest is in the report."""
         for number, part in enumerate(self.parts):
             for line, text, bad in documents(part):
                 self.report.lines[number] = line
@@ -119,7 +119,7 @@ def report_of(folder: Path) -> ChunkReport:
 
 
 def finished(folder: Path, parts: int) -> ChunkReport | None:
-    """Return the report of a chunk of so many parts if it is there and whole; None if it has to be made."""
+    """Return the report of a chunk of `parts` parts if it is there and whole; None if it has to be made."""
     try:
         report = report_of(folder)
         whole = len(report.lines) == parts and report.documents >= 0

@@ -1,4 +1,4 @@
-"""All chunks of a corpus, in order: their documents, numbered through, and where each was found."""
+"""All chunks of a corpus, in order: their documents, numbered consecutively, and the place where each was found."""
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from mpi_impl.data.prepare.encoded_chunk import ChunkReport, report_of
 
 
 def chunk_folder(work: Path, number: int) -> Path:
-    """Where chunk `number` of a preparation is."""
+    """Return the folder of chunk `number` of a preparation."""
     return work / f"chunk-{number:06d}"
 
 
@@ -29,7 +29,7 @@ class EncodedCorpus:
         self._lines: Counter[str] = Counter()       # of each file, so far
 
     def append(self, report: ChunkReport) -> None:
-        """The next chunk is there."""
+        """Append the report of the next chunk."""
         before = []
         for part, lines in zip(self.plan[len(self.reports)], report.lines, strict=True):
             before.append(self._lines[part.file])
@@ -40,31 +40,31 @@ class EncodedCorpus:
         self.starts.append(self.starts[-1] + report.documents)
 
     def dropped(self, chunk: int) -> list[tuple[int, int, str, str]]:
-        """What was dropped from a chunk: part, line, kind, and why."""
+        """Return the dropped documents of a chunk: part, line, kind, and reason."""
         return report_of(chunk_folder(self.work, chunk)).dropped
 
     def place(self, chunk: int, part: int, line: int) -> str:
-        """How a person finds a document: 'a.jsonl:17', or 'b.txt' for a whole file."""
+        """Name the place of a document for a person: 'a.jsonl:17', or 'b.txt' for a whole file."""
         file = self.plan[chunk][part].file
         return f"{file}:{self._lines_before[chunk][part] + line}" if line else file
 
     def place_of(self, document: int) -> str:
-        """The same for a document that is left, by its number."""
+        """Name the place of a remaining document, by its number."""
         chunk = bisect_right(self.starts, document) - 1
         part, line = self.places(chunk)[document - self.starts[chunk]].tolist()
         return self.place(chunk, part, line)
 
     @lru_cache(maxsize=64)  # noqa: B019  there is one corpus in a run
     def places(self, chunk: int) -> np.ndarray:
-        """The part and the line of each document that is left of a chunk: int64 [documents, 2]."""
+        """Return the part and the line of each remaining document of a chunk: int64 [documents, 2]."""
         return np.load(chunk_folder(self.work, chunk) / "places.npy")
 
     def signatures(self) -> list[np.ndarray]:
-        """Of all documents that are left, chunk after chunk: uint32 [128, documents] each, memory-mapped."""
+        """Return the signatures of all remaining documents, by chunk: uint32 [128, documents] each, memory-mapped."""
         return [np.load(chunk_folder(self.work, chunk) / "signatures.npy", mmap_mode="r") for chunk in self._held()]
 
     def documents(self) -> Iterator[list[np.ndarray]]:
-        """All documents that are left, each as its sequences, memory-mapped."""
+        """Yield all remaining documents, each as its sequences, memory-mapped."""
         for chunk in self._held():
             dataset = IndexedDataset(chunk_folder(self.work, chunk) / "tokens")
             bounds = dataset.document_indices.tolist()
@@ -72,5 +72,5 @@ class EncodedCorpus:
                 yield [dataset[i] for i in range(first, end)]
 
     def _held(self) -> list[int]:
-        """The chunks with documents: there is no data set without."""
+        """Return the chunks with documents: the others have no data set."""
         return [chunk for chunk, report in enumerate(self.reports) if report.documents]

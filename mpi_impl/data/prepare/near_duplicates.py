@@ -1,14 +1,14 @@
-"""Which documents say again what an earlier one said: MinHash and locality-sensitive hashing, by `datasketch`.
+"""Near-duplicates, documents that repeat an earlier one, by MinHash and locality-sensitive hashing in `datasketch`.
 
-A document is taken as the set of its shingles, all runs of 5 characters in it (as Megatron's openwebtext recipe does).
-Two documents are as similar as the Jaccard index of their sets: what they share, divided by what they have together.
-A random order of all shingles puts the same one first in both sets with just that probability (Broder 1997). So a
-signature, the first shingle in each of 128 orders, estimates it: by the share of places where two signatures agree,
+A document is the set of its shingles, all runs of 5 characters in it (as in Megatron's openwebtext recipe). The
+similarity of two documents is the Jaccard index of their sets: the size of the intersection over that of the union. A
+random order of all shingles puts the same one first in both sets with just that probability (Broder 1997). So a
+signature, the first shingle in each of 128 orders, estimates it: by the fraction of places where two signatures agree,
 to within 0.04 (one standard deviation, at 0.7).
 
-Nobody compares all pairs. A signature is cut into bands, and only documents that agree in a whole band of it are
-compared. At Jaccard 0.7 datasketch chooses 18 bands of 7 places, which brings together 79 % of the pairs that are 0.7
-alike, 92 % at 0.75, 98.5 % at 0.8, and two in ten thousand at 0.2. What they say is then checked by the estimate.
+Not all pairs are compared. A signature is divided into bands, and only documents that agree in a whole band of it are
+compared. At Jaccard 0.7 datasketch chooses 18 bands of 7 places, which finds 79 % of the pairs of similarity 0.7, 92 %
+at 0.75, 98.5 % at 0.8, and two in ten thousand at 0.2. The estimate then checks these pairs.
 """
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -21,18 +21,18 @@ PERMUTATIONS = 128      # orders of the shingles, hence places in a signature
 EMPTY = MinHash(PERMUTATIONS, seed=1, hashfunc=int, scheme="affine32")
 MULTIPLIER = 0x9E3779B97F4A7C15          # odd and far from round numbers: 2^64 divided by the golden ratio
 BLOCK = 4096            # shingles at a time, whose 128 places stay in the cache
-MISSES_WEIGH = 0.8      # of datasketch's two errors. The other, to compare in vain, costs time only
+MISSES_WEIGH = 0.8      # the weight of datasketch's misses. Its other error, a needless comparison, costs only time
 
 
 class NearDuplicates(NamedTuple):
-    """For each document the earlier one that it is too similar to, and how similar it seems; or -1, and 0."""
+    """The earlier document that each is too similar to, with the estimated similarity; or -1, and 0."""
 
     original: np.ndarray    # int64 [n]
     jaccard: np.ndarray     # float32 [n]
 
 
 def signature(text: str) -> np.ndarray:
-    """The MinHash of a text that is not empty: uint32 [128], the same on every machine."""
+    """Return the MinHash of a text that is not empty: uint32 [128], the same on every machine."""
     sketch = EMPTY.copy()
     shingles = _shingles(text)
     for start in range(0, len(shingles), BLOCK):
@@ -41,7 +41,7 @@ def signature(text: str) -> np.ndarray:
 
 
 def _shingles(text: str) -> np.ndarray:
-    """A number for each shingle of the text, once: uint32 [shingles]. A text too short for one is one."""
+    """Return a number for each distinct shingle of the text: uint32 [shingles]. A text too short for one is one."""
     characters = np.frombuffer(text.encode("utf-32-le"), "<u4")
     characters = np.pad(characters, (0, max(0, SHINGLE - len(characters))))
     count = len(characters) - SHINGLE + 1
@@ -51,7 +51,7 @@ def _shingles(text: str) -> np.ndarray:
 
 
 def _mixed(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """A number for each row of the columns, in which every column counts: uint64 [rows], modulo 2^64."""
+    """Hash each row of the columns: uint64 [rows], modulo 2^64."""
     mixed = np.zeros(columns[0].shape, np.uint64)
     for column in columns:
         mixed = (mixed + column + np.uint64(1)) * np.uint64(MULTIPLIER)
@@ -60,13 +60,12 @@ def _mixed(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def near_duplicates(signatures: Sequence[np.ndarray], jaccard: float) -> NearDuplicates:
-    """Which documents to leave out, of those whose signatures are the columns of uint32 [128, any], one after another.
+    """Choose the documents to drop, from signatures that are the columns of uint32 [128, any], one after another.
 
-    In order, a document is left out if it is at least `jaccard` similar to one that is kept; of several, the most
-    similar one is named, of equals the first. So the first of a group is always kept, and the result is a function of
-    the documents and their order. `jaccard` lies above 0 and is at most 0.99. The signatures may be memory-mapped
-    files: what is in memory is some 35 bytes for each document, and 6,500 for each of those kept that have a band in
-    common with another.
+    In order, a document is dropped if it is at least `jaccard` similar to one that is kept; the most similar one is
+    named, the first wins ties. So the first of a group is always kept, and the result is a function of the documents
+    and their order. `jaccard` lies above 0 and is at most 0.99. The signatures may be memory-mapped files: memory holds
+    some 35 bytes for each document, and 6,500 for each kept one that has a band in common with another.
     """
     index = MinHashLSH(jaccard, PERMUTATIONS, weights=(1 - MISSES_WEIGH, MISSES_WEIGH))
     suspected = _suspected(signatures, index.b, index.r)
@@ -86,7 +85,7 @@ def near_duplicates(signatures: Sequence[np.ndarray], jaccard: float) -> NearDup
 
 
 def _suspected(signatures: Sequence[np.ndarray], bands: int, rows: int) -> np.ndarray:
-    """Which documents have a band in common with another: bool [n]. The others need no place in the index."""
+    """Return the documents that have a band in common with another: bool [n]. The others need no place in the index."""
     n = sum(part.shape[1] for part in signatures)
     suspected = np.zeros(n, bool)
     for band in range(bands):
@@ -99,7 +98,7 @@ def _suspected(signatures: Sequence[np.ndarray], bands: int, rows: int) -> np.nd
 
 
 def _columns(signatures: Sequence[np.ndarray], wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The number and the signature, uint32 [128], of each document that is wanted."""
+    """Yield the number and the signature, uint32 [128], of each document that is wanted."""
     first = 0
     for part in signatures:
         here = np.flatnonzero(wanted[first : first + part.shape[1]])

@@ -3,15 +3,15 @@
     read          text files, folders of them, JSON lines (mpi_impl/data/corpus.py says how)
     make uniform  line ends, control characters, Unicode's spellings (clean.py)
     tokenize      by a tokenizer that is given, or trained on this corpus and saved as OUT.tokenizer.json
-    drop          documents under --min-tokens, then those that say again what an earlier one said (near_duplicates.py)
+    drop          documents under --min-tokens, then those that repeat an earlier one (near_duplicates.py)
     write         OUT.bin and OUT.idx, and OUT.dropped.jsonl, which names each document that was dropped, and why
 
-What is no text (bytes that are not UTF-8, lines that are not JSON, empty files) is dropped, counted and named in the
-same way; with --strict the first of it ends the run.
+Input that is not text (bytes that are not UTF-8, lines that are not JSON, empty files) is dropped, counted and named in
+the same way; with --strict the first of it ends the run.
 
 The corpus may be larger than memory. It is cut into chunks (chunks.py), and workers encode one at a time, a document
-at a time. What is in memory of all documents is their lengths, and what near_duplicates.py says; a single document must
-fit (256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
+at a time. Memory holds the lengths of all documents, and the results of near_duplicates.py; a single document must fit
+(256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
 
 A run may be killed at any moment. Each chunk that is done lies in the folder OUT.preparing, and the same command
 goes on from there; the folder goes when all is written. What is written does not depend on the number of workers, nor
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parse(argv: list[str] | None) -> Namespace:
-    """The options. Raises UserError for what cannot be."""
+    """Parse the options. Raise UserError for impossible ones."""
     parser = ArgumentParser(prog="mpi_impl.data.prepare", description="Make a corpus ready for training.")
     add = parser.add_argument
     add("--input", nargs="+", metavar="PATH", help="text files, folders of them, or JSON lines, each with a document "
@@ -108,7 +108,7 @@ def parse(argv: list[str] | None) -> Namespace:
 
 
 class PlanFile(TypedDict):
-    """What determines all that a preparation writes, as it stands in its work folder."""
+    """The facts that determine all output of a preparation, stored in its work folder."""
 
     version: int
     tokenizers: str
@@ -118,12 +118,12 @@ class PlanFile(TypedDict):
 
 
 class Preparation:
-    """A run, or what is left to do of one that was interrupted."""
+    """A run, or the rest of one that was interrupted."""
 
     def __init__(self, args: Namespace):
         self.args, self.prefix = args, args.output_prefix
         self.recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
-        self.tokenizer = tokenizer_of(self.recipe)      # what is wrong with it is said before all else
+        self.tokenizer = tokenizer_of(self.recipe)      # its faults are reported before all else
         self.sources = sources(args.input or [None], "--input")
         self.size = sum(source.size for source in self.sources)
         self.plan = list(chunks(self.sources, max(CHUNK, self.size // CHUNKS)))
@@ -149,7 +149,7 @@ class Preparation:
     # ---- where it is done ----
 
     def begin(self) -> None:
-        """Make the work folder, or find that of the same preparation. Raises UserError for anything else."""
+        """Make the work folder, or find that of the same preparation. Raise UserError for anything else."""
         for path in self.args.input or ():
             if Path(path).is_dir() and Path(self.prefix).resolve().is_relative_to(Path(path).resolve()):
                 raise UserError(f"--output-prefix {self.prefix} lies in the folder --input {path}, whose files are "
@@ -170,7 +170,7 @@ class Preparation:
             aside.rename(self.work)
 
     def begun(self) -> PlanFile:
-        """What the run in the work folder is about. Raises UserError if there is no such run."""
+        """Read the plan in the work folder. Raise UserError if there is none."""
         try:
             return read_json(str(self.work / "plan.json"), PlanFile, LARGEST)
         except UserError as error:
@@ -178,18 +178,18 @@ class Preparation:
                             f"another --output-prefix. ({error})") from error
 
     def end(self) -> None:
-        """Remove the work folder, of which no half is ever found."""
+        """Remove the work folder, so that no part of it remains."""
         with folder_aside(str(self.work.parent)) as temporary:
             self.work.rename(Path(temporary, self.work.name))
 
     def plan_of(self) -> PlanFile:
-        """All that determines what is written."""
+        """Return the facts that determine all output."""
         return {"version": VERSION, "tokenizers": tokenizers.__version__, "options": asdict(self.recipe),
                 "tokenizer": self.tokenizer.fingerprint if self.tokenizer else "trained here",
                 "sources": self.sources}
 
     def check_plan(self, begun: PlanFile) -> None:
-        """Raises UserError if the work folder is another preparation's."""
+        """Raise UserError if the work folder is another preparation's."""
         plan, advice = self.plan_of(), f"Undo that to go on with it, or remove {self.work} to begin anew."
         for option, value in plan["options"].items():
             if begun["options"].get(option) != value:
@@ -219,7 +219,7 @@ class Preparation:
                   "support more", flush=True)
 
     def texts(self, what: str) -> Iterator[str]:
-        """The texts that a tokenizer is trained on."""
+        """Yield the texts that a tokenizer is trained on."""
         plan = self.plan[:: -(-self.size // TRAINED_ON) or 1]
         with Progress(what, sum(map(size_of, plan))) as bar:
             for chunk in plan:
@@ -228,7 +228,7 @@ class Preparation:
                 bar.advance(size_of(chunk))
 
     def encode(self) -> list[int]:
-        """Encode the chunks that are not done -> their numbers."""
+        """Encode the chunks that are not done, and return their numbers."""
         missing = [number for number in range(len(self.plan)) if self.finished(number) is None]
         made = mapped(encode_chunk, min(self.args.workers, max(1, len(missing))),
                       [chunk_folder(self.work, number) for number in missing],
@@ -247,7 +247,7 @@ class Preparation:
         return finished(chunk_folder(self.work, number), len(self.plan[number]))
 
     def add(self, report: ChunkReport) -> None:
-        """The next chunk is there. Raises UserError with --strict for the first text in it that is bad."""
+        """Add the report of the next chunk. Raise UserError with --strict for the first bad text in it."""
         self.corpus.append(report)
         for part, line, kind, why in report.dropped if self.args.strict else ():
             if kind in BAD_KINDS:
@@ -255,7 +255,7 @@ class Preparation:
                 raise UserError(f"{place} {why}. Mend it, or leave out --strict to count such texts and go on.")
 
     def write(self, alike: NearDuplicates | None) -> None:
-        """The results, each whole or not there, the index last."""
+        """Write the results, each completely or not at all, the index last."""
         kept = np.ones(self.corpus.starts[-1], bool) if alike is None else alike.original < 0
         assert self.tokenizer is not None
         self.publish("dropped.jsonl", lambda file: self.dropped.write(file, self.corpus, alike))
@@ -272,21 +272,21 @@ class Preparation:
             write_indexed(self.prefix, self.left(kept, bar), vocab_size)
 
     def left(self, kept: np.ndarray, bar: Progress) -> Iterator[list[np.ndarray]]:
-        """The documents that are kept, of those that are encoded."""
+        """Yield the encoded documents that are kept."""
         for document, keep in zip(self.corpus.documents(), kept, strict=True):
             if keep:
                 yield document
             bar.advance(sum(sequence.nbytes for sequence in document))
 
     def publish(self, suffix: str, write: Callable[[TextIO], object]) -> None:
-        """Write a file beside the tokens, so that it is there when it is whole."""
+        """Write a file beside the tokens, which appears when it is complete."""
         with replacing(f"{self.prefix}.{suffix}") as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
             write(file)
 
     # ---- what it says ----
 
     def describe(self, seconds: float, encoded: list[int]) -> str:
-        """What was found, what was dropped, and how long it took."""
+        """Describe the documents found, the documents dropped, and the time."""
         result = IndexedDataset(self.prefix)
         found = self.corpus.starts[-1] + self.dropped.counts.total() - self.dropped.counts[NEAR_DUPLICATE]
         kept = len(result.document_indices) - 1
@@ -302,5 +302,5 @@ class Preparation:
 
 
 def size_of(chunk: list[Part]) -> int:
-    """In bytes, as it is read."""
+    """Return the size of a chunk in bytes."""
     return sum(part.stop - part.start for part in chunk)

@@ -9,7 +9,7 @@ REPEATED = 30.0     # seconds: a log
 
 
 class Progress:
-    """How far a piece of work has come: `with Progress("encoding", total_bytes) as bar: bar.advance(bytes)`."""
+    """The progress of a piece of work: `with Progress("encoding", total_bytes) as bar: bar.advance(bytes)`."""
 
     def __init__(self, what: str, total: int, out: TextIO | None = None):
         self.what, self.total, self.done = what, total, 0
@@ -24,7 +24,7 @@ class Progress:
         return self
 
     def advance(self, size: int) -> None:
-        """So many bytes more are done."""
+        """Count `size` more bytes as done."""
         self.done += size
         if time.monotonic() - self.shown >= (REDRAWN if self.on_terminal else REPEATED):
             self._show()

@@ -1,4 +1,4 @@
-"""Work on many cores: processes that take one task after another, and leave no orphan behind."""
+"""A pool of processes for many cores: they take one task after another, and leave no orphan behind."""
 import multiprocessing
 import os
 import signal
@@ -13,12 +13,12 @@ from reference.errors import UserError
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def mapped(function: Callable[..., Any], workers: int, *arguments: Iterable) -> Iterator[Any]:
-    """`map(function, *arguments)` by so many processes; the results come in order, and so does the first error.
+    """Map `function` over the arguments with `workers` processes; results come in order, and so does the first error.
 
     Raises UserError if a process is ended from outside.
     """
@@ -38,7 +38,7 @@ def mapped(function: Callable[..., Any], workers: int, *arguments: Iterable) -> 
 
 
 def _start() -> None:
-    """In each process: it has one core, an interruption is its parent's affair, and it ends when its parent does."""
+    """Set up each process: one core, interruptions left to its parent, and an end with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

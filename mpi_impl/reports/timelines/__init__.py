@@ -1,1 +1,1 @@
-"""What each rank did when: taken from a trace, written for a viewer, drawn beside its prediction."""
+"""Timelines of ranks: recorded by a trace, written for a viewer, drawn beside their prediction."""

@@ -1,7 +1,7 @@
-"""What ranks did as a file for a trace viewer: open it at https://ui.perfetto.dev or chrome://tracing.
+"""Timelines as a file for a trace viewer: open it at https://ui.perfetto.dev or chrome://tracing.
 
 The file is in Chrome's trace event format: JSON, a process for each rank and in it a thread for each stream. Viewers
-colour events by their names without digits, so `2F0` and `3F1` look alike. Streams are threads of different numbers
+colour events by their names without digits, so `2F0` and `3F1` look the same. Streams are threads of different numbers
 in different ranks, and no number is 0: Perfetto takes process 0 for the operating system's.
 """
 import json
@@ -12,7 +12,7 @@ from mpi_impl.runtime.files import write_whole
 
 
 def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:
-    """Each rank's slices, on one clock. Raises ValueError if two of a stream overlap, UserError if it cannot write."""
+    """Write each rank's slices, on one clock. Raise ValueError for overlaps in a stream, UserError if it cannot."""
     streams = sorted({s.stream for slices in ranks for s in slices}, key=lambda stream: (stream != "compute", stream))
     events: list[dict] = []
     for rank, slices in enumerate(ranks):
@@ -29,13 +29,13 @@ def write_chrome_trace(path: str, ranks: Sequence[Sequence[Slice]]) -> None:
 
 
 def metadata(what: str, value: str | int, process: int, thread: int | None = None) -> dict:
-    """An event that says what a process or a thread is called (its name), or where it stands (its sort_index)."""
+    """Return an event with the name of a process or a thread, or its place (its sort_index)."""
     place = {"pid": process} if thread is None else {"pid": process, "tid": thread}
     return {"ph": "M", "name": what, **place, "args": {what.split("_", 1)[1]: value}}
 
 
 def complete_events(slices: Sequence[Slice], rank: int) -> Iterator[dict]:
-    """One event for each slice of a stream, by start. Times are whole nanoseconds, written as microseconds."""
+    """Yield an event for each slice of a stream, by start. Times are whole nanoseconds, written as microseconds."""
     before, free = "", 0                                   # the slice before, and when it ended
     for s in sorted(slices, key=lambda s: (s.start, s.end)):
         start, end = nanoseconds(s.start), nanoseconds(s.end)
@@ -55,5 +55,5 @@ def nanoseconds(seconds: float) -> int:
 
 
 def arguments(s: Slice) -> dict:
-    """What a viewer shows beside the name."""
+    """Return the details that a viewer shows beside the name."""
     return {"stage": s.action.stage, "microbatch": s.action.microbatch} if s.action else {}

@@ -1,4 +1,4 @@
-"""The picture of timelines: a row for each rank, a cell for each thing that it did, hatched grey where it idled."""
+"""The picture of timelines: a row for each rank, a cell for each action, hatched grey for idle time."""
 from collections.abc import Sequence
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -50,12 +50,12 @@ class Cell(NamedTuple):
 
 
 def draw_timelines(path: str, panels: Sequence[Panel], seconds: bool = True) -> None:
-    """Draw panels above one another with one time axis, and save the picture. Raises UserError."""
+    """Draw panels above one another with one time axis, and save the picture. Raise UserError if that fails."""
     save(timelines_figure(panels, seconds), path, DPI)
 
 
 def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Figure:
-    """Panels above one another with one time axis: in ms if times are `seconds`, else without a unit."""
+    """Draw panels above one another with one time axis: in ms if times are `seconds`, else without a unit."""
     scale = 1e3 if seconds else 1.0
     cells = [cells_of(panel.ranks, scale) for panel in panels]
     rows = [len(panel.ranks) for panel in panels]
@@ -79,7 +79,7 @@ def timelines_figure(panels: Sequence[Panel], seconds: bool = True) -> Figure:
 
 
 def cells_of(ranks: Sequence[Sequence[Slice]], scale: float = 1.0) -> list[Cell]:
-    """Where each slice is drawn. Streams other than 'compute' get a strip below it, in all rows if there are any."""
+    """Place each slice. Streams other than 'compute' get a strip below it, in all rows if there are any."""
     first = min(s.start for slices in ranks for s in slices)
     bottom = 0.68 if any(s.stream != "compute" for slices in ranks for s in slices) else 0.94
     cells = []
@@ -100,7 +100,7 @@ def cells_of(ranks: Sequence[Sequence[Slice]], scale: float = 1.0) -> list[Cell]
 
 
 def shade(color: str, i: int, n: int) -> str:
-    """The colour for stage i of a rank's n: the first is full, the last the palest."""
+    """Return the colour for stage i of a rank's n: the first is full, the last the palest."""
     white = PALEST * i / max(1, n - 1)
     red, green, blue = (white + (1 - white) * part for part in to_rgb(color))
     return to_hex((red, green, blue))
@@ -110,14 +110,14 @@ def shade(color: str, i: int, n: int) -> str:
 
 
 def time_of_a_letter(cells: list[list[Cell]]) -> float:
-    """The time as wide as a letter is high, where the numbers just fit into nearly all cells."""
+    """Return the time as wide as a letter is high, such that the numbers just fit into nearly all cells."""
     times = [(cell.end - cell.start) / label_widths(cell.label) for own in cells for cell in own
              if cell.label.isdigit()]
     return float(np.quantile(times, 0.1)) if times else inf
 
 
 def label_widths(label: str) -> float:
-    """How wide a cell must be for its label, as a multiple of the letters' height."""
+    """Return the width that a cell needs for its label, as a multiple of the letters' height."""
     return DIGIT * len(label) + MARGIN
 
 
@@ -125,7 +125,7 @@ def label_widths(label: str) -> float:
 
 
 def empty_panels(rows: list[int], row: float, width: float, span: float):
-    """A figure, and axes for panels of so many rows, the first on top. Sizes are inches."""
+    """Make a figure, and axes for panels with these numbers of rows, the first on top. Sizes are inches."""
     height = sum(rows) * row + len(rows) * TITLE + AXIS + LEGEND
     figure = Figure(figsize=(LEFT + width + RIGHT, height), dpi=DPI)
     every, top, all_axes = ceil(0.18 / row), height, []
@@ -144,7 +144,7 @@ def empty_panels(rows: list[int], row: float, width: float, span: float):
 
 
 def draw_cells(axes, cells: list[Cell], across: float) -> None:
-    """The cells, over the idle time of all ranks from the panel's first start to its last end."""
+    """Draw the cells, over the idle time of all ranks from the panel's first start to its last end."""
     n, end = round(axes.get_ylim()[0]), max(cell.end for cell in cells)
     for r in range(n):
         axes.add_patch(Rectangle((0, r + 0.06), end, 0.88, **IDLE))
@@ -155,7 +155,7 @@ def draw_cells(axes, cells: list[Cell], across: float) -> None:
 
 
 def draw_labels(axes, cells: list[Cell], size: float, across: float, down: float) -> None:
-    """The labels that fit, in letters of so many points."""
+    """Draw the labels that fit, in letters of `size` points."""
     slack = ROUNDING * axes.get_xlim()[1]       # letters that just fit into a cell fit into all that are as long
     for cell in cells:
         wide, high = (cell.end - cell.start + slack) * across, (cell.bottom - cell.top) * down
@@ -170,7 +170,7 @@ def is_light(color: str) -> bool:
 
 
 def title(panel: Panel, scale: float, unit: str) -> str:
-    """The panel's name, and what its pipeline cost, if it is one."""
+    """Return the panel's name, and the cost of its pipeline, if it is one."""
     timeline = timeline_of(panel.ranks)
     if not timeline.ranks:
         return panel.name
@@ -179,7 +179,7 @@ def title(panel: Panel, scale: float, unit: str) -> str:
 
 
 def draw_legend(figure, panels: Sequence[Panel]) -> None:
-    """What the colours mean that there are; a kind's shades side by side."""
+    """Explain the colours in use; a kind's shades are side by side."""
     shades: dict[str, int] = {}
     for slices in (slices for panel in panels for slices in panel.ranks):
         for kind in {s.kind for s in slices}:

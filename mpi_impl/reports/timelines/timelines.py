@@ -1,4 +1,4 @@
-"""Between what ranks wrote down and what the simulator says: slices, timelines, and the times of actions."""
+"""Conversions between recorded slices and simulated timelines, and the measured times of actions."""
 from collections.abc import Sequence
 from itertools import chain
 from statistics import median
@@ -9,21 +9,21 @@ from reference.schedules.simulate import Span, Timeline, Times
 
 
 def slices_of(timeline: Timeline) -> list[list[Slice]]:
-    """A simulated timeline as what ranks would have written down."""
+    """Convert a simulated timeline into slices, as ranks would have recorded them."""
     return [[Slice("compute", str(span.action), span.action.kind, span.start, span.end) for span in spans]
             for spans in timeline.ranks]
 
 
 def timeline_of(ranks: Sequence[Sequence[Slice]]) -> Timeline:
-    """The inverse, of ranks that did actions: what is no action is left out, as are ranks without one."""
+    """Convert slices into a timeline, without those that are no actions and ranks that have none."""
     spans = (tuple(Span(s.action, s.start, s.end) for s in slices if s.action) for slices in ranks)
     return Timeline(tuple(filter(None, spans)))
 
 
 def measured_times(ranks: list[list[list[Slice]]], schedule: Schedule, sending: float) -> Times:
-    """How long each kind of action takes, by stage: the median over all steps of all ranks of a pipeline.
+    """Return the time of each kind of action, by stage: the median over all steps of all ranks of a pipeline.
 
-    A whole backward is put down as two halves: only their sum counts.
+    A whole backward counts as two halves: only their sum matters.
     """
     seconds: dict[tuple[str, int], list[float]] = {}
     for s in chain(*(chain(*steps) for steps in ranks)):

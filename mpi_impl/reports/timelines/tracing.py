@@ -1,4 +1,4 @@
-"""--trace: the last steps of a run as a file for a trace viewer, and the very last one drawn beside its prediction."""
+"""The option --trace: the last steps of a run as a file for a trace viewer, and the very last one drawn."""
 from collections import deque
 from contextlib import contextmanager
 from itertools import chain
@@ -16,7 +16,7 @@ TRACE, TIMELINE = "trace.json", "timeline.png"
 
 
 class TracedSteps:
-    """Keeps a rank's slices of the last steps. Its methods are called by all ranks together."""
+    """A rank's slices of the last steps. All ranks call its methods together."""
 
     def __init__(self, topology: Topology):
         self.topology, self.trace = topology, topology.world.trace
@@ -26,7 +26,7 @@ class TracedSteps:
 
     @contextmanager
     def step(self):
-        """What happens inside the `with` block is traced."""
+        """Trace the body of a `with` block."""
         self.meet()
         self.trace.recording = True
         yield
@@ -35,7 +35,7 @@ class TracedSteps:
         self.trace.slices.clear()
 
     def meet(self) -> None:
-        """Between steps ranks do what is no part of one, and one of them may do more: a step begins at one time."""
+        """Wait for all ranks between steps, where one of them may do more, so that a step begins at one time."""
         clock = self.trace.clock
         if isinstance(clock, VirtualClock):
             clock.reach(max(self.topology.world.from_all(clock.now())))
@@ -43,7 +43,7 @@ class TracedSteps:
     def write(self, folder: str, schedule: Schedule, message_bytes: int) -> None:
         """Write trace.json, of all ranks, and timeline.png, of rank 0's pipeline.
 
-        `message_bytes`: of what one rank sends from stage to stage.
+        `message_bytes` is the size of a message from one rank to the next stage.
         """
         everyone = self.topology.world.from_all(list(self.steps))
         pipeline = self.topology.pipeline.from_all(list(self.steps))

@@ -7,7 +7,7 @@ from hypothesis import assume, given, strategies as st
 
 from reference import counter_rng
 from reference.errors import UserError
-from reference.generation.decoding import Sampling, allowed, next_word
+from reference.generation.decoding import Sampling, allowed, next_token
 from reference.ops import softmax
 from tests.deep import every_other_deep
 
@@ -53,7 +53,7 @@ def test_a_word_is_where_the_sum_of_probabilities_comes_to_the_draw(logits, draw
     probs = np.where(allowed(probs, k, p), probs, 0)
     sums = np.concatenate([[0], np.cumsum(probs)]) / probs.sum()
     assume(np.abs(sums - draw).min() > 1e-12)
-    word = next_word(logits, draw, temperature, k, p)
+    word = next_token(logits, draw, temperature, k, p)
     assert sums[word] < draw < sums[word + 1]
 
 
@@ -64,17 +64,17 @@ def test_rounding_changes_no_word(n, draw, seed, tied):
     logits = rng.integers(0, 3, n).astype(float) if tied else rng.normal(size=n)
     edges = np.cumsum(softmax(logits / 0.8))
     assume(np.abs(edges - draw).min() > 1e-9)
-    assert next_word(logits + 1e-12 * rng.normal(size=n), draw, 0.8) == next_word(logits, draw, 0.8)
+    assert next_token(logits + 1e-12 * rng.normal(size=n), draw, 0.8) == next_token(logits, draw, 0.8)
 
 
 @given(LOGITS, DRAWS, st.sampled_from([np.float32, np.float64]))
 def test_at_temperature_0_the_likeliest_word_comes_and_of_equals_the_first(logits, draw, dtype):
     logits = np.round(logits).astype(dtype)
     expected = min(word for word in range(len(logits)) if logits[word] == logits.max())
-    assert next_word(logits, draw, 0) == next_word(logits, draw, 1.0, top_k=1) == expected
+    assert next_token(logits, draw, 0) == next_token(logits, draw, 1.0, top_k=1) == expected
     if (logits == logits.max()).sum() == 1:
         with np.errstate(over="ignore"):
-            assert next_word(logits, draw, 1e-310) == expected
+            assert next_token(logits, draw, 1e-310) == expected
 
 
 @pytest.mark.parametrize("choices", every_other_deep([

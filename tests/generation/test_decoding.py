@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from mpi_impl.generation.words import generate
+from mpi_impl.generation.decoding import generate
 from reference.config import ModelConfig
 from reference.generation.decoding import Sampling
 from tests.cases import Case
@@ -100,7 +100,7 @@ def test_texts_are_independent(ranks):
 def test_a_model_that_has_diverged_is_told_by_all_ranks(ranks):
     case = Case(2, ModelConfig(2, 8, 2, 50, 12), 1, 12, seed=3)
     said = ranks.run(4, refused, case)
-    assert said == ["The logits of the word at position 2 are infinite, or no numbers: the model has diverged, or "
+    assert said == ["The logits of the token at position 2 are infinite, or no numbers: the model has diverged, or "
                     "needs a format of more range than its --dtype."] * 4
 
 

@@ -1,9 +1,9 @@
-"""The likeliest word of a vocabulary that is cut: what argmax over the whole would give, without gathering it."""
+"""The likeliest token of a sharded vocabulary: the argmax over the whole one, without gathering it."""
 import numpy as np
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from mpi_impl.layers.cross_entropy import likeliest
+from mpi_impl.layers.cross_entropy import argmax_token
 from reference.layers import cross_entropy as textbook
 from tests.rank_theorems import host
 from tests.spy import SpyArray
@@ -25,7 +25,7 @@ def logits(draw):
 def each_rank_says(group, whole, wrap):
     part = np.split(whole, group.size, -1)[group.rank]
     given = wrap(part.copy())
-    words = likeliest(given, group)
+    words = argmax_token(given, group)
     assert (host(given) == part).all(), "the logits are overwritten"
     return host(words)
 
@@ -33,11 +33,11 @@ def each_rank_says(group, whole, wrap):
 @settings(max_examples=settings().max_examples // 2)
 @given(logits(), st.sampled_from([np.asarray, SpyArray]))
 def test_it_is_the_argmax_of_the_whole(ranks, case, wrap):
-    """On every rank, of several likeliest words the first; in the textbook too."""
+    """On every rank, the first of several likeliest tokens; in the textbook too."""
     t, whole = case
     expected = whole.argmax(-1)
-    assert (textbook.likeliest(whole) == expected).all()
-    assert (textbook.sharded_likeliest(np.split(whole, t, -1)) == expected).all()
+    assert (textbook.argmax_token(whole) == expected).all()
+    assert (textbook.sharded_argmax_token(np.split(whole, t, -1)) == expected).all()
     for words in ranks.run(t, each_rank_says, whole, wrap):
         assert words.dtype == np.int64 and (words == expected).all()
 

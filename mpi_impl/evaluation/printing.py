@@ -1,4 +1,4 @@
-"""What an evaluation tells: lines for a person, on rank 0, and JSON lines for a program."""
+"""The output of an evaluation: lines for a person, on rank 0, and JSON lines for a program."""
 import json
 import time
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import TextIO
 from mpi_impl.reports.metrics import duration
 from mpi_impl.runtime.files import open_for_writing, writing
 
-PAUSE = 10.0     # seconds between two words of progress
+PAUSE = 10.0     # seconds between two reports of progress
 
 
-class Telling:
-    """Says and writes, on the rank that `speaks`; nothing on others."""
+class Reporter:
+    """A printer and writer of results, on the rank that `speaks`; on others it does nothing."""
 
     def __init__(self, path: str | None, speaks: bool):
         self.path, self.speaks = path if speaks else None, speaks
@@ -22,22 +22,22 @@ class Telling:
             print(text, flush=True)
 
     def write(self, **values) -> None:
-        """A line, the first of which empties the file."""
+        """Write a line, the first of which empties the file."""
         if self.path:
             self.file = self.file or open_for_writing(self.path)
             with writing(self.path):
                 print(json.dumps(values), file=self.file, flush=True)
 
     def progress(self, samples: int, name: str) -> Callable[[int], None]:
-        """To be told how many samples are done."""
-        began = told = time.perf_counter()
+        """Return a function that reports the number of samples done."""
+        began = reported = time.perf_counter()
 
-        def tell(done: int) -> None:
-            nonlocal told
+        def report(done: int) -> None:
+            nonlocal reported
             now = time.perf_counter()
-            if now - told >= PAUSE:
-                told = now
+            if now - reported >= PAUSE:
+                reported = now
                 left = (now - began) / done * (samples - done)
                 self.say(f"{done:>7,} of {samples:,} {name} | {duration(left)} left")
 
-        return tell
+        return report

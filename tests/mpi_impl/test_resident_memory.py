@@ -1,4 +1,4 @@
-"""The memory that a rank has really taken."""
+"""The memory that a rank has in use, as the system counts it."""
 import re
 from contextlib import contextmanager
 from mmap import PAGESIZE, mmap
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mpi_impl.launching.entry import keep_freed_memory
-from mpi_impl.reports import taken
+from mpi_impl.reports import resident_memory
 from mpi_impl.reports.forecast import Forecast
-from mpi_impl.reports.taken import Taken, describe
+from mpi_impl.reports.resident_memory import ResidentMemory, describe
 from reference.params import HOST
 from tests.deep import one_fast_of
 from tests.fake_cuda import fake_cuda
@@ -35,7 +35,7 @@ def test_it_is_the_most_at_once_since_then(ranks):
 def arrays(group):
     keep_freed_memory()
     np.ones(200 * MB, np.uint8)                # and freed again
-    counted, found = Taken(HOST), []
+    counted, found = ResidentMemory(HOST), []
     found.append(counted.bytes)
     array = np.ones(40 * MB, np.uint8)
     found.append(counted.bytes)
@@ -62,16 +62,16 @@ def test_a_system_that_has_no_proc(ranks):
 
 
 def on_another_system(group):
-    taken.forget_freed()
-    with mock.patch.object(taken, "status", return_value=0):
-        counted = Taken(HOST)
+    resident_memory.forget_freed()
+    with mock.patch.object(resident_memory, "status", return_value=0):
+        counted = ResidentMemory(HOST)
         with touched(60 * MB):
             return counted.bytes
 
 
 def test_of_a_gpu_it_is_what_the_pool_has():
     with fake_cuda() as cupy:
-        counted = Taken(SpyArray(np.empty(0)))
+        counted = ResidentMemory(SpyArray(np.empty(0)))
         cupy.pool = 7 * MB
         assert counted.bytes == 7 * MB and counted.what == "CuPy's pool"
 
@@ -87,7 +87,8 @@ def test_the_fullest_rank_is_told_on_all(ranks):
 def told_with(group):
     with fake_cuda() as cupy:
         cupy.pool = (8 * MB, 9 * MB, 2 * MB)[group.rank]
-        return describe(group, Taken(SpyArray(np.empty(0))), [Forecast(5e6, MB), Forecast(3e6, 4 * MB)], verified=True)
+        resident = ResidentMemory(SpyArray(np.empty(0)))
+        return describe(group, resident, [Forecast(5e6, MB), Forecast(3e6, 4 * MB)], verified=True)
 
 
 @linux

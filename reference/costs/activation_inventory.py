@@ -1,0 +1,287 @@
+"""The tensors that our implementation saves for the backward, to the byte, with the papers' formulas beside them.
+
+The formulas: memory.py. Qi et al. 2023 is 2401.10241.
+"""
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from reference.config import ModelConfig, ParallelConfig, Recompute
+from reference.costs.parameters import pooled_columns
+from reference.models.model import sequences_of
+from reference.precision import FORMATS, Precision
+from reference.schedules.actions import Action
+
+
+class SavedTensor(NamedTuple):
+    """Arrays that wait for a microbatch's backward on one rank, with the papers' formula for them."""
+
+    what: str
+    elements: int
+    bytes: int       # ours
+    paper: float     # theirs: 2 for an element of an activation, 1 for one of a mask
+    why: str         # why the two differ; "" if they do not
+
+
+class StageBytes(NamedTuple):
+    """Bytes of one microbatch on one rank: a stage's layers, and the embedding and the head if it has them."""
+
+    kept: int         # from F until B, or until I
+    deferred: int     # from I until W
+
+
+@dataclass(frozen=True)
+class ActivationInventory:
+    """The machine's saved tensors, to the byte: those that a microbatch of b sequences leaves on one rank.
+
+    The papers' items of `layer` add up to `layer_activations`; those of `embedding` and `head` to
+    `activations_outside_layers`, with sequence parallelism; those of `layer_deferred`, on one rank, to the 32 s b h of
+    Qi et al. 2023, table 1.
+    """
+
+    c: ModelConfig
+    b: int
+    s: int
+    precision: Precision
+    parallel: ParallelConfig
+
+    # ---- elements ----
+
+    @property
+    def sequences(self) -> int:
+        """Return b, times the number of answers to a question for a model that chooses."""
+        return self.b * sequences_of(self.c)
+
+    @property
+    def whole(self) -> int:
+        """Return the elements of [b, s, h]."""
+        return self.sequences * self.s * self.c.hidden_size
+
+    @property
+    def inside(self) -> int:
+        """Return the elements of [b, s, h/t], a rank's heads."""
+        return self.whole // self.parallel.tensor_model_parallel_size
+
+    @property
+    def outside(self) -> int:
+        """Return a rank's elements outside tensor-parallel regions: all of [b, s, h], or its own positions."""
+        return self.whole // self.parallel.sequence_shards
+
+    # ---- a layer ----
+
+    def layer(self) -> list[SavedTensor]:
+        """List the tensors that are saved from a layer's forward until its backward."""
+        if self.parallel.recompute.granularity == "full":
+            return [self.array("the layer's input", self.outside, 2 * self.outside)]
+        return [*self.norm("first norm"), self.region_input("input of Q, K and V"), *self.core(),
+                self.array("input of attention's output layer", self.inside, 2 * self.inside),
+                self.mask("dropout mask after attention", self.outside, self.c.hidden_dropout),
+                *self.norm("second norm"), self.region_input("input of the MLP"), *self.activation(),
+                self.array("input of the MLP's second layer", 4 * self.inside, 8 * self.inside),
+                self.mask("dropout mask after the MLP", self.outside, self.c.hidden_dropout)]
+
+    def kept_layer(self) -> list[SavedTensor]:
+        """List the same for a layer that full recompute leaves alone."""
+        selective = Recompute("selective" if self.parallel.recompute.selective else "none")
+        return replace(self, parallel=replace(self.parallel, recompute=selective)).layer()
+
+    def norm(self, name: str) -> list[SavedTensor]:
+        return [self.array(f"{name}: input, normalised", self.outside, 2 * self.outside),
+                self.array(f"{name}: 1 / std", self.outside // self.c.hidden_size, 0,
+                           "one a position: too small for the formula", self.precision.main)]
+
+    def region_input(self, what: str) -> SavedTensor:
+        gathered = self.parallel.keep_gathered_inputs
+        return self.array(what, self.whole if gathered else self.outside, 2 * self.outside,
+                          "all positions: the gathered input is kept" if gathered else "")
+
+    def core(self) -> list[SavedTensor]:
+        """List Q, K and V, and attention's results. Selective recompute recomputes them, as does the kernel in 16 bits.
+
+        (FlashAttention, Dao et al. 2022.)
+        """
+        found = [self.array("Q, K and V", 3 * self.inside, 6 * self.inside)]
+        if self.c.position_embedding_type == "rope":
+            found.append(self.rotary())
+        if self.parallel.recompute.selective:
+            return found
+        n = self.sequences * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
+        if self.precision.half:
+            return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, 5 * n,
+                                 "the backward's kernel recomputes them")]
+        after = ("recomputed from the two above" if self.c.attention_dropout else
+                 "nothing is dropped: they are the probabilities")
+        return found + [self.array("attention's probabilities", n, 2 * n),
+                        self.mask("their dropout mask", n, self.c.attention_dropout),
+                        self.array("the same after dropout", 0, 2 * n, after)]
+
+    def activation(self) -> list[SavedTensor]:
+        """List the tensors of the MLP's activation function: 4h/t columns."""
+        return self.activation_of(4 * self.inside)
+
+    def activation_of(self, n: int) -> list[SavedTensor]:
+        """List the tensors of an activation function of n elements."""
+        if self.c.activation == "relu":
+            return [SavedTensor("input of ReLU", n, n, 2 * n, "its backward needs only the sign, a byte")]
+        found = [self.array("input of GeLU", n, 2 * n)]
+        if not self.precision.half:
+            found.append(self.array("GeLU's Phi" if self.c.activation == "gelu_exact" else "GeLU's tanh", n, 0,
+                                    "slow to compute: saved, while the formula recomputes it"))
+        return found
+
+    def rotary(self) -> SavedTensor:
+        return self.array("cos and sin of rope", self.s * self.c.rotary_size, 0,
+                          "one pair of tables for all layers of the stage")
+
+    def layer_deferred(self) -> list[SavedTensor]:
+        """List the tensors from I until W, if a schedule splits the backward: the two factors of each weight gradient.
+
+        Sequence parallelism saves nothing here: the products need all positions, so the inputs that I gathered wait for
+        W.
+        """
+        factors = [("input of Q, K and V", self.whole), ("its gradient: of Q, K and V", 3 * self.inside),
+                   ("input of attention's output layer", self.inside), ("gradient of its output", self.whole),
+                   ("input of the MLP", self.whole), ("gradient before the activation", 4 * self.inside),
+                   ("input of the MLP's second layer", 4 * self.inside), ("gradient of its output", self.whole)]
+        return [self.array(what, n, 2 * n) for what, n in factors]
+
+    # ---- before and after the layers ----
+
+    def embedding(self) -> list[SavedTensor]:
+        n = 0 if self.c.causal else self.outside // self.c.hidden_size
+        return [self.ids("tokens"),
+                SavedTensor("token types: is it the second?", n, n, 0, "a byte a position" if n else ""),
+                self.mask("dropout mask after the embedding", self.outside, self.c.hidden_dropout)]
+
+    def head(self) -> list[SavedTensor]:
+        """List the tensors of the final layer norm, logits and loss, and of a BERT's other heads."""
+        return [*self.norm("final norm"), *(self.transform() if not self.c.causal and "lm" in self.c.heads else []),
+                *(self.words_predicted() if "lm" in self.c.heads else []), *self.pooled()]
+
+    def words_predicted(self) -> list[SavedTensor]:
+        logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
+        return [self.region_input("input of the logits"),
+                self.array("probabilities of the tokens", self.logits, logits, "padding included",
+                           self.precision.compute if self.c.fp16_lm_cross_entropy else self.precision.main),
+                self.ids("targets")]
+
+    def transform(self) -> list[SavedTensor]:
+        """List the tensors of BERT's layer before the logits."""
+        return [self.array("input of the layer before the logits", self.outside, 2 * self.outside),
+                *self.activation_of(self.outside), *self.norm("norm before the logits")]
+
+    def pooled(self) -> list[SavedTensor]:
+        """List the tensors of the heads that read one position: a vector before and after the pooler; and
+        probabilities.
+        """
+        if not (columns := pooled_columns(self.c)):
+            return []
+        n = self.sequences * self.c.hidden_size
+        return [self.array("first positions, before the pooler and after it", 2 * n, 4 * n),
+                self.array("probabilities of the pooled heads", self.sequences * columns, 0,
+                           "too small for the formula", self.precision.main)]
+
+    def head_deferred(self) -> list[SavedTensor]:
+        found, first = [], self.sequences * self.c.hidden_size
+        if "lm" in self.c.heads:
+            found = [self.array("input of the logits", self.whole, 2 * self.whole),
+                     self.array("gradient of the logits", self.logits, 2 * self.logits)]
+            if not self.c.causal:
+                found.append(self.array("factors of the layer before the logits", 2 * self.outside, 4 * self.outside))
+        if columns := pooled_columns(self.c):
+            n = 3 * first + self.sequences * columns
+            found.append(self.array("factors of the pooler and of what reads it", n, 2 * n))
+        return found
+
+    @property
+    def logits(self) -> int:
+        """Return the elements of [b, s, V/t]."""
+        t = self.parallel.tensor_model_parallel_size
+        return self.b * self.s * self.c.padded_vocab_size(t) // t
+
+    def ids(self, what: str) -> SavedTensor:
+        n = self.sequences * self.s
+        return SavedTensor(what, 2 * n, 9 * n, 0, "8 bytes for the row in this rank's shard, 1 for: is it there?")
+
+    # ---- a kind of item ----
+
+    def array(self, what: str, elements: int, paper: float, why: str = "", form: str = "") -> SavedTensor:
+        """Make an item in the run's format, or in another. A different format alone explains a difference if `why` is
+        empty.
+        """
+        size = FORMATS[form or self.precision.compute].bytes
+        return SavedTensor(what, elements, elements * size, paper,
+                    "" if elements * size == paper else why or f"{size} bytes an element, not 2")
+
+    def mask(self, what: str, elements: int, rate: float) -> SavedTensor:
+        """Make an item of a byte for each element that dropout may drop, here and in the papers."""
+        ours = elements if rate else 0
+        return SavedTensor(what, ours, ours, elements, "" if rate else "nothing is dropped")
+
+    # ---- all together ----
+
+    def stage(self, layers: Sequence[int]) -> StageBytes:
+        """Return the bytes of a stage with these layers."""
+        rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
+        kept, deferred = rope, len(layers) * total(self.layer_deferred())
+        its_input, whole = self.outside * self.precision.form.bytes, total(self.kept_layer()) - rope
+        for group, again in self.parallel.recompute.groups(layers):
+            kept += its_input if again else len(group) * whole
+        if 0 in layers:
+            kept += total(self.embedding())
+        if self.c.num_layers - 1 in layers:
+            kept, deferred = kept + total(self.head()), deferred + total(self.head_deferred())
+        return StageBytes(kept, deferred)
+
+    def recomputed(self, layers: Sequence[int]) -> int:
+        """Return the peak bytes that the backward of these layers recomputes: a whole group's caches."""
+        groups = [len(group) for group, again in self.parallel.recompute.groups(layers) if again]
+        rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
+        return max(groups) * (total(self.kept_layer()) - rope) + rope if groups else 0
+
+
+def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:
+    """Return the peak bytes on a rank that does these actions on these stages, in this order."""
+    held = peak = 0
+    for action in actions:
+        kept, deferred = stages[action.stage]
+        held += {"F": kept, "B": -kept, "I": deferred - kept, "W": -deferred}[action.kind]
+        peak = max(peak, held)
+    return peak
+
+
+def rank_activations(inventory: ActivationInventory, stages: Mapping[int, Sequence[int]],
+                     actions: Sequence[Action]) -> tuple[int, int]:
+    """Return a rank's peak bytes and its recomputed bytes, for these layers in its stages."""
+    kept = {stage: inventory.stage(layers) for stage, layers in stages.items()}
+    return peak_activations(kept, actions), max(inventory.recomputed(layers) for layers in stages.values())
+
+
+def total(items: Iterable[SavedTensor]) -> int:
+    """Sum our bytes."""
+    return sum(item.bytes for item in items)
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+
+def array_bytes(*trees, besides=()) -> int:
+    """Count the bytes under all arrays in nested tuples, lists and dicts, once each, without those under `besides`."""
+    found = arrays_under(trees)
+    return sum(found[key] for key in found.keys() - arrays_under(besides).keys())
+
+
+def arrays_under(trees) -> dict[int, int]:
+    """Map the id of each array that owns memory to its bytes."""
+    found, left = {}, [trees]
+    while left:
+        tree = left.pop()
+        if isinstance(tree, dict):
+            left += tree.values()
+        elif isinstance(tree, (tuple, list)):
+            left += tree
+        elif hasattr(tree, "nbytes"):
+            while getattr(tree, "base", None) is not None and hasattr(tree.base, "nbytes"):
+                tree = tree.base             # a view keeps its whole base alive
+            found[id(tree)] = tree.nbytes
+    return found
