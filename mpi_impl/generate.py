@@ -34,14 +34,14 @@ class Generation:
         device = device_of(self.args.device, ranks, self.args.distributed_backend)
         ranks.instruments.carriers = device.carriers
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
-        source, self.prompts, self.eod = ranks.from_first(self.prepare)
+        source, self.prompts, self.eod = ranks.broadcast_object(self.prepare)
         self.model: ModelConfig = source.model
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
         near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
         self.replica = loaded(self.model, topology, near, read)
-        placed = ranks.hosts().told(topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told, placed, self.about_length()]))
+        placed = ranks.hosts().describe(topology.tensor.size)
+        self.told = "\n".join(filter(None, [source.told(), device.description, placed, self.about_length()]))
 
     def prepare(self) -> tuple[Source, list[list[int]], int]:
         """On rank 0: the model, the prompts as tokens, and the token that ends a document. Whatever is wrong with what
@@ -71,7 +71,7 @@ class Generation:
                 tokens += self.write(prompt, next(texts))
         seconds = time.perf_counter() - began
         self.say(f"{tokens:,} tokens in {seconds:.2f} s: {tokens / seconds:.1f} tokens/s")
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
+        self.world.allgather_objects(None)      # all are there; what is left is MPI's shutdown
 
     def write(self, prompt: list[int], text: int) -> int:
         """A text, from its prompt to its end -> how many tokens that took, its end included."""

@@ -171,7 +171,7 @@ def load_weights(trainer: Trainer, folder: str) -> None:
     A head for choices that is not in the files keeps its initial values. Raises UserError, on all ranks alike, if one
     of them cannot read a file.
     """
-    trainer.topology.world.from_each(lambda: read_pieces(trainer, Weights(folder)))
+    trainer.topology.world.collect_objects(lambda: read_pieces(trainer, Weights(folder)))
     trainer.take_over()
 
 
@@ -207,7 +207,7 @@ def save_model(trainer: Trainer, folder: str, tokenizer: Tokenizer | None) -> No
 
     if tokenizer is None:
         exhaust(tensors)
-    trainer.topology.world.from_first(write)
+    trainer.topology.world.broadcast_object(write)
 
 
 def exhaust(tensors: Iterator) -> None:
@@ -240,7 +240,8 @@ def gathered(trainer: Trainer) -> Iterator:
     """
     topology, master = trainer.topology, trainer.optimizer.states["parameters"]
     world, t = topology.world, topology.tensor.size
-    where = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece)) for piece in trainer.saved])
+    where = world.allgather_objects([(piece.of.name, topology.place.tensor, within_segment(piece))
+                                     for piece in trainer.saved])
     for name, tensor, places in places_of(trainer.model):
         receives = []
         with trainer.ledger.phase("saving"):

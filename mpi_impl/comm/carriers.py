@@ -16,7 +16,7 @@ BACKENDS = ("nccl", "mpi", "staged")     # three ways: without --distributed-bac
 class Carrier:
     """For arrays on the host."""
 
-    def lend(self, x, filled: bool = True):
+    def to_buffer(self, x, filled: bool = True):
         """A contiguous array with x's elements, or with any, where it need not be filled: x itself if it can be."""
         return np.ascontiguousarray(x)
 
@@ -28,7 +28,7 @@ class Carrier:
         """What has come in a buffer, where x is."""
         return buffer
 
-    def give_back(self, buffer, x) -> None:
+    def copy_back(self, buffer, x) -> None:
         """x gets the elements of the buffer that stood in for it."""
         if buffer is not x:
             x[...] = self.take(buffer, x)
@@ -40,7 +40,7 @@ class Staged(Carrier):
     def allocate(self, shape, dtype) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def lend(self, x, filled=True):
+    def to_buffer(self, x, filled=True):
         buffer = self.allocate(x.shape, x.dtype)
         if filled:
             x.get(out=buffer)
@@ -75,7 +75,7 @@ class Direct(Carrier):
     device finish before each call.
     """
 
-    def lend(self, x, filled=True):
+    def to_buffer(self, x, filled=True):
         return x if x.flags.c_contiguous else x.copy()
 
     def empty(self, shape, x):

@@ -18,7 +18,7 @@ class Device(NamedTuple):
     """What a rank computes on."""
 
     like: Any                           # an empty array of the library that its arrays shall belong to
-    told: str                           # for a person; "" of CPU cores
+    description: str                 # for a person; "" for CPU cores
     carriers: Carriers = Carriers()     # of its arrays, to other ranks
     memory: "Memory | None" = None      # its own; None if it is the machine's
     gpus: Sequence[str] = ()            # the names of all GPUs of the run, each once
@@ -50,16 +50,16 @@ def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
         return Device(HOST, "")
     with ranks.watchdog.waiting(ranks.name, "who is on which machine", ranks.others):
         local, _ = ranks.place_on_machine()
-    gpus = ranks.from_each(gpus_here, "which GPUs there are")
+    gpus = ranks.collect_objects(gpus_here, "which GPUs there are")
     index = local % len(gpus[ranks.rank])
     gpu, model = gpus[ranks.rank][index]
-    seats = ranks.from_all(Seat(gpu, model, has_nccl(), reads_devices()))
+    seats = ranks.allgather_objects(Seat(gpu, model, has_nccl(), reads_devices()))
     backend = backend_of(seats, backend)
     import cupy
     cupy.cuda.Device(index).use()
     free, _ = cupy.cuda.runtime.memGetInfo()
     names = {seat.gpu: seat.name for seat in seats}
-    return Device(cupy.empty(0), told(seats, backend), carriers_of(seats, backend), Memory(gpu, free),
+    return Device(cupy.empty(0), describe(seats, backend), carriers_of(seats, backend), Memory(gpu, free),
                   list(names.values()))
 
 
@@ -130,7 +130,7 @@ def carriers_of(seats: Sequence[Seat], backend: str) -> Carriers:
     return Carriers(Direct() if direct else Pinned(), NCCL() if backend == "nccl" else None)
 
 
-def told(seats: Sequence[Seat], backend: str) -> str:
+def describe(seats: Sequence[Seat], backend: str) -> str:
     gpus, names = counted(seats), sorted({seat.name for seat in seats})
     shared = f", which {len(seats)} ranks share" if len(seats) > len({seat.gpu for seat in seats}) else ""
     by_mpi = "through pinned host memory" if backend == "staged" or without_mpi(seats) else "by MPI, from GPU to GPU"

@@ -26,7 +26,7 @@ from mpi_impl.comm.carriers import ON_HOST, Carrier, Carriers, finish
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.ledger import Ledger
-from mpi_impl.comm.nccl import Communicator, Flight
+from mpi_impl.comm.nccl import Communicator, NcclRequest
 from mpi_impl.comm.shared_memory import LINE, SharedMemory, bytes_for
 from mpi_impl.comm.trace import Trace
 from mpi_impl.comm.watchdog import Watchdog
@@ -82,14 +82,14 @@ class Group:
                 nccl.all_reduce(x, op)
                 return x
             carrier = self._carrier(x)
-            buffer = carrier.lend(x)
+            buffer = carrier.to_buffer(x)
             if shared := self._shared_memory(buffer):
-                shared.all_reduce(buffer, partial(added_up, op=op))
+                shared.all_reduce(buffer, partial(sum_in_rank_order, op=op))
             elif is_half(buffer):
                 self._all_reduce_halves(buffer, op)
             else:
-                self.comm.Allreduce(MPI.IN_PLACE, bits(buffer), OPERATIONS[op])
-            carrier.give_back(buffer, x)
+                self.comm.Allreduce(MPI.IN_PLACE, mpi_view(buffer), OPERATIONS[op])
+            carrier.copy_back(buffer, x)
             return x
 
     def all_gather(self, x, axis: int, reason: str):
@@ -100,14 +100,14 @@ class Group:
             if nccl := self._nccl(x):
                 return nccl.all_gather(x, axis)
             carrier = self._carrier(x)
-            send = carrier.lend(x)
+            send = carrier.to_buffer(x)
             whole = carrier.empty([n * self.size if i == axis % x.ndim else n for i, n in enumerate(x.shape)], x)
             parts = np.split(whole, self.size, axis)
             if shared := self._shared_memory(send):
                 shared.all_gather(send, parts)
             else:
                 theirs = np.empty_like(send, order="C", shape=(self.size, *send.shape))
-                self.comm.Allgather(bits(send), bits(theirs))
+                self.comm.Allgather(mpi_view(send), mpi_view(theirs))
                 for part, one in zip(parts, theirs, strict=True):
                     part[...] = one
             return carrier.take(whole, x)
@@ -120,15 +120,15 @@ class Group:
             if nccl := self._nccl(x):
                 return nccl.reduce_scatter(x, axis)
             carrier = self._carrier(x)
-            given = carrier.lend(x)
+            given = carrier.to_buffer(x)
             parts = np.split(given, self.size, axis)
             mine = carrier.empty(parts[0].shape, x)
             if shared := self._shared_memory(given):
-                shared.reduce_scatter(parts, mine, added_up)
+                shared.reduce_scatter(parts, mine, sum_in_rank_order)
             elif is_half(mine):
                 mine = self._reduce_pieces(np.stack(parts), "sum")
             else:
-                self.comm.Reduce_scatter_block(bits(np.stack(parts)), bits(mine), MPI.SUM)
+                self.comm.Reduce_scatter_block(mpi_view(np.stack(parts)), mpi_view(mine), MPI.SUM)
             return carrier.take(mine, x)
 
     def broadcast(self, x, reason: str, root: int = 0):
@@ -140,23 +140,23 @@ class Group:
                 nccl.broadcast(x, root)
                 return x
             carrier = self._carrier(x)
-            buffer = carrier.lend(x, filled=self.rank == root)
-            self.comm.Bcast(bits(buffer), root)
-            carrier.give_back(buffer, x)
+            buffer = carrier.to_buffer(x, filled=self.rank == root)
+            self.comm.Bcast(mpi_view(buffer), root)
+            carrier.copy_back(buffer, x)
             return x
 
     def _all_reduce_halves(self, x, op):
         """Reduce the pieces that each rank is given, and gather them: 2 bytes an element on the wire. Overwrites x."""
         flat = x.reshape(-1)
         pieces = np.pad(flat, (0, -flat.size % self.size)).reshape(self.size, -1)
-        self.comm.Allgather(bits(self._reduce_pieces(pieces, op)), bits(pieces))
+        self.comm.Allgather(mpi_view(self._reduce_pieces(pieces, op)), mpi_view(pieces))
         flat[...] = pieces.reshape(-1)[:flat.size]
 
     def _reduce_pieces(self, pieces, op):
         """Of every rank's pieces [size, ...], halves, the sum (or maximum) of those for this rank [...]."""
         theirs = np.empty_like(pieces)
-        self.comm.Alltoall(bits(pieces), bits(theirs))
-        return added_up(theirs, op)
+        self.comm.Alltoall(mpi_view(pieces), mpi_view(theirs))
+        return sum_in_rank_order(theirs, op)
 
     def _carrier(self, x) -> Carrier:
         """By which MPI gets x."""
@@ -207,8 +207,8 @@ class Group:
         hosts = self.instruments.hosts
         self._record("send", x.size, x.dtype, reason, hosts.crossing("send", [self.ranks[self.rank], self.ranks[to]]))
         with self._posting(x, reason) as clock:
-            buffer = self._carrier(x).lend(x)
-            request = self.comm.Isend(bits(buffer), to, 2 * tag)
+            buffer = self._carrier(x).to_buffer(x)
+            request = self.comm.Isend(mpi_view(buffer), to, 2 * tag)
             pending = Pending(self, f"send {reason}", [request], buffer, buffer, [self.ranks[to]])
             if clock is not None:
                 pending.stamp[0] = clock.tell()
@@ -218,8 +218,8 @@ class Group:
     def post_receive(self, x, source: int, tag: int, reason: str) -> "Pending":
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
         with self._posting(x, reason) as clock:
-            buffer = self._carrier(x).lend(x, filled=False)
-            request = self.comm.Irecv(bits(buffer), source, 2 * tag)
+            buffer = self._carrier(x).to_buffer(x, filled=False)
+            request = self.comm.Irecv(mpi_view(buffer), source, 2 * tag)
             pending = Pending(self, f"receive {reason}", [request], buffer, x, [self.ranks[source]])
             if clock is not None:
                 pending.takes = clock.link.seconds("send", 2, x.nbytes)
@@ -261,8 +261,9 @@ class Group:
             if nccl := self._nccl(x):
                 pending = Pending(self, reason, [], out, out, self.others, x, nccl.post(operation, x, out))
             else:
-                sent, received = lent_apart(self._carrier(x), x, out)
-                pending = Pending(self, reason, [begin(bits(sent), bits(received))], received, out, self.others, sent)
+                sent, received = disjoint_buffers(self._carrier(x), x, out)
+                request = begin(mpi_view(sent), mpi_view(received))
+                pending = Pending(self, reason, [request], received, out, self.others, sent)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
                 pending.takes = clock.link.seconds(operation, self.size, whole.nbytes)
@@ -271,7 +272,7 @@ class Group:
 
     # ---- small objects, and the group itself ----
 
-    def from_first(self, make, reason: str = ""):
+    def broadcast_object(self, make, reason: str = ""):
         """`make()` of the group's first rank, on every rank: any picklable object, or the UserError it raised.
 
         For what only one rank should do (read a file, train a tokenizer) and all must agree on, failure included. With
@@ -291,10 +292,10 @@ class Group:
             raise outcome
         return outcome
 
-    def from_each(self, make, reason: str = "") -> list:
+    def collect_objects(self, make, reason: str = "") -> list:
         """`make()` of every rank, in rank order, on every rank; or the UserError of the first rank that raised one.
 
-        For what each rank does with files of its own, while all must agree on failure. Limited as `from_first` is.
+        For what each rank does with files of its own, while all must agree on failure. Limited as `broadcast_object`.
         """
         with nullcontext() if reason else self.long_work():
             try:
@@ -310,8 +311,8 @@ class Group:
 
     @contextmanager
     def long_work(self):
-        """Let some ranks work for as long as it takes inside of this `with`, while others wait for them in `from_first`
-        or `from_each`: all let one another hear that they live. Called by all ranks.
+        """Let some ranks work for as long as it takes inside of this `with`, while others wait for them in
+        `broadcast_object` or `collect_objects`: all let one another hear that they live. Called by all ranks.
         """
         if not self._hears_neighbours():
             yield
@@ -342,7 +343,7 @@ class Group:
         while self.comm.Iprobe(MPI.ANY_SOURCE, ALIVE):
             self.comm.Recv(bytearray(1), MPI.ANY_SOURCE, ALIVE)
 
-    def from_all(self, value) -> list:
+    def allgather_objects(self, value) -> list:
         """Every rank's value, in rank order, on every rank: small picklable objects, which are not in the ledger."""
         with self.watchdog.waiting(self.name, "every rank's word", self.others):
             return self.comm.allgather(value)
@@ -364,19 +365,19 @@ class Group:
             here = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
             first = here.allreduce(self.rank, MPI.MIN)
             here.Free()
-            words = self.from_all((first, MPI.Get_processor_name()))
+            words = self.allgather_objects((first, MPI.Get_processor_name()))
             numbers = {first: number for number, first in enumerate(sorted({first for first, _ in words}))}
             found = Hosts({rank: numbers[first] for rank, (first, _) in zip(self.ranks, words)},
                           tuple(words[first][1] for first in numbers))
             self.comm.Set_attr(hosts_key(), found)
         return found
 
-    def part(self, color: int, name: str) -> "Group":
+    def split(self, color: int, name: str) -> "Group":
         """The ranks of this group that give the same color, in this group's order. Called by all of them."""
         with self.watchdog.waiting(self.name, f"the {name} groups", self.others):
             return Group(MPI.Intracomm(self.comm.Split(color, self.rank)), name, self.instruments)
 
-    def only(self, ranks: Sequence[int], name: str) -> "Group":
+    def subgroup(self, ranks: Sequence[int], name: str) -> "Group":
         """These ranks of the group, in this order. Called by them alone."""
         with self.watchdog.waiting(self.name, f"the {name} group", [self.ranks[rank] for rank in ranks]):
             return Group(self.comm.Create_group(self.comm.group.Incl(ranks)), name, self.instruments)
@@ -392,7 +393,7 @@ class Group:
             self.communicator.free()
         self.comm.Free()
 
-    def everyone_arrives(self, seconds: float) -> bool:
+    def barrier_with_timeout(self, seconds: float) -> bool:
         """A barrier with a time limit: whether all ranks got here."""
         request, deadline = self.comm.Ibarrier(), time.monotonic() + seconds
         while not request.Test():
@@ -401,7 +402,7 @@ class Group:
             time.sleep(0.01)
         return True
 
-    def speaks(self, seconds: float) -> bool:
+    def elect_speaker(self, seconds: float) -> bool:
         """Whether this rank is the one to speak, of those that ask this: the first, or the lowest of several.
 
         For threads of ranks that are stuck: nobody is waited for, but all hear of it within so many seconds. On several
@@ -411,14 +412,14 @@ class Group:
         found: Any = self.comm.Get_attr(hosts_key())
         host_of = found.of if found else dict.fromkeys(self.ranks)
         among = [i for i, rank in enumerate(self.ranks) if host_of[rank] == host_of[self.ranks[self.rank]]]
-        if self._hears([MPI.ANY_SOURCE], seconds / 4):
+        if self._heard_from([MPI.ANY_SOURCE], seconds / 4):
             return False
         for rank in among:
             if rank != self.rank:
                 self.comm.Isend([None, 0, MPI.BYTE], rank, SPEAKS)
-        return not self._hears([rank for rank in among if rank < self.rank], seconds)
+        return not self._heard_from([rank for rank in among if rank < self.rank], seconds)
 
-    def _hears(self, sources: Iterable[int], seconds: float) -> bool:
+    def _heard_from(self, sources: Iterable[int], seconds: float) -> bool:
         """Whether one of these ranks has said that it speaks, or says so in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:      # MPI makes little progress unless it is asked, again and again
@@ -514,7 +515,7 @@ class Pending:
     """Something that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
 
     def __init__(self, group: Group, reason: str, requests: list, buffer, x, others: Sequence[int], sent=None,
-                 flight: Flight | None = None):
+                 flight: NcclRequest | None = None):
         """`others` are the ranks of the world that it takes. `sent` must live until the end: not every request sees to
         that, and who posted it may have let go of a copy. By NCCL it is a `flight`.
         """
@@ -525,15 +526,15 @@ class Pending:
     def poll(self) -> bool:
         """Whether it is over. MPI makes little progress unless it is asked."""
         with self.group._posting():
-            over = MPI.Request.Testall(self.requests) and (self.flight is None or self.flight.over())
+            over = MPI.Request.Testall(self.requests) and (self.flight is None or self.flight.done())
         if over:
-            self.let_go()
+            self.release()
         return over
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """It is over: x has what was sent, and may change from now on, so that nothing must be copied to it again."""
         if self.buffer is not self.x:
-            self.group._carrier(self.x).give_back(self.buffer, self.x)
+            self.group._carrier(self.x).copy_back(self.buffer, self.x)
         self.buffer, self.sent = self.x, None
 
     def wait(self):
@@ -551,7 +552,7 @@ class Pending:
             MPI.Request.Waitall(self.requests)
             if self.flight:
                 self.flight.join()
-            self.let_go()
+            self.release()
             self.requests, self.flight = [], None
             if clock is not None:
                 clock.reach(self.stamp[0] + self.takes)
@@ -599,7 +600,7 @@ def ring_key() -> int:
     return MPI.Comm.Create_keyval()
 
 
-def added_up(parts, op: str = "sum"):
+def sum_in_rank_order(parts, op: str = "sum"):
     """The elementwise sum (or maximum) of parts [size, ...], one of each of two ranks or more -> [...].
 
     In the ranks' order; of halves in float32, and rounded once: whoever does it, and whatever MPI, gets the same bits.
@@ -610,7 +611,7 @@ def added_up(parts, op: str = "sum"):
     return narrowed(total, parts.dtype)
 
 
-def bits(x):
+def mpi_view(x):
     """The elements of a contiguous array as MPI can move them: halves as integers, the others as they are.
 
     MPI takes what lies on a device as it finds it, so what is to be done there is done first.
@@ -622,15 +623,15 @@ def bits(x):
     return x.view(np.uint16) if is_half(x) else x
 
 
-def lent_apart(carrier: Carrier, x, out):
+def disjoint_buffers(carrier: Carrier, x, out):
     """What MPI can send for x, and a buffer to receive in for out. MPI wants no element in both.
 
     Where x and out overlap, a copy stands in for the smaller one.
     """
-    sent = carrier.lend(x)
+    sent = carrier.to_buffer(x)
     if out is x:
         return MPI.IN_PLACE, sent
-    received = carrier.lend(out, filled=False)
+    received = carrier.to_buffer(out, filled=False)
     if not np.may_share_memory(sent, received):
         return sent, received
     return (sent.copy(), received) if sent.size < received.size else (sent, np.empty_like(received))

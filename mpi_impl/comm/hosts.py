@@ -25,7 +25,7 @@ class Hosts:
         """The share of a collective over these ranks of the world that crosses; None where there is one host only."""
         return crossing(operation, [self.of[rank] for rank in ranks], root) if self.several else None
 
-    def told(self, t: int) -> str:
+    def describe(self, t: int) -> str:
         """For a person: where the ranks are, and a warning if that costs more than it need; "" on one host."""
         return "\n".join(filter(None, [self.counted(), self.warning(t)])) if self.several else ""
 

@@ -38,12 +38,12 @@ class Communicator:
     first. So who posts an array holds it until that stream has been told to wait.
     """
 
-    def __init__(self, nccl: NCCL, rank: int, size: int, from_first: Callable):
-        """`from_first(value)` is the first rank's value, on every rank. Called by all of them: they wait here for one
-        another.
+    def __init__(self, nccl: NCCL, rank: int, size: int, broadcast_object: Callable):
+        """`broadcast_object(value)` is the first rank's value, on every rank. Called by all of them: they wait here
+        for one another.
         """
         self.nccl, self.rank, self.size, self.library = nccl, rank, size, nccl.library
-        name = from_first(self.library.get_unique_id() if rank == 0 else None)
+        name = broadcast_object(self.library.get_unique_id() if rank == 0 else None)
         self.comm = self.library.NcclCommunicator(size, name, rank)
 
     # ---- on the current stream: what follows finds the result ----
@@ -82,7 +82,7 @@ class Communicator:
 
     # ---- on the second one ----
 
-    def post(self, operation: str, x, out) -> "Flight":
+    def post(self, operation: str, x, out) -> "NcclRequest":
         """Begin an all_reduce (a sum), all_gather or reduce_scatter from x to out, flat. In place, x or out is this
         rank's own part of the other, as for MPI.
         """
@@ -91,7 +91,7 @@ class Communicator:
         side = self.nccl.side
         side.wait_event(self.nccl.mark(self._current()))     # x may still be computed, and out be read
         begin(x, out, side)
-        return Flight(self.nccl, self.nccl.mark(side))
+        return NcclRequest(self.nccl, self.nccl.mark(side))
 
     # ---- NCCL's own calls: addresses, elements, codes ----
 
@@ -123,14 +123,14 @@ class Communicator:
         self.comm.destroy()
 
 
-class Flight:
+class NcclRequest:
     """A collective on the second stream."""
 
     def __init__(self, nccl: NCCL, end):
         """`end` is the event behind it."""
         self.cuda, self.end = nccl.cuda, end
 
-    def over(self) -> bool:
+    def done(self) -> bool:
         return self.end.done
 
     def join(self) -> None:

@@ -46,10 +46,10 @@ class SharedMemory:
             n = len(piece)
             offered, result = self.area(x.dtype, n)
             offered[self.rank] = piece
-            self.meet()
+            self.barrier()
             mine = slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
             result[mine] = add_up(offered[:, mine])
-            self.meet()
+            self.barrier()
             piece[...] = result
 
     def all_gather(self, x: np.ndarray, out: Sequence[np.ndarray]) -> None:
@@ -58,7 +58,7 @@ class SharedMemory:
             piece = x[where]
             offered, _ = self.area(x.dtype, piece.size)
             offered[self.rank].reshape(piece.shape)[...] = piece
-            self.meet()
+            self.barrier()
             for part, theirs in zip(out, offered, strict=True):
                 part[where] = theirs.reshape(piece.shape)
 
@@ -69,7 +69,7 @@ class SharedMemory:
             offered, _ = self.area(out.dtype, prod(shape))
             for place, part in zip(offered[self.rank].reshape(shape), parts, strict=True):
                 place[...] = part[where]
-            self.meet()
+            self.barrier()
             out[where] = add_up(offered.reshape(self.size, *shape)[:, self.rank])
 
     def rows(self, x: np.ndarray, capacity: int, *above: int) -> Iterator[tuple]:
@@ -89,7 +89,7 @@ class SharedMemory:
         views = self.areas[self.turn, :, :n * dtype.itemsize].view(dtype)
         return views[:-1], views[-1]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank has come here as often as this one."""
         self.met += 1
         self.fence()

@@ -49,12 +49,12 @@ def connect(world: Group, config: ParallelConfig) -> Topology:
     """Form the groups. Called by every rank of a world of config.world_size ranks."""
     at = place(world.rank, config)
     t, d, p = config.tensor_model_parallel_size, config.data_parallel_size, config.pipeline_model_parallel_size
-    pipeline = world.part(at.tensor + t * at.data, "pipeline")
+    pipeline = world.split(at.tensor + t * at.data, "pipeline")
     at_an_end = p > 1 and at.pipeline in (0, p - 1)
-    return Topology(config, world, tensor=world.part(at.data + d * at.pipeline, "tensor"),
-                    data=world.part(at.tensor + t * at.pipeline, "data"), pipeline=pipeline,
-                    model=world.part(at.data, "model"),
-                    embedding=pipeline.only([0, p - 1], "embedding") if at_an_end else None, place=at)
+    return Topology(config, world, tensor=world.split(at.data + d * at.pipeline, "tensor"),
+                    data=world.split(at.tensor + t * at.pipeline, "data"), pipeline=pipeline,
+                    model=world.split(at.data, "model"),
+                    embedding=pipeline.subgroup([0, p - 1], "embedding") if at_an_end else None, place=at)
 
 
 def disconnect(topology: Topology) -> None:

@@ -21,12 +21,12 @@ def say(ranks: Group, text: str) -> None:
 
 def say_each(ranks: Group, text: str) -> None:
     """What every rank says for itself, in rank order. The first line is led by the rank's number, others follow it."""
-    say(ranks, led_by_rank(ranks.from_all(text)))
+    say(ranks, led_by_rank(ranks.allgather_objects(text)))
 
 
 def say_aligned(ranks: Group, *cells: str) -> None:
     """What every rank says for itself in one line, its cells below those of the rank before."""
-    say(ranks, led_by_rank(aligned(ranks.from_all(cells), left=range(len(cells))).split("\n")))
+    say(ranks, led_by_rank(aligned(ranks.allgather_objects(cells), left=range(len(cells))).split("\n")))
 
 
 def led_by_rank(texts: Sequence[str]) -> str:
@@ -96,7 +96,7 @@ class Check:
 
     def conclude(self, ranks: Group) -> None:
         """The last sentence of a demo, once all ranks are content. It names what was compared."""
-        worst, names = max(ranks.from_all(self.worst)), list(dict.fromkeys(self.compared))
+        worst, names = max(ranks.allgather_objects(self.worst)), list(dict.fromkeys(self.compared))
         how = f"to {worst:.0e} of the largest element" if worst else "to the last bit"
         say(ranks, f"The check against reference/, which computes it whole, in one process: {and_list(names)} are the "
                    f"same on {count(ranks.size)}, {how}.")

@@ -129,7 +129,7 @@ def place_of(trainer: Trainer) -> list[str]:
 def ledger_of_pipeline(topology: Topology) -> Ledger:
     """What the ranks of this rank's pipeline have sent, added up."""
     together = Ledger()
-    for ledger in topology.pipeline.from_all(topology.world.ledger):
+    for ledger in topology.pipeline.allgather_objects(topology.world.ledger):
         together.add(ledger)
     return together
 

@@ -41,13 +41,13 @@ class FineTuning:
         self.args, self.world, self.telling = args, ranks, Telling(args.metrics_file, ranks.rank == 0)
         self.device = device_of(args.device, ranks, args.distributed_backend)
         ranks.instruments.carriers = self.device.carriers
-        self.begin: Pretrained = ranks.from_first(self.find_model)
+        self.begin: Pretrained = ranks.broadcast_object(self.find_model)
         self.model = self.begin.model
         self.parallel, self.microbatches = parallel_of_tuning(args, self.model, ranks.size)
         self.topology = connect(ranks, self.parallel)
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
-        ranks.from_each(self.read)
-        self.questions: dict[str, int] = ranks.from_first(self.count)
+        ranks.collect_objects(self.read)
+        self.questions: dict[str, int] = ranks.broadcast_object(self.count)
         self.course = course(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.course.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
@@ -101,7 +101,7 @@ class FineTuning:
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.telling.say(introduction(settings, self.model, self.world.hosts()))
-        self.telling.say(f"{self.device.told or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
+        self.telling.say(f"{self.device.description or kernels.told()}\n{forecast.told(self.forecast, self.hosts)}\n"
                          f"{self.begin.told}")
         self.telling.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
                          f"test; {self.course.iterations:,} iterations")
@@ -110,7 +110,7 @@ class FineTuning:
             self.ask("test")
         if self.args.save:
             self.save()
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
+        self.world.allgather_objects(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> None:
         """Steps; after each epoch, and the last step, the validation part's questions."""
@@ -147,4 +147,4 @@ class FineTuning:
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
         self.telling.say(checkpoint.save(self.trainer, self.args.save, settings))
-        self.world.from_first(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")
+        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

@@ -56,12 +56,12 @@ class ZeroShot(ABC):
         device = device_of(args.device, ranks, args.distributed_backend)
         ranks.instruments.carriers = device.carriers
         self.telling = Telling(args.metrics_file, ranks.rank == 0)
-        source, tokenizer = ranks.from_first(self.find_model)
+        source, tokenizer = ranks.broadcast_object(self.find_model)
         args.seq_length = seq_length(args, source.model)
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
         self.dataset: ScoredDataset | None = None       # on ranks that read only, rank 0 among them
-        ranks.from_each(lambda: self.read(source, tokenizer))
-        self.count = ranks.from_first(self.count_samples)
+        ranks.collect_objects(lambda: self.read(source, tokenizer))
+        self.count = ranks.broadcast_object(self.count_samples)
         precision = Precision(args.dtype)
         near = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         reader = source.reader(ranks, self.topology.place.tensor, precision.main)
@@ -69,8 +69,8 @@ class ZeroShot(ABC):
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
-        placed = ranks.hosts().told(self.topology.tensor.size)
-        self.told = "\n".join(filter(None, [source.told(), device.told or kernels.told(), self.about(), placed]))
+        placed = ranks.hosts().describe(self.topology.tensor.size)
+        self.told = "\n".join(filter(None, [source.told(), device.description or kernels.told(), self.about(), placed]))
 
     def find_model(self) -> tuple[Source, Tokenizer]:
         """On rank 0."""
@@ -107,7 +107,7 @@ class ZeroShot(ABC):
             self.telling.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
                              f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
             self.telling.write(task=self.args.task, **numbers, seconds=seconds)
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
+        self.world.allgather_objects(None)      # all are there; what is left is MPI's shutdown
 
 
 class Perplexity(ZeroShot):

@@ -172,7 +172,7 @@ def end_all_from_thread(words: str, status: int) -> None:
     from mpi_impl.comm import group
 
     signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others
-    if group.world().speaks(0.5):
+    if group.world().elect_speaker(0.5):
         end_all(words, status)
     time.sleep(2 * LAST_RESORT)
 
@@ -201,7 +201,7 @@ def give_up_meeting() -> None:
 def end_together(error: BaseException, world) -> None:
     """If all ranks have come to their end, let the first that failed speak, and end. Return if others still work."""
     try:
-        if not world.everyone_arrives(PATIENCE):
+        if not world.barrier_with_timeout(PATIENCE):
             return
         leave_within(SECONDS_TO_MEET)
         world.forget_heartbeats()

@@ -13,7 +13,7 @@ def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
-    placed = f"{hosts.told(t)}\n" if hosts.several else ""
+    placed = f"{hosts.describe(t)}\n" if hosts.several else ""
     return (f"{p.world_size} ranks ({library()}): tensor parallel {t}{pipelining(p, model)} x data parallel "
             f"{p.data_parallel_size}; a step is {settings.microbatches} x {settings.args.micro_batch_size} samples on "
             f"each replica\n{placed}{saving(p, settings.precision.half, settings.args.offload_folder)}"

@@ -93,10 +93,10 @@ class Pretraining(ABC):
         self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
         ranks.instruments.carriers = self.device.carriers
         ranks.instruments.hosts = ranks.hosts()
-        self.loaded = ranks.from_first(self.check_files)
+        self.loaded = ranks.broadcast_object(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
-        self.sources = ranks.from_first(self.prepare_data)
+        self.sources = ranks.broadcast_object(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
         reader = reads(self.model, self.topology) and self.topology.place.tensor == 0
@@ -208,7 +208,7 @@ class Pretraining(ABC):
 
     def run(self) -> None:
         self.say(introduction(self.settings, self.model, self.world.hosts()))
-        self.say(self.device.told or kernels.told())
+        self.say(self.device.description or kernels.told())
         self.say(forecast.told(self.forecast, self.hosts))
         self.say(forecast.time_told(self.plan, self.measured))
         if self.throughput:
@@ -226,7 +226,7 @@ class Pretraining(ABC):
             self.say(f"\nthe model is in {self.args.save_hf}: transformers' from_pretrained opens it")
         with self.world.long_work():
             self.conclude()
-            self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
+            self.world.broadcast_object(lambda: None)     # the other replicas wait for that, however long it takes
         together = self.pipeline_ledger()
         held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
                              self.settings.microbatches)
@@ -236,7 +236,7 @@ class Pretraining(ABC):
             self.report_ledger(self.metrics.steps, together)
             print(f"{held}\n", flush=True)
             self.report_outcome()
-        self.world.from_all(None)      # all are there; what is left is MPI's shutdown
+        self.world.allgather_objects(None)      # all are there; what is left is MPI's shutdown
 
     def train(self) -> int:
         """Steps until --train-iters or --exit-interval says stop -> the last iteration."""
@@ -294,7 +294,7 @@ class Pretraining(ABC):
     def pipeline_ledger(self) -> Ledger:
         """What the ranks of this rank's pipeline have sent, added up."""
         together = Ledger()
-        for ledger in self.topology.pipeline.from_all(self.world.ledger):
+        for ledger in self.topology.pipeline.allgather_objects(self.world.ledger):
             together.add(ledger)
         return together
 

@@ -51,7 +51,7 @@ def first_not_finite(trainer, microbatches: Sequence, global_batch_size: int) ->
     check = FiniteCheck(trainer)
     trainer.iteration -= 1
     trainer.step(microbatches, global_batch_size, check)
-    everyone = [found for found in trainer.topology.world.from_all(check.found) if found is not None]
+    everyone = [found for found in trainer.topology.world.allgather_objects(check.found) if found is not None]
     if not everyone:
         return "Computed once more the step is finite: the machine does not compute the same twice."
     first = min(everyone, key=lambda found: (found.key.order, found.rank))

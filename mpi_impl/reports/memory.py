@@ -109,7 +109,7 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
 
     b sequences of s tokens are a microbatch, m of those a replica's step. Ranks that hold as much share a row.
     """
-    everyone = trainer.topology.world.from_all(rank_memory(trainer, b, s, m))
+    everyone = trainer.topology.world.allgather_objects(rank_memory(trainer, b, s, m))
     parallel, precision = trainer.topology.config, trainer.precision
     w, g, k = precision.bytes_each
     return "\n".join([

@@ -69,7 +69,7 @@ def told(world: Group, taken: Taken, forecast: Sequence[Forecast], verified: boo
     """Of the fullest rank, as Megatron's report_theoretical_memory, and what the fullest took; called by all ranks.
     `verified`: whether rank 0 has the textbook's run in its memory, too.
     """
-    most, fullest = max(world.from_all(taken.bytes)), max(forecast, key=lambda one: one.total)
+    most, fullest = max(world.allgather_objects(taken.bytes)), max(forecast, key=lambda one: one.total)
     return (f"theoretical memory of the fullest rank: {bytes_of(fullest.states)} of parameters, gradients and moments, "
             f"{bytes_of(fullest.activations)} of activations, {bytes_of(fullest.total)} in all; taken until now: at "
             f"most {bytes_of(most)} ({taken.what}{', the textbook of --verify included' * verified})")

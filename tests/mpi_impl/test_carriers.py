@@ -69,9 +69,9 @@ def test_what_mpi_can_read_is_lent_as_it_is(carrier, wrap):
     """And of what does not lie together in memory, a copy that does."""
     x = np.arange(24.0).reshape(2, 3, 4)
     whole = wrap(x)
-    assert carrier.lend(whole) is whole and carrier.lend(whole, filled=False) is whole
+    assert carrier.to_buffer(whole) is whole and carrier.to_buffer(whole, filled=False) is whole
     for part in (lambda x: x[:, 1:], lambda x: x[..., ::2], lambda x: x.swapaxes(0, 1), lambda x: x.T):
-        lent = carrier.lend(part(whole))
+        lent = carrier.to_buffer(part(whole))
         assert lent.flags.c_contiguous and type(lent) is type(whole)
         np.testing.assert_array_equal(to_host(lent), part(x))
 
@@ -175,7 +175,7 @@ def test_groups_of_a_rank_share_its_second_stream_and_are_freed(ranks):
 
 def several_groups(group):
     with on_gpus(group, "nccl") as cupy:
-        rows, columns = group.part(group.rank // 2, "rows"), group.part(group.rank % 2, "columns")
+        rows, columns = group.split(group.rank // 2, "rows"), group.split(group.rank % 2, "columns")
         xs = [SpyArray(np.full(3, 2.0**group.rank)) for _ in range(3)]
         pending = [one.post_all_reduce(x, "test") for one, x in zip((rows, columns, rows), xs)]
         assert len(cupy.streams) == 2 and cupy.cuda.nccl.alive == 2
@@ -302,8 +302,9 @@ BUGS = {
         Bug(NCCL, "side.wait_event(self.nccl.mark(self._current()))", "self.nccl.mark(self._current())"), "posted"),
     "read before it has come": (Bug(NCCL, "self.cuda.get_current_stream().wait_event(self.end)", "pass"), "copy"),
     "an event before what it shall mark": (
-        Bug(NCCL, "begin(x, out, side)\n        return Flight(self.nccl, self.nccl.mark(side))",
-            "end = self.nccl.mark(side)\n        begin(x, out, side)\n        return Flight(self.nccl, end)"), "copy"),
+        Bug(NCCL, "begin(x, out, side)\n        return NcclRequest(self.nccl, self.nccl.mark(side))",
+            "end = self.nccl.mark(side)\n        begin(x, out, side)\n        return NcclRequest(self.nccl, end)"),
+        "copy"),
     "the posted on the first stream": (Bug(NCCL, "side = self.nccl.side\n", "side = self._current()\n"), "overlap"),
     "memory let go of": (
         Bug("mpi_impl.comm.group", "out, out, self.others, x, nccl.post", "out, out, self.others, None, nccl.post"),

@@ -70,7 +70,7 @@ def everything(group, hosts):
         apart.post_send(np.ones(6), rank + 1, 0, "test").wait()
     if rank > 0:
         apart.post_receive(np.ones(6), rank - 1, 0, "test").wait()
-    apart.part(rank % 2, "half").all_reduce(np.ones(6), "half")
+    apart.split(rank % 2, "half").all_reduce(np.ones(6), "half")
     return {(entry.operation, entry.group): parts(apart.ledger, entry) for entry in apart.ledger.totals}
 
 
@@ -147,4 +147,4 @@ def test_whole_groups_are_not_warned_of():
 ])
 def test_hosts_are_told(counts, words):
     assert hosts_with(*counts).counted() == words
-    assert hosts_with(*counts).told(1) == words and hosts_with(8).told(8) == ""
+    assert hosts_with(*counts).describe(1) == words and hosts_with(8).describe(8) == ""

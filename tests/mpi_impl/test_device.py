@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm.carriers import Direct, Pinned
-from mpi_impl.comm.device import Device, Memory, Seat, backend_of, carriers_of, device_of, gpus_here, told
+from mpi_impl.comm.device import Device, Memory, Seat, backend_of, carriers_of, describe, device_of, gpus_here
 from mpi_impl.comm.group import library, reads_devices
 from mpi_impl.comm.nccl import NCCL
 from mpi_impl.launching.pool import RankFailure
@@ -38,7 +38,7 @@ def gpu_of(group, count):
         device = device_of("cuda", group)
         assert isinstance(device.like, SpyArray) and device.memory == Memory(gpus_here()[cupy.used][0], 7)
         assert device.gpus == ["A GPU"] * min(group.size, count), "each once, though ranks share it"
-        return cupy.used, device.told, tuple(map(type, device.carriers))
+        return cupy.used, device.description, tuple(map(type, device.carriers))
 
 
 def seats(*gpus, nccl=True, mpi=False):
@@ -46,7 +46,7 @@ def seats(*gpus, nccl=True, mpi=False):
 
 
 def test_gpus_of_several_machines():
-    assert told(seats("one 0", "one 1", "two 0", "two 0"), "staged") == (
+    assert describe(seats("one 0", "one 1", "two 0", "two 0"), "staged") == (
         "computing on 3 GPUs (A100, H100), which 4 ranks share; messages go through pinned host memory")
 
 
@@ -60,7 +60,7 @@ def test_gpus_of_several_machines():
     (True, False, "nccl", "nccl", "collectives go by NCCL, messages through pinned host memory")])
 def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_for(nccl, mpi, asked, chosen, ways):
     taken = seats("one 0", "one 1", nccl=nccl, mpi=mpi)
-    assert backend_of(taken, asked) == chosen and told(taken, chosen).endswith(f"(H100); {ways}")
+    assert backend_of(taken, asked) == chosen and describe(taken, chosen).endswith(f"(H100); {ways}")
     with fake_cuda():
         assert (carriers_of(taken, chosen).nccl is not None) == (chosen == "nccl")
         assert isinstance(carriers_of(taken, chosen).mpi, Direct if mpi and chosen != "staged" else Pinned)

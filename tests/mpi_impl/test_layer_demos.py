@@ -228,8 +228,8 @@ MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial
 BUGS = [        # demo, what its check says, the bug
     ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.group", "np.split(given, self.size, axis)",
                                                   "np.split(given, self.size, axis)[::-1]")),
-    ("collectives", "all-reduce differs", Bug("mpi_impl.comm.group", "bits(buffer), OPERATIONS[op])",
-                                              "bits(buffer), MPI.MAX)")),
+    ("collectives", "all-reduce differs", Bug("mpi_impl.comm.group", "mpi_view(buffer), OPERATIONS[op])",
+                                              "mpi_view(buffer), MPI.MAX)")),
     ("collectives", "the ring differs", Bug("mpi_impl.demos.collectives", "pieces[incoming] += arrived",
                                             "pieces[incoming] = arrived")),
     ("mlp", "Y differs", Bug(MAPPINGS, LEFT, "return partial")),

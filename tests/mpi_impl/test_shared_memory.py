@@ -27,7 +27,7 @@ def sharing(group, capacity):
     """A group of the same ranks that shares memory whatever an array's size, in pieces of so many bytes."""
     kept = group_module.SMALL, shared_memory.CAPACITY
     group_module.SMALL, shared_memory.CAPACITY = 0, capacity
-    part = group.part(0, "shared")
+    part = group.split(0, "shared")
     try:
         yield part
     finally:
@@ -127,7 +127,7 @@ def test_an_arrival_is_counted_between_two_fences():
 
     shared = SharedMemory(memory, 0, 2, lambda: seen.append([int(count[0]) for count in shared.counts]), other_comes)
     for _ in range(3):
-        shared.meet()
+        shared.barrier()
     assert seen == [[0, 0], [1, 1], [1, 1], [2, 2], [2, 2], [3, 3]]
 
 
@@ -157,7 +157,7 @@ def test_where_little_is_left_ranks_share_no_memory(ranks):
 def meet_in_a_small_container(group):
     left = 64 << 20 if group.rank == 0 else math.inf
     with mock.patch.object(group_module, "shared_memory_left", lambda: left):
-        part = group.part(0, "part")
+        part = group.split(0, "part")
         assert (part.all_reduce(np.ones(5000), "test") == 3).all()
     assert part.comm.Get_attr(shared_key()) == (None, None)
     part.free()
@@ -169,7 +169,7 @@ def test_small_arrays_go_by_mpi(ranks, elements, shares):
 
 
 def which_way(group, elements, shares):
-    part = group.part(0, "part")
+    part = group.split(0, "part")
     assert (part.all_reduce(np.ones(elements), "test") == 2).all()
     assert (part.comm.Get_attr(shared_key()) is not None) == shares
     part.may_share = False
