@@ -32,7 +32,7 @@ class Generation:
     def __init__(self, settings: Settings, ranks: Group):
         self.settings, self.args, self.world = settings, settings.args, ranks
         device = device_of(self.args.device, ranks, self.args.distributed_backend)
-        ranks.instruments.carriers = device.carriers
+        ranks.instruments.device_path = device.path
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
         source, self.prompts, self.eod = ranks.broadcast_object(self.prepare)
         self.model: ModelConfig = source.model

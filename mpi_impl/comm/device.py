@@ -3,9 +3,10 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpi_impl.comm.carriers import BACKENDS, Carriers, Direct, Pinned
-from mpi_impl.comm.group import Group, library, reads_devices
-from mpi_impl.comm.nccl import NCCL
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mpi_library import library, reads_devices
+from mpi_impl.comm.transports.nccl import NCCL
+from mpi_impl.comm.transports.staging import BACKENDS, DevicePath, PinnedStaging
 from mpi_impl.comm.watchdog import listed
 from reference.errors import UserError
 from reference.params import HOST
@@ -19,7 +20,7 @@ class Device(NamedTuple):
 
     like: Any                           # an empty array of the library that its arrays shall belong to
     description: str                 # for a person; "" for CPU cores
-    carriers: Carriers = Carriers()     # of its arrays, to other ranks
+    path: DevicePath = DevicePath()     # of its arrays, to other ranks
     memory: "Memory | None" = None      # its own; None if it is the machine's
     gpus: Sequence[str] = ()            # the names of all GPUs of the run, each once
 
@@ -48,8 +49,7 @@ def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
     """
     if name == "cpu":
         return Device(HOST, "")
-    with ranks.watchdog.waiting(ranks.name, "who is on which machine", ranks.others):
-        local, _ = ranks.place_on_machine()
+    local, _ = ranks.place_on_machine()
     gpus = ranks.collect_objects(gpus_here, "which GPUs there are")
     index = local % len(gpus[ranks.rank])
     gpu, model = gpus[ranks.rank][index]
@@ -59,7 +59,7 @@ def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
     cupy.cuda.Device(index).use()
     free, _ = cupy.cuda.runtime.memGetInfo()
     names = {seat.gpu: seat.name for seat in seats}
-    return Device(cupy.empty(0), describe(seats, backend), carriers_of(seats, backend), Memory(gpu, free),
+    return Device(cupy.empty(0), describe(seats, backend), path_of(seats, backend), Memory(gpu, free),
                   list(names.values()))
 
 
@@ -124,10 +124,10 @@ def without_mpi(seats: Sequence[Seat]) -> str:
     return f"but {library()} is not CUDA-aware: it cannot read a GPU's memory. Use an MPI that was built so"
 
 
-def carriers_of(seats: Sequence[Seat], backend: str) -> Carriers:
-    """Of this rank, which has chosen its GPU. Beside NCCL, MPI has the rank's messages."""
+def path_of(seats: Sequence[Seat], backend: str) -> DevicePath:
+    """Return the path of this rank's arrays, once it has chosen its GPU. Beside NCCL, MPI has the rank's messages."""
     direct = backend != "staged" and not without_mpi(seats)
-    return Carriers(Direct() if direct else Pinned(), NCCL() if backend == "nccl" else None)
+    return DevicePath(None if direct else PinnedStaging(), NCCL() if backend == "nccl" else None)
 
 
 def describe(seats: Sequence[Seat], backend: str) -> str:

@@ -40,7 +40,7 @@ class FineTuning:
         check_tuning(args)
         self.args, self.world, self.telling = args, ranks, Telling(args.metrics_file, ranks.rank == 0)
         self.device = device_of(args.device, ranks, args.distributed_backend)
-        ranks.instruments.carriers = self.device.carriers
+        ranks.instruments.device_path = self.device.path
         self.begin: Pretrained = ranks.broadcast_object(self.find_model)
         self.model = self.begin.model
         self.parallel, self.microbatches = parallel_of_tuning(args, self.model, ranks.size)

@@ -54,7 +54,7 @@ class ZeroShot(ABC):
     def __init__(self, args, ranks: Group):
         self.args, self.world = args, ranks
         device = device_of(args.device, ranks, args.distributed_backend)
-        ranks.instruments.carriers = device.carriers
+        ranks.instruments.device_path = device.path
         self.telling = Telling(args.metrics_file, ranks.rank == 0)
         source, tokenizer = ranks.broadcast_object(self.find_model)
         args.seq_length = seq_length(args, source.model)

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mpi_impl.comm.carriers import BACKENDS
+from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.programs.presets import PRESETS

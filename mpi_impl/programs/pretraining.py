@@ -17,6 +17,7 @@ from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_m
 from mpi_impl.comm.clock import VirtualClock, WallClock
 from mpi_impl.comm.device import device_of
 from mpi_impl.comm.group import Group, Instruments, world
+from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
 from mpi_impl.comm.trace import Trace
@@ -91,7 +92,7 @@ class Pretraining(ABC):
         self.settings, self.args, self.world = settings, settings.args, ranks
         self.first = ranks.rank == 0
         self.device = device_of(self.args.device, ranks, self.args.distributed_backend)
-        ranks.instruments.carriers = self.device.carriers
+        ranks.instruments.device_path = self.device.path
         ranks.instruments.hosts = ranks.hosts()
         self.loaded = ranks.broadcast_object(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
@@ -224,7 +225,7 @@ class Pretraining(ABC):
         if self.args.save_hf:
             save_model(self.trainer, self.args.save_hf, self.tokenizer)
             self.say(f"\nthe model is in {self.args.save_hf}: transformers' from_pretrained opens it")
-        with self.world.long_work():
+        with long_work(self.world):
             self.conclude()
             self.world.broadcast_object(lambda: None)     # the other replicas wait for that, however long it takes
         together = self.pipeline_ledger()

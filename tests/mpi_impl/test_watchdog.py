@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.group import SPEAKS, Group, Instruments, Ring, hosts_key
+from mpi_impl.comm.ending import SPEAKS, elect_speaker
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.comm.heartbeats import Ring, long_work
 from mpi_impl.comm.hosts import Hosts
+from mpi_impl.comm.mpi_library import attribute_key
 from mpi_impl.comm.watchdog import Watchdog, listed
 
 SOON = 10   # seconds, on a busy machine
@@ -111,10 +114,10 @@ def speak(group, delays, hosts=None):
     """Each rank asks whether it speaks, so many seconds after the others -> its answer."""
     apart = group.split(0, "apart")
     if hosts:
-        apart.comm.Set_attr(hosts_key(), Hosts(dict(enumerate(hosts)), tuple(map(str, sorted(set(hosts))))))
+        apart.comm.Set_attr(attribute_key("hosts"), Hosts(dict(enumerate(hosts)), tuple(map(str, sorted(set(hosts))))))
     apart.allgather_objects(None)
     time.sleep(delays[group.rank])
-    answer = apart.elect_speaker(0.5)
+    answer = elect_speaker(apart, 0.5)
     apart.allgather_objects(None)
     while apart.comm.Iprobe(tag=SPEAKS):      # what nobody read would be read in a later group
         apart.comm.Recv([None, 0, "B"], tag=SPEAKS)
@@ -239,7 +242,7 @@ def work_on(group, works):
     watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(2.0, said.append)))
     with patch.object(Ring, "end", end_late):
         for n in range(works):
-            with watched.long_work() if n % 3 == 0 else nullcontext():
+            with long_work(watched) if n % 3 == 0 else nullcontext():
                 assert watched.broadcast_object(partial(int, n)) == n
     group.allgather_objects(None)
     left = fresh.comm.Iprobe()
