@@ -302,14 +302,13 @@ BUGS = {
         Bug(BUFFERS, "prod(shape[:axis % len(shape)]) == 1", "True"), "textbook"),
     "begun before it is computed": (
         Bug(NCCL, "side.wait_event(self.nccl.mark(self._current()))", "self.nccl.mark(self._current())"), "posted"),
-    "read before it has come": (Bug(NCCL, "self.cuda.get_current_stream().wait_event(self.end)", "pass"), "copy"),
+    "read before it has come": (Bug(NCCL, "self._current().wait_event(end)", "None"), "copy"),
     "an event before what it shall mark": (
-        Bug(NCCL, "begin(x, out, side)\n        return NcclRequest(self.nccl, self.nccl.mark(side), x)",
-            "end = self.nccl.mark(side)\n        begin(x, out, side)\n        return NcclRequest(self.nccl, end, x)"),
-        "copy"),
+        Bug(NCCL, "begin(x, out, side)\n        end = self.nccl.mark(side)",
+            "end = self.nccl.mark(side)\n        begin(x, out, side)"), "copy"),
     "the posted on the first stream": (Bug(NCCL, "side = self.nccl.side\n", "side = self._current()\n"), "overlap"),
     "memory let go of": (
-        Bug(NCCL, "self.nccl.mark(side), x)", "self.nccl.mark(side), None)"), "copy"),
+        Bug(NCCL, "wait_event(end), None, x)", "wait_event(end), None)"), "copy"),
     "communicators kept": (Bug("mpi_impl.comm.group", "self.transports.free()", "pass"), "groups"),
     "MPI ahead of the device": (Bug(f"{TRANSPORTS}.mpi", "        finish_device()\n", "        pass\n"), "direct"),
     "a view handed to MPI": (Bug(BUFFERS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "by MPI"),

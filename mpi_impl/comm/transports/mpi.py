@@ -1,4 +1,6 @@
 """Arrays by MPI: in host memory, or on a device if this MPI is CUDA-aware."""
+from functools import partial
+
 import numpy as np
 from mpi4py import MPI
 
@@ -42,44 +44,26 @@ class MPITransport(Transport):
         begin = {"all_reduce": self.comm.Iallreduce, "all_gather": self.comm.Iallgather,
                  "reduce_scatter": self.comm.Ireduce_scatter_block}[operation]
         if out is x:
-            return MPIRequest(begin(MPI.IN_PLACE, ready(x)), x, x, x)
+            return posted(begin(MPI.IN_PLACE, ready(x)), x)
         sent, received = disjoint_buffers(x, out)
-        return MPIRequest(begin(ready(sent), received), sent, received, out)
+        return posted(begin(ready(sent), received), sent, received, out)
 
     def post_maximum(self, x) -> Request:
         """Begin to overwrite x with the elementwise maximum over all ranks."""
-        return MPIRequest(self.comm.Iallreduce(MPI.IN_PLACE, x, MPI.MAX), x, x, x)
+        return posted(self.comm.Iallreduce(MPI.IN_PLACE, x, MPI.MAX), x)
 
     def post_send(self, x, to, tag):
         sent = contiguous(x)
-        return MPIRequest(self.comm.Isend(ready(sent), to, tag), sent)
+        return posted(self.comm.Isend(ready(sent), to, tag), sent)
 
     def post_receive(self, x, source, tag):
         received = contiguous(x)
-        return MPIRequest(self.comm.Irecv(ready(received), source, tag), received=received, x=x)
+        return posted(self.comm.Irecv(ready(received), source, tag), None, received, x)
 
 
-class MPIRequest(Request):
-    """A call that MPI has begun, with the arrays that MPI reads and writes: they must live until it is over."""
-
-    def __init__(self, request: MPI.Request, sent=None, received=None, x=None):
-        """`received` is x, or a buffer in its place."""
-        self.request, self.sent, self.received, self.x = request, sent, received, x
-
-    def done(self):
-        done = self.request.Test()
-        if done:
-            self.release()
-        return done
-
-    def wait(self):
-        self.request.Wait()
-        self.release()
-
-    def release(self) -> None:
-        """Copy what has arrived to its place, once: x may be overwritten from now on. Let go of the arrays."""
-        copy_back(self.received, self.x)
-        self.sent = self.received = self.x = None
+def posted(request: MPI.Request, sent, received=None, x=None) -> Request:
+    """Return a request of MPI's with the arrays that MPI reads and writes; `received` is x, or a buffer for it."""
+    return Request(request.Test, request.Wait, partial(copy_back, received, x), sent, received)
 
 
 def ready(x):

@@ -81,7 +81,8 @@ class NcclTransport(Transport):
         side = self.nccl.side
         side.wait_event(self.nccl.mark(self._current()))     # x may still be computed, and out be read
         begin(x, out, side)
-        return NcclRequest(self.nccl, self.nccl.mark(side), x)
+        end = self.nccl.mark(side)
+        return Request(lambda: end.done, lambda: self._current().wait_event(end), None, x)    # the device waits, not we
 
     # ---- NCCL's own calls: addresses, elements, codes ----
 
@@ -112,25 +113,6 @@ class NcclTransport(Transport):
             self.nccl.side.synchronize()
             self.comm.destroy()
             del self.comm
-
-
-class NcclRequest(Request):
-    """A collective on the second stream."""
-
-    def __init__(self, nccl: NCCL, end, sent):
-        """`end` is the event behind the collective, which reads `sent`."""
-        self.cuda, self.end, self.sent = nccl.cuda, end, sent
-
-    def done(self):
-        done = self.end.done
-        if done:
-            self.sent = None
-        return done
-
-    def wait(self):
-        """Make the current stream wait before its next work. The host does not wait."""
-        self.cuda.get_current_stream().wait_event(self.end)
-        self.sent = None
 
 
 def address(x) -> int:

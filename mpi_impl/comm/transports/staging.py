@@ -1,6 +1,6 @@
 """Arrays on a device through host memory: copied there, moved as an array of the host, and copied back."""
 from collections.abc import Callable
-from math import prod
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +15,13 @@ BACKENDS = ("nccl", "mpi", "staged")     # without --distributed-backend, the fi
 class Staging:
     """Host buffers for arrays on a device. The copies are over when a call returns."""
 
-    def allocate(self, shape, dtype) -> np.ndarray:
-        """Return an uninitialized buffer."""
-        return np.empty(shape, dtype)
+    def like(self, x) -> np.ndarray:
+        """Return an uninitialized buffer for x."""
+        return np.empty(x.shape, x.dtype)
 
     def to_buffer(self, x) -> np.ndarray:
         """Return a buffer with the elements of x."""
-        buffer = self.allocate(x.shape, x.dtype)
-        x.get(out=buffer)
-        return buffer
+        return x.get(out=self.like(x))
 
     def copy_back(self, buffer, x) -> None:
         """Copy a buffer to x."""
@@ -36,9 +34,9 @@ class Staging:
 class PinnedStaging(Staging):
     """Host buffers that stay where they are in memory, so that a device can read and write them by itself."""
 
-    def allocate(self, shape, dtype):
+    def like(self, x):
         import cupy
-        return np.ndarray(shape, dtype, cupy.cuda.alloc_pinned_memory(prod(shape) * dtype.itemsize))
+        return np.ndarray(x.shape, x.dtype, cupy.cuda.alloc_pinned_memory(x.nbytes))
 
     def copy_back(self, buffer, x):
         super().copy_back(buffer, x)
@@ -67,12 +65,12 @@ class StagedTransport(Transport):
         self.staging.copy_back(buffer, x)
 
     def all_gather(self, x, out, axis):
-        sent, received = self.staging.to_buffer(x), self.staging.allocate(out.shape, out.dtype)
+        sent, received = self.staging.to_buffer(x), self.staging.like(out)
         self.choose(Call.COLLECTIVE, sent).all_gather(sent, received, axis)
         self.staging.copy_back(received, out)
 
     def reduce_scatter(self, x, out, axis):
-        sent, received = self.staging.to_buffer(x), self.staging.allocate(out.shape, out.dtype)
+        sent, received = self.staging.to_buffer(x), self.staging.like(out)
         self.choose(Call.COLLECTIVE, sent).reduce_scatter(sent, received, axis)
         self.staging.copy_back(received, out)
 
@@ -83,38 +81,17 @@ class StagedTransport(Transport):
 
     def post(self, operation, x, out):
         sent = self.staging.to_buffer(x)
-        received = sent if out is x else self.staging.allocate(out.shape, out.dtype)
-        return StagedRequest(self.choose(Call.POSTED, sent).post(operation, sent, received), self.staging, received,
-                             out)
+        received = sent if out is x else self.staging.like(out)
+        return self._copied(self.choose(Call.POSTED, sent).post(operation, sent, received), received, out)
 
     def post_send(self, x, to, tag):
         sent = self.staging.to_buffer(x)
         return self.choose(Call.MESSAGE, sent).post_send(sent, to, tag)
 
     def post_receive(self, x, source, tag):
-        received = self.staging.allocate(x.shape, x.dtype)
-        return StagedRequest(self.choose(Call.MESSAGE, received).post_receive(received, source, tag), self.staging,
-                             received, x)
+        received = self.staging.like(x)
+        return self._copied(self.choose(Call.MESSAGE, received).post_receive(received, source, tag), received, x)
 
-
-class StagedRequest(Request):
-    """A request of the host's, whose result has to be copied to the device."""
-
-    def __init__(self, request: Request, staging: Staging, buffer, x):
-        self.request, self.staging, self.buffer, self.x = request, staging, buffer, x
-
-    def done(self):
-        done = self.request.done()
-        if done:
-            self.release()
-        return done
-
-    def wait(self):
-        self.request.wait()
-        self.release()
-
-    def release(self) -> None:
-        """Copy the buffer to x, once: x may be overwritten from now on."""
-        if self.buffer is not None:
-            self.staging.copy_back(self.buffer, self.x)
-        self.buffer = self.x = None
+    def _copied(self, request, buffer, x):
+        """Return a request that ends with a copy of the buffer to the device."""
+        return Request(request.done, request.wait, partial(self.staging.copy_back, buffer, x))

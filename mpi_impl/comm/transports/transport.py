@@ -1,4 +1,5 @@
 """The interface that all transports share."""
+from collections.abc import Callable
 from enum import Enum, auto
 
 
@@ -11,14 +12,29 @@ class Call(Enum):
 
 
 class Request:
-    """A call that goes on in the background. This one is over."""
+    """A call that goes on in the background, with the arrays that it works on: they must live until it is over."""
+
+    def __init__(self, test: Callable[[], bool], wait: Callable[[], object], finish: Callable | None, *arrays):
+        """`finish()` puts the result in its place, when `test()` has reported the end or `wait()` has returned."""
+        self.test, self.block, self.finish, self.arrays = test, wait, finish, arrays
 
     def done(self) -> bool:
         """Report whether the call is over. MPI makes little progress unless it is asked."""
-        return True
+        done = self.test()
+        if done:
+            self.release()
+        return done
 
     def wait(self) -> None:
-        """Wait until the call is over, and its result is in place."""
+        """Wait until the call is over."""
+        self.block()
+        self.release()
+
+    def release(self) -> None:
+        """Put the result in its place, once, and let go of the arrays: the caller may overwrite them from now on."""
+        if self.finish:
+            self.finish()
+        self.finish, self.arrays = None, ()
 
 
 class Transport:
@@ -88,4 +104,4 @@ class LoneRank(Transport):
     def post(self, operation, x, out):
         if out is not x:
             out[...] = x
-        return Request()
+        return Request(lambda: True, lambda: None, None)
