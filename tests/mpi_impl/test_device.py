@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.comm.device import Device, Memory, Seat, backend_of, describe, device_of, gpus_here, path_of
+from mpi_impl.comm.device import Device, Memory, RankDevice, backend_of, describe, device_of, gpus_here, path_of
 from mpi_impl.comm.mpi_library import library, reads_devices
 from mpi_impl.comm.transports.nccl import NCCL
 from mpi_impl.comm.transports.staging import PinnedStaging
@@ -41,12 +41,12 @@ def gpu_of(group, count):
         return cupy.used, device.description, tuple(map(type, device.path))
 
 
-def seats(*gpus, nccl=True, mpi=False):
-    return [Seat(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
+def devices(*gpus, nccl=True, mpi=False):
+    return [RankDevice(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
 
 
 def test_gpus_of_several_machines():
-    assert describe(seats("one 0", "one 1", "two 0", "two 0"), "staged") == (
+    assert describe(devices("one 0", "one 1", "two 0", "two 0"), "staged") == (
         "computing on 3 GPUs (A100, H100), which 4 ranks share; messages go through pinned host memory")
 
 
@@ -59,7 +59,7 @@ def test_gpus_of_several_machines():
     (True, True, "staged", "staged", "messages go through pinned host memory"),
     (True, False, "nccl", "nccl", "collectives go by NCCL, messages through pinned host memory")])
 def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_for(nccl, mpi, asked, chosen, ways):
-    taken = seats("one 0", "one 1", nccl=nccl, mpi=mpi)
+    taken = devices("one 0", "one 1", nccl=nccl, mpi=mpi)
     assert backend_of(taken, asked) == chosen and describe(taken, chosen).endswith(f"(H100); {ways}")
     with fake_cuda():
         path = path_of(taken, chosen)
@@ -68,10 +68,10 @@ def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_f
 
 
 def test_one_rank_without_nccl_or_with_another_mpi_is_enough():
-    rest = seats("one 0", "one 1", mpi=True)
-    assert backend_of([*rest, *seats("two 0", nccl=False, mpi=True)], None) == "mpi"
-    assert backend_of([*rest, *seats("two 0", nccl=False)], None) == "staged"
-    assert backend_of([*rest, *seats("one 1", mpi=True)], None) == "mpi"
+    rest = devices("one 0", "one 1", mpi=True)
+    assert backend_of([*rest, *devices("two 0", nccl=False, mpi=True)], None) == "mpi"
+    assert backend_of([*rest, *devices("two 0", nccl=False)], None) == "staged"
+    assert backend_of([*rest, *devices("one 1", mpi=True)], None) == "mpi"
 
 
 @pytest.mark.parametrize("asked, machine, sentence", [
@@ -164,7 +164,7 @@ def pretrain_on_spies(group, options):
 
 def on_spies(name, ranks, backend):
     assert name == "cuda"
-    taken = seats(*map(str, range(ranks.size)), nccl=backend == "nccl", mpi=backend == "mpi")
+    taken = devices(*map(str, range(ranks.size)), nccl=backend == "nccl", mpi=backend == "mpi")
     return Device(SpyArray(np.empty(0)), "computing on spies", path_of(taken, backend_of(taken, backend)),
                   Memory(str(ranks.rank), 10**9))
 
