@@ -21,7 +21,9 @@ class Staging:
 
     def to_buffer(self, x) -> np.ndarray:
         """Return a buffer with the elements of x."""
-        return x.get(out=self.like(x))
+        buffer = self.like(x)
+        x.get(out=buffer)
+        return buffer
 
     def copy_back(self, buffer, x) -> None:
         """Copy a buffer to x."""
@@ -40,7 +42,7 @@ class PinnedStaging(Staging):
 
     def copy_back(self, buffer, x):
         super().copy_back(buffer, x)
-        finish_device()     # `set` has only begun, and CuPy gives the memory to the next caller when we let go of it
+        finish_device()     # `set` has only begun, and CuPy gives memory that nobody holds to the next caller
 
 
 class DevicePath(NamedTuple):

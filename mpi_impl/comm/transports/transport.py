@@ -31,7 +31,7 @@ class Request:
         self.release()
 
     def release(self) -> None:
-        """Put the result in its place, once, and let go of the arrays: the caller may overwrite them from now on."""
+        """Put the result in its place, once, and release the arrays: the caller may overwrite them from now on."""
         if self.finish:
             self.finish()
         self.finish, self.arrays = None, ()
