@@ -28,7 +28,7 @@ STEPS = 3
 
 def main() -> None:
     ranks, work = world(), WORKS["h512"]
-    ranks.from_all(None)
+    ranks.allgather_objects(None)
     resident = ResidentMemory(HOST)
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     parallel, precision = ParallelConfig(tensor_model_parallel_size=ranks.size), Precision("float32")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def report(ranks: Group, took: int, forecast) -> None:
-    most = max(ranks.from_all(took))
+    most = max(ranks.allgather_objects(took))
     if ranks.rank == 0:
         parts = ", ".join(f"{part} {size / 1e6:.0f} MB" for part, size in forecast._asdict().items())
         print(f"t = {ranks.size}: {parts}, together {forecast.total / 1e6:.0f} MB; the fullest rank took "

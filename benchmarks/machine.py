@@ -79,7 +79,7 @@ def measure(group: Group) -> dict[tuple, float]:
     A machine that others use, too, is now faster and now slower. So before each work there is a probe, always the same,
     and what counts is how many times as long as it the work takes.
     """
-    alone = group.part(group.rank, "one rank")
+    alone = group.split(group.rank, "one rank")
     works, standard = dict(works_of(alone)), probe(alone)
     ratios: dict[tuple, list[float]] = {key: [] for key in works}
     probes = []
@@ -89,7 +89,7 @@ def measure(group: Group) -> dict[tuple, float]:
         for key, work in works.items():
             probes.append(probed(group, standard))
             ratios[key].append(seconds_of(work) / probes[-1])
-    together = group.from_all((ratios, median(probes)))
+    together = group.allgather_objects((ratios, median(probes)))
     alone.free()
     usual = median(found for _, found in together)
     return {key: usual * median(ratio for found, _ in together for ratio in found[key]) for key in works} | {
@@ -102,7 +102,7 @@ def probed(group: Group, standard: Callable[[], object]) -> float:
     """
     times = []
     for _ in range(3):
-        group.from_all(None)
+        group.allgather_objects(None)
         began = time.thread_time()
         standard()
         times.append(time.thread_time() - began)
@@ -196,9 +196,9 @@ def messages(group: Group) -> dict[tuple, float]:
     for size in SIZES:
         x, times = np.zeros(size // 4, np.float32), []
         for _ in range(200 if size < 1 << 16 else 40):
-            group.from_all(None)
+            group.allgather_objects(None)
             began = time.perf_counter()
             group.all_reduce(x, "calibration")
             times.append(time.perf_counter() - began)
-        found["all-reduce", size] = max(group.from_all(median(times)))
+        found["all-reduce", size] = max(group.allgather_objects(median(times)))
     return found

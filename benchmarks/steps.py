@@ -42,14 +42,14 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
     trainer = Trainer(ModelState(plan.model, topology, 1, Precision("float32")), OptimizerConfig(1e-4, 1))
     shape = plan.b, plan.model.max_position_embeddings
     tokens, targets = np.random.default_rng(0).integers(plan.model.vocab_size, size=(2, *shape))
-    batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.part(ranks.rank, "one rank")
+    batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.split(ranks.rank, "one rank")
     standard = probe(alone)
     for _ in range(WARM + steps):
-        probes.append(median(ranks.from_all(probed(ranks, standard))))
+        probes.append(median(ranks.allgather_objects(probed(ranks, standard))))
         began = together(ranks, clock)
         trainer.step(batch, plan.m * plan.b * plan.parallel.data_parallel_size)
         ended = clock.now() if clock else time.perf_counter()
-        found.append(max(ranks.from_all(ended - began)))
+        found.append(max(ranks.allgather_objects(ended - began)))
     disconnect(topology)
     alone.free()
     return Measured(median(found[WARM:]), median(probes[WARM:]))
@@ -58,9 +58,9 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
 def together(ranks: Group, clock: VirtualClock | None) -> float:
     """Let all ranks begin a step at the same time, and return that time."""
     if clock is None:
-        ranks.from_all(None)
+        ranks.allgather_objects(None)
         return time.perf_counter()
-    clock.reach(max(ranks.from_all(clock.now())))
+    clock.reach(max(ranks.allgather_objects(clock.now())))
     return clock.now()
 
 

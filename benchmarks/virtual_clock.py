@@ -67,7 +67,7 @@ def measure(ranks: Group, name: str, memory: int) -> tuple[list[list[float]], fl
                                       virtual_pipeline_size=V if name == "interleaved" else None))
     schedule = schedule_of(topology.config, MICROBATCHES)
     trainer = Trainer(ModelState(MODEL, topology, 1, Precision("float32")), OptimizerConfig(1e-3, STEPS))
-    everyone = ranks.from_all(steps_of(trainer, trace))
+    everyone = ranks.allgather_objects(steps_of(trainer, trace))
     disconnect(topology)
     times = measured_times(everyone, schedule, sending=0.0)
     by_rank = [[sum(by_stage[stage] for stage in stages)

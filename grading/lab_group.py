@@ -66,7 +66,7 @@ class LabGroup:
     def all_gather(self, x, axis: int = 0) -> np.ndarray:
         """Return all ranks' x, joined in rank order along `axis`, on every rank. Along it they may differ in length."""
         with self._in("all_gather"):
-            parts = self._group.from_all(as_array(x))
+            parts = self._group.allgather_objects(as_array(x))
             self.sent += sum(part.size for part in parts) * (self.size - 1) // self.size
             return np.concatenate(parts, axis)
 
@@ -80,7 +80,7 @@ class LabGroup:
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         with self._in("barrier"):
-            self._group.from_all(None)
+            self._group.allgather_objects(None)
 
     # ---- how ----
 
@@ -104,7 +104,7 @@ class LabGroup:
     def _agreed(self, x: np.ndarray) -> np.ndarray:
         """Return x, if all ranks have passed arrays of one shape and dtype. Raises ValueError on all of them otherwise.
         """
-        kinds = [f"{kind} {list(shape)}" for kind, shape in self._group.from_all((x.dtype.name, x.shape))]
+        kinds = [f"{kind} {list(shape)}" for kind, shape in self._group.allgather_objects((x.dtype.name, x.shape))]
         other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:
             raise ValueError(f"only arrays of one shape and dtype can be added up: rank 0 passed {kinds[0]}, "

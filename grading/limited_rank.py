@@ -55,7 +55,7 @@ class LimitedRank(Rank):
         sys.stdout = sys.stderr = self.printed = Printed()
         asked = from_bytes(job.call)
         group = self.group(job.ranks, job.era)
-        group.may_share = False         # memory with other ranks would be a file, and files are locked away
+        group.transports.forbid_shared_memory()     # memory with other ranks would be a file, and those are locked away
         self.lab_group = LabGroup(group, asked["allow"])
         function = defined(asked["answers"], asked["function"])
         result = function(self.lab_group, *asked["args"]) if asked["with_group"] else function(*asked["args"])

@@ -33,7 +33,7 @@ class Generation(Program):
         super().__init__(settings.args, ranks)
         self.settings = settings
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
-        source, self.prompts, self.eod = ranks.from_first(self.prepare)
+        source, self.prompts, self.eod = ranks.broadcast_object(self.prepare)
         self.model: ModelConfig = source.model
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
         like = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))

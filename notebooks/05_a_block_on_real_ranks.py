@@ -270,7 +270,7 @@ def learn(seed, steps=25):
         block_backward((y - target) / (y.size // y.shape[-1]), weights, cache, c, grads, ImmediateSink(), region)
         weights = tree_map(lambda weight, grad: weight - 0.01 * grad, weights, grads)
         losses.append(((y - target)**2).mean())
-        gains = np.array(group.from_all(weights.post_attention_layernorm.weight))
+        gains = np.array(group.allgather_objects(weights.post_attention_layernorm.weight))
         apart.append((gains.max(0) - gains.min(0)).max())
     return losses, apart
 

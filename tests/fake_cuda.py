@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from mpi_impl.comm.carriers import Carriers, Direct, Pinned
-from mpi_impl.comm.nccl import NCCL
+from mpi_impl.comm.transports.nccl import NCCL
+from mpi_impl.comm.transports.staging import DevicePath, PinnedStaging
 from tests import spy
 from tests.installed import installed
 from tests.spy import LENT, QUEUE, SpyArray
@@ -84,12 +84,12 @@ def fake_cuda(**machine):
 def on_gpus(group, way: str):
     """`with on_gpus(group, way) as cupy:` the group's arrays on a device go one of three ways."""
     with fake_cuda() as cupy:
-        group.instruments.carriers = {"staged": lambda: Carriers(Pinned()), "mpi": lambda: Carriers(Direct()),
-                                      "nccl": lambda: Carriers(Pinned(), NCCL())}[way]()
+        group.instruments.device_path = {"staged": lambda: DevicePath(PinnedStaging()), "mpi": lambda: DevicePath(None),
+                                         "nccl": lambda: DevicePath(PinnedStaging(), NCCL())}[way]()
         yield cupy
-        if group.communicator:
-            group.communicator.free()
-            group.communicator = None
+        for transport in group.transports.on_device:
+            transport.free()
+        del group.transports.on_device
         assert cupy.cuda.nccl.alive == 0
 
 

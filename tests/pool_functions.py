@@ -74,7 +74,7 @@ def give_a_lambda(group):
 def split_and_free(group, times):
     """The size of a part of the group that is made and freed so many times."""
     for _ in range(times):
-        pair = group.part(group.rank // 2, "pair")
+        pair = group.split(group.rank // 2, "pair")
         size = pair.size
         pair.free()
     return size

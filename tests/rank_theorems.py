@@ -98,7 +98,7 @@ def column_parallel_equals_whole(group, case: Case, gather_output: bool, wrap=as
         y, cache = textbook_linear.linear_forward(x, p)
         return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
 
-    p, x, dy, y, dx, grads = group.from_first(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     mine = slice(None) if gather_output else slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.column_parallel_forward(share.outside(x), share.p, gather_output, share.region)
@@ -118,7 +118,7 @@ def row_parallel_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
         y, cache = textbook_linear.linear_forward(x, p)
         return p, x, dy, y, *textbook_linear.linear_backward(dy, p, cache)
 
-    p, x, dy, y, dx, grads = group.from_first(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share, mine = Share(group, tensors, p, case, wrap), slice(3 * group.rank, 3 * group.rank + 3)
     y_mine, cache = linear.row_parallel_forward(wrap(x[..., mine].copy()), share.p, share.region)
     dx_mine = linear.row_parallel_backward(share.outside(dy), share.p, cache, share.grads, kernels.accumulate,
@@ -136,7 +136,7 @@ def mlp_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
         y, cache = textbook_mlp.mlp_forward(x, p, act)
         return p, x, dy, y, *textbook_mlp.mlp_backward(dy, p, cache, act)
 
-    p, x, dy, y, dx, grads = group.from_first(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     y_mine, cache = mlp.mlp_forward(share.outside(x), share.p, act, share.region)
     dx_mine = mlp.mlp_backward(share.outside(dy), share.p, cache, act, share.grads, kernels.accumulate, share.region)
@@ -153,7 +153,7 @@ def attention_equals_whole(group, case: Case, causal=True, recompute=KEEP_ALL, w
         y, cache = textbook_attention.attention_forward(x, p, causal, context_of(case))
         return p, x, dy, y, *textbook_attention.attention_backward(dy, p, cache)
 
-    p, x, dy, y, dx, grads = group.from_first(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     y_mine, cache = attention.attention_forward(share.outside(x), share.p, causal, share.region,
                                                 context_of(case, recompute, wrap))
@@ -172,7 +172,7 @@ def block_equals_whole(group, case: Case, recompute=KEEP_ALL, wrap=as_is, tolera
         y, cache = textbook_block.block_forward(x, p, c, context_of(case))
         return p, x, dy, y, *textbook_block.block_backward(dy, p, cache, c)
 
-    p, x, dy, y, dx, grads = group.from_first(whole)
+    p, x, dy, y, dx, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     y_mine, cache = block.block_forward(share.outside(x), share.p, c, share.region, context_of(case, recompute, wrap))
     dx_mine = block.block_backward(share.outside(dy), share.p, cache, c, share.grads, kernels.accumulate, share.region)
@@ -189,7 +189,7 @@ def embedding_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
         x, cache = textbook_embedding.embedding_forward(tokens, p, LayerContext(case.dropout), types)
         return p, tokens, dx, x, textbook_embedding.embedding_backward(dx, p, cache)
 
-    p, tokens, dx, x, grads = group.from_first(whole)
+    p, tokens, dx, x, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     x_mine, cache = embedding.embedding_forward(wrap(tokens), share.p, share.region, LayerContext(case.dropout),
                                                 wrapped(types, wrap))
@@ -206,7 +206,7 @@ def logits_equal_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
         logits, cache = textbook_embedding.logits_forward(x, p["word"], c.vocab_size)
         return p, x, dlogits, logits, *textbook_embedding.logits_backward(dlogits, p["word"], cache)
 
-    p, x, dlogits, logits, dx, dword = group.from_first(whole)
+    p, x, dlogits, logits, dx, dword = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     n = tensors["word"].local_shape(group.size)[0]
     mine = slice(n * group.rank, n * group.rank + n)
@@ -230,7 +230,7 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11)
         loss, cache = textbook_cross_entropy.cross_entropy_forward(logits, targets)
         return logits, targets, dloss, loss, textbook_cross_entropy.cross_entropy_backward(dloss, cache)
 
-    logits, targets, dloss, loss, dlogits = group.from_first(whole)
+    logits, targets, dloss, loss, dlogits = group.broadcast_object(whole)
     mine = slice(3 * group.rank, 3 * group.rank + 3)
     loss_all, cache = cross_entropy.cross_entropy_forward(wrap(logits[..., mine].copy()), wrap(targets), group)
     close(host(loss_all), loss, tolerance)
@@ -247,7 +247,7 @@ def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
         logits, cache = textbook_heads.masked_lm_forward(x, *p.values(), c)
         return p, x, dlogits, logits, *textbook_heads.masked_lm_backward(dlogits, *p.values(), cache, c)
 
-    p, x, dlogits, logits, dx, dword, dhead = group.from_first(whole)
+    p, x, dlogits, logits, dx, dword, dhead = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     n = tensors["word"].local_shape(group.size)[0]
     mine = slice(n * group.rank, n * group.rank + n)
@@ -273,7 +273,7 @@ def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=
         dlosses = upstream(case, losses)
         return p, batch, losses, dlosses, textbook_model.model_backward(dlosses, p, cache, c)[1]
 
-    p, batch, losses, dlosses, grads = group.from_first(whole)
+    p, batch, losses, dlosses, grads = group.broadcast_object(whole)
     share = Share(group, tensors, p, case, wrap)
     units, grad_units = (map_units(Unit, tree) for tree in (share.p, share.grads))
     batch = type(batch)(*(wrapped(x, wrap) for x in batch))

@@ -23,6 +23,11 @@ WITHOUT = {"embedding_backward": "p"}
 # block_forward: two steps of the textbook's, which are one kernel on a GPU.
 INSIDE_ANOTHER = {"turns", "forward_again", "add_branch_and_norm", "drawn_at"}
 
+# A region on a rank gathers logits, where the textbook has all of them in a list, and knows a length from one shard.
+REGIONS_ONLY_ON_RANKS = {"gather", "gather_backward", "length"}
+# It does not complete the gradients of replicated tensors: the trainer does, for all layers in one call.
+REGIONS_ONLY_IN_THE_TEXTBOOK = {"complete"}
+
 
 def functions(module):
     return {name: function for name, function in vars(module).items()
@@ -34,10 +39,10 @@ def arguments(function):
     return [ONE_RANKS.get(name, name) for name in inspect.signature(function).parameters]
 
 
-def fits(function, twin):
+def fits(function, twin, only_on_ranks=ONLY_ON_RANKS):
     """The machine's arguments are the twin's, in order, and beside them only what ranks need and the twin lacks."""
     theirs = [argument for argument in arguments(twin) if argument != WITHOUT.get(function.__name__)]
-    beside = ONLY_ON_RANKS - set(theirs)
+    beside = only_on_ranks - set(theirs)
     return [argument for argument in arguments(function) if argument not in beside] == theirs
 
 
@@ -49,6 +54,31 @@ def test_a_twin_has_the_same_arguments_and_its_communication_beside(name):
         twins = [theirs[twin] for twin in (name, f"sharded_{name}") if twin in theirs]
         assert twins or name in INSIDE_ANOTHER, f"{machine.__name__}.{name} has no twin in the textbook"
         assert not twins or any(fits(function, twin) for twin in twins), (name, *map(arguments, [function, *twins]))
+
+
+def regions(package):
+    """The classes of the package's mappings, by name."""
+    module = importlib.import_module(f"{package}.comm.mappings")
+    return {name: one for name, one in vars(module).items()
+            if inspect.isclass(one) and one.__module__ == module.__name__}
+
+
+def test_the_regions_are_the_same():
+    assert regions("mpi_impl").keys() == regions("reference").keys()
+
+
+@pytest.mark.parametrize("name", regions("reference"))
+def test_a_region_has_its_twins_methods_and_their_reasons_beside(name):
+    """And it is made of the same arguments, beside its group."""
+    machine, textbook = regions("mpi_impl")[name], regions("reference")[name]
+    ours, theirs = (dict(inspect.getmembers(one, inspect.isfunction)) for one in (machine, textbook))
+    del ours["__init__"]
+    theirs.pop("__init__", None)
+    assert ours.keys() - theirs.keys() == REGIONS_ONLY_ON_RANKS
+    assert theirs.keys() - ours.keys() == REGIONS_ONLY_IN_THE_TEXTBOOK
+    for method in ours.keys() & theirs.keys():
+        assert fits(ours[method], theirs[method], {"reason"}), (method, *map(arguments, [ours[method], theirs[method]]))
+    assert fits(machine, textbook, {"group"})
 
 
 def test_every_layer_of_the_textbook_is_in_the_machine():
@@ -66,7 +96,8 @@ def test_the_textbook_stands_alone():
         assert imported <= allowed, f"{path.name} imports {imported - allowed}"
 
 
-def test_only_one_file_calls_mpi():
+def test_only_comm_calls_mpi():
     """launch.py asks which library mpi4py has, to find its mpiexec; it sends nothing."""
-    users = {path.name for path in ROOT.rglob("*.py") if re.search(r"^\s*(from|import) mpi4py", path.read_text(), re.M)}
-    assert users == {"group.py", "launch.py"}
+    users = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")
+             if re.search(r"^\s*(from|import) mpi4py", path.read_text(), re.M)}
+    assert {user for user in users if not user.startswith("comm/")} == {"launching/launch.py"}

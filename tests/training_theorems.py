@@ -149,7 +149,7 @@ def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan):
             trainer.step(batches.microbatches_of("train", step), batches.global_batch_size)
         for step in range(work.evaluations):
             trainer.evaluate(batches.microbatches_of("validation", step), batches.global_batch_size)
-        for ledger in topology.pipeline.from_all(group.ledger):
+        for ledger in topology.pipeline.allgather_objects(group.ledger):
             together.add(ledger)
         found = {(e.operation, e.group, e.phase, e.reason): tuple(total) for e, total in together.totals.items()}
         lines = traffic(case.model, topology.config, case.b, case.s, work, topology.place.data)

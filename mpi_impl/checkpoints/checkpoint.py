@@ -57,12 +57,13 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
     Raises UserError, on every rank, if it fails. The last good checkpoint is then still there, and still the last.
     """
     began, world = time.perf_counter(), trainer.topology.world
-    aside = world.from_first(lambda: on_disk.make_aside(root, trainer.iteration), "a folder for the checkpoint")
+    aside = world.broadcast_object(lambda: on_disk.make_aside(root, trainer.iteration), "a folder for the checkpoint")
     try:
-        saved = world.from_each(lambda: save_shards(trainer, aside), "the checkpoint's shards")
-        manifest = world.from_first(lambda: finish(trainer, root, aside, settings, saved), "the checkpoint's manifest")
+        saved = world.collect_objects(lambda: save_shards(trainer, aside), "the checkpoint's shards")
+        manifest = world.broadcast_object(lambda: finish(trainer, root, aside, settings, saved),
+                                          "the checkpoint's manifest")
     except UserError:
-        world.from_first(lambda: on_disk.discard(aside), "the end of what could not be saved")
+        world.broadcast_object(lambda: on_disk.discard(aside), "the end of what could not be saved")
         raise
     return (f"saved iteration {trainer.iteration}: {bytes_of(manifest.size)} in "
             f"{time.perf_counter() - began:.1f} s, {on_disk.folder_of(root, trainer.iteration)}")
@@ -169,9 +170,9 @@ def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[st
     """Load these states on all ranks, once all their files are checked."""
     world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
     files = [(name, file) for name, file in manifest.files.items() if state_of(name) in states]
-    world.from_each(lambda: check_files(root, folder, dict(files[world.rank::world.size])),
+    world.collect_objects(lambda: check_files(root, folder, dict(files[world.rank::world.size])),
                     "the checkpoint's checksums")
-    world.from_each(lambda: read_states(trainer, folder, manifest, states), "what the checkpoint holds")
+    world.collect_objects(lambda: read_states(trainer, folder, manifest, states), "what the checkpoint holds")
 
 
 def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[str]) -> None:

@@ -172,7 +172,7 @@ def load_weights(trainer: Trainer, folder: str) -> None:
     A head for choices that is not in the files keeps its initial values. Raises UserError, on every rank, if one of
     them cannot read a file.
     """
-    trainer.topology.world.from_each(lambda: read_pieces(trainer, Weights(folder)))
+    trainer.topology.world.collect_objects(lambda: read_pieces(trainer, Weights(folder)))
     trainer.state.adopt_master_weights()
 
 
@@ -208,7 +208,7 @@ def save_model(trainer: Trainer, folder: str, tokenizer: Tokenizer | None) -> No
 
     if tokenizer is None:
         exhaust(tensors)
-    trainer.topology.world.from_first(write)
+    trainer.topology.world.broadcast_object(write)
 
 
 def exhaust(tensors: Iterator) -> None:
@@ -241,7 +241,7 @@ def gathered(trainer: Trainer) -> Iterator:
     """
     topology, master = trainer.topology, trainer.state.optimizer_states["parameters"]
     world, t = topology.world, topology.tensor.size
-    where = world.from_all([(piece.of.name, topology.place.tensor, within_segment(piece))
+    where = world.allgather_objects([(piece.of.name, topology.place.tensor, within_segment(piece))
                             for piece in trainer.state.saved])
     for name, tensor, places in places_of(trainer.state.model):
         receives = []

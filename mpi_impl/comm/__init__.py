@@ -1,1 +1,1 @@
-"""Who speaks with whom, how, and a record of what was said."""
+"""Groups of ranks, what they send one another and by which transport, and the record of it."""

@@ -1,11 +1,12 @@
-"""Where the ranks compute: each on a CPU core, or on a CUDA GPU, by CuPy; and how their arrays get from GPU to GPU."""
+"""The devices of the ranks: a CPU core, or a CUDA GPU, by CuPy, for each; and the path of arrays from GPU to GPU."""
 import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpi_impl.comm.carriers import BACKENDS, Carriers, Direct, Pinned
-from mpi_impl.comm.group import Group, library, reads_devices
-from mpi_impl.comm.nccl import NCCL
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mpi_library import library, reads_devices
+from mpi_impl.comm.transports.nccl import NCCL
+from mpi_impl.comm.transports.staging import BACKENDS, DevicePath, PinnedStaging
 from mpi_impl.comm.watchdog import listed
 from reference.errors import UserError
 from reference.params import HOST
@@ -15,57 +16,56 @@ UNFORCED = "or leave --distributed-backend out, and what is there is used."
 
 
 class Device(NamedTuple):
-    """What a rank computes on."""
+    """A device that a rank computes on."""
 
-    like: Any                           # an empty array of the library that its arrays shall belong to
-    description: str                     # for a person; "" of CPU cores
-    carriers: Carriers = Carriers()     # of its arrays, to other ranks
+    like: Any                           # an empty array of the library that its arrays belong to
+    description: str                 # for a person; "" for CPU cores
+    path: DevicePath = DevicePath()     # of its arrays, to other ranks
     memory: "Memory | None" = None      # its own; None if it is the machine's
     gpus: Sequence[str] = ()            # the names of all GPUs of the run, each once
 
 
 class Memory(NamedTuple):
-    """That is to be had."""
+    """The free memory of a GPU."""
 
-    where: str      # no two GPUs in the world have the same
-    size: int       # bytes that are free
+    where: str      # an address that no other GPU in the world has
+    size: int       # bytes
 
 
-class Seat(NamedTuple):
-    """What a rank finds where it computes."""
+class RankDevice(NamedTuple):
+    """The GPU of a rank, and the libraries beside it."""
 
-    gpu: str                # as above
-    name: str               # of such GPUs
+    gpu: str                # its address
+    name: str               # its model
     nccl: bool              # whether CuPy has NCCL
     mpi: bool               # whether MPI is CUDA-aware
 
 
 def device_of(name: str, ranks: Group, backend: str | None = None) -> Device:
-    """This rank's device, called by all ranks. A rank takes the GPU of its number on its machine; where there are more
-    ranks than GPUs, some share one. `backend` is one of BACKENDS, if it shall not be chosen here.
+    """Return this rank's device. All ranks call this. A rank takes the GPU of its number on its machine; if there are
+    more ranks than GPUs, some share one. `backend` is one of BACKENDS, or None for the first that is possible.
 
-    Raises UserError, on all ranks alike, if one of them has no CuPy or no GPU, or cannot use the backend.
+    Raise UserError, on all ranks, if one of them has no CuPy or no GPU, or cannot use the backend.
     """
     if name == "cpu":
         return Device(HOST, "")
-    with ranks.watchdog.waiting(ranks.name, "who is on which machine", ranks.others):
-        local, _ = ranks.place_on_machine()
-    gpus = ranks.from_each(gpus_here, "which GPUs there are")
+    local, _ = ranks.place_on_machine()
+    gpus = ranks.collect_objects(gpus_here, "which GPUs there are")
     index = local % len(gpus[ranks.rank])
     gpu, model = gpus[ranks.rank][index]
-    seats = ranks.from_all(Seat(gpu, model, has_nccl(), reads_devices()))
-    backend = backend_of(seats, backend)
+    devices = ranks.allgather_objects(RankDevice(gpu, model, has_nccl(), reads_devices()))
+    backend = backend_of(devices, backend)
     import cupy
     cupy.cuda.Device(index).use()
     free, _ = cupy.cuda.runtime.memGetInfo()
-    names = {seat.gpu: seat.name for seat in seats}
-    return Device(cupy.empty(0), describe(seats, backend), carriers_of(seats, backend), Memory(gpu, free),
+    names = {device.gpu: device.name for device in devices}
+    return Device(cupy.empty(0), describe(devices, backend), path_of(devices, backend), Memory(gpu, free),
                   list(names.values()))
 
 
 def gpus_here() -> list[tuple[str, str]]:
-    """Which GPUs this machine lets a rank see, each with its name. Raises UserError if there are none, or nothing to
-    use them with.
+    """Return the GPUs that this machine lets a rank see, each with its model. Raise UserError if there are none, or no
+    library to use them.
     """
     try:
         import cupy
@@ -80,12 +80,13 @@ def gpus_here() -> list[tuple[str, str]]:
     except runtime.CUDARuntimeError as error:
         raise UserError(f"--device is cuda, but CUDA finds no GPU on this machine ({error}). Start the run where there "
                         f"is one, {WITHOUT}") from None
-    # By its address on the machine's bus: for a rank that may see one of them only, that is number 0.
+    # By its address on the machine's bus: if a rank may see only one of them, that is its number 0.
     return [(f"{socket.gethostname()} {runtime.deviceGetPCIBusId(i)}",
              runtime.getDeviceProperties(i)["name"].decode()) for i in range(count)]
 
 
 def has_nccl() -> bool:
+    """Report whether CuPy has NCCL."""
     from cupy.cuda import nccl
     return nccl.available
 
@@ -93,9 +94,9 @@ def has_nccl() -> bool:
 # ---- how their arrays get from GPU to GPU ---------------------------------------------------------------------------
 
 
-def backend_of(seats: Sequence[Seat], asked: str | None) -> str:
-    """Of BACKENDS; the same on all ranks. Raises UserError if the one that is asked for cannot be used."""
-    problems = {"nccl": without_nccl(seats), "mpi": without_mpi(seats), "staged": ""}
+def backend_of(devices: Sequence[RankDevice], asked: str | None) -> str:
+    """Return one of BACKENDS, the same on all ranks. Raise UserError if the one that is asked for cannot be used."""
+    problems = {"nccl": without_nccl(devices), "mpi": without_mpi(devices), "staged": ""}
     if asked is None:
         return next(name for name in BACKENDS if not problems[name])
     if problems[asked]:
@@ -103,41 +104,43 @@ def backend_of(seats: Sequence[Seat], asked: str | None) -> str:
     return asked
 
 
-def without_nccl(seats: Sequence[Seat]) -> str:
-    """Why NCCL cannot be used, and what would help; "" if it can."""
-    for seat in seats:
-        sharing = [rank for rank, other in enumerate(seats) if other.gpu == seat.gpu]
+def without_nccl(devices: Sequence[RankDevice]) -> str:
+    """Return why NCCL cannot be used, and what would help; "" if it can."""
+    for device in devices:
+        sharing = [rank for rank, other in enumerate(devices) if other.gpu == device.gpu]
         if len(sharing) > 1:
             return (f"which needs a GPU for each rank, but {listed(sharing)} share one. Start a rank for each of the "
-                    f"{counted(seats)}")
-    lacking = [rank for rank, seat in enumerate(seats) if not seat.nccl]
+                    f"{counted(devices)}")
+    lacking = [rank for rank, device in enumerate(devices) if not device.nccl]
     if lacking:
         return (f"but CuPy finds no NCCL on {listed(lacking)}. Install it into this environment, as in `pip install "
                 "nvidia-nccl-cu12` (or nvidia-nccl-cu13, whichever CUDA CuPy was made for)")
     return ""
 
 
-def without_mpi(seats: Sequence[Seat]) -> str:
-    """The same of MPI, on GPUs."""
-    if all(seat.mpi for seat in seats):
+def without_mpi(devices: Sequence[RankDevice]) -> str:
+    """Return the same for MPI on GPUs."""
+    if all(device.mpi for device in devices):
         return ""
     return f"but {library()} is not CUDA-aware: it cannot read a GPU's memory. Use an MPI that was built so"
 
 
-def carriers_of(seats: Sequence[Seat], backend: str) -> Carriers:
-    """Of this rank, which has chosen its GPU. Beside NCCL, MPI has the rank's messages."""
-    direct = backend != "staged" and not without_mpi(seats)
-    return Carriers(Direct() if direct else Pinned(), NCCL() if backend == "nccl" else None)
+def path_of(devices: Sequence[RankDevice], backend: str) -> DevicePath:
+    """Return the path of this rank's arrays, once it has chosen its GPU. Beside NCCL, MPI has the rank's messages."""
+    direct = backend != "staged" and not without_mpi(devices)
+    return DevicePath(None if direct else PinnedStaging(), NCCL() if backend == "nccl" else None)
 
 
-def describe(seats: Sequence[Seat], backend: str) -> str:
-    gpus, names = counted(seats), sorted({seat.name for seat in seats})
-    shared = f", which {len(seats)} ranks share" if len(seats) > len({seat.gpu for seat in seats}) else ""
-    by_mpi = "through pinned host memory" if backend == "staged" or without_mpi(seats) else "by MPI, from GPU to GPU"
+def describe(devices: Sequence[RankDevice], backend: str) -> str:
+    """Describe the devices of all ranks, and the path of their arrays."""
+    gpus, names = counted(devices), sorted({device.name for device in devices})
+    shared = f", which {len(devices)} ranks share" if len(devices) > len({device.gpu for device in devices}) else ""
+    by_mpi = "through pinned host memory" if backend == "staged" or without_mpi(devices) else "by MPI, from GPU to GPU"
     ways = f"; collectives go by NCCL, messages {by_mpi}" if backend == "nccl" else f"; messages go {by_mpi}"
-    return f"computing on {gpus} ({', '.join(names)}){shared}{ways if len(seats) > 1 else ''}"
+    return f"computing on {gpus} ({', '.join(names)}){shared}{ways if len(devices) > 1 else ''}"
 
 
-def counted(seats: Sequence[Seat]) -> str:
-    gpus = {seat.gpu for seat in seats}
+def counted(devices: Sequence[RankDevice]) -> str:
+    """Return how many GPUs there are, in words."""
+    gpus = {device.gpu for device in devices}
     return f"{len(gpus)} GPUs" if len(gpus) > 1 else "1 GPU"

@@ -1,4 +1,4 @@
-"""Which ranks are on which host, and what of their traffic crosses from one host to another.
+"""The hosts of a run: which ranks are on which, and how much of their traffic crosses from one to another.
 
 Inside a host ranks share memory, or the fastest links; between hosts there is a network. With Megatron's order of ranks
 (topology.py), and hosts that are filled one after the other, the ranks that share a layer are on one host as long as t
@@ -12,25 +12,25 @@ MOST = 8        # hosts that are listed by name
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a run. By default there is nothing to tell apart: all ranks are on one."""
+    """The hosts of a run. By default all ranks are on one."""
 
-    of: Mapping[int, int] = field(default_factory=dict)     # of each rank of the world, in order: its host's number
-    names: tuple[str, ...] = ()                             # of the hosts
+    of: Mapping[int, int] = field(default_factory=dict)     # the host's number of each rank of the world, in order
+    names: tuple[str, ...] = ()                             # the hosts' names
 
     @property
     def several(self) -> bool:
         return len(self.names) > 1
 
     def crossing(self, operation: str, ranks: Sequence[int], root: int = 0) -> float | None:
-        """The share of a collective over these ranks of the world that crosses; None where there is one host only."""
+        """Return the share of a collective over these ranks of the world that crosses; None on one host."""
         return crossing(operation, [self.of[rank] for rank in ranks], root) if self.several else None
 
     def describe(self, t: int) -> str:
-        """For a person: where the ranks are, and a warning if that costs more than it need; "" on one host."""
+        """Describe where the ranks are, with a warning if that is slower than it need be; "" on one host."""
         return "\n".join(filter(None, [self.counted(), self.warning(t)])) if self.several else ""
 
     def counted(self) -> str:
-        """How many there are, and how many ranks each has."""
+        """Describe how many hosts there are, and how many ranks each has."""
         counts = [list(self.of.values()).count(host) for host in range(len(self.names))]
         if len(self.names) > MOST:
             least = f"{min(counts)} to " if len(set(counts)) > 1 else ""
@@ -39,7 +39,7 @@ class Hosts:
         return f"on {len(self.names)} hosts: {', '.join(listed)}"
 
     def warning(self, t: int) -> str:
-        """A sentence if tensor-parallel groups of t neighbours are split between hosts; else ""."""
+        """Return a warning if tensor-parallel groups of t neighbours are split between hosts; else ""."""
         hosts = list(self.of.values())
         if not (split := split_groups(hosts, t)):
             return ""
@@ -56,11 +56,11 @@ def ranks_in_words(n: int) -> str:
 
 
 def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
-    """The share of what a group's ranks send that goes from one host to another; `hosts` has each rank's, in order.
+    """Return the share of a group's traffic that goes from one host to another; `hosts` has each rank's, in order.
 
-    It is a count of a ring's edges. A ring leads from each rank to the next and from the last to the first, and over
-    all of these edges goes as much: so a share of (edges between hosts)/n crosses, of the group as a whole, and that is
-    the mean over its ranks. A broadcast begins at its root and does without the one edge that leads back there.
+    It is a count of a ring's edges. A ring leads from each rank to the next and from the last to the first, and every
+    edge carries the same number of bytes: so (edges between hosts)/n of the group's traffic crosses, and that is the
+    mean over its ranks. A broadcast begins at its root and does without the one edge that leads back there.
     (MPI may choose trees instead. NCCL orders its rings so that each host is entered once and left once: that is this
     ring, where hosts are filled one after the other.)
     """
@@ -69,5 +69,5 @@ def crossing(operation: str, hosts: Sequence[int], root: int = 0) -> float:
 
 
 def split_groups(hosts: Sequence[int], t: int) -> int:
-    """How many groups of t neighbours are on more than one host."""
+    """Return how many groups of t neighbours are on more than one host."""
     return sum(len(set(hosts[first:first + t])) > 1 for first in range(0, len(hosts), t))

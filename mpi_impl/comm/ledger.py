@@ -1,8 +1,8 @@
-"""The ledger: what moved between the ranks, in which group, in which phase of the step, and why.
+"""The ledger: which arrays moved between the ranks, in which group, in which phase of the step, and why.
 
 Every collective over arrays and every send writes here. Wire bytes are the size of the whole array: before an
 all_reduce, reduce_scatter, broadcast or send, after an all_gather. Ring-equivalent bytes are what each rank would send
-if the collective ran as a ring, which is how the papers count. Where ranks are on several hosts, a share of these
+if the collective ran as a ring, which is how the papers count. If ranks are on several hosts, a share of these
 crosses from one to another: hosts.py has the count.
 """
 from collections import defaultdict
@@ -17,7 +17,7 @@ from reference.comm.ring import RING
 
 
 class Entry(NamedTuple):
-    """What is alike in the calls that one line of the ledger adds up."""
+    """The properties that the calls of one line of the ledger have in common."""
 
     operation: str    # all_reduce, all_gather, reduce_scatter, broadcast, send
     group: str        # world, tensor, data, pipeline, embedding, model
@@ -44,7 +44,7 @@ class Ledger:
 
     @contextmanager
     def phase(self, name: str):
-        """Calls made inside the `with` block belong to this phase."""
+        """Assign the calls inside the `with` block to this phase."""
         outer, self._phase = self._phase, name
         try:
             yield
@@ -55,7 +55,7 @@ class Ledger:
                crossing: float | None = None) -> None:
         """Add one call. A group of one rank is recorded like any other: its ring-equivalent bytes are zero.
 
-        `crossing` is the share that goes from one host to another; None where there is one host only.
+        `crossing` is the share that goes from one host to another; None on one host.
         """
         entry = Entry(operation, group, group_size, self._phase, reason, name_of(dtype))
         calls, sent = self.totals[entry]
@@ -72,17 +72,17 @@ class Ledger:
             self.crossing[entry] += crossing
 
     def elements(self, **like) -> int:
-        """Elements of all entries whose named fields equal those given, as in `elements(phase="forward")`."""
+        """Return the elements of all entries with these values in the named fields: `elements(phase="forward")`."""
         return sum(t.elements for e, t in self.totals.items() if matches(e, like))
 
     def calls(self, **like) -> int:
-        """Calls of all entries whose named fields equal those given."""
+        """Return the calls of all entries with these values in the named fields."""
         return sum(t.calls for e, t in self.totals.items() if matches(e, like))
 
 
 @cache
 def name_of(dtype) -> str:
-    """NumPy takes its time to find it, and every message asks."""
+    """Return the name of a dtype, which NumPy finds slowly, and every message needs."""
     return np.dtype(dtype).name
 
 
@@ -91,16 +91,16 @@ def matches(entry: Entry, like: dict) -> bool:
 
 
 def wire_bytes(entry: Entry, total: Total) -> int:
-    """Bytes of the whole array."""
+    """Return the bytes of the whole arrays."""
     return total.elements * np.dtype(entry.dtype).itemsize
 
 
 def ring_bytes(entry: Entry, total: Total) -> float:
-    """Bytes that one rank would send if each call ran as a ring."""
+    """Return the bytes that one rank would send if each call ran as a ring."""
     return RING[entry.operation](wire_bytes(entry, total), entry.group_size)
 
 
 def bytes_between_hosts(ledger: Ledger, entry: Entry) -> float:
-    """Of these the part that crosses, as the mean over the group's ranks."""
+    """Return the ring-equivalent bytes that cross between hosts, as the mean over the group's ranks."""
     crossing = ledger.crossing.get(entry, 0.0) * np.dtype(entry.dtype).itemsize
     return RING[entry.operation](crossing, entry.group_size)

@@ -1,7 +1,7 @@
-"""f, g and their siblings on one rank: what a layer does at the edges of its tensor-parallel region.
+"""f, g and their siblings on one rank: the edges of a layer's tensor-parallel region.
 
-Each forward stands beside its backward, which is its adjoint. Its textbook twin is reference/comm/mappings.py,
-over a list with one array per rank.
+Each forward stands beside its backward, which is its adjoint. The textbook twin is reference/comm/mappings.py, over a
+list with one array per rank.
 """
 import numpy as np
 
@@ -11,7 +11,7 @@ from reference.config import ParallelConfig
 
 
 class TensorParallelRegion:
-    """The region between f and g (Shoeybi et al. 2019, figure 3): all-reduces at its edges.
+    """The region between f and g (Shoeybi et al. 2019, figure 3), with all-reduces at its edges.
 
     Outside, every rank holds the same arrays; inside, each has its own. `reason` goes into the ledger.
     """
@@ -20,79 +20,81 @@ class TensorParallelRegion:
         self.group, self.rank, self.size = group, group.rank, group.size
 
     def enter(self, x, reason):
-        """f: identity."""
+        """f: return x, which every rank has."""
         return x
 
     def enter_backward(self, dx, reason):
-        """f: all-reduce. Every rank used x, so its gradient is the sum. Overwrites dx."""
+        """f: all-reduce, since every rank used x and its gradient is the sum. Overwrite dx."""
         return self.group.all_reduce(dx, reason)
 
     def leave(self, partial, reason):
-        """g: all-reduce of the partial sums. Overwrites them."""
+        """g: all-reduce the partial sums. Overwrite them."""
         return self.group.all_reduce(partial, reason)
 
     def leave_backward(self, dy, reason):
-        """g: identity."""
+        """g: return dy."""
         return dy
 
     def keep(self, x, entered):
-        """What of an input is held until the backward: what entered, or less."""
+        """Return the part of an input to keep for the backward: what entered, or less."""
         return entered
 
     def enter_again(self, kept, reason):
-        """In the backward, from what was held: what had entered."""
+        """Return what entered, from the kept part, in the backward."""
         return kept
 
     def positions(self, x):
-        """Which positions of the sequence this rank holds outside, from what it holds, [b, s, h]: all of them."""
+        """Return the positions of the sequence that this rank holds in x [b, s, h] outside: all of them."""
         return slice(0, x.shape[SEQUENCE])
 
     def length(self, x):
-        """Positions of the whole sequence, from x [b, s, h] outside."""
+        """Return the length of the whole sequence, from x [b, s, h] outside."""
         return x.shape[SEQUENCE]
 
     def of_first_position(self, y, reason):
-        """What this rank has made of the first position that it holds outside: all have made the same."""
+        """Return the result y for the first position of the sequence: the same on every rank."""
         return y
 
     def of_first_position_backward(self, dy):
+        """Return the gradient of this rank's y."""
         return dy
 
     def gather(self, y, reason):
-        """Each rank's columns [..., n/t] -> all columns [..., n], on every rank."""
+        """Return all columns [..., n], on every rank, from each rank's columns [..., n/t]."""
         return self.group.all_gather(y, -1, reason)
 
     def gather_backward(self, dy, reason):
-        """What follows is computed alike by all, so each rank's own columns of dy are already complete."""
+        """Return this rank's columns of dy: all ranks compute the same dy, so they are complete."""
         n = dy.shape[-1] // self.size
         return dy[..., self.rank * n:(self.rank + 1) * n]
 
 
 class SequenceParallelRegion(TensorParallelRegion):
-    """An all-gather and a reduce-scatter in the place of f and g (Korthikanti et al. 2022, section 4.2.2, figure 5).
+    """The region with an all-gather and a reduce-scatter in the place of f and g (Korthikanti et al. 2022, section
+    4.2.2, figure 5).
 
     Outside, every rank has its positions, [b, s/t, h].
     """
 
     def __init__(self, group: Group, keep_gathered_inputs: bool = False):
-        """The inputs that were gathered can be kept for the backward, b s h on every rank, or be gathered again."""
+        """Keep the gathered inputs for the backward, b s h on every rank, or gather them again."""
         super().__init__(group)
         self.keep_gathered_inputs = keep_gathered_inputs
 
     def enter(self, x, reason):
-        """This rank's positions -> all positions."""
+        """Gather all positions."""
         return self.group.all_gather(x, SEQUENCE, reason)
 
     def enter_backward(self, dx, reason):
-        """Every rank used every position, so its gradient is the sum, of which this rank needs its own positions."""
+        """Return this rank's positions of the sum over all ranks: each of them used every position."""
         return self.group.reduce_scatter(dx, SEQUENCE, reason)
 
     def leave(self, partial, reason):
-        """Of the sum of the partial sums [b, s, h] this rank's positions, [b, s/t, h]."""
+        """Return this rank's positions [b, s/t, h] of the sum of the partial sums [b, s, h]."""
         return self.group.reduce_scatter(partial, SEQUENCE, reason)
 
     def leave_backward(self, dy, reason):
-        """Every partial sum entered every position's sum once, so each rank needs all of dy."""
+        """Gather all of dy: every partial sum entered the sum once at every position."""
         return self.group.all_gather(dy, SEQUENCE, reason)
 
     def keep(self, x, entered):
@@ -109,16 +111,16 @@ class SequenceParallelRegion(TensorParallelRegion):
         return x.shape[SEQUENCE] * self.size
 
     def of_first_position(self, y, reason):
-        """That of the sequence's first position, which rank 0 holds. Overwrites y."""
+        """Broadcast y from rank 0, which holds the first position of the sequence. Overwrite y."""
         return self.group.broadcast(y, reason)
 
     def of_first_position_backward(self, dy):
-        """What others than rank 0 made of theirs is of no use to anyone."""
+        """Return zeros on all ranks but rank 0, whose y alone is used."""
         return dy if self.rank == 0 else np.zeros_like(dy)
 
 
 def region_of(group: Group, parallel: ParallelConfig) -> TensorParallelRegion:
-    """The region of a tensor-parallel group, as the configuration asks for it."""
+    """Return the region of a tensor-parallel group that the configuration asks for."""
     if parallel.sequence_parallel:
         return SequenceParallelRegion(group, parallel.keep_gathered_inputs)
     return TensorParallelRegion(group)

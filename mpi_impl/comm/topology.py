@@ -1,8 +1,8 @@
-"""From a rank's number to its place: which ranks share its layers (tensor), which hold copies of them (data), and
-which hold the layers before and after (pipeline).
+"""The topology: which ranks share a rank's layers (tensor), which hold copies of them (data), and which hold the
+layers before and after (pipeline).
 
 Megatron's order: tensor-parallel ranks are neighbours, then come data-parallel ones, then those of a pipeline.
-Neighbours sit in one server, where the links are fastest, and tensor parallelism is what sends most.
+Neighbours sit in one server, where the links are fastest, and tensor parallelism sends the most.
 
 With t = p = d = 2:    world       0 1 2 3 4 5 6 7
                        tensor     [0 1][2 3][4 5][6 7]
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def place(rank: int, c: ParallelConfig) -> Place:
-    """Rank = tensor + t (data + d pipeline)."""
+    """Return a rank's place: rank = tensor + t (data + d pipeline)."""
     t, d = c.tensor_model_parallel_size, c.data_parallel_size
     return Place(rank % t, rank // t % d, rank // (t * d))
 
@@ -41,7 +41,7 @@ class Topology:
     data: Group     # the d ranks that hold the same shard and see different samples
     pipeline: Group  # the p ranks that hold the layers of one model between them, in the order of the layers
     model: Group    # the t x p ranks that hold one replica
-    embedding: Group | None   # of a pipeline's ranks the first and the last, if this is one of two
+    embedding: Group | None   # the first and the last rank of a pipeline, if this is one of the two
     place: Place
 
 
@@ -49,12 +49,12 @@ def connect(world: Group, config: ParallelConfig) -> Topology:
     """Form the groups. Called by every rank of a world of config.world_size ranks."""
     at = place(world.rank, config)
     t, d, p = config.tensor_model_parallel_size, config.data_parallel_size, config.pipeline_model_parallel_size
-    pipeline = world.part(at.tensor + t * at.data, "pipeline")
+    pipeline = world.split(at.tensor + t * at.data, "pipeline")
     at_an_end = p > 1 and at.pipeline in (0, p - 1)
-    return Topology(config, world, tensor=world.part(at.data + d * at.pipeline, "tensor"),
-                    data=world.part(at.tensor + t * at.pipeline, "data"), pipeline=pipeline,
-                    model=world.part(at.data, "model"),
-                    embedding=pipeline.only([0, p - 1], "embedding") if at_an_end else None, place=at)
+    return Topology(config, world, tensor=world.split(at.data + d * at.pipeline, "tensor"),
+                    data=world.split(at.tensor + t * at.pipeline, "data"), pipeline=pipeline,
+                    model=world.split(at.data, "model"),
+                    embedding=pipeline.subgroup([0, p - 1], "embedding") if at_an_end else None, place=at)
 
 
 def disconnect(topology: Topology) -> None:

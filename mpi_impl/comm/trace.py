@@ -1,4 +1,4 @@
-"""What a rank did and when, written down while it does it."""
+"""The trace of a rank: what it did and when."""
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ from reference.schedules.actions import KINDS, Action, parse_action
 
 
 class Slice(NamedTuple):
-    """One thing that a rank did, without a break. Slices of one stream do not overlap."""
+    """One thing that a rank did, from start to end. Slices of one stream do not overlap."""
 
-    stream: str     # 'compute', or 'communication': waiting for what was sent, and collectives
+    stream: str     # 'compute', or 'communication': waits for messages, and collectives
     name: str       # '2F0'; 'receive activation', 'gradients', 'optimizer', ...
     kind: str       # F, B, I or W for a schedule's action; 'communication' or 'other'
     start: float    # seconds on the rank's clock, which starts at 0 with a run
@@ -17,12 +17,12 @@ class Slice(NamedTuple):
 
     @property
     def action(self) -> Action | None:
-        """The schedule's action that this was, if it was one."""
+        """Return the schedule's action, if this was one."""
         return parse_action(self.name) if self.kind in KINDS else None
 
 
 class Trace:
-    """The slices of a rank, in the order in which they ended, if it is `recording`."""
+    """The slices of a rank that is `recording`, in the order in which they ended."""
 
     def __init__(self, clock: Clock | None = None, recording: bool = False):
         self.clock = clock or WallClock()
@@ -30,7 +30,7 @@ class Trace:
         self.slices: list[Slice] = []
 
     def slice(self, stream: str, name: str, kind: str):
-        """What happens inside the `with` block is one slice."""
+        """Record the `with` block as one slice."""
         return self._recorded(stream, name, kind) if self.recording else nullcontext()
 
     @contextmanager

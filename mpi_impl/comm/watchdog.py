@@ -1,8 +1,8 @@
-"""A time limit for every wait: a rank whose neighbour has stopped, or hangs, does not wait for ever.
+"""The watchdog: a time limit for every wait, so that no rank waits for ever for one that has stopped or hangs.
 
-Some waits may be long although all is well: rank 0 tokenizes a corpus, and the others wait for it. For these the limit
-is one of silence. Each rank that takes part, at work or waiting, sends the next one a sign of life (a *heartbeat*) now
-and then, from its watchdog's thread, and listens to the one before it: if a process stops, the next one hears nothing.
+Some waits may be long although all is well: rank 0 tokenizes a corpus, and the others wait for it. Then the limit is
+one of silence. Each rank that takes part, at work or waiting, sends the next one a sign of life (a *heartbeat*) now and
+then, from its watchdog's thread, and listens to the one before it: if a process stops, the next one hears nothing.
 """
 import math
 import threading
@@ -16,7 +16,7 @@ BEATS = 4       # heartbeats in the time of the limit
 
 
 class Heartbeat(Protocol):
-    """What goes round in a group, from each rank to the next."""
+    """A signal that goes round in a group, from each rank to the next."""
 
     def beat(self) -> None:
         """Send a sign of life to the next rank."""
@@ -26,10 +26,10 @@ class Heartbeat(Protocol):
 
 
 class Watchdog:
-    """Watches one rank's waits from a thread of its own, if it has a limit."""
+    """A thread that watches one rank's waits, if there is a limit."""
 
     def __init__(self, limit: float = math.inf, give_up: Callable[[str], object] = print):
-        """After `limit` seconds in one wait, `give_up` is called in the thread, with what the rank waits for."""
+        """Call `give_up` in the thread after `limit` seconds in one wait, with a description of the wait."""
         self.limit, self.give_up = limit, give_up
         self.wait: tuple[float, str, str, Sequence[int], bool] | None = None    # since when; and as `waiting` says
         self.heartbeats: list[Heartbeat] = []       # under way; the last one is of the innermost group
@@ -38,10 +38,10 @@ class Watchdog:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def waiting(self, group: str, reason: str, ranks: Sequence[int], while_silent: bool = False) -> "Watchdog":
-        """`with watchdog.waiting(...):` the rank may wait inside, for one of these `ranks` of the world.
+        """Limit the waits inside of `with watchdog.waiting(...):`, for one of these `ranks` of the world.
 
-        With `while_silent`, only the time without a heartbeat counts. Every message passes here, so this is no
-        generator, which would take four times as long.
+        With `while_silent`, only the time without a heartbeat counts. This is no generator, which would take four
+        times as long: every message passes here.
         """
         self.wait = time.monotonic(), group, reason, ranks, while_silent
         return self
@@ -65,9 +65,9 @@ class Watchdog:
         self.wait = None
 
     def _watch(self) -> None:
-        """Sleep until the present wait's end: the rank that has waited longest is then the first to give up.
+        """Sleep until the end of the present wait: the rank that has waited longest is then the first to give up.
 
-        It waits for the one that has stopped, or for one that waits for that in turn.
+        It waits for the rank that has stopped, or for one that waits for that in turn.
         """
         awake = -math.inf               # since when: for time in which it was stopped itself, a rank blames nobody
         beat = heard = -math.inf        # the last time
@@ -91,7 +91,7 @@ class Watchdog:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """[3] -> 'rank 3'; [1, 3, 5] -> 'ranks 1, 3 and 5'; of many only the ends."""
+    """Return 'rank 3' for [3], 'ranks 1, 3 and 5' for [1, 3, 5], and the first and the last of many."""
     if len(ranks) > 8:
         return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     *others, last = map(str, ranks)

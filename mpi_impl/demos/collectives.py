@@ -69,7 +69,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     say_aligned(ranks, "sends", *(steps or ["nothing,"]), f"keeps {numbers(kept, wide, few)}")
     say(ranks, f"\n{COSTS.format(N=N, itemsize=x.itemsize, ranks=count(n))}\n{traffic_table(ranks.ledger)}\n")
 
-    check, xs = Check(), ranks.from_all(x)
+    check, xs = Check(), ranks.allgather_objects(x)
     pieces = textbook.reduce_scatter(xs, 0)
     check.equal("broadcast", copy, textbook.broadcast(xs)[ranks.rank])
     check.equal("reduce-scatter", piece, pieces[ranks.rank])

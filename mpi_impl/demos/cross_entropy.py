@@ -91,12 +91,12 @@ def say_how(ranks: Group, logits, target: int) -> float:
     """Print the three steps at one position, from this rank's logits [V/t], and return the loss. `target` is an index
     relative to the rank's first token.
     """
-    highest = max(ranks.from_all(logits.max()))
+    highest = max(ranks.allgather_objects(logits.max()))
     here = 0 <= target < len(logits)
     part, picked = np.exp(logits - highest).sum(), logits[target] - highest if here else 0.0
     say_aligned(ranks, f"largest logit {logits.max():+.3f},", f"sum of exp {part:.3f},",
                 f"target {picked:+.3f}" if here else "target not here: 0")
-    total, picked = sum(ranks.from_all(part)), sum(ranks.from_all(picked))
+    total, picked = sum(ranks.allgather_objects(part)), sum(ranks.allgather_objects(picked))
     loss = np.log(total) - picked
     say(ranks, indented("all:".ljust(len(f"rank {ranks.size - 1}: ")),
                         f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "

@@ -144,7 +144,7 @@ class Witness:
     def __init__(self, ranks: Group, mend: Callable[[], None]):
         self.ranks, self.mend = ranks, mend
         self.stuck, self.over = threading.get_ident(), threading.Event()
-        self.beside = ranks.part(0, "beside")                   # or messages of the two threads might be mixed up
+        self.beside = ranks.split(0, "beside")                   # or messages of the two threads might be mixed up
         self.everyone: list[Wait] = []
         self.watchdog = Watchdog(PATIENCE, self.look)           # calls that, in a thread
         self.watched = Group(ranks.comm, ranks.name, Instruments(watchdog=self.watchdog))
@@ -154,7 +154,8 @@ class Witness:
         try:
             assert self.watchdog.wait is not None
             since, _group, what, (whom,), _while_silent = self.watchdog.wait
-            self.everyone = self.beside.from_all(Wait(self.ranks.ranks.index(whom), what, stack_of(self.stuck)))
+            stands = Wait(self.ranks.ranks.index(whom), what, stack_of(self.stuck))
+            self.everyone = self.beside.allgather_objects(stands)
             say(self.ranks, report(self.everyone, time.monotonic() - since))
         finally:
             self.mend()

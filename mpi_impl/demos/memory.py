@@ -82,7 +82,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv, ranks.size)
     model = model_of(options)
     replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, options.seq_length)
-    ranks.from_first(lambda: check_output(options))
+    ranks.broadcast_object(lambda: check_output(options))
     hosts = hosts_of(ranks, place=0)
     for one in [*replicas, *sharers]:
         check_memory(hosts, RunSizes(model, one.parallel, precision_of(options), options.micro_batch_size,
@@ -97,7 +97,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     inventories = {one.name: ActivationInventory(*sizes, one.parallel) for one in sharers}
     layers = {name: measure_layer(inventory, ranks) for name, inventory in inventories.items()}
     say(ranks, layers_text(inventories, layers))
-    ranks.from_first(lambda: write_picture(options, panels, model))
+    ranks.broadcast_object(lambda: write_picture(options, panels, model))
     conclude(ranks, [one for found in panels.values() for one in found], inventories, layers)
 
 
@@ -182,7 +182,7 @@ def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namesp
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
             trainer.step(random_tokens(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
-        return Found(one.name, ranks.from_all(rank_memory(trainer, b, s, MICROBATCHES)))
+        return Found(one.name, ranks.allgather_objects(rank_memory(trainer, b, s, MICROBATCHES)))
     finally:
         disconnect(topology)
 
@@ -246,7 +246,7 @@ def conclude(ranks: Group, found: list[Found], inventories: dict[str, Activation
     pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in found
              for rank, one in enumerate(everyone) for what, measured, predicted in one.compared]
     for name, inventory in inventories.items():
-        for rank, layer in enumerate(ranks.from_all(layers[name])):
+        for rank, layer in enumerate(ranks.allgather_objects(layers[name])):
             expected = StageBytes(total(inventory.layer()), total(inventory.layer_deferred()))
             pairs += [(f"a layer of {name}, rank {rank}", *pair) for pair in zip(layer, expected)]
     wrong = [f"{what}: {measured:,} bytes and not {predicted:,}" for what, measured, predicted in pairs

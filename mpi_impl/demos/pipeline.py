@@ -71,7 +71,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         say_aligned(ranks, holds(trainer), f"{trainer.state.layout.size:,} parameters")
 
         result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
-        done = Schedule(tuple(ranks.from_all(tuple(s.action for s in watched.trace.slices if s.action))))
+        done = Schedule(tuple(ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
         say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
                    + prefix_with_ranks([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
         say(ranks, picture(options.schedule, done))

@@ -21,12 +21,12 @@ def say(ranks: Group, text: str) -> None:
 
 def say_each(ranks: Group, text: str) -> None:
     """Print each rank's own text, in rank order. The rank's number stands before its first line."""
-    say(ranks, prefix_with_ranks(ranks.from_all(text)))
+    say(ranks, prefix_with_ranks(ranks.allgather_objects(text)))
 
 
 def say_aligned(ranks: Group, *cells: str) -> None:
     """Print a line for each rank, in rank order, with their cells aligned in columns."""
-    say(ranks, prefix_with_ranks(aligned(ranks.from_all(cells), left=range(len(cells))).split("\n")))
+    say(ranks, prefix_with_ranks(aligned(ranks.allgather_objects(cells), left=range(len(cells))).split("\n")))
 
 
 def prefix_with_ranks(texts: Sequence[str]) -> str:
@@ -101,7 +101,7 @@ class Check:
 
     def conclude(self, ranks: Group) -> None:
         """Print the last sentence of a demo, once all ranks have succeeded. It names what was compared."""
-        worst, names = max(ranks.from_all(self.worst)), list(dict.fromkeys(self.compared))
+        worst, names = max(ranks.allgather_objects(self.worst)), list(dict.fromkeys(self.compared))
         how = f"to {worst:.0e} of the largest element" if worst else "to the last bit"
         say(ranks, f"The check against reference/, which computes everything whole, in one process: {and_list(names)} "
                    f"are the same on {count(ranks.size)}, {how}.")

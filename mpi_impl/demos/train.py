@@ -130,7 +130,7 @@ def place_of(trainer: Trainer) -> list[str]:
 def ledger_of_pipeline(topology: Topology) -> Ledger:
     """Add up what the ranks of this rank's pipeline have sent."""
     together = Ledger()
-    for ledger in topology.pipeline.from_all(topology.world.ledger):
+    for ledger in topology.pipeline.allgather_objects(topology.world.ledger):
         together.add(ledger)
     return together
 

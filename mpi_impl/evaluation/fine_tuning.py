@@ -41,14 +41,14 @@ class FineTuning(Program):
         check_tuning(args)
         super().__init__(args, ranks)
         self.reporter = Reporter(args.metrics_file, self.first)
-        self.begin: Pretrained = ranks.from_first(self.find_model)
+        self.begin: Pretrained = ranks.broadcast_object(self.find_model)
         self.model = self.begin.model
         self.args, self.parallel, self.microbatches = completed(args, self.model, ranks.size)
         args = self.args
         self.topology = connect(ranks, self.parallel)
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
-        ranks.from_each(self.read)
-        self.questions: dict[str, int] = ranks.from_first(self.count)
+        ranks.collect_objects(self.read)
+        self.questions: dict[str, int] = ranks.broadcast_object(self.count)
         self.length = fine_tuning_length(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
@@ -104,8 +104,8 @@ class FineTuning(Program):
         self.reporter.say(introduction(settings, self.model, self.world.hosts()))
         self.reporter.say(f"{self.device.description or kernels.describe()}\n"
                          f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.describe()}")
-        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for the "
-                         f"for test; {self.length.iterations:,} iterations")
+        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
+                         f"the test; {self.length.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
             self.ask("test")
@@ -147,4 +147,4 @@ class FineTuning(Program):
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
         self.reporter.say(checkpoint.save(self.trainer, self.args.save, settings))
-        self.world.from_first(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")
+        self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

@@ -56,12 +56,12 @@ class ZeroShot(Program):
         super().__init__(args, ranks)
         device = self.device
         self.reporter = Reporter(args.metrics_file, ranks.rank == 0)
-        source, tokenizer = ranks.from_first(self.find_model)
+        source, tokenizer = ranks.broadcast_object(self.find_model)
         self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
         self.dataset: ScoredDataset | None = None       # on ranks that read only, rank 0 among them
-        ranks.from_each(lambda: self.read(source, tokenizer))
-        self.count = ranks.from_first(self.count_samples)
+        ranks.collect_objects(lambda: self.read(source, tokenizer))
+        self.count = ranks.broadcast_object(self.count_samples)
         precision = Precision(args.dtype)
         like = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         reader = source.reader(ranks, self.topology.place.tensor, precision.main)

@@ -51,7 +51,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
                         ("layers", max(args.layers))):
         require_positive(name, value)
-    ranks.from_first(lambda: check_outputs(args))
+    ranks.broadcast_object(lambda: check_outputs(args))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
             for order in ORDERS]
     losses = trained(ranks, runs, args.train_iters, args.lr)
@@ -60,7 +60,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         from mpi_impl.experiments.curves import draw_curves  # matplotlib takes a second to import
         draw_curves(args.plot, losses, CHANCE)
         print(f"losses drawn in {args.plot}", flush=True)
-    ranks.from_all(None)
+    ranks.allgather_objects(None)
 
 
 def parser() -> ArgumentParser:
@@ -76,14 +76,14 @@ def parser() -> ArgumentParser:
 
 def trained(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
     """Return the losses of all runs, [iterations] each; every rank trains some of them."""
-    topology, found = connect(ranks.part(ranks.rank, "one rank"), ParallelConfig()), {}
+    topology, found = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig()), {}
     for i, one in enumerate(runs):
         if i % ranks.size == ranks.rank:
             found[one] = train(one, topology, iterations, lr)
             print(f"{i + 1:>3} of {len(runs)}: {one.layers:>3} layers, {one.order:<10}, seed {one.seed}: final loss "
                   f"{final(found[one]):.3f}", flush=True)
     disconnect(topology)
-    everyone = {key: losses for share in ranks.from_all(found) for key, losses in share.items()}
+    everyone = {key: losses for share in ranks.allgather_objects(found) for key, losses in share.items()}
     return {one: everyone[one] for one in runs}
 
 

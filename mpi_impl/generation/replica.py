@@ -61,7 +61,7 @@ def loaded(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:
         for piece in without_padding(layout.pieces(0), topology.place.tensor):
             parameters.own.store(piece, moved_to(narrowed(read(piece), like.dtype), like))
 
-    topology.world.from_each(fill, "the weights")
+    topology.world.collect_objects(fill, "the weights")
     units = parameters.units(tensors)
     schedule = evaluation_schedule([list(held) for held in stages_of_all], 1)
     return Replica(model, topology, {stage: stage_of(units, layers) for stage, layers in stages.items()},

@@ -101,7 +101,7 @@ class Checkpoint(NamedTuple):
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
         files = list(self.files().items())
-        ranks.from_each(lambda: checkpoint.check_files(self.root, folder, dict(files[ranks.rank::ranks.size])),
+        ranks.collect_objects(lambda: checkpoint.check_files(self.root, folder, dict(files[ranks.rank::ranks.size])),
                         "the checkpoint's checksums")
         stored = on_disk.StateReader(folder, "parameters", self.manifest)
 

@@ -57,15 +57,17 @@ def run(main: Callable[[], object]) -> None:
     patience = threading.Timer(SECONDS_TO_MEET, give_up_meeting)
     patience.daemon = True
     patience.start()
-    from mpi_impl.comm import group  # starts MPI, which only a program should do: not whoever wants the parser below
+    # This starts MPI, which only a program should do: not whoever wants the parser below.
+    from mpi_impl.comm.group import world as make_world
+    from mpi_impl.comm.mpi_library import library
 
     keep_freed_memory()
     print_by_lines()
-    world = group.world()
+    world = make_world()
     if world.size > 1:
         watch_os_exit(f"rank {world.rank} of {world.size}")
     try:
-        check_world_size(world.size, group.library())
+        check_world_size(world.size, library())
         world.hosts()  # every rank is there, with all that it shares
         patience.cancel()
         signal.alarm(0)
@@ -158,21 +160,21 @@ def check_world_size(size: int, library: str) -> None:
 
 def end_all(words: str, status: int) -> NoReturn:
     """Say this and end every rank, whatever it is doing. The status is not 0, since no rank agreed to it."""
-    from mpi_impl.comm import group
+    from mpi_impl.comm import group, mpi_library
 
     say(words)
     if group.world().size > 1:
         time.sleep(0.2)  # a launcher may lose what was written just before
-        group.abort(status or 1)
+        mpi_library.abort(status or 1)
     sys.exit(status or 1)
 
 
 def end_all_from_thread(words: str, status: int) -> None:
     """Do the same in a thread beside one that is stuck in MPI. Of ranks that fail together, one speaks."""
-    from mpi_impl.comm import group
+    from mpi_impl.comm import ending, group
 
     signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others
-    if group.world().speaks(0.5):
+    if ending.elect_speaker(group.world(), 0.5):
         end_all(words, status)
     time.sleep(2 * LAST_RESORT)
 
@@ -200,11 +202,13 @@ def give_up_meeting() -> None:
 
 def end_together(error: BaseException, world) -> None:
     """Let the first rank that failed speak, and end, if all ranks have reached their end. Return if others work."""
+    from mpi_impl.comm import ending, heartbeats
+
     try:
-        if not world.everyone_arrives(PATIENCE):
+        if not ending.barrier_with_timeout(world, PATIENCE):
             return
         leave_within(SECONDS_TO_MEET)
-        world.forget_heartbeats()
+        heartbeats.drain_heartbeats(world)
         status = exit_status(error)
         speaker = first_failure(status, world)
     except Exception:  # MPI itself is what failed, and cannot be asked

@@ -146,7 +146,7 @@ def mpi_vendor() -> str:
     """Return the name of the MPI library that mpi4py uses, as 'Open MPI'. MPI is loaded, but not started."""
     mpi4py.rc.initialize = False
     try:
-        from mpi_impl.comm.group import library
+        from mpi_impl.comm.mpi_library import library
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"mpi4py cannot load an MPI library ({error}). Install one into this environment, as in "

@@ -66,7 +66,7 @@ class Rank:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.printed = io.StringIO()
         self.comm, self.world = group, group.world()
-        self.world.from_all(None)   # every rank is there, with all that it shares
+        self.world.allgather_objects(None)   # every rank is there, with all that it shares
         forget_shared_memory()
         self.groups: dict = {}      # by number of ranks and era
         self.wreckage: list[BaseException] = []     # what failed, with all that it held: messages may still be under
@@ -125,7 +125,7 @@ class Rank:
     def group(self, n: int, era: int):
         """Return the group of the first n ranks, with a ledger and a trace of its own for this job."""
         if (n, era) not in self.groups:
-            self.groups[n, era] = self.world.only(range(n), "world")
+            self.groups[n, era] = self.world.subgroup(range(n), "world")
         return self.comm.Group(self.groups[n, era].comm, "world", self.comm.Instruments())
 
 

@@ -1,6 +1,6 @@
 """What a run of pretraining says about itself before its first step."""
-from mpi_impl.comm.group import library
 from mpi_impl.comm.hosts import Hosts
+from mpi_impl.comm.mpi_library import library
 from mpi_impl.programs.arguments import Settings
 from mpi_impl.programs.options import NAMES
 from reference.config import ModelConfig, ParallelConfig

@@ -1,7 +1,7 @@
 """Megatron's options for pre-training, and a few of our own. What they mean together: arguments.py."""
 from dataclasses import dataclass
 
-from mpi_impl.comm.carriers import BACKENDS
+from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.programs.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS

@@ -16,6 +16,7 @@ from mpi_impl.checkpoints.huggingface import check_weights, load_weights, save_m
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, notes, read_config
 from mpi_impl.checkpoints.on_disk import Manifest, check_free, folder_of, read_manifest
 from mpi_impl.comm.group import Group, world
+from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
@@ -80,10 +81,10 @@ class Pretraining(Program):
     def __init__(self, settings: Settings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
-        self.loaded = ranks.from_first(self.check_files)
+        self.loaded = ranks.broadcast_object(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
         self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
-        self.sources = ranks.from_first(self.prepare_data)
+        self.sources = ranks.broadcast_object(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
         reader = needs_samples(self.model, self.topology) and self.topology.place.tensor == 0
@@ -212,9 +213,9 @@ class Pretraining(Program):
         if self.args.save_hf:
             save_model(self.trainer, self.args.save_hf, self.tokenizer)
             self.say(f"\nthe model is in {self.args.save_hf}: transformers' from_pretrained opens it")
-        with self.world.long_work():
+        with long_work(self.world):
             self.conclude()
-            self.world.from_first(lambda: None)     # the other replicas wait for that, however long it takes
+            self.world.broadcast_object(lambda: None)     # the other replicas wait for that, however long it takes
         together = self.pipeline_ledger()
         held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
                              self.settings.microbatches)
@@ -281,7 +282,7 @@ class Pretraining(Program):
     def pipeline_ledger(self) -> Ledger:
         """Return the sum of what the ranks of this rank's pipeline have sent."""
         together = Ledger()
-        for ledger in self.topology.pipeline.from_all(self.world.ledger):
+        for ledger in self.topology.pipeline.allgather_objects(self.world.ledger):
             together.add(ledger)
         return together
 

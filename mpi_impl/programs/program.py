@@ -18,7 +18,7 @@ class Program(ABC):
         """Find the device on which this rank computes, and the way in which its arrays get to others."""
         self.args, self.world, self.first = args, ranks, ranks.rank == 0
         self.device = device_of(args.device, ranks, args.distributed_backend)
-        ranks.instruments.carriers = self.device.carriers
+        ranks.instruments.device_path = self.device.path
         ranks.instruments.hosts = ranks.hosts()
 
     @abstractmethod
@@ -28,7 +28,7 @@ class Program(ABC):
     def run(self) -> None:
         """Do the work, and wait until all ranks have done theirs: what is left is MPI's shutdown."""
         self.work()
-        self.world.from_all(None)
+        self.world.allgather_objects(None)
 
     def say(self, text: str) -> None:
         """Print a text, on rank 0."""

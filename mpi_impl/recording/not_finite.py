@@ -44,7 +44,7 @@ class FiniteCheck(Observer):
 
     def describe(self) -> str:
         """Say, for a person, where the first infinity or NaN of all ranks is. All ranks call this, and get the same."""
-        everyone = [found for found in self.topology.world.from_all(self.found) if found is not None]
+        everyone = [found for found in self.topology.world.allgather_objects(self.found) if found is not None]
         return describe(everyone)
 
 

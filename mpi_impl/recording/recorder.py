@@ -53,7 +53,7 @@ class RecordedSteps:
         self.recorder, self.world = Recorder(state), state.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
         self.index: list = []
-        self.world.from_first(self.begin)
+        self.world.broadcast_object(self.begin)
 
     def begin(self) -> None:
         """Invalidate an earlier recording in the folder, so that two runs do not mix."""
@@ -73,13 +73,13 @@ class RecordedSteps:
             return
         parts, rank = self.recorder.pop_parts(), self.world.rank
         self.left -= 1
-        bytes_of_ranks = self.world.from_all(sum(values.nbytes for _, _, values in parts))
+        bytes_of_ranks = self.world.allgather_objects(sum(values.nbytes for _, _, values in parts))
         file = f"iteration-{self.recorder.iteration}.rank-{rank}.safetensors"
-        self.world.from_first(lambda: self.check_room(sum(bytes_of_ranks)))
-        self.world.from_each(lambda: write_values(os.path.join(self.folder, file), parts))
+        self.world.broadcast_object(lambda: self.check_room(sum(bytes_of_ranks)))
+        self.world.collect_objects(lambda: write_values(os.path.join(self.folder, file), parts))
         self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(parts)]
-        everyone = self.world.from_all(self.index)
-        self.world.from_first(lambda: self.write_index(everyone))
+        everyone = self.world.allgather_objects(self.index)
+        self.world.broadcast_object(lambda: self.write_index(everyone))
 
     def check_room(self, size: int) -> None:
         self.say(f"recording iteration {self.recorder.iteration}: {bytes_of(size)}, in {self.folder}")

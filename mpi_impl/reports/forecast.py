@@ -94,7 +94,7 @@ def hosts_of(world: Group, place: int, gpu: Memory | None = None) -> list[Memory
     """
     machine = Memory(socket.gethostname(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     sizes, ranks = dict[str, int](), defaultdict[str, Counter[int]](Counter)
-    for memory, where in world.from_all((gpu or machine, place)):
+    for memory, where in world.allgather_objects((gpu or machine, place)):
         sizes[memory.where] = min(memory.size, sizes.get(memory.where, memory.size))   # a GPU's free memory shrinks
         ranks[memory.where][where] += 1
     return [MemoryHost(sizes[name], ranks[name], "GPU" if gpu else "machine") for name in sizes]
@@ -169,13 +169,13 @@ SIZE, DEVICE_SIZE, SECONDS = 384, 4096, 0.05     # of the multiplied matrices, a
 def multiplications_per_second(world: Group, x) -> float:
     """Measure the FLOP/s at which all ranks together multiply matrices like x, at the same time."""
     y = np.matmul(x, x)
-    world.from_all(None)
+    world.allgather_objects(None)
     count, began = 0, time.perf_counter()
     while (seconds := time.perf_counter() - began) < SECONDS:
         np.matmul(x, x, out=y)
         to_host(y[:1])      # which waits for a device
         count += 1
-    return sum(world.from_all(2 * len(x)**3 * count / seconds))
+    return sum(world.allgather_objects(2 * len(x)**3 * count / seconds))
 
 
 class Measured(NamedTuple):

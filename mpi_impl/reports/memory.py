@@ -110,7 +110,7 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
 
     A microbatch is b sequences of s tokens, a replica's step m of those. Ranks with the same bytes share a row.
     """
-    everyone = trainer.topology.world.from_all(rank_memory(trainer, b, s, m))
+    everyone = trainer.topology.world.allgather_objects(rank_memory(trainer, b, s, m))
     parallel, precision = trainer.topology.config, trainer.state.precision
     w, g, k = precision.bytes_each
     return "\n".join([

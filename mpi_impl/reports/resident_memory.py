@@ -72,7 +72,7 @@ def describe(world: Group, resident: ResidentMemory, forecast: Sequence[Forecast
 
     Called by all ranks. `verified`: whether rank 0 has the textbook's run in its memory, too.
     """
-    most, fullest = max(world.from_all(resident.bytes)), max(forecast, key=lambda one: one.total)
+    most, fullest = max(world.allgather_objects(resident.bytes)), max(forecast, key=lambda one: one.total)
     return (f"theoretical memory of the fullest rank: {bytes_of(fullest.states)} of parameters, gradients and moments, "
             f"{bytes_of(fullest.activations)} of activations, {bytes_of(fullest.total)} in all; taken until now: at "
             f"most {bytes_of(most)} ({resident.what}{', the textbook of --verify included' * verified})")

@@ -76,7 +76,7 @@ def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list,
     """States after loading, the results of some steps, and the states after them."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
-        checkpoint.load(trainer, str(root), group.from_first(lambda: on_disk.read_manifest(str(root))))
+        checkpoint.load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))
         loaded = states(trainer)
         return loaded, [run.step(trainer) for _ in range(steps)], states(trainer)
 

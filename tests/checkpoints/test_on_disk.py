@@ -210,7 +210,7 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
                     assert not [name for name in os.listdir(root) if re.fullmatch(r"iter_\d+\.tmp", name)]
                 except Killed:
                     pass
-            group.from_first(lambda: None)
+            group.broadcast_object(lambda: None)
             manifest = on_disk.read_manifest(root)
             assert manifest.iteration >= good
             good = manifest.iteration
@@ -252,7 +252,7 @@ def save_in_little_room(group, run: Run, root) -> tuple[str, str]:
                 checkpoint.save(trainer, str(root), {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        group.from_first(lambda: None)
+        group.broadcast_object(lambda: None)
         return str(refused.value), " ".join(sorted(os.listdir(root)))
 
 

@@ -64,7 +64,7 @@ def begun(group, run: Run, root):
     """States after loading, what was missing, the counters, and the first step's result."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
-        missing = checkpoint.load_weights(trainer, str(root), group.from_first(
+        missing = checkpoint.load_weights(trainer, str(root), group.broadcast_object(
             lambda: on_disk.read_manifest(str(root))))
         loaded, counters = states(trainer), (trainer.iteration, trainer.optimizer.iteration)
         return loaded, missing, counters, run.step(trainer)

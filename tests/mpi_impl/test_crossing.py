@@ -70,7 +70,7 @@ def everything(group, hosts):
         apart.post_send(np.ones(6), rank + 1, 0, "test").wait()
     if rank > 0:
         apart.post_receive(np.ones(6), rank - 1, 0, "test").wait()
-    apart.part(rank % 2, "half").all_reduce(np.ones(6), "half")
+    apart.split(rank % 2, "half").all_reduce(np.ones(6), "half")
     return {(entry.operation, entry.group): parts(apart.ledger, entry) for entry in apart.ledger.totals}
 
 

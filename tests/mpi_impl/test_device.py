@@ -5,10 +5,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mpi_impl.comm.carriers import Direct, Pinned
-from mpi_impl.comm.device import Device, Memory, Seat, backend_of, carriers_of, describe, device_of, gpus_here
-from mpi_impl.comm.group import library, reads_devices
-from mpi_impl.comm.nccl import NCCL
+from mpi_impl.comm.device import Device, Memory, RankDevice, backend_of, describe, device_of, gpus_here, path_of
+from mpi_impl.comm.mpi_library import library, reads_devices
+from mpi_impl.comm.transports.nccl import NCCL
+from mpi_impl.comm.transports.staging import PinnedStaging
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.programs import program
 from reference.errors import UserError
@@ -29,7 +29,7 @@ SMALL = """--num-layers 3 --hidden-size 16 --num-attention-heads 2 --seq-length 
     (2, 4, "computing on 2 GPUs (A GPU); collectives go by NCCL, messages through pinned host memory"),
     (1, 1, "computing on 1 GPU (A GPU)")])
 def test_a_rank_takes_the_gpu_of_its_number(ranks, n, count, sentence):
-    ways = Pinned, NCCL if n <= count else type(None)
+    ways = PinnedStaging, NCCL if n <= count else type(None)
     assert ranks.run(n, gpu_of, count) == [(rank % count, sentence, ways) for rank in range(n)]
 
 
@@ -38,15 +38,15 @@ def gpu_of(group, count):
         device = device_of("cuda", group)
         assert isinstance(device.like, SpyArray) and device.memory == Memory(gpus_here()[cupy.used][0], 7)
         assert device.gpus == ["A GPU"] * min(group.size, count), "each once, though ranks share it"
-        return cupy.used, device.description, tuple(map(type, device.carriers))
+        return cupy.used, device.description, tuple(map(type, device.path))
 
 
-def seats(*gpus, nccl=True, mpi=False):
-    return [Seat(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
+def devices(*gpus, nccl=True, mpi=False):
+    return [RankDevice(gpu, "A100" if gpu.startswith("two") else "H100", nccl, mpi) for gpu in gpus]
 
 
 def test_gpus_of_several_machines():
-    assert describe(seats("one 0", "one 1", "two 0", "two 0"), "staged") == (
+    assert describe(devices("one 0", "one 1", "two 0", "two 0"), "staged") == (
         "computing on 3 GPUs (A100, H100), which 4 ranks share; messages go through pinned host memory")
 
 
@@ -59,18 +59,19 @@ def test_gpus_of_several_machines():
     (True, True, "staged", "staged", "messages go through pinned host memory"),
     (True, False, "nccl", "nccl", "collectives go by NCCL, messages through pinned host memory")])
 def test_the_way_from_gpu_to_gpu_is_the_best_there_is_or_the_one_that_is_asked_for(nccl, mpi, asked, chosen, ways):
-    taken = seats("one 0", "one 1", nccl=nccl, mpi=mpi)
+    taken = devices("one 0", "one 1", nccl=nccl, mpi=mpi)
     assert backend_of(taken, asked) == chosen and describe(taken, chosen).endswith(f"(H100); {ways}")
     with fake_cuda():
-        assert (carriers_of(taken, chosen).nccl is not None) == (chosen == "nccl")
-        assert isinstance(carriers_of(taken, chosen).mpi, Direct if mpi and chosen != "staged" else Pinned)
+        path = path_of(taken, chosen)
+    assert (path.nccl is not None) == (chosen == "nccl")
+    assert (path.staging is None) == (mpi and chosen != "staged")
 
 
 def test_one_rank_without_nccl_or_with_another_mpi_is_enough():
-    rest = seats("one 0", "one 1", mpi=True)
-    assert backend_of([*rest, *seats("two 0", nccl=False, mpi=True)], None) == "mpi"
-    assert backend_of([*rest, *seats("two 0", nccl=False)], None) == "staged"
-    assert backend_of([*rest, *seats("one 1", mpi=True)], None) == "mpi"
+    rest = devices("one 0", "one 1", mpi=True)
+    assert backend_of([*rest, *devices("two 0", nccl=False, mpi=True)], None) == "mpi"
+    assert backend_of([*rest, *devices("two 0", nccl=False)], None) == "staged"
+    assert backend_of([*rest, *devices("one 1", mpi=True)], None) == "mpi"
 
 
 @pytest.mark.parametrize("asked, machine, sentence", [
@@ -163,8 +164,8 @@ def pretrain_on_spies(group, options):
 
 def on_spies(name, ranks, backend):
     assert name == "cuda"
-    taken = seats(*map(str, range(ranks.size)), nccl=backend == "nccl", mpi=backend == "mpi")
-    return Device(SpyArray(np.empty(0)), "computing on spies", carriers_of(taken, backend_of(taken, backend)),
+    taken = devices(*map(str, range(ranks.size)), nccl=backend == "nccl", mpi=backend == "mpi")
+    return Device(SpyArray(np.empty(0)), "computing on spies", path_of(taken, backend_of(taken, backend)),
                   Memory(str(ranks.rank), 10**9))
 
 

@@ -69,7 +69,7 @@ def agree_with_the_first(group, fails):
         return ["what", "it", "found"]
 
     try:
-        assert group.from_first(look) == ["what", "it", "found"] and not fails
+        assert group.broadcast_object(look) == ["what", "it", "found"] and not fails
     except UserError as error:
         assert fails and str(error) == "There is no such file."
 
@@ -87,7 +87,7 @@ def each_looks(group, failing):
         return group.rank ** 2
 
     try:
-        assert group.from_each(look) == [0, 1, 4, 9] and not failing
+        assert group.collect_objects(look) == [0, 1, 4, 9] and not failing
     except UserError as error:
         assert str(error) == f"There is no file {min(failing)}."
 

@@ -213,7 +213,7 @@ def phases(group):
                                         ("evaluation", evaluation_schedule([[0], [1]], 3), {"phases": {"F": "test"}})):
             Pipeline(schedule, topology).play(dict.fromkeys("FBIW", lambda action, x: np.ones(4)), np.empty(0), (2, 2),
                                               **choices)
-            for ledger in topology.pipeline.from_all(group.ledger):
+            for ledger in topology.pipeline.allgather_objects(group.ledger):
                 for entry, total in ledger.totals.items():
                     if entry.operation == "send":
                         assert total.elements == 4 * total.calls

@@ -11,9 +11,10 @@ from hypothesis import given, strategies as st
 from mpi4py import MPI
 
 from grading.limited_rank import NO_SINGLE_COPY
-from mpi_impl.comm import group as group_module, shared_memory
-from mpi_impl.comm.group import Group, shared_key
-from mpi_impl.comm.shared_memory import SharedMemory
+from mpi_impl.comm.group import Group
+from mpi_impl.comm.mpi_library import attribute_key
+from mpi_impl.comm.transports import shared_memory
+from mpi_impl.comm.transports.shared_memory import Board
 from mpi_impl.runtime.arrays import dtype_of
 from reference.comm import collectives
 from tests.launching import launch, write_program
@@ -25,14 +26,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 @contextmanager
 def sharing(group, capacity):
     """A group of the same ranks that shares memory whatever an array's size, in pieces of so many bytes."""
-    kept = group_module.SMALL, shared_memory.CAPACITY
-    group_module.SMALL, shared_memory.CAPACITY = 0, capacity
-    part = group.part(0, "shared")
+    kept = shared_memory.SMALL, shared_memory.CAPACITY
+    shared_memory.SMALL, shared_memory.CAPACITY = 0, capacity
+    part = group.split(0, "shared")
     try:
         yield part
     finally:
         part.free()
-        group_module.SMALL, shared_memory.CAPACITY = kept
+        shared_memory.SMALL, shared_memory.CAPACITY = kept
 
 
 @given(st.integers(2, 8), st.integers(1, 40), st.sampled_from([128, 256, 1 << 16]),
@@ -51,14 +52,24 @@ def collectives_agree(group, length, capacity, dtype, steps, seed):
                   10 * np.random.default_rng([seed, step]).normal(size=(shared.size, *shape))]
             if own.random() < 0.2:
                 time.sleep(own.choice([0.0, 1e-4, 1e-3]))
-            agrees(shared, alike.choice(["sum", "max", "all_gather", "reduce_scatter"]), xs, alike.randint(0, 1))
-        assert shared.comm.Get_attr(shared_key())[0].met > 0 or not steps or length == 0 or not xs[0].size
+            operation = alike.choice(["sum", "max", "all_gather", "reduce_scatter", "broadcast"])
+            agrees(shared, operation, xs, alike.randint(0, 1))
+        assert board_of(shared)[0].barriers > 0 or not steps or length == 0 or not xs[0].size
+
+
+def board_of(group):
+    """The memory that the group's ranks share, and its window; None if they have not needed any yet."""
+    return group.comm.Get_attr(attribute_key("shared memory"))
 
 
 def agrees(group, operation, xs, axis):
     x = xs[group.rank]
     if operation == "all_gather":
         assert (group.all_gather(x, axis, "test") == collectives.all_gather(xs, axis)[0]).all()
+        return
+    if operation == "broadcast":
+        root = len(xs[0]) % group.size
+        assert (group.broadcast(x.copy(), "test", root) == xs[root]).all()
         return
     total = in_rank_order(xs, np.maximum if operation == "max" else np.add)
     if operation == "reduce_scatter":
@@ -125,9 +136,9 @@ def test_an_arrival_is_counted_between_two_fences():
     def other_comes():
         shared.counts[1][0] += 1
 
-    shared = SharedMemory(memory, 0, 2, lambda: seen.append([int(count[0]) for count in shared.counts]), other_comes)
+    shared = Board(memory, 0, 2, lambda: seen.append([int(count[0]) for count in shared.counts]), other_comes)
     for _ in range(3):
-        shared.meet()
+        shared.barrier()
     assert seen == [[0, 0], [1, 1], [1, 1], [2, 2], [2, 2], [3, 3]]
 
 
@@ -145,7 +156,7 @@ def test_ranks_on_several_machines_share_no_memory(ranks):
 def meet_across_machines(group):
     apart = Group(TwoMachines(group.comm.Dup()), "apart", group.instruments)
     assert (apart.all_reduce(np.ones(5000), "test") == group.size).all()
-    assert apart.comm.Get_attr(shared_key()) == (None, None)
+    assert board_of(apart) == (None, None)
     apart.free()
 
 
@@ -156,10 +167,10 @@ def test_where_little_is_left_ranks_share_no_memory(ranks):
 
 def meet_in_a_small_container(group):
     left = 64 << 20 if group.rank == 0 else math.inf
-    with mock.patch.object(group_module, "shared_memory_left", lambda: left):
-        part = group.part(0, "part")
+    with mock.patch.object(shared_memory, "shared_memory_left", lambda: left):
+        part = group.split(0, "part")
         assert (part.all_reduce(np.ones(5000), "test") == 3).all()
-    assert part.comm.Get_attr(shared_key()) == (None, None)
+    assert board_of(part) == (None, None)
     part.free()
 
 
@@ -169,9 +180,9 @@ def test_small_arrays_go_by_mpi(ranks, elements, shares):
 
 
 def which_way(group, elements, shares):
-    part = group.part(0, "part")
+    part = group.split(0, "part")
     assert (part.all_reduce(np.ones(elements), "test") == 2).all()
-    assert (part.comm.Get_attr(shared_key()) is not None) == shares
-    part.may_share = False
+    assert (board_of(part) is not None) == shares
+    part.transports.forbid_shared_memory()
     assert (part.all_reduce(np.ones(5000), "test") == 2).all()
     part.free()

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from mpi_impl.comm import watchdog
-from mpi_impl.comm.group import SPEAKS, Group, Instruments, Ring, hosts_key
+from mpi_impl.comm.ending import SPEAKS, elect_speaker
+from mpi_impl.comm.group import Group, Instruments
+from mpi_impl.comm.heartbeats import Ring, long_work
 from mpi_impl.comm.hosts import Hosts
+from mpi_impl.comm.mpi_library import attribute_key
 from mpi_impl.comm.watchdog import Watchdog, listed
 
 SOON = 10   # seconds, on a busy machine
@@ -109,13 +112,13 @@ def test_ranks_are_listed(ranks, words):
 
 def speak(group, delays, hosts=None):
     """Each rank asks whether it speaks, so many seconds after the others -> its answer."""
-    apart = group.part(0, "apart")
+    apart = group.split(0, "apart")
     if hosts:
-        apart.comm.Set_attr(hosts_key(), Hosts(dict(enumerate(hosts)), tuple(map(str, sorted(set(hosts))))))
-    apart.from_all(None)
+        apart.comm.Set_attr(attribute_key("hosts"), Hosts(dict(enumerate(hosts)), tuple(map(str, sorted(set(hosts))))))
+    apart.allgather_objects(None)
     time.sleep(delays[group.rank])
-    answer = apart.speaks(0.5)
-    apart.from_all(None)
+    answer = elect_speaker(apart, 0.5)
+    apart.allgather_objects(None)
     while apart.comm.Iprobe(tag=SPEAKS):      # what nobody read would be read in a later group
         apart.comm.Recv([None, 0, "B"], tag=SPEAKS)
     apart.free()
@@ -181,7 +184,7 @@ def sum_many(watched, reason):
 
 def one_comes(group, act, reason, shares=False):
     """What rank 0's watchdog says while rank 1 does not act with it."""
-    said, fresh = [], group.part(0, "fresh")
+    said, fresh = [], group.split(0, "fresh")
     if shares:
         sum_many(fresh, "before")
 
@@ -201,8 +204,9 @@ TOLD = ["rank 2 for 1 seconds (world group: a sign of life)"]
 
 
 @pytest.mark.parametrize("act, silent, said", [
-    ("from_first", None, []), ("from_each", 2, TOLD),
-    *(pytest.param(*more, marks=pytest.mark.deep) for more in [("from_each", None, []), ("from_first", 2, TOLD)])])
+    ("broadcast_object", None, []), ("collect_objects", 2, TOLD),
+    *(pytest.param(*more, marks=pytest.mark.deep)
+      for more in [("collect_objects", None, []), ("broadcast_object", 2, TOLD)])])
 def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
     """A rank that sends none is told of by the next one, though it only waits, and nobody for it. None is left."""
     assert ranks.run(4, work_long, act, silent) == [[], [], [], said]
@@ -210,11 +214,11 @@ def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
 
 def work_long(group, act, silent):
     """What each rank's watchdog says while rank 0 works for longer than the limit."""
-    said, fresh = [], group.part(0, "fresh")
+    said, fresh = [], group.split(0, "fresh")
     watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(1.0, said.append)))
     with patch.object(Ring, "beat", lambda _: None) if group.rank == silent else nullcontext():
         getattr(watched, act)(lambda: time.sleep(3 if group.rank == 0 else 0))
-    group.from_all(None)
+    group.allgather_objects(None)
     left = fresh.comm.Iprobe()
     fresh.free()
     return said + left * ["a heartbeat that nobody received"]
@@ -227,7 +231,7 @@ def test_long_works_follow_one_another(ranks):
 
 def work_on(group, works):
     """Rank 1 is late each time, and already hears rank 0 in the next work."""
-    said, fresh, end = [], group.part(0, "fresh"), Ring.end
+    said, fresh, end = [], group.split(0, "fresh"), Ring.end
 
     def end_late(ring):
         for _ in range(10 * (group.rank == 1)):
@@ -238,9 +242,9 @@ def work_on(group, works):
     watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(2.0, said.append)))
     with patch.object(Ring, "end", end_late):
         for n in range(works):
-            with watched.long_work() if n % 3 == 0 else nullcontext():
-                assert watched.from_first(partial(int, n)) == n
-    group.from_all(None)
+            with long_work(watched) if n % 3 == 0 else nullcontext():
+                assert watched.broadcast_object(partial(int, n)) == n
+    group.allgather_objects(None)
     left = fresh.comm.Iprobe()
     fresh.free()
     return said + left * ["a heartbeat that nobody received"]
@@ -268,12 +272,12 @@ def test_what_takes_what_time_it_takes_has_a_limit_only_with_a_reason(ranks):
 def wait_for_words(group):
     """In a group of three, in which rank 2 of the world is the first."""
     listener = Listener()
-    turned = group.only([2, 1, 0], "turned")
+    turned = group.subgroup([2, 1, 0], "turned")
     watched = Group(turned.comm, "turned", Instruments(watchdog=listener))
     for reason in ((), ("a file",)):
-        assert watched.from_first(lambda: group.rank, *reason) == 2
+        assert watched.broadcast_object(lambda: group.rank, *reason) == 2
     for reason in ((), ("all files",)):
-        assert watched.from_each(lambda: group.rank, *reason) == [2, 1, 0]
+        assert watched.collect_objects(lambda: group.rank, *reason) == [2, 1, 0]
     turned.free()
     return listener.heard
 
@@ -290,7 +294,7 @@ def everything(group):
         begin(watched).wait()
     post = watched.post_send if group.rank == 0 else watched.post_receive
     post(np.ones(2), 1 - group.rank, 0, "a message").wait()
-    watched.from_all(None)
-    watched.part(group.rank, "half").free()
-    watched.only([0, 1], "both").free()
+    watched.allgather_objects(None)
+    watched.split(group.rank, "half").free()
+    watched.subgroup([0, 1], "both").free()
     return listener.heard

@@ -21,7 +21,7 @@ class TracedSteps:
     def __init__(self, topology: Topology):
         self.topology, self.trace = topology, topology.world.trace
         self.steps: deque[list[Slice]] = deque(maxlen=KEPT)
-        topology.world.from_all(None)       # all clocks start together
+        topology.world.allgather_objects(None)       # all clocks start together
         self.trace.clock.restart()
 
     @contextmanager
@@ -38,15 +38,15 @@ class TracedSteps:
         """Wait for all ranks between steps, where one of them may do more, so that a step begins at one time."""
         clock = self.trace.clock
         if isinstance(clock, VirtualClock):
-            clock.reach(max(self.topology.world.from_all(clock.now())))
+            clock.reach(max(self.topology.world.allgather_objects(clock.now())))
 
     def write(self, folder: str, schedule: Schedule, message_bytes: int) -> None:
         """Write trace.json, of all ranks, and timeline.png, of rank 0's pipeline.
 
         `message_bytes` is the size of a message from one rank to the next stage.
         """
-        everyone = self.topology.world.from_all(list(self.steps))
-        pipeline = self.topology.pipeline.from_all(list(self.steps))
+        everyone = self.topology.world.allgather_objects(list(self.steps))
+        pipeline = self.topology.pipeline.allgather_objects(list(self.steps))
         if self.topology.world.rank == 0:
             from mpi_impl.reports.timelines.chrome_trace import write_chrome_trace
             from mpi_impl.reports.timelines.gantt import Panel, draw_timelines  # matplotlib takes a second to import

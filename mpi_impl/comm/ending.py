@@ -1,0 +1,47 @@
+"""How ranks that fail end together: which of them have come to their end, and which one says why."""
+import time
+from collections.abc import Iterable
+
+from mpi4py import MPI
+
+from mpi_impl.comm.members import Members
+
+SPEAKS = 32_767      # a tag, which every MPI allows
+
+
+def barrier_with_timeout(group: Members, seconds: float) -> bool:
+    """Wait for all ranks to come here, at most so many seconds. Report whether they did."""
+    request, deadline = group.comm.Ibarrier(), time.monotonic() + seconds
+    while not request.Test():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def elect_speaker(group: Members, seconds: float) -> bool:
+    """Report whether this rank is the one to speak, of those that ask: the first, or the lowest of several.
+
+    For threads of ranks that are stuck: no rank is waited for, but all hear of it within so many seconds. On several
+    hosts, if they are known, one rank speaks on each: a rank on the other side of a broken link hears nothing, and to
+    send there is the end of MPICH, and of the rank.
+    """
+    known = group.known_hosts()
+    host_of = known.of if known else dict.fromkeys(group.ranks)
+    here = [i for i, rank in enumerate(group.ranks) if host_of[rank] == host_of[group.ranks[group.rank]]]
+    if _heard_from(group, [MPI.ANY_SOURCE], seconds / 4):
+        return False
+    for rank in here:
+        if rank != group.rank:
+            group.comm.Isend([None, 0, MPI.BYTE], rank, SPEAKS)
+    return not _heard_from(group, [rank for rank in here if rank < group.rank], seconds)
+
+
+def _heard_from(group: Members, sources: Iterable[int], seconds: float) -> bool:
+    """Report whether one of these ranks has said that it speaks, or says so in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:      # MPI makes little progress unless it is asked, again and again
+        if any(group.comm.Iprobe(source, SPEAKS) for source in sources):
+            return True
+        time.sleep(0.01)
+    return False

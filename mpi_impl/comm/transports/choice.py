@@ -1,0 +1,47 @@
+"""Where an array goes: the one place at which a transport is chosen."""
+from functools import cached_property
+
+from mpi4py import MPI
+
+from mpi_impl.comm.instruments import Instruments
+from mpi_impl.comm.transports.halves import HalvesTransport
+from mpi_impl.comm.transports.mpi import MPITransport
+from mpi_impl.comm.transports.nccl import NcclTransport
+from mpi_impl.comm.transports.shared_memory import SharedMemoryTransport
+from mpi_impl.comm.transports.staging import StagedTransport
+from mpi_impl.comm.transports.transport import Call, LoneRank, Transport
+from mpi_impl.runtime.arrays import on_device
+
+
+class Transports:
+    """The transports of one group, the preferred ones first."""
+
+    def __init__(self, comm: MPI.Intracomm, instruments: Instruments):
+        self.comm, self.instruments = comm, instruments
+        self.mpi = MPITransport(comm)
+        self.first: list[Transport] = [LoneRank()] if comm.size == 1 else []
+        self.by_mpi: list[Transport] = [HalvesTransport(self.mpi), self.mpi]
+        self.on_host = [*self.first, SharedMemoryTransport(comm), *self.by_mpi]
+
+    @cached_property
+    def on_device(self) -> list[Transport]:
+        """The transports of arrays on a device. A run has chosen its path before it makes the first such array."""
+        staging, nccl = self.instruments.device_path
+        collectives = [NcclTransport(nccl, self.comm)] if nccl else []
+        return [*self.first, *collectives, *([StagedTransport(staging, self.choose)] if staging else self.by_mpi)]
+
+    def choose(self, call: Call, x) -> Transport:
+        """Return the first transport that takes x. For a collective all ranks ask, and choose the same."""
+        for transport in self.on_device if on_device(x) else self.on_host:
+            if transport.takes(call, x):
+                return transport
+        raise AssertionError("MPI takes every array")
+
+    def forbid_shared_memory(self) -> None:
+        """Let MPI move what ranks on one machine would hand over in shared memory."""
+        self.on_host = [*self.first, *self.by_mpi]
+
+    def free(self) -> None:
+        """Give back what the transports hold. Called by all ranks."""
+        for transport in [*self.on_host, *vars(self).get("on_device", [])]:
+            transport.free()

@@ -1,0 +1,83 @@
+"""Arrays by MPI: in host memory, or on a device if this MPI is CUDA-aware."""
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from mpi_impl.comm.transports.buffers import (contiguous, copy_back, cut_in_pieces, finish_device, join_pieces,
+                                              room_for_pieces)
+from mpi_impl.comm.transports.transport import Request, Transport
+from mpi_impl.runtime.arrays import on_device
+
+OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
+
+
+class MPITransport(Transport):
+    """MPI's own calls. MPI needs contiguous arrays, of formats that it knows (halves.py has the others)."""
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm, self.size = comm, comm.size
+
+    def all_reduce(self, x, op):
+        buffer = contiguous(x)
+        self.comm.Allreduce(MPI.IN_PLACE, ready(buffer), OPERATIONS[op])
+        copy_back(buffer, x)
+
+    def all_gather(self, x, out, axis):
+        pieces = room_for_pieces(out, self.size, axis)
+        self.comm.Allgather(ready(contiguous(x)), pieces)
+        join_pieces(pieces, out, axis)
+
+    def reduce_scatter(self, x, out, axis):
+        self.comm.Reduce_scatter_block(ready(cut_in_pieces(x, self.size, axis)), out, MPI.SUM)
+
+    def broadcast(self, x, root):
+        buffer = contiguous(x)
+        self.comm.Bcast(ready(buffer), root)
+        copy_back(buffer, x)
+
+    def all_to_all(self, pieces, out) -> None:
+        """Send the i-th of the pieces [size, ...] to rank i, and receive this rank's piece of every rank in out."""
+        self.comm.Alltoall(ready(pieces), out)
+
+    def post(self, operation, x, out):
+        begin = {"all_reduce": self.comm.Iallreduce, "all_gather": self.comm.Iallgather,
+                 "reduce_scatter": self.comm.Ireduce_scatter_block}[operation]
+        if out is x:
+            return posted(begin(MPI.IN_PLACE, ready(x)), x)
+        sent, received = disjoint_buffers(x, out)
+        return posted(begin(ready(sent), received), sent, received, out)
+
+    def post_maximum(self, x) -> Request:
+        """Begin to overwrite x with the elementwise maximum over all ranks."""
+        return posted(self.comm.Iallreduce(MPI.IN_PLACE, x, MPI.MAX), x)
+
+    def post_send(self, x, to, tag):
+        sent = contiguous(x)
+        return posted(self.comm.Isend(ready(sent), to, tag), sent)
+
+    def post_receive(self, x, source, tag):
+        received = contiguous(x)
+        return posted(self.comm.Irecv(ready(received), source, tag), None, received, x)
+
+
+def posted(request: MPI.Request, sent, received=None, x=None) -> Request:
+    """Return a request of MPI's with the arrays that MPI reads and writes; `received` is x, or a buffer for it."""
+    return Request(request.Test, request.Wait, partial(copy_back, received, x), sent, received)
+
+
+def ready(x):
+    """Return x when it can be read and overwritten: MPI knows nothing of streams, so the device has to finish first."""
+    if on_device(x):
+        finish_device()
+    return x
+
+
+def disjoint_buffers(x, out):
+    """Return arrays to send x from and to receive out in, without a common element, which MPI does not allow.
+
+    If x and out overlap, a copy stands in for the smaller one.
+    """
+    if not np.may_share_memory(x, out):
+        return x, out
+    return (x.copy(), out) if x.size < out.size else (x, np.empty_like(out))

@@ -1,0 +1,121 @@
+"""Collectives of arrays on devices by NCCL, if each rank has a GPU of its own. The only file that calls NCCL.
+
+NCCL does not know the host: a call puts work on a stream, and returns. The work begins when everything before it on
+that stream is done, so code that stays on one stream need not wait for anything. *Posted* collectives go on a second
+stream, beside the computation; events say there when they may begin, and on the first stream when they are over.
+
+Two collectives, of two groups, may then be on a device at the same time. NCCL promises that only for kernels that fit
+there side by side, as Megatron's do, too, and wants all ranks to launch them in the same order, as they do here.
+
+NCCL adds up 16-bit floats in their own format: rounded at every hop from rank to rank, not once.
+"""
+from functools import cached_property
+from typing import Any
+
+from mpi_impl.comm.transports.buffers import contiguous, copy_back, cut_in_pieces, join_pieces, room_for_pieces
+from mpi_impl.comm.transports.transport import Call, Request, Transport
+
+
+class NCCL:
+    """The library, for a rank that has chosen its GPU, and the stream for posted collectives of all its groups."""
+
+    def __init__(self):
+        import cupy
+        from cupy.cuda import nccl
+        self.cuda: Any = cupy.cuda
+        self.library: Any = nccl
+        self.side = cupy.cuda.Stream(non_blocking=True)
+
+    def mark(self, stream):
+        """Record an event: everything on this stream until now is done."""
+        return stream.record(self.cuda.Event(disable_timing=True))
+
+
+class NcclTransport(Transport):
+    """NCCL for one group. NCCL needs contiguous arrays.
+
+    CuPy gives memory that nobody holds any more to the next allocation on the stream on which it was made, the first
+    one. So a request holds the posted array until that stream has been made to wait.
+    """
+
+    def __init__(self, nccl: NCCL, comm):
+        self.nccl, self.library, self.mpi_comm = nccl, nccl.library, comm
+        self.rank, self.size = comm.rank, comm.size
+
+    @cached_property
+    def comm(self):
+        """NCCL's communicator. All ranks wait for one another when they first need it."""
+        name = self.mpi_comm.bcast(self.library.get_unique_id() if self.rank == 0 else None)
+        return self.library.NcclCommunicator(self.size, name, self.rank)
+
+    def takes(self, call, x):
+        return call is not Call.MESSAGE
+
+    # ---- on the current stream: what follows finds the result ----
+
+    def all_reduce(self, x, op):
+        buffer = contiguous(x)
+        self._all_reduce(buffer, buffer, self._current(), op)
+        copy_back(buffer, x)
+
+    def all_gather(self, x, out, axis):
+        pieces = room_for_pieces(out, self.size, axis)
+        self._all_gather(contiguous(x), pieces, self._current())
+        join_pieces(pieces, out, axis)
+
+    def reduce_scatter(self, x, out, axis):
+        self._reduce_scatter(cut_in_pieces(x, self.size, axis), out, self._current())
+
+    def broadcast(self, x, root):
+        buffer = contiguous(x)
+        if x.size:
+            place = address(buffer)
+            self.comm.broadcast(place, place, x.size, self._code(x), root, self._current().ptr)
+        copy_back(buffer, x)
+
+    # ---- on the second one ----
+
+    def post(self, operation, x, out):
+        begin = {"all_reduce": self._all_reduce, "all_gather": self._all_gather,
+                 "reduce_scatter": self._reduce_scatter}[operation]
+        side = self.nccl.side
+        side.wait_event(self.nccl.mark(self._current()))     # x may still be computed, and out be read
+        begin(x, out, side)
+        end = self.nccl.mark(side)
+        return Request(lambda: end.done, lambda: self._current().wait_event(end), None, x)    # the device waits, not we
+
+    # ---- NCCL's own calls: addresses, elements, codes ----
+
+    def _all_reduce(self, x, out, stream, op="sum"):
+        if x.size:
+            self.comm.allReduce(address(x), address(out), x.size, self._code(x), self._op(op), stream.ptr)
+
+    def _all_gather(self, x, out, stream):
+        if x.size:
+            self.comm.allGather(address(x), address(out), x.size, self._code(x), stream.ptr)
+
+    def _reduce_scatter(self, x, out, stream):
+        if out.size:
+            self.comm.reduceScatter(address(x), address(out), out.size, self._code(x), self._op("sum"), stream.ptr)
+
+    def _code(self, x) -> int:
+        return getattr(self.library, f"NCCL_{x.dtype.name.upper()}")     # bfloat16's, too
+
+    def _op(self, op: str) -> int:
+        return getattr(self.library, f"NCCL_{op.upper()}")
+
+    def _current(self):
+        return self.nccl.cuda.get_current_stream()
+
+    def free(self):
+        if "comm" in vars(self):
+            self._current().synchronize()
+            self.nccl.side.synchronize()
+            self.comm.destroy()
+            del self.comm
+
+
+def address(x) -> int:
+    """Return the address of a contiguous array's first element."""
+    assert x.flags.c_contiguous, "NCCL takes the elements as they lie in memory"
+    return x.data.ptr

@@ -1,0 +1,99 @@
+"""Arrays on a device through host memory: copied there, moved as an array of the host, and copied back."""
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from mpi_impl.comm.transports.buffers import finish_device
+from mpi_impl.comm.transports.nccl import NCCL
+from mpi_impl.comm.transports.transport import Call, Request, Transport
+
+BACKENDS = ("nccl", "mpi", "staged")     # without --distributed-backend, the first that is possible
+
+
+class Staging:
+    """Host buffers for arrays on a device. The copies are over when a call returns."""
+
+    def like(self, x) -> np.ndarray:
+        """Return an uninitialized buffer for x."""
+        return np.empty(x.shape, x.dtype)
+
+    def to_buffer(self, x) -> np.ndarray:
+        """Return a buffer with the elements of x."""
+        buffer = self.like(x)
+        x.get(out=buffer)
+        return buffer
+
+    def copy_back(self, buffer, x) -> None:
+        """Copy a buffer to x."""
+        whole = x if x.flags.c_contiguous else np.empty_like(x, order="C")
+        whole.set(buffer)
+        if whole is not x:
+            x[...] = whole
+
+
+class PinnedStaging(Staging):
+    """Host buffers that stay where they are in memory, so that a device can read and write them by itself."""
+
+    def like(self, x):
+        import cupy
+        return np.ndarray(x.shape, x.dtype, cupy.cuda.alloc_pinned_memory(x.nbytes))
+
+    def copy_back(self, buffer, x):
+        super().copy_back(buffer, x)
+        finish_device()     # `set` has only begun, and CuPy gives memory that nobody holds to the next caller
+
+
+class DevicePath(NamedTuple):
+    """How arrays on the devices of a run get from rank to rank: the collectives by NCCL, if it is there, all else by
+    MPI. Messages are MPI's in any case: those of a schedule cross, and NCCL, which has no tags, would take them in the
+    order in which they were posted.
+    """
+
+    staging: Staging | None = Staging()     # None: MPI reads and writes device memory by itself
+    nccl: NCCL | None = None
+
+
+class StagedTransport(Transport):
+    """Arrays on a device, by whichever transport takes their buffers on the host."""
+
+    def __init__(self, staging: Staging, choose: Callable[[Call, np.ndarray], Transport]):
+        self.staging, self.choose = staging, choose
+
+    def all_reduce(self, x, op):
+        buffer = self.staging.to_buffer(x)
+        self.choose(Call.COLLECTIVE, buffer).all_reduce(buffer, op)
+        self.staging.copy_back(buffer, x)
+
+    def all_gather(self, x, out, axis):
+        sent, received = self.staging.to_buffer(x), self.staging.like(out)
+        self.choose(Call.COLLECTIVE, sent).all_gather(sent, received, axis)
+        self.staging.copy_back(received, out)
+
+    def reduce_scatter(self, x, out, axis):
+        sent, received = self.staging.to_buffer(x), self.staging.like(out)
+        self.choose(Call.COLLECTIVE, sent).reduce_scatter(sent, received, axis)
+        self.staging.copy_back(received, out)
+
+    def broadcast(self, x, root):
+        buffer = self.staging.to_buffer(x)
+        self.choose(Call.COLLECTIVE, buffer).broadcast(buffer, root)
+        self.staging.copy_back(buffer, x)
+
+    def post(self, operation, x, out):
+        sent = self.staging.to_buffer(x)
+        received = sent if out is x else self.staging.like(out)
+        return self._copied(self.choose(Call.POSTED, sent).post(operation, sent, received), received, out)
+
+    def post_send(self, x, to, tag):
+        sent = self.staging.to_buffer(x)
+        return self.choose(Call.MESSAGE, sent).post_send(sent, to, tag)
+
+    def post_receive(self, x, source, tag):
+        received = self.staging.like(x)
+        return self._copied(self.choose(Call.MESSAGE, received).post_receive(received, source, tag), received, x)
+
+    def _copied(self, request, buffer, x):
+        """Return a request that ends with a copy of the buffer to the device."""
+        return Request(request.done, request.wait, partial(self.staging.copy_back, buffer, x))

@@ -1,0 +1,107 @@
+"""The interface that all transports share."""
+from collections.abc import Callable
+from enum import Enum, auto
+
+
+class Call(Enum):
+    """The kinds of calls that a transport may or may not take."""
+
+    COLLECTIVE = auto()     # all ranks call, and return with the result
+    POSTED = auto()         # a collective that goes on in the background
+    MESSAGE = auto()        # post_send and post_receive
+
+
+class Request:
+    """A call that goes on in the background, with the arrays that it works on: they must live until it is over."""
+
+    def __init__(self, test: Callable[[], bool], wait: Callable[[], object], finish: Callable | None, *arrays):
+        """`finish()` puts the result in its place, when `test()` has reported the end or `wait()` has returned."""
+        self.test, self.block, self.finish, self.arrays = test, wait, finish, arrays
+
+    def done(self) -> bool:
+        """Report whether the call is over. MPI makes little progress unless it is asked."""
+        done = self.test()
+        if done:
+            self.release()
+        return done
+
+    def wait(self) -> None:
+        """Wait until the call is over."""
+        self.block()
+        self.release()
+
+    def release(self) -> None:
+        """Put the result in its place, once, and release the arrays: the caller may overwrite them from now on."""
+        if self.finish:
+            self.finish()
+        self.finish, self.arrays = None, ()
+
+
+class Transport:
+    """Moves arrays between the ranks of one group.
+
+    All ranks call the group's collectives in the same order, with arrays of one shape and dtype. x may be a view with
+    gaps; out, and whatever a posted collective works on, is contiguous.
+    """
+
+    def takes(self, call: Call, x) -> bool:
+        """Report whether this call can be made with x. All ranks get the same answer, and ask together."""
+        return True
+
+    def all_reduce(self, x, op: str) -> None:
+        """Overwrite x with the elementwise sum (or maximum) over all ranks."""
+        raise NotImplementedError
+
+    def all_gather(self, x, out, axis: int) -> None:
+        """Join every rank's x in out, in rank order along the axis."""
+        raise NotImplementedError
+
+    def reduce_scatter(self, x, out, axis: int) -> None:
+        """Write this rank's piece, along the axis, of the sum over all ranks to out."""
+        raise NotImplementedError
+
+    def broadcast(self, x, root: int) -> None:
+        """Overwrite x with that of rank `root`."""
+        raise NotImplementedError
+
+    def post(self, operation: str, x, out) -> Request:
+        """Begin an all_reduce (a sum), all_gather or reduce_scatter from x to out along axis 0.
+
+        In an all_reduce out is x. Otherwise the smaller array may be this rank's own piece of the larger one.
+        """
+        raise NotImplementedError
+
+    def post_send(self, x, to: int, tag: int) -> Request:
+        """Begin to send x, which must not change until the call is over."""
+        raise NotImplementedError
+
+    def post_receive(self, x, source: int, tag: int) -> Request:
+        """Begin to receive into x."""
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Give back what the transport holds. Called by all ranks, when nothing is under way."""
+
+
+class LoneRank(Transport):
+    """The transport of a group of one rank: it moves nothing. The result of a blocking collective is its input."""
+
+    def takes(self, call, x):
+        return call is not Call.MESSAGE
+
+    def all_reduce(self, x, op):
+        pass
+
+    def all_gather(self, x, out, axis):
+        assert out is x
+
+    def reduce_scatter(self, x, out, axis):
+        assert out is x
+
+    def broadcast(self, x, root):
+        pass
+
+    def post(self, operation, x, out):
+        if out is not x:
+            out[...] = x
+        return Request(lambda: True, lambda: None, None)
