@@ -74,7 +74,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def measure(group: Group) -> dict[tuple, float]:
-    """Seconds of a call of each work, the median over turns and ranks; and of messages.
+    """Measure the seconds of a call of each work, the median over turns and ranks, and of messages.
 
     A machine that others use, too, is now faster and now slower. So before each work there is a probe, always the same,
     and what counts is how many times as long as it the work takes.
@@ -128,7 +128,7 @@ def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:
 
 
 def product(n: int, k: int, m: int) -> Callable[[], object]:
-    """The three products of a matrix [k, m] that a step needs, in turn, one a call: x w, dy w^T, and x^T dy added to a
+    """Call the three products of a matrix [k, m] that a step needs, one a call: x w, dy w^T, and x^T dy added to a
     gradient.
     """
     rng = np.random.default_rng(0)

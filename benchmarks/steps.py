@@ -82,7 +82,7 @@ def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.N
 
 def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
             before: Callable[[Pool], object] | None = None) -> list[list[Measured]]:
-    """The step of each plan, by the wall's clock or the virtual one, in each turn.
+    """Measure the step of each plan, by the wall's clock or the virtual one, in each turn.
 
     What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
     """

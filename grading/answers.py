@@ -19,7 +19,7 @@ def source_of(cell: str) -> str:
 
 
 def name_of(cell) -> str | None:
-    """The answer that a cell is: what its first line says, else what nbgrader has written on it; None if it is none.
+    """Return which answer a cell is, by its first line, else by nbgrader's mark; None if it is none.
 
     The first line comes first, since it is what counts in the notebook: a cell that was copied keeps nbgrader's name.
     """

@@ -67,7 +67,7 @@ def expect(true: bool, what: str, hint: str = "") -> None:
 
 
 def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "", tolerance: float = 1e-10) -> None:
-    """Every rank's array (or number) is the expected one, to a tolerance relative to the largest expected element.
+    """Check every rank's array (or number), to a tolerance relative to the largest expected element.
 
     With tolerance 0 to the bit. Raises CheckFailed: which rank, which element, what was expected and what came.
     """

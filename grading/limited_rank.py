@@ -40,7 +40,7 @@ class LimitedRank(Rank):
         np.linalg.norm(np.fft.fft(np.ones(2)))
 
     def serve(self) -> None:
-        """As every rank, but locked up: all but processes before the thread that listens is there, and those after."""
+        """Serve as every rank does, but locked up: processes are locked once the thread that listens is there."""
         self.locked = False
         lock_up()
         super().serve()
@@ -76,7 +76,7 @@ class LimitedRank(Rank):
         return text[:PRINTED // 2] + text[PRINTED // 2:][-PRINTED // 2:]
 
     def where(self) -> Answer:
-        """The lines of the answer that the rank is in, and whom it waits for."""
+        """Return the lines of the answer that the rank is in, and the rank that it waits for."""
         frame = sys._current_frames()[threading.main_thread().ident or 0]
         stack = of_answers(traceback.extract_stack(frame))
         waiting = self.lab_group.waiting if self.lab_group else None

@@ -40,7 +40,7 @@ def close_inherited_files() -> None:
 
 
 def lock_up() -> None:
-    """From now on, and for good. Whatever the process itself still needs must be loaded and open.
+    """Lock the process up, for good. Whatever it still needs must be loaded and open.
 
     One more thread may be started, which is held as this one is; then comes `lock_processes`.
     """
@@ -86,7 +86,7 @@ class Forbidden:
 
 
 def audit_hook(folders: list[str]) -> Callable:
-    """A hook that raises PermissionError.
+    """Return a hook that raises PermissionError.
 
     It looks up no name outside itself, not even a builtin: an answer could have given it another meaning.
     """

@@ -42,7 +42,7 @@ class Sandbox:
 
     def run(self, answers: Mapping[str, str], function: str, args: Sequence, n: int | None, allow: Collection[str],
             limit: float) -> Outcome:
-        """`function(group, *args)` on n ranks, or `function(*args)` on one if n is None, within `limit` seconds.
+        """Call `function(group, *args)` on n ranks, or `function(*args)` on one if n is None, within `limit` seconds.
 
         `answers` are the sources of all cells that are handed in, by name. Raises AnswerFailed.
         """

@@ -112,7 +112,7 @@ def first(found: Findings) -> list[str]:
 
 
 def ranks(one: TensorDifference) -> str:
-    """Who differs from what is expected."""
+    """Name the ranks that differ from what is expected."""
     texts = []
     for run in ("A", "B"):
         held = sorted({rank for holder in one.holders if holder.run == run for rank in holder.ranks})
@@ -124,7 +124,7 @@ def ranks(one: TensorDifference) -> str:
 
 
 def table(differences: list[TensorDifference]) -> list[str]:
-    """The next few."""
+    """Tabulate the differences that follow the first."""
     if len(differences) == 1:
         return ["No other tensor differs."]
     rows = [("then", "off by", "relative", "where")]

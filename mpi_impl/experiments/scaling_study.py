@@ -155,13 +155,13 @@ def end_to_end(hardware: Hardware) -> Table:
 
 
 def fastest(run: PublishedRun, hardware: Hardware) -> Plan:
-    """Of the b and v with which it fits into memory."""
+    """Return the fastest of the b and v with which it fits into memory."""
     fitting = [plan for plan in plans(run) if sum(plan.memory) <= hardware.memory - hardware.reserved]
     return min(fitting, key=lambda plan: step_time(plan, hardware, closed_form=True).total)
 
 
 def plans(run: PublishedRun) -> Iterator[Plan]:
-    """b from 1 to 16; v = 1 is 1F1B, more the interleaved schedule, which the paper used."""
+    """List plans with b from 1 to 16; v = 1 is 1F1B, more the interleaved schedule, which the paper used."""
     d = run.parallel.data_parallel_size
     for b in (b for b in (1, 2, 4, 8, 16) if run.B % (d * b) == 0):
         m = run.B // (d * b)

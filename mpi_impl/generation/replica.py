@@ -47,7 +47,7 @@ def trained(trainer: Trainer) -> Replica:
 
 
 def loaded(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:
-    """A model whose parameters are read, in the format and on the device of `like`, a tensor's part at a time.
+    """Load a model's parameters, in the format and on the device of `like`, a shard of a tensor at a time.
 
     Called by all ranks. Raises UserError, on every rank, if one of them cannot read its own; or for too few layers.
     """

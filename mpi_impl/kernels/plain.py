@@ -22,13 +22,13 @@ def total(dy):
 
 
 def exp_and_sum(logits, highest):
-    """logits [b, s, n], highest [b, s]: overwrite the logits with exp(logits - highest) -> its sums over n, [b, s]."""
+    """Overwrite logits [b, s, n] with exp(logits - highest), highest [b, s]. Return its sums over n, [b, s]."""
     logits -= highest[..., None]
     return np.exp(logits, out=logits).sum(-1)
 
 
 def cross_entropy_backward(probs, dloss, ids, held):
-    """probs [b, s, n], dloss [b, s] -> (probs - one at the target) x dloss, in the place of probs.
+    """Overwrite probs [b, s, n] with (probs - one at the target) x dloss, dloss [b, s], and return it.
 
     ids [b, s] are the targets' columns, and held [b, s] is whether they are among these.
     """

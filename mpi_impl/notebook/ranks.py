@@ -60,7 +60,7 @@ class Ranks:
         self.run(self.size, TIME_LIMIT, bind, name, value)
 
     def run(self, n: int, limit: float, function, *args) -> list:
-        """`function(group, *args)` on the first n ranks. Raises CellFailed, whatever became of it."""
+        """Call `function(group, *args)` on the first n ranks. Raises CellFailed, whatever became of it."""
         if n > self.size:
             raise CellFailed(f"{n} ranks were asked for, but this notebook has {self.size}. For more, run "
                              f"`ranks.restart({n})` in a cell of its own; what cells have bound on ranks is then gone.")

@@ -142,7 +142,7 @@ class ModelState:
 
     @property
     def last_rank(self) -> int:
-        """The pipeline rank with the head."""
+        """Return the pipeline rank with the head."""
         last = self.model.num_layers - 1
         return next(rank for rank, held in enumerate(self.stages_of_ranks) if last in layers_of_rank(held))
 

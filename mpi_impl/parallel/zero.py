@@ -197,17 +197,17 @@ class Stage0:
 
     @property
     def part(self) -> int:
-        """Which part of each bucket this rank owns."""
+        """Return which part of each bucket this rank owns."""
         return 0
 
     @property
     def owners(self) -> Group:
-        """The ranks that own the whole model between them."""
+        """Return the ranks that own the whole model between them."""
         return self.topology.model
 
     @property
     def saves(self) -> bool:
-        """Whether this rank saves what it owns: the first replica does it for all."""
+        """Report whether this rank saves what it owns: the first replica does it for all."""
         return self.topology.place.data == 0
 
     def finish_update(self) -> None:

@@ -49,7 +49,7 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How a token is chosen."""
+    """The choice of tokens."""
 
     greedy: bool = option_field(False, "take the most probable token: the same as --temperature 0")
     temperature: float = option_field(Sampling.temperature, "below 1, probable tokens become more probable", "T")
@@ -84,7 +84,10 @@ class Settings(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None, world_size: int) -> Settings:
-    """Options -> Settings. When an option is given twice, the last one counts, but for --prompt. Raises UserError."""
+    """Turn a command line into Settings. When an option is given twice, the last one counts, but for --prompt.
+
+    Raises UserError.
+    """
     given = parse_given("generate", "Text from a trained GPT, on any number of ranks.", GenerationOptions, argv)
     check_not_empty(given, PATHS)
     args = GenerationOptions(**given)

@@ -186,8 +186,8 @@ class Measured(NamedTuple):
 
 
 def measured(world: Group, like) -> Measured:
-    """Called by all ranks together. `like` is like the parameters that they multiply by: on CPU cores those are widened
-    to float32 first.
+    """Measure how fast all ranks multiply, which call this together. `like` is like their parameters, which CPU cores
+    widen to float32 first.
     """
     size, form = (DEVICE_SIZE, like.dtype) if on_device(like) else (SIZE, np.promote_types(like.dtype, np.float32))
     return Measured(multiplications_per_second(world, np.ones_like(like, shape=(size, size), dtype=form)), form.name)

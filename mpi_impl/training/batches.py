@@ -39,14 +39,14 @@ class Batches:
         self.global_batch_size = micro_batch_size * microbatches * topology.data.size
 
     def microbatches_of(self, part: str, step: int) -> list:
-        """This replica's batches (reference/batches.py) of global batch `step`, counted from 0.
+        """Return this replica's batches (reference/batches.py) of global batch `step`, counted from 0.
 
         Ranks that need not read get arrays of the same shapes, with nothing in them.
         """
         return [self.unpack(moved_to(self.rows(part, step, k), self.like)) for k in range(self.microbatches)]
 
     def rows(self, part: str, step: int, k: int) -> np.ndarray:
-        """int64 [b, width]: the samples of microbatch k."""
+        """Return the samples of microbatch k, int64 [b, width]."""
         if not needs_samples(self.model, self.topology):
             return np.broadcast_to(np.int64(0), self.shape)
         b, rows = self.shape[0], np.zeros(self.shape, np.int64)
@@ -58,7 +58,7 @@ class Batches:
 
 
 def needs_samples(model: ModelConfig, topology: Topology) -> bool:
-    """Whether a rank needs what is in the samples.
+    """Report whether a rank needs what is in the samples.
 
     A pipeline's first and last rank do: they have the embedding and the loss. (In a V the first has both, and the last
     reads for nothing.) Of a BERT all do, for every layer must know where the padding begins.
@@ -67,5 +67,5 @@ def needs_samples(model: ModelConfig, topology: Topology) -> bool:
 
 
 def whole_batch(dataset: Dataset, model: ModelConfig, part: str, step: int, global_batch_size: int):
-    """A whole global batch, for the run in one process."""
+    """Return a whole global batch, for the run in one process."""
     return batch_type(model).unpack(dataset.batch(part, step * global_batch_size, global_batch_size))

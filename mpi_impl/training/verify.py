@@ -60,7 +60,7 @@ class Verifier:
             self.textbook = training.Trainer(trainer.state.model, optimizer, seed, self.precision)
 
     def take_over(self) -> None:
-        """The ranks begin with what was loaded, and so does the textbook."""
+        """Let the textbook begin with what the ranks have loaded."""
         with self.world.ledger.phase("verification"):
             flats = {name: self.of_all_ranks(self.trainer.state.whole(buffer), "states of all ranks")
                      for name, buffer in self.trainer.state.optimizer_states.items()}
@@ -71,7 +71,7 @@ class Verifier:
             self.textbook.iteration, self.textbook.updates = self.trainer.iteration, self.trainer.optimizer.iteration
 
     def check(self, batch, result: StepResult) -> str:
-        """After a step of the ranks: the same step in the textbook, on the whole global batch, given on rank 0.
+        """Repeat the ranks' step in the textbook, on the whole global batch, which rank 0 gives.
 
         -> the largest differences so far, for a person.
 
@@ -95,7 +95,7 @@ class Verifier:
         return "off by at most " + " ".join(f"{name} {value:.0e}" for name, value in self.worst._asdict().items())
 
     def of_all_ranks(self, flat, reason: str):
-        """Every rank's flat buffer, [ranks, size]: ranks of other stages may have fewer elements, and zeros after."""
+        """Gather every rank's flat buffer, [ranks, size]: those of other stages may have fewer elements, and zeros."""
         flat = to_host(flat)
         size = int(self.world.all_reduce(np.array([flat.size]), "size of the largest buffer", op="max")[0])
         padded = np.zeros_like(flat, shape=(1, size))
@@ -103,7 +103,7 @@ class Verifier:
         return self.world.all_gather(padded, 0, reason)
 
     def compare(self, batch, result: StepResult, grads, params) -> Difference:
-        """On rank 0. grads and params are the flat buffers of all ranks, [ranks, size]; every replica must agree."""
+        """Compare on rank 0: grads and params are all ranks' flat buffers, [ranks, size]; every replica must agree."""
         loss, norm, expected = self.textbook.step(batch, result.skipped)
         replicas = list(self.whole(params))
         found = Difference(loss=abs(result.loss - loss) / max(loss, 1.0),
@@ -123,7 +123,7 @@ class Verifier:
         return result.learning_rate + 16 * FORMATS[self.precision.main].epsilon * largest(self.textbook.params)
 
     def whole(self, flats) -> Iterator:
-        """Of each replica the whole tree, from the flat buffers of all ranks [ranks, size]."""
+        """Yield each replica's whole tree, from the flat buffers of all ranks [ranks, size]."""
         parallel = self.trainer.topology.config
         by_place = {place(rank, parallel): flat for rank, flat in enumerate(flats)}
         for replica in range(parallel.data_parallel_size):
@@ -144,12 +144,12 @@ def difference(tree, expected):
 
 
 def largest(tree) -> float:
-    """The largest element of a tree, signs aside."""
+    """Return the largest element of a tree, signs aside."""
     return worst(abs(x).max() for _, x in leaves(tree))
 
 
 def root_mean_square(tree, least: int) -> float:
-    """Of the tensor where it is largest, the key bias left out; tensors count as if they had `least` elements."""
+    """Return that of the tensor where it is largest, without key biases; tensors count as having `least` elements."""
     parts = [x[[0, 2]] if name.endswith("attention.b_qkv") else x for name, x in leaves(tree)]   # [3, a, d]: q, k, v
     return worst(sqrt(float(np.vdot(x, x)) / max(x.size, least)) for x in parts)
 

@@ -92,10 +92,9 @@ def positions_for(prompt, count, c):
 
 
 def continuation(prompt, count, longest, kv_cache, follow):
-    """Yields the words after the prompt, `count` of them. `follow(words, position)` -> the word at this position, where
-    `words` are those before it that `kv_cache`, which has room for `longest` positions, has not seen.
+    """Yield `count` tokens after the prompt. `follow(tokens, position)` returns the token at this position.
 
-    Its `tokens` are the earlier ones that `past`, which has room for `longest` positions, has not seen. When no
+    Its `tokens` are the earlier ones that `kv_cache`, which has room for `longest` positions, has not seen. When no
     position is left, the last half of the tokens are read anew, from position 0, and so on: keys depend on their
     positions, and cannot be moved.
     """

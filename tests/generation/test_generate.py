@@ -156,7 +156,7 @@ def said(ranks, options, n=2) -> str:
     ("--load-hf nowhere", "nowhere has no config.json"),
     ("--load R --temperature -1", "--temperature is -1.0, but must be"),
     ("--load R --top-p 0", "--top-p is 0.0, but must be above 0"), ("--load R --top-k 0", "--top-k is 0, but must be"),
-    ("--load R --top-k 271", "--top-k is 271, but the model knows 270 words"),
+    ("--load R --top-k 271", "--top-k is 271, but the model has 270 tokens"),
     ("--load R --greedy --top-k 3", "whatever --top-k says"),
     ("--load R --greedy --temperature 0.5", "whatever --temperature says"),
     ("--load R --tokens-to-generate 0", "--tokens-to-generate is 0, but must be at least 1"),

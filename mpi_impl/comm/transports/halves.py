@@ -19,7 +19,7 @@ class HalvesTransport(Transport):
         return is_half(x)
 
     def all_reduce(self, x, op):
-        """Each rank adds up one piece, and the pieces are gathered: 2 bytes an element on the wire."""
+        """Sum one piece on each rank, and gather the pieces: 2 bytes an element on the wire."""
         flat = contiguous(x).reshape(-1)
         pieces = np.pad(flat, (0, -flat.size % self.size)).reshape(self.size, -1)
         self.all_gather(self._reduce(pieces, op), pieces, 0)

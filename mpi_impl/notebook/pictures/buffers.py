@@ -82,7 +82,7 @@ def padding_of(layout: Layout, bucket: Bucket) -> int:
 
 
 def draw_stages(n: int) -> Figure:
-    """For each stage of ZeRO what each of n ranks holds. Down goes the flat buffer, across the bytes of an element: the
+    """Draw what each rank holds, for each stage of ZeRO. Down goes the flat buffer, across the bytes of an element: the
     filled area is a rank's memory.
     """
     figure = Figure((10, 2.9), layout="constrained")

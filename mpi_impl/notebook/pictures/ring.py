@@ -37,7 +37,7 @@ def ring_all_reduce(xs: np.ndarray) -> list[Step]:
 
 
 def draw_ring(steps: list[Step]) -> Figure:
-    """The steps of a ring whose rank i began with 2^i in every piece: a sum's binary digits say who is in it.
+    """Draw the steps of a ring whose rank i began with 2^i in every piece: a sum's binary digits say who is in it.
 
     A row for each rank, a box for each piece; in a box a stripe for each rank whose number has been added. What has
     just come, from the rank above (or, for rank 0, from the last), has a thick frame.

@@ -32,7 +32,7 @@ def draw_lookup(text: Sequence[str], owners: Sequence[int], t: int) -> Figure:
 
 
 def draw_words(panels: Mapping[str, np.ndarray], words: Sequence[str], t: int, target: int) -> Figure:
-    """A bar for every word in its owner's colour, in each panel; the target has a frame.
+    """Draw a bar for every token in its owner's colour, in each panel; the target has a frame.
 
     There may be more numbers than words: the rest is padding, which has a place, but no bar.
     """
