@@ -33,7 +33,7 @@ class EvaluationOptions(TaskOptions, TokenizerOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotOptions(EvaluationOptions, ForwardParallelismOptions, DeviceOptions):
-    """How it is computed."""
+    """The computation."""
 
     micro_batch_size: int = same_option(TrainingOptions, "micro_batch_size", 4)
     dtype: str = option_field("float32", "compute in this", choices=FORMATS)
