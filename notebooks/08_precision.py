@@ -228,7 +228,7 @@ class OfActivations(Observer):
 
 topology = connect(group, ParallelConfig(data_parallel_size=size))
 trainer = trainer_on(topology, Precision("float32"))
-step_of(trainer, 0, OfActivations(trainer))
+step_of(trainer, 0, OfActivations(trainer.state))
 disconnect(topology)
 gradients = np.concatenate(OfActivations.seen)
 print(f"{gradients.size:,} gradients of activations")

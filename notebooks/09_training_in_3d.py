@@ -381,7 +381,7 @@ def recorded(world, t, p, d, b):
     with training_on(world, model, ParallelConfig(t, p, d)) as trainer:
         recorder = Recorder(trainer.state)
         trainer.step(share_of(trainer, *global_batch(0, BATCH), b), BATCH, recorder)
-        return description(trainer.state, trainer.optimizer.config, BATCH, POSITIONS), recorder.taken()
+        return description(trainer.state, trainer.optimizer.config, BATCH, POSITIONS), recorder.pop_parts()
 
 # %%
 # %%ranks 1
