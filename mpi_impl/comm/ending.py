@@ -1,4 +1,4 @@
-"""How ranks that fail end together: which of them have come to their end, and which one says why."""
+"""The end of ranks that fail together: which of them have reached it, and which one says why."""
 import time
 from collections.abc import Iterable
 

@@ -1,1 +1,1 @@
-"""How ranks start and how they end: the launcher, hosts, a pool of ranks, and the last words of a program."""
+"""The start and the end of ranks: the launcher, hosts, a pool of ranks, and the last words of a program."""

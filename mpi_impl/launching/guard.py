@@ -83,7 +83,7 @@ def children(parent: int) -> set[int]:
 
 
 class Losses:
-    """What a launcher has lost: a process of its own, by which it starts ranks and watches over them.
+    """A watch for the loss of a launcher's own processes, by which it starts ranks and watches over them.
 
     It may not notice, since the ranks still hold that process's connection. But they are this process's children then.
     """

@@ -43,7 +43,7 @@ class RankAssertion(RankFailure, AssertionError):
 
 
 class Job(NamedTuple):
-    """What the caller asks of one rank."""
+    """A request of the caller to one rank."""
 
     ranks: int        # how many of the pool's ranks take part
     era: int          # failed runs so far: communicators are not shared across a failure

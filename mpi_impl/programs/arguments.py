@@ -34,7 +34,7 @@ INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_ite
 
 @dataclass(frozen=True)
 class Settings:
-    """What the options say, checked against one another and against the number of ranks."""
+    """A program's options, checked against one another and against the number of ranks."""
 
     args: Any                  # PretrainingOptions, in which nothing is left open that follows from the rest
     parallel: ParallelConfig

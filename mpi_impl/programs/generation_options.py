@@ -76,7 +76,7 @@ class GenerationOptions(SavedModelOptions, TokenizerOptions, TextOptions, Sampli
 
 
 class Settings(NamedTuple):
-    """What the options say, checked against one another and against the number of ranks."""
+    """A program's options, checked against one another and against the number of ranks."""
 
     args: GenerationOptions
     parallel: ParallelConfig

@@ -1,4 +1,4 @@
-"""Where an array goes: the one place at which a transport is chosen."""
+"""The choice of a transport: the one place that decides how an array is moved."""
 from functools import cached_property
 
 from mpi4py import MPI
