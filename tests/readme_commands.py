@@ -10,7 +10,8 @@ import pytest
 
 from tests.launching import ROOT
 
-TEXTS = ("README.md", "docs/several_hosts.md", "notebooks/README.md")
+TEXTS = ("README.md", "notebooks/README.md",
+         *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md"))))
 
 
 class Command(NamedTuple):

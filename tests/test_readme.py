@@ -1,27 +1,50 @@
-"""What the READMEs and CONTRIBUTING.md name is there."""
+"""The README, the pages of docs/ and the other guides: what they name is there, and what they quote is true."""
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TEXTS = {name: (ROOT / name).read_text()
-         for name in ("README.md", "CONTRIBUTING.md", "docs/several_hosts.md", "notebooks/README.md",
-                      "notebooks/labs/README.md")}
+PAGES = ["README.md", "CONTRIBUTING.md", "notebooks/README.md", "notebooks/labs/README.md", "benchmarks/README.md",
+         *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md")))]
+TEXTS = {name: (ROOT / name).read_text() for name in PAGES}
+README = TEXTS["README.md"]
+PLANNED = {"reference/layers/gated_mlp.py", "mpi_impl/layers/gated_mlp.py",     # CONTRIBUTING's example,
+           "notebooks/labs/lab8_name.py"}                                       # and the guide's
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_files_that_are_named_exist(name):
-    linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)\)", TEXTS[name])]
+    linked = [(ROOT / name).parent / path for path in re.findall(r"\]\(([\w./]+)(?:#[\w-]+)?\)", TEXTS[name])]
     quoted = re.findall(r"`((?:reference|mpi_impl|grading|notebooks|tests|docs|tools)/[\w./]*)`", TEXTS[name])
-    assert linked or quoted
-    planned = {"reference/layers/gated_mlp.py", "mpi_impl/layers/gated_mlp.py",     # CONTRIBUTING's example,
-               "notebooks/labs/lab8_name.py"}                                       # and the guide's
-    missing = [path for path in linked + [ROOT / path for path in quoted if path not in planned] if not path.exists()]
+    missing = [path for path in linked + [ROOT / path for path in quoted if path not in PLANNED] if not path.exists()]
     assert not missing
 
 
-PROSE = [ROOT / name for name in (*TEXTS, "benchmarks/README.md")] + sorted(ROOT.glob("notebooks/**/*.py"))
+@pytest.mark.parametrize("name", TEXTS)
+def test_headings_that_are_linked_exist(name):
+    for path, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", TEXTS[name]):
+        target = ((ROOT / name).parent / path) if path else ROOT / name
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_of_docs_is_one_link_away_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/\w+\.md)", README))
+    assert {name for name in PAGES if name.startswith("docs/")} - {"docs/index.md"} == linked
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 160
+
+
+def test_code_in_the_readme_is_the_code_of_its_files():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    files = [(ROOT / path).read_text() for path in ("mpi_impl/layers/mlp.py", "reference/layers/mlp.py")]
+    assert len(blocks) == 2 and all(block in text for block, text in zip(blocks, files))
+
+
+PROSE = [ROOT / name for name in PAGES] + sorted(ROOT.glob("notebooks/**/*.py"))
 
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
