@@ -5,7 +5,7 @@ MAGIC = "%%answer"
 CURRENT: dict[str, str] = {}
 
 
-class CellFailed(Exception):
+class AnswerCellFailed(Exception):
     """An answer whose own cell has failed, after the error has been shown. It ends `Run All`, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
@@ -51,6 +51,6 @@ def load_ipython_extension(shell) -> None:
         CURRENT[name] = "\n" + cell
         # IPython drops an empty first line: with a comment in place of the magic, errors name the lines that one sees.
         if not shell.run_cell(f"# {name}\n{cell}").success:
-            raise CellFailed(f"The answer {name} has failed, as is shown above.")
+            raise AnswerCellFailed(f"The answer {name} has failed, as is shown above.")
 
     shell.register_magic_function(answer, "cell")

@@ -16,7 +16,7 @@ from mpi_impl.generation.replica import loaded
 from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.launching.entry import run
-from mpi_impl.programs.generation_options import Settings, check_top_k, parse
+from mpi_impl.programs.generation_options import GenerationSettings, check_top_k, parse
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.files import read_text
@@ -29,7 +29,7 @@ from reference.precision import Precision
 class Generation(Program):
     """One rank's part of the program."""
 
-    def __init__(self, settings: Settings, ranks: Group):
+    def __init__(self, settings: GenerationSettings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
         self.tokenizer: Tokenizer | None = None       # on rank 0 only

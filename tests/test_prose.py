@@ -1,6 +1,9 @@
-"""Docstrings are plain English: functions begin with an imperative verb, classes and modules with a noun phrase."""
+"""Plain English: functions' docstrings begin with an imperative verb, classes' and modules' with a noun phrase, and two
+classes have two names.
+"""
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +58,22 @@ def test_a_classs_or_modules_docstring_begins_with_a_noun_phrase(kept):
                                   "float64 in (0, 1).", "Raises UserError below 1.", "`f` of x.", "Return."])
 def test_other_beginnings_are_no_imperatives(text):
     assert not is_imperative(text) and is_imperative(f"Return {text}")
+
+
+def classes() -> Iterator[tuple[str, str, Path]]:
+    """Yield each class of the packages: its name, its package, and its file there."""
+    for package in ("reference", "mpi_impl", "grading", "benchmarks"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    yield node.name, package, file.relative_to(ROOT / package)
+
+
+def test_two_classes_of_one_name_are_twins_of_the_textbook_and_the_machine():
+    found = defaultdict(list)
+    for name, package, file in classes():
+        found[name].append((package, file))
+    doubled = {name: places for name, places in found.items() if len(places) > 1}
+    twins = {name for name, places in doubled.items()
+             if [package for package, _ in places] == ["reference", "mpi_impl"] and places[0][1] == places[1][1]}
+    assert "Trainer" in twins and doubled.keys() - twins == set()

@@ -28,7 +28,7 @@ WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be a n
 
 
 class Samples(Protocol):
-    """A data set that can be blended: an endless sequence of samples for each part."""
+    """An endless sequence of samples for each part (train, validation, test). Each is a row (reference/batches.py)."""
 
     def samples(self, part: str) -> int: ...
 

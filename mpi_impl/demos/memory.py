@@ -60,14 +60,14 @@ which: that is a mask, a byte for each.
 """
 
 
-class Run(NamedTuple):
+class Variant(NamedTuple):
     """A way to train."""
 
     name: str
     parallel: ParallelConfig
 
 
-class Found(NamedTuple):
+class RunMemory(NamedTuple):
     """The memory that a run took on each rank."""
 
     name: str
@@ -107,7 +107,7 @@ def check_output(options: argparse.Namespace) -> None:
     check_outputs(options)
 
 
-def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], model: ModelConfig) -> None:
+def write_picture(options: argparse.Namespace, panels: dict[str, list[RunMemory]], model: ModelConfig) -> None:
     draw(options.output, panels, f"a GPT of {parameters(model):,} parameters in {options.dtype}")
     print(f"drawn in {options.output}", flush=True)
 
@@ -152,17 +152,17 @@ def precision_of(options: argparse.Namespace) -> Precision:
     return Precision(options.dtype)
 
 
-def replica_runs(n: int, model: ModelConfig) -> list[Run]:
+def replica_runs(n: int, model: ModelConfig) -> list[Variant]:
     """Return the runs with d = n. A bucket of gradients is about the size of a layer's."""
     cuts = ("ZeRO 0: nothing sharded", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
     plain = ParallelConfig(data_parallel_size=n, ddp_bucket_size=12 * model.hidden_size**2)
-    runs = [Run(name, replace(plain, zero_stage=stage)) for stage, name in enumerate(cuts)]
-    return [*runs, Run("ZeRO 3, offloaded", replace(plain, zero_stage=3, cpu_offload=True))]
+    runs = [Variant(name, replace(plain, zero_stage=stage)) for stage, name in enumerate(cuts)]
+    return [*runs, Variant("ZeRO 3, offloaded", replace(plain, zero_stage=3, cpu_offload=True))]
 
 
-def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Run]:
+def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Variant]:
     """Return the runs with t = n. Raises UserError if heads or positions do not divide."""
-    runs = [Run(name, parallel) for name, parallel in variants(n).items()]
+    runs = [Variant(name, parallel) for name, parallel in variants(n).items()]
     for one in runs:
         check_model_fits(model, one.parallel)
         check_sequence_fits(seq_length, one.parallel)
@@ -172,7 +172,7 @@ def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Run]:
 # ---- the runs -------------------------------------------------------------------------------------------------------
 
 
-def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namespace) -> Found:
+def trained(ranks: Group, one: Variant, model: ModelConfig, options: argparse.Namespace) -> RunMemory:
     """Train a few steps on random tokens, and return the memory that they took."""
     topology = connect(ranks, one.parallel)
     try:
@@ -182,7 +182,7 @@ def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namesp
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
             trainer.step(random_tokens(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
-        return Found(one.name, ranks.allgather_objects(rank_memory(trainer, b, s, MICROBATCHES)))
+        return RunMemory(one.name, ranks.allgather_objects(rank_memory(trainer, b, s, MICROBATCHES)))
     finally:
         disconnect(topology)
 
@@ -204,7 +204,7 @@ def introduction(model: ModelConfig, options: argparse.Namespace, n: int) -> str
         f"{options.micro_batch_size} x {options.seq_length} words.\n")
 
 
-def runs_table(found: list[Found]) -> str:
+def runs_table(found: list[RunMemory]) -> str:
     """Return a table with a measured and a predicted line for each run and each kind of rank in it."""
     used = [name for name in MEMORY if any(parts(most(one).held)[name] for one in found)]
     names, far = [name for name in used if name != FAR], [name for name in used if name == FAR]
@@ -240,7 +240,7 @@ def layers_text(inventories: dict[str, ActivationInventory], layers: dict[str, S
         deferred_table(inventory, layers[first].deferred), ""])
 
 
-def conclude(ranks: Group, found: list[Found], inventories: dict[str, ActivationInventory],
+def conclude(ranks: Group, found: list[RunMemory], inventories: dict[str, ActivationInventory],
              layers: dict[str, StageBytes]) -> None:
     """Check that every number was predicted. Raises AssertionError if not, on all ranks."""
     pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in found
@@ -260,7 +260,7 @@ def conclude(ranks: Group, found: list[Found], inventories: dict[str, Activation
 # ---- the picture ----------------------------------------------------------------------------------------------------
 
 
-def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
+def draw(path: str, panels: dict[str, list[RunMemory]], model: str) -> None:
     """Draw two bars for each run, of the rank that holds most: measured, and below it predicted, hatched."""
     from matplotlib.figure import Figure  # matplotlib takes a second to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -313,7 +313,7 @@ def pale(color: str) -> tuple[float, ...]:
     return tuple((1 - PALE) * part + PALE for part in to_rgb(color))
 
 
-def most(one: Found) -> RankMemory:
+def most(one: RunMemory) -> RankMemory:
     """Return the memory of the rank that holds most."""
     return max(one.everyone, key=lambda rank: sum(parts(rank.held).values()))
 

@@ -53,7 +53,7 @@ STAGES = ("nothing is sharded", "optimizer states are sharded", "gradients, too"
 SENT = ("2 Psi (N-1)/N", "2 Psi (N-1)/N", "(m + 1) Psi (N-1)/N", "(3 m Psi - m T) (N-1)/N")
 
 
-class Found(NamedTuple):
+class StageMeasurement(NamedTuple):
     """The memory that a rank holds after some steps at one stage, and its traffic."""
 
     psi: int                         # elements of the flat buffer, padding included
@@ -76,7 +76,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.conclude(ranks)
 
 
-def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> Found:
+def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> StageMeasurement:
     """Run a few steps at one stage, print and check them."""
     parallel = ParallelConfig(data_parallel_size=ranks.size, zero_stage=stage, ddp_bucket_size=BUCKET)
     apart = Group(ranks.comm, ranks.name, Instruments())        # with a ledger of its own
@@ -119,14 +119,15 @@ def introduction(n: int, m: int) -> str:
 # ---- what is measured, and what the formulas say --------------------------------------------------------------------
 
 
-def measured(trainer: Trainer, stage: int, m: int) -> Found:
+def measured(trainer: Trainer, stage: int, m: int) -> StageMeasurement:
     """Measure memory and traffic after the steps, with their predictions."""
     n, layout, held = trainer.topology.data.size, trainer.state.layout, trainer.held()
     tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
     less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
-    return Found(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
-                 model_states(layout.size, n, stage, *FLOAT64.bytes_each),
-                 data_parallel_traffic(layout.size, n, stage, m) - less)
+    return StageMeasurement(
+        layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
+        model_states(layout.size, n, stage, *FLOAT64.bytes_each),
+        data_parallel_traffic(layout.size, n, stage, m) - less)
 
 
 def sent(ledger: Ledger) -> float:
@@ -155,7 +156,7 @@ def bounds(part: slice) -> str:
     return f"{part.start}-{part.stop - 1}"
 
 
-def table(found: list[Found], n: int) -> str:
+def table(found: list[StageMeasurement], n: int) -> str:
     """Return a table with a row for each stage."""
     rows = [["stage", "Psi", "holds, bytes", "the formula", "", "sends in a step", "the formula", ""]]
     for stage, one in enumerate(found):

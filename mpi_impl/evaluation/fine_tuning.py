@@ -17,7 +17,7 @@ from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.generation.replica import trained
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.arguments import Settings, precision
+from mpi_impl.programs.arguments import PretrainingSettings, precision
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program
 from mpi_impl.reports import forecast
@@ -98,8 +98,8 @@ class FineTuning(Program):
     # ---- the run ----
 
     def work(self) -> None:
-        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.state.precision, self.microbatches,
-                            self.model.architecture)
+        settings = PretrainingSettings(self.args, self.parallel, self.optimizer, self.trainer.state.precision,
+                                       self.microbatches, self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.reporter.say(introduction(settings, self.model, self.world.hosts()))
         self.reporter.say(f"{self.device.description or kernels.describe()}\n"

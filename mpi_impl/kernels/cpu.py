@@ -171,7 +171,7 @@ def scramble(x, scratch):
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-class AttentionCore(NamedTuple):
+class BlockwiseAttentionCore(NamedTuple):
     """The cache of attention. Unlike the textbook's it has q, k and v as they came, so that nothing is copied."""
 
     q: Any         # [b, s, a, d]
@@ -189,7 +189,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     context, probs, mask = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype), None
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
-    core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
+    core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
     q, k, v, y = heads_first(q, k, v, context)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):

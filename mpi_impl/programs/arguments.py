@@ -33,7 +33,7 @@ INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_ite
 
 
 @dataclass(frozen=True)
-class Settings:
+class PretrainingSettings:
     """A program's options, checked against one another and against the number of ranks."""
 
     args: Any                  # PretrainingOptions, in which nothing is left open that follows from the rest
@@ -64,8 +64,8 @@ def heads(args, architecture: str) -> tuple[str, ...]:
     return ("lm",) if architecture == "gpt" or args.bert_no_binary_head else ("lm", "sop")
 
 
-def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> Settings:
-    """Turn a command line into Settings. When an option is given twice, the last one counts. Raises UserError."""
+def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> PretrainingSettings:
+    """Parse and check a command line. When an option is given twice, the last one counts. Raises UserError."""
     given = parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
                         "data parallelism.", OPTIONS[architecture], argv)
     check_not_empty(given, PATHS)
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt"
         check_samples(args.tokenizer_type, args.seq_length, args.mask_prob, args.short_seq_prob)
     if args.save_hf is not None:
         check_expressible(args, architecture)
-    settings = Settings(args, parallel, optimizer_config(args), precision(args), microbatches, architecture)
+    settings = PretrainingSettings(args, parallel, optimizer_config(args), precision(args), microbatches, architecture)
     settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
     return settings
 

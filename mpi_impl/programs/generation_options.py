@@ -75,7 +75,7 @@ class GenerationOptions(SavedModelOptions, TokenizerOptions, TextOptions, Sampli
     """Options of mpi_impl/generate.py."""
 
 
-class Settings(NamedTuple):
+class GenerationSettings(NamedTuple):
     """A program's options, checked against one another and against the number of ranks."""
 
     args: GenerationOptions
@@ -83,8 +83,8 @@ class Settings(NamedTuple):
     sampling: Sampling
 
 
-def parse(argv: Sequence[str] | None, world_size: int) -> Settings:
-    """Turn a command line into Settings. When an option is given twice, the last one counts, but for --prompt.
+def parse(argv: Sequence[str] | None, world_size: int) -> GenerationSettings:
+    """Parse and check a command line. Where an option but --prompt is given twice, the last one counts.
 
     Raises UserError.
     """
@@ -96,7 +96,7 @@ def parse(argv: Sequence[str] | None, world_size: int) -> Settings:
     for name in ("num_samples", "tokens_to_generate"):
         require_positive(name, getattr(args, name))
     check_timeout(args.distributed_timeout_minutes)
-    return Settings(args, parallel_config(args, world_size), sampling(args, given))
+    return GenerationSettings(args, parallel_config(args, world_size), sampling(args, given))
 
 
 def check_model_and_prompts(args: GenerationOptions) -> None:

@@ -1,14 +1,14 @@
 """What a run of pretraining says about itself before its first step."""
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.mpi_library import library
-from mpi_impl.programs.arguments import Settings
+from mpi_impl.programs.arguments import PretrainingSettings
 from mpi_impl.programs.options import NAMES
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
-def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
+def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts) -> str:
     """Describe how the ranks share the work, where they are, what they save, and the model."""
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]

@@ -26,7 +26,7 @@ from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.arguments import Settings, parse
+from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program, run_program
 from mpi_impl.recording.recorder import RecordedSteps, description
@@ -78,7 +78,7 @@ class Pretraining(Program):
     def conclude(self) -> None:
         """Do what remains after the last step. Called by all ranks."""
 
-    def __init__(self, settings: Settings, ranks: Group):
+    def __init__(self, settings: PretrainingSettings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
         self.loaded = ranks.broadcast_object(self.check_files)

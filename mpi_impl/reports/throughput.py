@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.reports.forecast import Measured, RunSizes, computed_flops
+from mpi_impl.reports.forecast import MeasuredRate, RunSizes, computed_flops
 from mpi_impl.runtime.arrays import HALVES, dtype_of
 from reference.costs.flops import iteration_flops, utilization
 
@@ -32,7 +32,7 @@ class Peak:
     source: str     # for a person
 
 
-def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
+def peak_of(gpus: Sequence[str], form: str, found: MeasuredRate) -> Peak:
     """Return the published peak of these GPUs, each named once though ranks may share it, in the parameters' format.
 
     Other GPUs, other formats, and CPU cores have none, but a rate that was `found`.
@@ -83,7 +83,7 @@ class Throughput:
         return f"{format_rate(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 
 
-def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
+def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: MeasuredRate) -> Throughput:
     flops = iteration_flops(plan.model, plan.global_batch_size, plan.seq_length)
     return Throughput(flops, ranks, peak_of(gpus, plan.precision.compute, found))
 

@@ -35,7 +35,7 @@ def test_the_picture(ranks, tmp_path, monkeypatch):
     """Its bars are the bytes, measured above predicted, and their lengths add up."""
     kept, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (kept.append(figure), save(figure, *a, **k)))
-    panels = {title: [memory.Found(name, [foreseen(one) for one in everyone]) for name, everyone in found]
+    panels = {title: [memory.RunMemory(name, [foreseen(one) for one in everyone]) for name, everyone in found]
               for title, found in ranks.run(2, found_in_a_run)[0].items()}
     memory.draw(str(tmp_path / "picture.png"), panels, "a model")
     figure, = kept

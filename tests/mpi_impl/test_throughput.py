@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from mpi_impl.reports.forecast import Measured, RunSizes
+from mpi_impl.reports.forecast import MeasuredRate, RunSizes
 from mpi_impl.reports.throughput import PEAKS, Throughput, counted, format_rate, peak_of, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.flops import iteration_flops
@@ -16,7 +16,7 @@ SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 
     --global-batch-size 8 --train-iters 4 --vocab-size 300 --log-interval 2 --eval-iters 0 --split 8,2
     --log-throughput""".split()
 RATE = 5e9          # at which matrices are multiplied in these tests
-FOUND = Measured(RATE, "float32")
+FOUND = MeasuredRate(RATE, "float32")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ LANE = 0.84             # of a rank's row
 HIGH, WIDE = 0.5, 0.92  # inches: of a row, of a unit of width
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     """Something that a rank does with its [b, s, h], from left to right; or the edge of a region."""
 
     kind: str
@@ -26,9 +26,9 @@ class Edge(NamedTuple):
     backward: str
 
 
-def branch(region: str) -> list[Step]:
-    return [Step(OUTSIDE, "layer norm", 1), Step(EDGE, "f", 0.45), Step(INSIDE, region, 2.2), Step(EDGE, "g", 0.45),
-            Step(OUTSIDE, "dropout", 0.9), Step(OUTSIDE, "add x", 0.7)]
+def branch(region: str) -> list[BlockStep]:
+    return [BlockStep(OUTSIDE, "layer norm", 1), BlockStep(EDGE, "f", 0.45), BlockStep(INSIDE, region, 2.2),
+            BlockStep(EDGE, "g", 0.45), BlockStep(OUTSIDE, "dropout", 0.9), BlockStep(OUTSIDE, "add x", 0.7)]
 
 
 SHARED = {"attention": "heads", "MLP": "columns"}
@@ -58,7 +58,7 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
     return figure
 
 
-def draw_step(axes, step: Step, left: float, t: int, sequence_parallel: bool) -> None:
+def draw_step(axes, step: BlockStep, left: float, t: int, sequence_parallel: bool) -> None:
     """Draw a rectangle for each rank: grey if all do the same, else in the rank's colour."""
     cut = sequence_parallel and step.kind == OUTSIDE
     for rank in range(t):

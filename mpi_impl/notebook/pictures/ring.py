@@ -10,7 +10,7 @@ from mpi_impl.notebook.pictures.shards import OWNERS
 WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from one to the next, from a rank to the next
 
 
-class Step(NamedTuple):
+class RingStep(NamedTuple):
     """The state of the ranks after a step."""
 
     name: str
@@ -18,25 +18,25 @@ class Step(NamedTuple):
     sent: list[int]     # the piece that each rank has sent to the next one; none at the start
 
 
-def ring_all_reduce(xs: np.ndarray) -> list[Step]:
+def ring_all_reduce(xs: np.ndarray) -> list[RingStep]:
     """xs [t ranks, t pieces], the numbers to be added up -> what all ranks hold, at the start and after each step.
 
     A reduce-scatter: rank i's piece begins as that of rank i + 1, and each rank on its way adds its own, so that it
     is complete when it comes to rank i. Then an all-gather: complete pieces go round, and take the others' place.
     """
     t = len(xs)
-    steps, before = [Step("start", xs.copy(), [])], (np.arange(t) - 1) % t
+    steps, before = [RingStep("start", xs.copy(), [])], (np.arange(t) - 1) % t
     for name, first in (("reduce-scatter", -1), ("all-gather", 0)):
         for step in range(t - 1):
             held, sent = steps[-1].held.copy(), (np.arange(t) + first - step) % t
             arriving = sent[before]                                     # at each rank, from the one before
             values = steps[-1].held[before, arriving]
             held[np.arange(t), arriving] = values + (held[np.arange(t), arriving] if first else 0)
-            steps.append(Step(f"{name} {step + 1}", held, sent.tolist()))
+            steps.append(RingStep(f"{name} {step + 1}", held, sent.tolist()))
     return steps
 
 
-def draw_ring(steps: list[Step]) -> Figure:
+def draw_ring(steps: list[RingStep]) -> Figure:
     """Draw the steps of a ring whose rank i began with 2^i in every piece: a sum's binary digits say who is in it.
 
     A row for each rank, a box for each piece; in a box a stripe for each rank whose number has been added. What has
@@ -64,7 +64,7 @@ def draw_ring(steps: list[Step]) -> Figure:
     return figure
 
 
-def draw_step(axes, step: Step, left: float, top: float) -> None:
+def draw_step(axes, step: RingStep, left: float, top: float) -> None:
     t = len(step.held)
     axes.text(left, top - 0.2, step.name, fontsize=9, va="bottom")
     for rank in range(t):
