@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from mpi_impl.evaluation.options import EPOCHS, OPTIONS, TASKS, TaskOptions
 from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.launching.option_fields import check_not_empty, parse_given
+from mpi_impl.launching.option_fields import parse_given
 from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
                                          optimizer_config, parallel_config, precision)
 from mpi_impl.programs.options import NAMES
@@ -18,8 +18,6 @@ from reference.parallel.stages import stages_of_ranks
 
 DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each task has options of its own, which "
                "--task TASK --help shows.")
-PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "metrics_file", "save",
-         "offload_folder")
 
 
 def parse(argv: Sequence[str] | None) -> Any:
@@ -28,7 +26,6 @@ def parse(argv: Sequence[str] | None) -> Any:
     first.add_argument("--task", choices=tuple(TASKS))
     kind = OPTIONS.get(first.parse_known_args(argv)[0].task, TaskOptions)
     given = parse_given("evaluate", DESCRIPTION, kind, argv)
-    check_not_empty(given, PATHS)
     args: Any = kind(**given)
     if (args.load is None) == (args.load_hf is None):
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "

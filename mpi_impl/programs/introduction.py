@@ -1,4 +1,4 @@
-"""What a run of pretraining says about itself before its first step."""
+"""The description of a training run before its first step."""
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.mpi_library import library
 from mpi_impl.programs.arguments import PretrainingSettings
@@ -9,7 +9,7 @@ from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
 def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts) -> str:
-    """Describe how the ranks share the work, where they are, what they save, and the model."""
+    """Describe how the ranks share the work, their hosts, how they save memory, and the model."""
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
@@ -22,7 +22,7 @@ def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts
 
 
 def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
-    """Describe a pipeline: its schedule, and how many layers its stages have, in order."""
+    """Describe a pipeline: its schedule, and the numbers of layers of its stages, in order."""
     if p.pipeline_model_parallel_size == 1:
         return ""
     layers = {stage: len(held) for stages in stages_of_ranks(model, p) for stage, held in stages.items()}
@@ -31,7 +31,7 @@ def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
 
 
 def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
-    """Describe what a rank does not keep, and what that costs."""
+    """Describe the ways in which a rank saves memory, and their cost."""
     found = []
     if p.sequence_parallel:
         found.append("sequence parallel (the gathered inputs are " + (

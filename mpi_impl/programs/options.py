@@ -1,5 +1,6 @@
-"""Megatron's options for pre-training, and a few of our own. What they mean together: arguments.py."""
+"""Megatron's options for pre-training, and a few of our own. arguments.py checks them against one another."""
 from dataclasses import dataclass
+from typing import Any
 
 from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
@@ -36,24 +37,6 @@ class ModelOptions:
         ModelConfig.hidden_dropout, "share that training drops of the embedding, and of what each branch adds")
     attention_dropout: float = option_field(
         ModelConfig.attention_dropout, "share that training drops of attention's probabilities")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTOptions:
-    """GPT."""
-
-    untie_embeddings_and_output_weights: bool = option_field(False)
-    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BERTOptions:
-    """BERT."""
-
-    bert_no_binary_head: bool = option_field(
-        False, "predict masked tokens alone, not whether the two pieces of text were swapped")
-    mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
-    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than they need be", "P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +175,7 @@ class StateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What to report."""
+    """Reports."""
 
     log_interval: int = option_field(10)
     log_throughput: bool = option_field(
@@ -213,25 +196,37 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTPretrainingOptions(ModelOptions, GPTOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
-                            PrecisionOptions, DataOptions, StateOptions, ReportOptions):
-    """A model of the paper."""
+class PretrainingOptions(ModelOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
+                         PrecisionOptions, DataOptions, StateOptions, ReportOptions):
+    """The options that a GPT and a BERT have in common."""
 
-    preset: str | None = option_field(
+
+def preset_option(architecture: str) -> Any:
+    """Declare --preset for the models of one architecture."""
+    return option_field(
         None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
-        choices=PRESETS["gpt"])
+        choices=PRESETS[architecture])
 
 
 @dataclass(frozen=True, kw_only=True)
-class BERTPretrainingOptions(ModelOptions, BERTOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
-                             TrainingOptions, PrecisionOptions, DataOptions, StateOptions, ReportOptions):
-    """A model of the paper."""
+class GPTPretrainingOptions(PretrainingOptions):
+    """GPT."""
 
+    preset: str | None = preset_option("gpt")
+    untie_embeddings_and_output_weights: bool = option_field(False)
+    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BERTPretrainingOptions(PretrainingOptions):
+    """BERT."""
+
+    preset: str | None = preset_option("bert")
     tokenizer_type: str = same_option(DataOptions, "tokenizer_type", "BertWordPieceLowerCase")
-    preset: str | None = option_field(
-        None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
-        choices=PRESETS["bert"])
+    bert_no_binary_head: bool = option_field(
+        False, "predict masked tokens alone, not whether the two pieces of text were swapped")
+    mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
+    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than they need be", "P")
 
 
-PretrainingOptions = GPTPretrainingOptions | BERTPretrainingOptions
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}

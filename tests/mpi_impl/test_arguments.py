@@ -242,10 +242,11 @@ def test_options_that_do_not_fit(options, sentence):
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "data-cache-path", "metrics-file", "ledger",
-                                  "plot", "trace", "offload-folder", "save", "load", "load-hf", "save-hf", "record"])
+@pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "tokenizer-model", "data-cache-path",
+                                  "metrics-file", "ledger", "plot", "trace", "offload-folder", "save", "load",
+                                  "load-hf", "save-hf", "record"])
 def test_an_empty_name_of_a_file_is_refused(name):
-    """As a script's unset variable gives it."""
+    """An unset variable of a script gives it."""
     with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):
         parse([f"--{name}", ""], world_size=1)
 
@@ -283,6 +284,12 @@ def test_help_tells_of_every_option_and_its_default(kind):
         assert option(name) in text
         if one.default not in (MISSING, None, False):
             assert f"default: {one.default}" in text, name
+
+
+def test_a_title_in_help_keeps_its_spelling():
+    parser = ArgumentParser(prog="program")
+    add_options(parser, GPTPretrainingOptions)
+    assert "\nThe model:\n" in parser.format_help() and "\nGPT:\n" in parser.format_help()
 
 
 def test_only_what_is_given_is_parsed():
