@@ -7,7 +7,7 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, tokenizer_in
-from mpi_impl.checkpoints.manifest import Manifest, Sealed, state_of
+from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
@@ -100,9 +100,7 @@ class Checkpoint(NamedTuple):
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
-        files = list(self.files().items())
-        ranks.collect_objects(lambda: checkpoint.check_files(self.root, folder, dict(files[ranks.rank::ranks.size])),
-                        "the checkpoint's checksums")
+        checkpoint.check_files(ranks, self.root, self.manifest, ["parameters"])
         stored = on_disk.StateReader(folder, "parameters", self.manifest)
 
         def read(piece: Piece) -> np.ndarray:
@@ -113,13 +111,9 @@ class Checkpoint(NamedTuple):
 
         return read
 
-    def files(self) -> dict[str, Sealed]:
-        """Return the files of the parameters."""
-        return {name: file for name, file in self.manifest.files.items() if state_of(name) == "parameters"}
-
     def describe(self) -> str:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
-        size = bytes_of(sum(file.bytes for file in self.files().values()))
+        size = bytes_of(sum(file.bytes for file in self.manifest.files_of(["parameters"]).values()))
         return f"loaded iteration {self.manifest.iteration}: {size} of parameters, {folder}"
 
 

@@ -3,7 +3,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from mpi_impl.checkpoints.huggingface_config import adopted, check_expressible
+from mpi_impl.checkpoints.huggingface_config import adopt_options, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
 from mpi_impl.launching.option_fields import declared, filled, parse_given
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt"
     check_states(args)
     check_device(args)
     if args.load_hf is not None:
-        found = adopted(args.load_hf, architecture, given)      # also a BERT's tied table, which is no option
+        found = adopt_options(args.load_hf, architecture, given)      # also a BERT's tied table, which is no option
         args = kind(**preset | {name: found[name] for name in found.keys() & declared(kind).keys()} | given)
     require_positive("micro_batch_size", args.micro_batch_size)
     parallel = parallel_config(args, world_size, args.num_layers)

@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 
-from mpi_impl.checkpoints.huggingface import as_theirs, check_weights, load_weights, places_of, save_model
+from mpi_impl.checkpoints.huggingface import check_weights, join_shards, load_weights, places_of, save_model
 from mpi_impl.checkpoints.huggingface_config import layout_of, model_options, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
@@ -123,7 +123,7 @@ def gradients_of(run: Run, ranks: list[Found]) -> dict[str, np.ndarray]:
     whole = dict(leaves(join_stages([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
     layout = layout_of(run.model)
     return {layout.full_name(name): grad for ours, _, places in places_of(run.model)
-            for name, grad in zip(dict.fromkeys(place.name for place in places), as_theirs([whole[ours]], places))}
+            for name, grad in zip(dict.fromkeys(place.name for place in places), join_shards([whole[ours]], places))}
 
 
 def saved_again(group, run: Run, folder, steps: int, again, batch=None) -> None:

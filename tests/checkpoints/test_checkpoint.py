@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.checkpoints.manifest import Manifest, key_of
+from mpi_impl.checkpoints.manifest import FORMAT, Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.parallel.buffers import Whole
 from reference.config import ModelConfig
@@ -204,7 +204,7 @@ def test_no_rank_holds_the_model(ranks, tmp_path, offload):
 
 def test_what_is_said_of_other_settings():
     """Each option that differs, with both values; and the dtype."""
-    manifest = Manifest(10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
+    manifest = Manifest(FORMAT, 10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
     found = checkpoint.describe("D", manifest, dict(manifest.settings), "float32")
     assert found == "loaded iteration 10: 0 bytes, " + os.path.join("D", "iter_0000010")
     lines = checkpoint.describe("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
@@ -228,7 +228,7 @@ def test_weights_that_are_infinite_in_the_models_format_are_not_saved():
     state = SimpleNamespace(optimizer_states=states, precision=Precision("float16"))
     trainer = SimpleNamespace(state=state, iteration=3, topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
     with pytest.raises(UserError, match="Iteration 3 has made w infinite in float16, or no number, on rank 1"):
-        checkpoint.finite(trainer, piece, "parameters")
-    assert checkpoint.finite(trainer, piece, "m").tolist() == [1, 7e4]
+        checkpoint.load_finite(trainer, piece, "parameters")
+    assert checkpoint.load_finite(trainer, piece, "m").tolist() == [1, 7e4]
     trainer.state.precision = Precision("bfloat16")
-    assert checkpoint.finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"
+    assert checkpoint.load_finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"

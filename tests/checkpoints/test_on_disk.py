@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.checkpoints.manifest import Sealed
+from mpi_impl.checkpoints.manifest import FileSeal
 from mpi_impl.checkpoints.on_disk import TRACKER, check_free
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import SMALL, Run, load_and_train, train_and_save
@@ -120,7 +120,7 @@ def test_elements_begin_at_a_multiple_of_8(tmp_path, dtype):
         path, shapes = tmp_path / f"{length}.safetensors", {"x" * length: (2, 3), "y": (4,)}
         sealed = on_disk.write_tensors(str(path), dtype, shapes, [x[:4], x[4:], y], {"about": "a test"})
         content = path.read_bytes()
-        assert sealed == Sealed(len(content), hashlib.sha256(content).hexdigest())
+        assert sealed == FileSeal(len(content), hashlib.sha256(content).hexdigest())
         begin = 8 + int.from_bytes(content[:8], "little")
         assert begin % 8 == 0 and content[begin:] == x.tobytes() + y.tobytes()
         header = json.loads(content[8:begin])

@@ -139,9 +139,9 @@ def outcome(root: Path) -> Outcome:
     parts = {name: load_file(folder / name) for name in manifest.files}
     states = {}
     for state in ("parameters", "m", "v"):
-        for name, (shape, boxes) in manifest.tensors.items():
-            whole = states[f"{state} {name}"] = np.full(shape, np.nan)
-            for box, rank in boxes:
+        for name, tensor in manifest.tensors.items():
+            whole = states[f"{state} {name}"] = np.full(tensor.shape, np.nan)
+            for box, rank in tensor.boxes:
                 whole[box] = parts[file_of(state, rank)][key_of(name, box)]
     return Outcome(states, (manifest.iteration, manifest.updates))
 
