@@ -211,8 +211,8 @@ def test_what_is_said_of_other_settings():
     assert lines == ["its weights and moments are float32, and float64 from now on",
                      "note: other settings than before, so the run is not the same: --seed 2 (was 1), --split 2,1 "
                      "(was 1,1)"]
-    flags = Manifest(1, 1, ScaleState(2.0**16, 0, 2), "float32", {}, {"bf16": False, "fp16": True, "loss_scale": None,
-                                                          "initial_loss_scale": 2.0**32}, {}, {})
+    saved = {"bf16": False, "fp16": True, "loss_scale": None, "initial_loss_scale": 2.0**32}
+    flags = Manifest(FORMAT, 1, 1, ScaleState(2.0**16, 0, 2), "float32", {}, saved, {}, {})
     now = {"bf16": True, "fp16": False, "loss_scale": 8.0, "initial_loss_scale": 1.0}
     assert checkpoint.describe("D", flags, now, "float32").endswith(
         "--bf16 (was not given), no --fp16 (was given), --loss-scale 8.0 (was not given)"), "the scale is loaded"
