@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.recording.completeness import check_whole, listed
+from mpi_impl.recording.completeness import check_whole, format_iterations
 from mpi_impl.recording.differences import Findings, TensorDifference, compare
 from mpi_impl.recording.recording import Recording, read
 from mpi_impl.runtime.tables import aligned
@@ -89,7 +89,7 @@ def report(found: Findings, a: Recording, b: Recording) -> str:
     worst = found.worst
     assert worst is not None, "recordings that are whole have tensors in common"
     alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
-    when = listed(sorted({key.iteration for key in a.parts}))
+    when = format_iterations(sorted({key.iteration for key in a.parts}))
     return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}{alone}. They differ "
             f"most in {worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; "
             f"{worst.allowed:.0e} is allowed.")

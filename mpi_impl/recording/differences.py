@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpi_impl.recording.names import FROM_THE_LOSS, Key
-from mpi_impl.recording.recording import ALIKE, Recording, TensorPart
+from mpi_impl.recording.recording import COMMON, Recording, TensorPart, whole_shape
 from reference.errors import UserError
 from reference.precision import FORMATS, Precision
 
@@ -96,7 +96,7 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     Raises UserError if the two are of different models, batches or seeds, or if they agree as far as they are finite.
     """
     check_comparable(a, b)
-    found, silent = Findings(), overflown(a, b)
+    found, silent = Findings(), skipped_steps(a, b)
     # The first iteration that only one run has skipped: after it their weights differ.
     parted = min((iteration for iteration, where in silent.items() if len(where) == 1), default=np.inf)
     for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
@@ -104,11 +104,11 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
             continue
         if (key.iteration, key.phase.startswith("optimizer")) > (parted, False):
             break
-        if all(known(key, recording) for recording in (a, b)):
+        if all(keys_in(key, recording) for recording in (a, b)):
             found.compared += 1
         else:
             found.alone += 1
-        difference = furthest_apart(key, a, b)
+        difference = largest_difference(key, a, b)
         if difference is None:
             continue
         if difference.beyond_rounding:
@@ -129,23 +129,23 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     return found
 
 
-def overflown(a: Recording, b: Recording) -> dict[int, list[Recording]]:
-    """Return the iterations with useless gradients, and the runs where they are not finite: both, or float16 alone."""
+def skipped_steps(a: Recording, b: Recording) -> dict[int, list[Recording]]:
+    """Return the iterations without useful gradients, and the runs where they are not finite.
+
+    Those are both runs, or the one in float16, if the other has another format.
+    """
     silent = {}
+    narrow = [one for one in (a, b) if one.about["format"] == "float16"]
     for key in a.parts.keys() & b.parts.keys():
         if key.name == "gradient norm":
             bad = [one for one in (a, b) if not np.isfinite(one.load(one.parts[key][0])).all()]
-            if len(bad) == 2 or (bad and bad[0].about["format"] == "float16" != other(bad[0], a, b).about["format"]):
+            if len(bad) == 2 or (len(narrow) == 1 and bad == narrow):
                 silent[key.iteration] = bad
     return silent
 
 
-def other(one: Recording, a: Recording, b: Recording) -> Recording:
-    return b if one is a else a
-
-
 def check_comparable(a: Recording, b: Recording) -> None:
-    for name in ALIKE:
+    for name in COMMON:
         one, other = a.about.get(name), b.about.get(name)
         if one == other:
             continue
@@ -160,17 +160,17 @@ def check_comparable(a: Recording, b: Recording) -> None:
 # ---- one tensor -----------------------------------------------------------------------------------------------------
 
 
-def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | None:
+def largest_difference(key: Key, a: Recording, b: Recording) -> TensorDifference | None:
     """Return the largest difference between a tensor's holders and its expected values; None if there is only one."""
     holders = [*holders_of("A", a, key), *holders_of("B", b, key)]
-    expected = [holder for one in known(key, a)[:1] for holder in holders_of("A", a, one)] or holders
+    expected = [holder for one in keys_in(key, a)[:1] for holder in holders_of("A", a, one)] or holders
     if expected is holders and len(holders) < 2:
         return None
-    whole, there = joined(expected, shape_of([*holders, *expected]))
+    whole, there = assemble(expected, whole_shape([*holders, *expected]))
     apart = [np.where(there[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
     largest = float(abs(whole[there & np.isfinite(whole)]).max(initial=0))
     allowed, rate = tolerance(key, a, b), a.about["optimizer"]["lr"]
-    if moved(key, a) and rate > 0:
+    if is_moved_weight(key, a) and rate > 0:
         sizes = [sqrt(float(np.vdot(one, one)) / whole.size) for one in apart]
         unit, unit_is = rate, "the learning rate"
         allowed += max(epsilon(key, recording) for recording in (a, b)) * largest / rate
@@ -186,7 +186,7 @@ def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | N
                             (float(whole[at]), float(holders[worst].values[inside])))
 
 
-def known(key: Key, recording: Recording) -> list[Key]:
+def keys_in(key: Key, recording: Recording) -> list[Key]:
     """Return the keys of a tensor in a run: a recomputed one has two, the forward's first."""
     phases = ("forward", "recompute") if key.phase in ("forward", "recompute") else (key.phase,)
     return [one for phase in phases if (one := key._replace(phase=phase)) in recording.parts]
@@ -195,10 +195,10 @@ def known(key: Key, recording: Recording) -> list[Key]:
 def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     """Return every holder of a part; for partial sums, all ranks as one."""
     parts = recording.parts.get(key, [])
-    holders = [Holder(run, (part.rank,), part.box, felt(key, part, recording)) for part in parts]
+    holders = [Holder(run, (part.rank,), part.box, significant_values(key, part, recording)) for part in parts]
     if not any(part.summed for part in parts):
         return holders
-    shape = shape_of(holders)
+    shape = whole_shape(holders)
     total = np.zeros(shape)
     with np.errstate(invalid="ignore"):
         for holder in holders:
@@ -206,7 +206,7 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
 
 
-def felt(key: Key, part: TensorPart, recording: Recording):
+def significant_values(key: Key, part: TensorPart, recording: Recording):
     """Return a part's values in float64, without components that the loss ignores."""
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
@@ -221,18 +221,13 @@ def felt(key: Key, part: TensorPart, recording: Recording):
     return values
 
 
-def joined(holders: list[Holder], shape: tuple[int, ...]):
+def assemble(holders: list[Holder], shape: tuple[int, ...]):
     """Assemble the whole, and a mask of its known elements. The first holder wins."""
     whole, known = np.zeros(shape), np.zeros(shape, bool)
     for holder in holders:
         whole[holder.box] = np.where(known[holder.box], whole[holder.box], holder.values)
         known[holder.box] = True
     return whole, known
-
-
-def shape_of(holders: list[Holder]) -> tuple[int, ...]:
-    """Return the shape of the smallest array that holds all boxes."""
-    return tuple(max(along.stop for along in axis) for axis in zip(*(holder.box for holder in holders)))
 
 
 def distance(x, y):
@@ -246,19 +241,19 @@ def contains(box: tuple[slice, ...], at: tuple[int, ...]) -> bool:
     return all(along.start <= i < along.stop for along, i in zip(box, at))
 
 
-def moved(key: Key, recording: Recording) -> bool:
+def is_moved_weight(key: Key, recording: Recording) -> bool:
     """Report whether these are weights that an update has moved."""
-    return key.phase == "optimizer parameters" or (key.phase == "parameters" and later(key, recording))
+    return key.phase == "optimizer parameters" or (key.phase == "parameters" and is_after_update(key, recording))
 
 
-def later(key: Key, recording: Recording) -> bool:
+def is_after_update(key: Key, recording: Recording) -> bool:
     """Report whether a recorded update came before."""
     return key.iteration > recording.first_iteration
 
 
 def tolerance(key: Key, a: Recording, b: Recording) -> float:
     """Return the tolerance of the coarser of the two formats."""
-    kind = "weights" if moved(key, a) else "later" if later(key, a) else "first"
+    kind = "weights" if is_moved_weight(key, a) else "later" if is_after_update(key, a) else "first"
     return max(getattr(TOLERANCE[recording.about["format"]], kind) for recording in (a, b))
 
 

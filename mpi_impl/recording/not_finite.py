@@ -1,7 +1,7 @@
 """The first tensor of a step, in the order of computation, with an element that is infinite or NaN.
 
-A step whose gradients are not finite has moved no weight, so it can be computed once more with an observer that looks
-for such elements. The check keeps nothing, but looks at every tensor, so it does not observe every step.
+A step whose gradients are not finite has moved no weight, so it can be computed again with an observer that looks for
+such elements. It looks at every tensor, which takes time: so only such a step is observed.
 """
 from typing import Any, NamedTuple
 
@@ -43,13 +43,12 @@ class FiniteCheck(Observer):
                                  float(values[at]), int(bad.sum()), bad.size)
 
     def describe(self) -> str:
-        """Say, for a person, where the first infinity or NaN of all ranks is. All ranks call this, and get the same."""
-        everyone = [found for found in self.topology.world.allgather_objects(self.found) if found is not None]
-        return describe(everyone)
+        """Describe the place of the first infinity or NaN of all ranks. All ranks call this, and get the same text."""
+        return describe([found for found in self.topology.world.allgather_objects(self.found) if found is not None])
 
 
 def describe(everyone: list[Finding]) -> str:
-    """Say where the first of the ranks' findings is."""
+    """Describe the first of the ranks' findings."""
     if not everyone:
         return "Computed once more the step is finite: the machine does not compute the same twice."
     first = min(everyone, key=lambda found: (found.key.order, found.rank))

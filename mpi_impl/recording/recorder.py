@@ -13,14 +13,14 @@ from safetensors.numpy import save_file
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
-from mpi_impl.recording.recording import ALIKE, INDEX, TensorPart
+from mpi_impl.recording.recording import COMMON, INDEX, TensorPart
 from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 
-ITERATIONS = 2      # to record: in the first, biases are still 0 and the optimizer has no state
+ITERATIONS = 2      # to record: in the first, biases are 0 and the optimizer has no state
 
 
 class Recorder(Observer):
@@ -31,7 +31,7 @@ class Recorder(Observer):
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[TensorPart, Any]] = {}
 
     def see(self, phase, name, x, first, summed=False) -> None:
-        """Keep a copy. A tensor that is seen again has changed since, and replaces the earlier one."""
+        """Keep a copy. A tensor that is seen again has changed, and replaces the earlier copy."""
         if not x.size:      # a shard of padding
             return
         values = np.array(widened(to_host(x)))
@@ -39,7 +39,7 @@ class Recorder(Observer):
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
     def pop_parts(self) -> list[tuple[Key, TensorPart, Any]]:
-        """Return the parts that were seen since the last call, and forget them."""
+        """Return the parts seen since the last call, and forget them."""
         found = [(key, part, values) for (key, _), (part, values) in self.seen.items()]
         self.seen = {}
         return found
@@ -105,6 +105,6 @@ def write_values(path: str, parts: list[tuple[Key, TensorPart, Any]]) -> None:
 
 def description(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int
                 ) -> dict[str, Any]:
-    """Describe the run: the facts that must be equal in compared runs; and the rest, for a person."""
-    alike = (asdict(state.model), asdict(optimizer), state.seed, global_batch_size, seq_length)
-    return {**dict(zip(ALIKE, alike)), "format": state.precision.compute, "parallel": asdict(state.topology.config)}
+    """Describe the run: the facts that compared runs have in common, and the others, for a person."""
+    common = (asdict(state.model), asdict(optimizer), state.seed, global_batch_size, seq_length)
+    return {**dict(zip(COMMON, common)), "format": state.precision.compute, "parallel": asdict(state.topology.config)}

@@ -1,4 +1,4 @@
-"""Recordings: the tensors of a run's first steps, each part with its place in the whole tensor; in memory and on disk.
+"""Recordings, in memory and on disk: the tensors of a run's first steps, each part with its place in the whole tensor.
 
 A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which describes the run and lists
 the parts, and with a safetensors file for each rank and iteration, which holds their values. The list is written after
@@ -23,15 +23,13 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 
 INDEX = "recording.json"
-ALIKE = ("model", "optimizer", "seed", "global batch size", "sequence length")     # in runs that can be compared
-
-
+COMMON = ("model", "optimizer", "seed", "global batch size", "sequence length")     # identical in runs to compare
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 @dataclass
 class Index:
-    """The content of recording.json. A part: iteration, phase, name; rank, first, shape, summed, file, name there."""
+    """The content of recording.json. A part is its Key and its TensorPart, field by field."""
 
     about: dict[str, Any]
     parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
@@ -50,6 +48,11 @@ class TensorPart(NamedTuple):
     @property
     def box(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + length) for start, length in zip(self.first, self.shape))
+
+
+def whole_shape(parts: Iterable) -> tuple[int, ...]:
+    """Return the shape of the smallest array that holds the boxes of all parts."""
+    return tuple(max(along.stop for along in axis) for axis in zip(*(part.box for part in parts)))
 
 
 @dataclass
@@ -100,7 +103,7 @@ def read(folder: str) -> Recording:
 
 def check_about(about: dict[str, Any]) -> None:
     """Raise ValueError unless this is a description of a run."""
-    if missing := {*ALIKE, "format", "parallel"} - about.keys():
+    if missing := {*COMMON, "format", "parallel"} - about.keys():
         raise ValueError(f"it does not tell the {min(missing)}")
     for name, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("parallel", ParallelConfig)):
         msgspec.convert(about[name], kind)

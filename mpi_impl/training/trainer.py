@@ -81,13 +81,13 @@ class Trainer:
             state.reduce_gradients()
             losses = self.whole_losses(work.losses)
         if observer:
-            observer.reduced(sum(losses))
+            observer.see_reduction(sum(losses))
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
             norm, rate = self.optimizer.step(state.gradients.own, state.zero.owners, scale)
             if isfinite(norm):
                 state.zero.finish_update()
         if observer:
-            observer.updated(norm, rate)
+            observer.see_update(norm, rate)
         return StepResult(losses, norm, rate, scale)
 
     def evaluate(self, microbatches: Sequence, global_batch_size: int) -> tuple[float, ...]:
