@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import filled, option_field, parse_given, same_option
 from mpi_impl.programs.arguments import check_device, check_timeout
-from mpi_impl.programs.options import DeviceOptions, ParallelismOptions
+from mpi_impl.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
 from reference.errors import UserError
 from reference.generation.decoding import Sampling
@@ -14,13 +14,10 @@ from reference.precision import FORMATS
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerOptions:
+class TokenizerOptions(TokenizerFileOptions):
     """The tokenizer."""
 
     tokenizer_type: str | None = option_field(None, "where none was saved beside the weights", choices=TOKENIZER_TYPES)
-    tokenizer_model: str | None = option_field(None, "the file in which training has saved its tokenizer", "F")
-    vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
-    merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,12 +152,18 @@ class DataOptions:
         "each behind its weight: 0.3 A 0.7 B; default: the source of Python's own standard library", "PATH")
     split: str = option_field("969,30,1", "proportions of training, validation and test")
     tokenizer_type: str = option_field("ByteLevelBPETokenizer", choices=TOKENIZER_TYPES)
-    tokenizer_model: str | None = option_field(None, "a tokenizer of that type that was trained before", "F")
     vocab_size: int | None = option_field(
         None, "of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer", "V")
+    data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFileOptions:
+    """The files of the tokenizer."""
+
+    tokenizer_model: str | None = option_field(None, "a tokenizer that training has saved", "F")
     vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
     merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
-    data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +203,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingOptions(ModelOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
-                         PrecisionOptions, DataOptions, StateOptions, ReportOptions):
+                         PrecisionOptions, DataOptions, TokenizerFileOptions, StateOptions, ReportOptions):
     """The options that a GPT and a BERT have in common."""
 
 

@@ -185,18 +185,16 @@ class ObservedUnit:
     """A unit that reports its use."""
 
     def __init__(self, unit, used: Callable):
-        self.unit, self.used, self.name = unit, used, unit.name
+        self.unit, self.used = unit, used
 
-    def prefetch(self) -> None:
-        self.unit.prefetch()
+    def __getattr__(self, name: str) -> Any:
+        """Return the unit's own attribute, unobserved."""
+        return getattr(self.unit, name)
 
     def wait(self):
         tensors = self.unit.wait()
-        self.used(self.name, tensors)
+        self.used(self.unit.name, tensors)
         return tensors
-
-    def release(self) -> None:
-        self.unit.release()
 
 
 def observe_units(stages: dict[int, Any], used: Callable) -> dict[int, Any]:

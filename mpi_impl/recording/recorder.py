@@ -77,7 +77,7 @@ class RecordedSteps:
         file = f"iteration-{self.recorder.iteration}.rank-{rank}.safetensors"
         self.world.broadcast_object(lambda: self.check_room(sum(bytes_of_ranks)))
         self.world.collect_objects(lambda: write_values(os.path.join(self.folder, file), parts))
-        self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(parts)]
+        self.index += [(key, part._replace(file=file, name=str(i))) for i, (key, part, _) in enumerate(parts)]
         everyone = self.world.allgather_objects(self.index)
         self.world.broadcast_object(lambda: self.write_index(everyone))
 

@@ -27,27 +27,27 @@ COMMON = ("model", "optimizer", "seed", "global batch size", "sequence length") 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-@dataclass
-class Index:
-    """The content of recording.json. A part is its Key and its TensorPart, field by field."""
-
-    about: dict[str, Any]
-    parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
-
-
 class TensorPart(NamedTuple):
     """One rank's box of a tensor."""
 
-    rank: int
-    first: tuple[int, ...]     # coordinates, in the whole, of its first element
-    shape: tuple[int, ...]
-    summed: bool               # whether the whole is the sum of the parts, not their union
-    file: str = ""             # the file with its values, and its name there
+    rank: Count
+    first: tuple[Count, ...]     # coordinates, in the whole, of its first element
+    shape: tuple[Count, ...]
+    summed: bool                 # whether the whole is the sum of the parts, not their union
+    file: str = ""               # the file with its values, and its name there
     name: str = ""
 
     @property
     def box(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + length) for start, length in zip(self.first, self.shape))
+
+
+@dataclass
+class Index:
+    """The content of recording.json."""
+
+    about: dict[str, Any]
+    parts: list[tuple[Key, TensorPart]]
 
 
 def whole_shape(parts: Iterable) -> tuple[int, ...]:
@@ -88,11 +88,10 @@ def read(folder: str) -> Recording:
     recording = Recording(found.about, lambda part: load(folder, part))
     try:
         check_about(found.about)
-        for iteration, phase, name, rank, first, shape, summed, file, entry in found.parts:
-            key, part = Key(iteration, phase, name), TensorPart(rank, first, shape, summed, file, entry)
-            if phase not in PHASES or len(first) != len(shape):
+        for key, part in found.parts:
+            if key.phase not in PHASES or len(part.first) != len(part.shape):
                 raise ValueError(f"{key} is no part of a tensor")
-            place_of(name)      # raises ValueError for a name that no tensor has
+            place_of(key.name)      # raises ValueError for a name that no tensor has
             recording.parts.setdefault(key, []).append(part)
     except ValueError as error:
         raise UserError(f"{path} is not what `pretrain_gpt --record` writes: {sentence(error)}.") from error

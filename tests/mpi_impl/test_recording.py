@@ -326,8 +326,9 @@ def changed(change):
 
 
 def put(content, i, value):
-    """The first part's i-th entry is another."""
-    content["parts"][0][i] = value
+    """Replace the i-th field of the first part's TensorPart; or with i < 0 a field of its Key."""
+    key, part = content["parts"][0]
+    (part if i >= 0 else key)[i] = value
 
 
 @pytest.mark.parametrize("spoil, told", [
@@ -338,11 +339,11 @@ def put(content, i, value):
     (changed(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
     (changed(lambda content: content["about"].update(seed="one", format="int8")), "no format int8"),
     (changed(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
-    (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 9, at"),
-    (changed(lambda content: put(content, 2, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
-    (changed(lambda content: put(content, 4, [10**25])), "expected `int` <= 9007199254740992"),
-    (changed(lambda content: put(content, 4, [0, 0, 0, 0, 0])), "is no part of a tensor"),
-    (changed(lambda content: put(content, 7, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
+    (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 2, at"),
+    (changed(lambda content: put(content, -1, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
+    (changed(lambda content: put(content, 1, [10**25])), "expected `int` <= 9007199254740992"),
+    (changed(lambda content: put(content, 1, [0, 0, 0, 0, 0])), "is no part of a tensor"),
+    (changed(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").write_bytes(b"x" * 50), "rank-0.*cannot be read"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
 def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
