@@ -68,11 +68,10 @@ class Pretraining(Program):
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
         """Open the samples of an indexed data set. Raises UserError if there are none."""
 
-    @abstractmethod
     def baseline(self, dataset: Dataset, vocab_size: int) -> float | None:
-        """Return the validation loss of a model without context, or None if it is not known."""
+        """Return the validation loss of a model without context. It is not known for masked tokens."""
+        return None
 
-    @abstractmethod
     def conclude(self) -> None:
         """Finish the run after its last step. Called by all ranks."""
 
@@ -104,7 +103,7 @@ class Pretraining(Program):
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
-        self.measured = forecast.measured(ranks, self.trainer.state.device_prototype)
+        self.measured = forecast.measure_rate(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
             self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
@@ -189,7 +188,7 @@ class Pretraining(Program):
         self.say(forecast.describe(self.forecast, self.hosts))
         self.say(forecast.describe_time(self.plan, self.measured))
         if self.throughput:
-            self.say(throughput.counted(self.plan, self.throughput))
+            self.say(throughput.describe_flops(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")

@@ -44,20 +44,16 @@ class FiniteCheck(Observer):
 
     def describe(self) -> str:
         """Describe the place of the first infinity or NaN of all ranks. All ranks call this, and get the same text."""
-        return describe([found for found in self.topology.world.allgather_objects(self.found) if found is not None])
-
-
-def describe(everyone: list[Finding]) -> str:
-    """Describe the first of the ranks' findings."""
-    if not everyone:
-        return "Computed once more the step is finite: the machine does not compute the same twice."
-    first = min(everyone, key=lambda found: (found.key.order, found.rank))
-    others = [str(found.rank) for found in everyone if found.key == first.key and found.rank != first.rank]
-    layer = "" if first.key.layer is None else f", layer {first.key.layer}"
-    also = f" (and on {', '.join(others)})" if others else ""
-    begins = ("The weights were not finite when the step began:" if first.key.phase == "parameters" else
-              "In the order of computation it appears first in")
-    gradient = "the gradient of " if first.key.of_a_gradient else ""
-    return (f"{begins} {gradient}{first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: "
-            f"{first.bad:,} of its {first.size:,} elements there, the first at {list(first.at)}, which is "
-            f"{first.value}.")
+        everyone = [found for found in self.topology.world.allgather_objects(self.found) if found is not None]
+        if not everyone:
+            return "Computed once more the step is finite: the machine does not compute the same twice."
+        first = min(everyone, key=lambda found: (found.key.order, found.rank))
+        others = [str(found.rank) for found in everyone if found.key == first.key and found.rank != first.rank]
+        layer = "" if first.key.layer is None else f", layer {first.key.layer}"
+        also = f" (and on {', '.join(others)})" if others else ""
+        begins = ("The weights were not finite when the step began:" if first.key.phase == "parameters" else
+                  "In the order of computation it appears first in")
+        gradient = "the gradient of " if first.key.of_a_gradient else ""
+        return (f"{begins} {gradient}{first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: "
+                f"{first.bad:,} of its {first.size:,} elements there, the first at {list(first.at)}, which is "
+                f"{first.value}.")

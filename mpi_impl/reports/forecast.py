@@ -185,7 +185,7 @@ class MeasuredRate(NamedTuple):
     form: str       # of the matrices
 
 
-def measured(world: Group, like) -> MeasuredRate:
+def measure_rate(world: Group, like) -> MeasuredRate:
     """Measure how fast all ranks multiply, which call this together. `like` is like their parameters, which CPU cores
     widen to float32 first.
     """

@@ -40,7 +40,7 @@ def peak_of(gpus: Sequence[str], form: str, found: MeasuredRate) -> Peak:
     rate = f"measured {format_rate(found.rate)} at which all ranks together multiply in {found.form}"
     if not gpus:
         return Peak(found.rate, rate)
-    peaks = [published(name, form) for name in gpus]
+    peaks = [published_peak(name, form) for name in gpus]
     names = ", ".join(sorted(set(gpus)))
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks):
@@ -50,7 +50,7 @@ def peak_of(gpus: Sequence[str], form: str, found: MeasuredRate) -> Peak:
                        f"{len(gpus)} GPU{'s' if gpus[1:] else ''} ({names})")
 
 
-def published(name: str, form: str) -> float | None:
+def published_peak(name: str, form: str) -> float | None:
     """Return the TFLOP/s of the GPU with this name, if they are known."""
     for pattern, (half, single) in PEAKS.items():
         if re.fullmatch(pattern, name):
@@ -88,7 +88,7 @@ def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: Measur
     return Throughput(flops, ranks, peak_of(gpus, plan.precision.compute, found))
 
 
-def counted(plan: RunSizes, throughput: Throughput) -> str:
+def describe_flops(plan: RunSizes, throughput: Throughput) -> str:
     """Describe the FLOPs that the rates count, and the peak of the MFU."""
     computed = computed_flops(plan)
     again = f", and {computed:.3e} with what is computed again, which does not count" * (computed > throughput.flops)

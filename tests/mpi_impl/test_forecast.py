@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from mpi_impl.comm.device import Memory
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.forecast import (Forecast, MemoryHost, RunSizes, check_memory, describe, describe_time, hosts_of,
-                                       measured, remedy)
+                                       measure_rate, remedy)
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
@@ -175,4 +175,4 @@ def test_the_time_is_that_of_the_multiplications(ranks, near, form):
 
 def describe_with_small_matrices(group, plan, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return describe_time(plan, measured(group, near))
+        return describe_time(plan, measure_rate(group, near))

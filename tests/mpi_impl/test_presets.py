@@ -4,7 +4,7 @@ import pytest
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.presets import PRESETS
 from mpi_impl.reports.forecast import MeasuredRate, RunSizes
-from mpi_impl.reports.throughput import counted, throughput_of
+from mpi_impl.reports.throughput import describe_flops, throughput_of
 from reference.config import ModelConfig
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
@@ -38,7 +38,7 @@ def test_its_flops_are_megatrons(architecture, name, t):
     padding = 6 * B * s * h * (padded - c.vocab_size)
     assert padding > 0 and iteration_flops(c, B, s) == megatrons_flops(c, B, s, padded) + heads - padding
     plan = RunSizes(c, settings.parallel, settings.precision, settings.args.micro_batch_size, s, settings.microbatches)
-    assert counted(plan, throughput_of(plan, 1, [], MeasuredRate(1e9, "float32"))).startswith(
+    assert describe_flops(plan, throughput_of(plan, 1, [], MeasuredRate(1e9, "float32"))).startswith(
         f"a step is {iteration_flops(c, B, s):.3e} FLOPs of the model, and {iteration_flops(c, B, s, 'full'):.3e} with "
         "what is computed again")
     later = megatrons_flops(c, B, s, padded, core=0.5)

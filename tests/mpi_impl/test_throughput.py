@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from mpi_impl.reports.forecast import MeasuredRate, RunSizes
-from mpi_impl.reports.throughput import PEAKS, Throughput, counted, format_rate, peak_of, throughput_of
+from mpi_impl.reports.throughput import PEAKS, Throughput, describe_flops, format_rate, peak_of, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.flops import iteration_flops
 from reference.precision import Precision
@@ -88,7 +88,7 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     found = throughput_of(plan, 64, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
     assert found.describe(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
     computed = iteration_flops(plan.model, 64, 2048, "selective")
-    assert counted(plan, found) == (
+    assert describe_flops(plan, found) == (
         f"a step is {found.flops:.3e} FLOPs of the model, and {computed:.3e} with what is computed again, which does "
         "not count; MFU is their share of the 20 PFLOP/s of dense products in bfloat16 that NVIDIA publishes for 64 "
         "GPUs (NVIDIA A100-SXM4-80GB)")
