@@ -83,7 +83,7 @@ def ranks_and_options(name: str, run: str) -> tuple[int, list[str]]:
 
 
 def report(found: Findings, a: Recording, b: Recording) -> str:
-    formats = " and ".join(sorted({a.about["format"], b.about["format"]}))
+    formats = " and ".join(sorted({a.about.format, b.about.format}))
     if found.differences:
         return "\n".join([*first(found), "", *table(found.differences)])
     worst = found.worst

@@ -3,7 +3,7 @@ import numpy as np
 
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
+from mpi_impl.recording.recorder import RecordedSteps, Recorder, facts_of
 from mpi_impl.recording.recording import Recording, TensorPart, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
@@ -58,7 +58,7 @@ def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, fo
         for step in range(steps):
             trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
             taken += recorder.pop_parts()
-        return description(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
+        return facts_of(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
 
 
 def record(ranks, n: int, of: Case, plan: Plan = ALONE, order: Schedule | None = None, steps=2, bug: Bug | None = None,
@@ -73,7 +73,7 @@ def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
     """On a rank: a run that is recorded on disk -> what was run, what this rank has seen, and what is said of it."""
     with connected(group, plan.parallel(group.size, of)) as topology:
         trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
-        about, said = description(trainer.state, trainer.optimizer.config, BATCH, of.s), []
+        about, said = facts_of(trainer.state, trainer.optimizer.config, BATCH, of.s), []
         recorded, taken = RecordedSteps(trainer.state, folder, about, said.append), []
         for step in range(steps):
             observer = recorded.observer

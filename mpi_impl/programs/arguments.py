@@ -48,17 +48,12 @@ class PretrainingSettings:
 
     def model(self, vocab_size: int) -> ModelConfig:
         """Return the model with the tokenizer's vocabulary. Raise UserError for sizes that do not fit."""
-        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture,
-                       heads=heads(self.args, self.architecture))
+        heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
+        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads)
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
-
-
-def heads(args, architecture: str) -> tuple[str, ...]:
-    """Return the names of the model's heads."""
-    return ("lm",) if architecture == "gpt" or args.bert_no_binary_head else ("lm", "sop")
 
 
 def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> PretrainingSettings:

@@ -27,7 +27,7 @@ from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program, run_program
-from mpi_impl.recording.recorder import RecordedSteps, description
+from mpi_impl.recording.recorder import RecordedSteps, facts_of
 from mpi_impl.reports import forecast, memory, resident_memory, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
@@ -176,8 +176,7 @@ class Pretraining(Program):
 
     def record(self) -> RecordedSteps:
         """Begin the recording for --record."""
-        about = description(self.trainer.state, self.settings.optimizer, self.args.global_batch_size,
-                            self.args.seq_length)
+        about = facts_of(self.trainer.state, self.settings.optimizer, self.args.global_batch_size, self.args.seq_length)
         return RecordedSteps(self.trainer.state, self.args.record, about, self.say)
 
     # ---- the run ----

@@ -27,15 +27,15 @@ def check_whole(a: Recording, b: Recording) -> None:
 
 def may_lack(recording: Recording, key: Key) -> bool:
     """Report whether a run on this topology may lack a tensor that others have."""
-    parallel = recording.about["parallel"]
+    parallel = recording.about.parallel
     site = key.name.split(".", 2)[-1] if key.layer is not None else key.name
     if key.phase == "recompute" or (key.layer is not None and site == "input"):
         return True                                # recomputed tensors, and those sent to a stage
     if key.phase == "gradients":
-        return parallel["zero_stage"] >= 2         # each microbatch's are reduced and freed
+        return parallel.zero_stage >= 2         # each microbatch's are reduced and freed
     if site in ("attention.probs", "attention.probs_mask"):
         return key.phase == "forward"              # not kept by every kernel, nor by selective recompute
-    return key.phase == "forward" and parallel["recompute"]["granularity"] == "full"
+    return key.phase == "forward" and parallel.recompute.granularity == "full"
 
 
 def covers(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:

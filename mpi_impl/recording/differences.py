@@ -11,7 +11,7 @@ common part of all keys of a head: softmax ignores a constant added to all score
 rope it does not, and both stay). So is the bias of a choice, which all answers' scores share. And tensors that are
 computed with moved weights are compared less strictly.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -121,7 +121,7 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
                 found.worst = difference
     if silent and not found.differences:
         first = min(silent)
-        if any(recording.about["format"] == "float16" for recording in silent[first]):
+        if any(recording.about.format == "float16" for recording in silent[first]):
             raise UserError(f"A and B agree until the gradients of iteration {first}, which overflow float16 and say "
                             "nothing. Run both again with a smaller loss scale: give --loss-scale 1024 with --fp16.")
         raise UserError(f"A and B agree until the gradients of iteration {first}, which are not finite in either: the "
@@ -135,7 +135,7 @@ def skipped_steps(a: Recording, b: Recording) -> dict[int, list[Recording]]:
     Those are both runs, or the one in float16, if the other has another format.
     """
     silent = {}
-    narrow = [one for one in (a, b) if one.about["format"] == "float16"]
+    narrow = [one for one in (a, b) if one.about.format == "float16"]
     for key in a.parts.keys() & b.parts.keys():
         if key.name == "gradient norm":
             bad = [one for one in (a, b) if not np.isfinite(one.load(one.parts[key][0])).all()]
@@ -146,12 +146,13 @@ def skipped_steps(a: Recording, b: Recording) -> dict[int, list[Recording]]:
 
 def check_comparable(a: Recording, b: Recording) -> None:
     for name in COMMON:
-        one, other = a.about.get(name), b.about.get(name)
+        one, other = getattr(a.about, name), getattr(b.about, name)
         if one == other:
             continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            field_name = next(name for name in [*one, *other] if one.get(name) != other.get(name))
-            name, one, other = f"{name}'s {field_name}", one.get(field_name), other.get(field_name)
+        name = name.replace("_", " ")
+        if is_dataclass(one):
+            part = next(part for part, value in vars(one).items() if value != getattr(other, part))
+            name, one, other = f"{name}'s {part}", getattr(one, part), getattr(other, part)
         raise UserError(f"A and B are not the same run on two topologies: the {name} is {one} in A, but {other} in B. "
                         "Give both the same model, optimizer, data, seed and batch; ranks and how they share the work "
                         "may differ, and so may the format.")
@@ -169,7 +170,7 @@ def largest_difference(key: Key, a: Recording, b: Recording) -> TensorDifference
     whole, there = assemble(expected, whole_shape([*holders, *expected]))
     apart = [np.where(there[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
     largest = float(abs(whole[there & np.isfinite(whole)]).max(initial=0))
-    allowed, rate = tolerance(key, a, b), a.about["optimizer"]["lr"]
+    allowed, rate = tolerance(key, a, b), a.about.optimizer.lr
     if is_moved_weight(key, a) and rate > 0:
         sizes = [sqrt(float(np.vdot(one, one)) / whole.size) for one in apart]
         unit, unit_is = rate, "the learning rate"
@@ -211,7 +212,7 @@ def significant_values(key: Key, part: TensorPart, recording: Recording):
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
         return np.zeros_like(values)
-    if recording.about["model"]["position_embedding_type"] == "rope":
+    if recording.about.model.position_embedding_type == "rope":
         return values
     if key.name.endswith("attention.b_qkv"):             # [3, a, d]
         is_key = part.first[0] + np.arange(len(values)) == 1
@@ -254,10 +255,10 @@ def is_after_update(key: Key, recording: Recording) -> bool:
 def tolerance(key: Key, a: Recording, b: Recording) -> float:
     """Return the tolerance of the coarser of the two formats."""
     kind = "weights" if is_moved_weight(key, a) else "later" if is_after_update(key, a) else "first"
-    return max(getattr(TOLERANCE[recording.about["format"]], kind) for recording in (a, b))
+    return max(getattr(TOLERANCE[recording.about.format], kind) for recording in (a, b))
 
 
 def epsilon(key: Key, recording: Recording) -> float:
     """Return the epsilon of the weights' format: the optimizer's, or the model's."""
-    precision = Precision(recording.about["format"])
+    precision = Precision(recording.about.format)
     return FORMATS[precision.main if key.phase.startswith("optimizer") else precision.compute].epsilon

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
-from mpi_impl.recording.recording import COMMON, INDEX, TensorPart
+from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart
 from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
@@ -48,7 +48,7 @@ class Recorder(Observer):
 class RecordedSteps:
     """The recording of a run's first steps to a folder, for --record. All ranks call its methods together."""
 
-    def __init__(self, state: ModelState, folder: str, about: dict[str, Any], say: Callable[[str], None]):
+    def __init__(self, state: ModelState, folder: str, about: RunFacts, say: Callable[[str], None]):
         """Raise UserError if nothing can be written there."""
         self.recorder, self.world = Recorder(state), state.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
@@ -91,7 +91,7 @@ class RecordedSteps:
                             "elsewhere.")
 
     def write_index(self, everyone: list[list]) -> None:
-        index = {"about": self.about, "parts": [entry for index in everyone for entry in index]}
+        index = {"about": asdict(self.about), "parts": [entry for index in everyone for entry in index]}
         write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 
@@ -103,8 +103,7 @@ def write_values(path: str, parts: list[tuple[Key, TensorPart, Any]]) -> None:
         raise UserError(f"{path} cannot be written: {error}.") from error
 
 
-def description(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int
-                ) -> dict[str, Any]:
-    """Describe the run: the facts that compared runs have in common, and the others, for a person."""
-    common = (asdict(state.model), asdict(optimizer), state.seed, global_batch_size, seq_length)
-    return {**dict(zip(COMMON, common)), "format": state.precision.compute, "parallel": asdict(state.topology.config)}
+def facts_of(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int) -> RunFacts:
+    """Return the description of a run."""
+    return RunFacts(state.model, optimizer, state.seed, global_batch_size, seq_length, state.precision.compute,
+                    state.topology.config)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
 from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
@@ -23,7 +22,7 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 
 INDEX = "recording.json"
-COMMON = ("model", "optimizer", "seed", "global batch size", "sequence length")     # identical in runs to compare
+COMMON = ("model", "optimizer", "seed", "global_batch_size", "sequence_length")     # of runs to compare
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
@@ -42,11 +41,28 @@ class TensorPart(NamedTuple):
         return tuple(slice(start, start + length) for start, length in zip(self.first, self.shape))
 
 
+@dataclass(frozen=True)
+class RunFacts:
+    """The description of a run."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    seed: int
+    global_batch_size: int
+    sequence_length: int
+    format: str                # in which the model computes
+    parallel: ParallelConfig
+
+    def __post_init__(self):
+        if self.format not in FORMATS:
+            raise ValueError(f"there is no format {self.format}")
+
+
 @dataclass
 class Index:
     """The content of recording.json."""
 
-    about: dict[str, Any]
+    about: RunFacts
     parts: list[tuple[Key, TensorPart]]
 
 
@@ -59,7 +75,7 @@ def whole_shape(parts: Iterable) -> tuple[int, ...]:
 class Recording:
     """The parts of each tensor, and a function that loads their values."""
 
-    about: dict[str, Any]                  # recorder.description of the run
+    about: RunFacts
     load: Callable[[TensorPart], Any]      # -> the part's values, a NumPy array
     parts: dict[Key, list[TensorPart]] = field(default_factory=dict)
 
@@ -68,7 +84,7 @@ class Recording:
         return min(key.iteration for key in self.parts)
 
 
-def in_memory(about: dict[str, Any], parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
+def in_memory(about: RunFacts, parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
     """Make a recording of all ranks' recorders."""
     recording, values = Recording(about, lambda part: values[part]), {}
     for i, (key, part, x) in enumerate(parts):
@@ -87,7 +103,6 @@ def read(folder: str) -> Recording:
     found = read_json(path, Index, LARGEST)
     recording = Recording(found.about, lambda part: load(folder, part))
     try:
-        check_about(found.about)
         for key, part in found.parts:
             if key.phase not in PHASES or len(part.first) != len(part.shape):
                 raise ValueError(f"{key} is no part of a tensor")
@@ -98,16 +113,6 @@ def read(folder: str) -> Recording:
     if not recording.parts:
         raise UserError(f"{path} lists no tensor: the run was ended before its first iteration. Record it again.")
     return recording
-
-
-def check_about(about: dict[str, Any]) -> None:
-    """Raise ValueError unless this is a description of a run."""
-    if missing := {*COMMON, "format", "parallel"} - about.keys():
-        raise ValueError(f"it does not tell the {min(missing)}")
-    for name, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("parallel", ParallelConfig)):
-        msgspec.convert(about[name], kind)
-    if about["format"] not in FORMATS:
-        raise ValueError(f"there is no format {about['format']}")
 
 
 def load(folder: str, part: TensorPart):

@@ -10,10 +10,11 @@ from mpi_impl.recording.completeness import check_whole, may_lack
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import PHASES, Key
 from mpi_impl.recording.recorder import Recorder
-from mpi_impl.recording.recording import INDEX, TensorPart, in_memory, read
+from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart, in_memory, read
 from mpi_impl.training.divergence import first_not_finite
-from reference.config import Recompute
+from reference.config import ParallelConfig, Recompute
 from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
 from tests.deep import every_other_deep, one_fast_of
@@ -173,7 +174,8 @@ def test_what_is_seen_has_its_place_and_its_phase(ranks):
 
 # ---- compared -------------------------------------------------------------------------------------------------------
 
-ABOUT = {"model": {"position_embedding_type": "rope"}, "optimizer": {"lr": 1.0}, "format": "float64"}
+ABOUT = RunFacts(replace(MODEL, position_embedding_type="rope"), OptimizerConfig(1.0, 1), 2, BATCH, 4, "float64",
+                 ParallelConfig())
 
 
 @st.composite
@@ -246,7 +248,7 @@ def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
         a, b = (recording_of([(TensorPart(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
                               for i in range(len(x))], name) for values in (x, y))
         for run in (a, b):
-            run.about = run.about | {"model": {"position_embedding_type": positions}}
+            run.about = replace(run.about, model=replace(MODEL, position_embedding_type=positions))
         return bool(compare(a, b).differences)
 
     assert (differs(unfelt), differs(felt), differs(unfelt, "rope")) == (False, True, True)
@@ -269,12 +271,12 @@ def test_the_order_of_computation(shuffled):
 
 
 @pytest.mark.parametrize("name, other, told", [
-    ("model", {"position_embedding_type": "learned_absolute"},
+    ("model", replace(MODEL, position_embedding_type="learned_absolute"),
      "the model's position_embedding_type is rope in A, but learned_absolute in B"),
-    ("seed", 3, "the seed is None in A, but 3 in B")])
+    ("seed", 3, "the seed is 2 in A, but 3 in B")])
 def test_other_runs_are_not_compared(name, other, told):
     a, b = recording_of([]), recording_of([])
-    b.about = b.about | {name: other}
+    b.about = replace(b.about, **{name: other})
     with pytest.raises(UserError, match=told):
         compare(a, b)
 
@@ -291,7 +293,7 @@ def test_steps_that_both_have_skipped_prove_nothing():
             (np.inf, np.nan, (half, half), "overflow float16 and say nothing.*smaller loss scale"),
             (1.0, np.inf, (wide, half), "overflow float16 and say nothing"), (np.inf, 1.0, (wide, half), ""),
             (np.inf, 1.0, (half, half), ""), (np.inf, 1.0, (wide, wide), ""), (1.0, 1.0, (wide, wide), "")):
-        a, b = (in_memory(ABOUT | {"format": form}, [
+        a, b = (in_memory(replace(ABOUT, format=form), [
             (Key(1, "step", "gradient norm"), part, np.array([norm])),
             (Key(1, "optimizer m", "embedding.word"), part, np.array([float(form == half)]))])
             for norm, form in zip((one, other), formats, strict=True))
@@ -311,7 +313,7 @@ def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
     """To the bit, of two steps at most; who writes says how much it is."""
     found = ranks.run(2, written, of, Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
     memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
-    assert bits(memory) == bits(disk) and disk.about["format"] == "bfloat16"
+    assert bits(memory) == bits(disk) and memory.about == disk.about and disk.about.format == "bfloat16"
     assert {key.iteration for key in disk.parts} == {*range(1, min(steps, 2) + 1)}
     assert ["B, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
 
@@ -335,9 +337,9 @@ def put(content, i, value):
     (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json is not there"),
     (lambda folder: (folder / INDEX).write_text("[]"), "does not hold what it should: expected `object`, got `array`"),
     (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold what it should"),
-    (lambda folder: (folder / INDEX).write_text(json.dumps({"about": {}, "parts": []})), "does not tell the format"),
+    (changed(lambda content: content["about"].pop("model")), "missing required field `model`"),
     (changed(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
-    (changed(lambda content: content["about"].update(seed="one", format="int8")), "no format int8"),
+    (changed(lambda content: content["about"].update(format="int8")), "no format int8"),
     (changed(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
     (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 2, at"),
     (changed(lambda content: put(content, -1, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
@@ -373,8 +375,7 @@ def test_half_a_recording_is_refused(ranks):
 
 
 def test_what_a_topology_need_not_have():
-    about = {"parallel": {"zero_stage": 2, "recompute": {"granularity": "none"}}}
-    recording = in_memory(about, [])
+    recording = in_memory(replace(ABOUT, parallel=ParallelConfig(zero_stage=2)), [])
     assert [may_lack(recording, Key(1, phase, f"blocks.0.{site}")) for phase, site in (
         ("gradients", "mlp.w_in"), ("forward", "attention.probs"), ("backward", "input"), ("recompute", "mlp.hidden"),
         ("forward", "mlp.hidden"), ("backward", "attention.probs"), ("reduction", "mlp.w_in"))] == 4 * [True] + 3 * [
