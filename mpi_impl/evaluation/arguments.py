@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from mpi_impl.evaluation.options import EPOCHS, OPTIONS, TASKS, TaskOptions
 from mpi_impl.launching.entry import ArgumentParser
 from mpi_impl.launching.option_fields import parse_given
-from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
-                                         optimizer_config, parallel_config, precision)
+from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, optimizer_config,
+                                         parallel_config, precision)
 from mpi_impl.programs.options import NAMES
 from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
                               number_of_microbatches, require_not_negative, require_positive)
@@ -31,8 +31,6 @@ def parse(argv: Sequence[str] | None) -> Any:
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "
                         f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
     check_device(args)
-    require_positive("micro_batch_size", args.micro_batch_size)
-    check_timeout(args.distributed_timeout_minutes)
     return args
 
 
@@ -113,9 +111,6 @@ def check_tuning(args) -> None:
                         "tuning is. Give one of them.")
     if args.epochs is not None:
         require_not_negative("epochs", args.epochs)
-    for name in ("train_iters", "exit_interval", "log_interval"):
-        if getattr(args, name) is not None:
-            require_positive(name, getattr(args, name))
     if args.fp16_lm_cross_entropy:
         raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
     optimizer_of(args, LARGEST["train_iters"])     # as for a long run: other wrong options are reported now

@@ -5,7 +5,7 @@ inherits from its groups. Parsing returns only the given options: so the values 
 come between the fields' defaults and the command line.
 """
 from argparse import SUPPRESS
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -19,9 +19,14 @@ PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a 
 
 
 def option_field(default: Any = MISSING, help: str = "", metavar: str | None = None,
-                 choices: Iterable[str] | None = None, repeated: bool = False) -> Any:
-    """Declare an option. Without a default it is required; a `repeated` one may be given several times."""
-    about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated}
+                 choices: Iterable[str] | None = None, repeated: bool = False,
+                 check: Callable[[str, Any], None] | None = None) -> Any:
+    """Declare an option. Without a default it is required; a `repeated` one may be given several times.
+
+    `check(name, value)` raises UserError for a value that is never possible, whatever the other options are.
+    """
+    about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated,
+             "check": check}
     return field(default=default, metadata=about)
 
 
@@ -38,15 +43,19 @@ def declared(kind: Any) -> dict[str, Field]:
 def parse_given(prog: str, description: str, kind: type, argv: Sequence[str] | None) -> dict[str, Any]:
     """Parse a command line, and return the options that it gives, by name.
 
-    Raises UserError; also for a path that is given and empty, as an unset variable of a script gives it.
+    Each value is checked on its own; a path must not be empty, as an unset variable of a script makes it. Raises
+    UserError.
     """
     parser = ArgumentParser(prog=prog, description=description)
     add_options(parser, kind)
     given = {name: tuple(value) if isinstance(value, list) else value
              for name, value in vars(parser.parse_args(argv)).items()}
     for name, value in given.items():
-        if declared(kind)[name].metadata["metavar"] in PATHS and "" in ([value] if isinstance(value, str) else value):
+        about = declared(kind)[name].metadata
+        if about["metavar"] in PATHS and "" in ([value] if isinstance(value, str) else value):
             raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
+        if about["check"]:
+            about["check"](name, value)
     return given
 
 

@@ -10,7 +10,7 @@ from mpi_impl.launching.option_fields import declared, filled, parse_given
 from mpi_impl.programs.options import NAMES, OPTIONS, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, option, require_not_negative, require_positive)
+                              number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
@@ -63,17 +63,15 @@ def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt"
                         "data parallelism.", kind, argv)
     preset = preset_of(given, architecture)
     args: Any = kind(**preset | given)
-    check_states(args)
+    check_files(args)
     check_device(args)
     if args.load_hf is not None:
         found = adopt_options(args.load_hf, architecture, given)      # also a BERT's tied table, which is no option
         args = kind(**preset | {name: found[name] for name in found.keys() & declared(kind).keys()} | given)
-    require_positive("micro_batch_size", args.micro_batch_size)
     parallel = parallel_config(args, world_size, args.num_layers)
     args = with_defaults(args, parallel.data_parallel_size)
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
     check_schedule(args, parallel, microbatches)
-    check_iterations(args)
     check_sequence(args)
     check_sequence_fits(args.seq_length, parallel)
     if args.data_path:
@@ -198,39 +196,20 @@ def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
                         f"{max(1, round(m / p)) * p * together}.")
 
 
-def check_iterations(args) -> None:
-    for name in ("train_iters", "log_interval", "eval_interval"):
-        require_positive(name, getattr(args, name))
-    if args.exit_interval is not None:
-        require_positive("exit_interval", args.exit_interval)
-    for name in ("eval_iters", "sample_tokens"):
-        require_not_negative(name, getattr(args, name, 0))      # the second is a GPT's alone
-    check_timeout(args.distributed_timeout_minutes)
-    if args.trace_clock != "wall" and not args.trace:
-        raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
-
-
-def check_timeout(minutes: float) -> None:
-    if not 0.01 <= minutes <= 60 * 24 * 7:
-        raise UserError(f"--distributed-timeout-minutes is {minutes}, but must be at least 0.01, and at most a week, "
-                        "which is 10080.")
-
-
 def check_sequence(args) -> None:
     """Raise UserError if a sample is longer than the model's positions."""
-    require_positive("seq_length", args.seq_length)
     if args.max_position_embeddings < args.seq_length:
         raise UserError(f"--max-position-embeddings is {args.max_position_embeddings}, but must be at least "
                         f"--seq-length, which is {args.seq_length}.")
 
 
-def check_states(args) -> None:
-    """Raise UserError for options of saving and loading that do not go together."""
-    if args.save_interval is not None:
-        require_positive("save_interval", args.save_interval)
-        if args.save is None:
-            raise UserError(f"--save-interval is {args.save_interval}, but nothing is saved. Give a folder with "
-                            "--save, too.")
+def check_files(args) -> None:
+    """Raise UserError for options of saving, loading and tracing that do not go together."""
+    if args.trace_clock != "wall" and not args.trace:
+        raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
+    if args.save_interval is not None and args.save is None:
+        raise UserError(f"--save-interval is {args.save_interval}, but nothing is saved. Give a folder with --save, "
+                        "too.")
     if args.load is not None and args.load_hf is not None:
         raise UserError(f"--load is {args.load} and --load-hf is {args.load_hf}, but a run begins with one set of "
                         "weights. Give one of them.")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import filled, option_field, parse_given, same_option
-from mpi_impl.programs.arguments import check_device, check_timeout
+from mpi_impl.programs.arguments import check_device
 from mpi_impl.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
 from reference.errors import UserError
@@ -37,8 +37,8 @@ class TextOptions:
         None, "how a text begins; may be given several times (default: with nothing, as a document does)", "TEXT",
         repeated=True)
     prompts_file: str | None = option_field(None, "a prompt in each line of this file", "F")
-    num_samples: int = option_field(1, "texts for each prompt", "N")
-    tokens_to_generate: int = option_field(100, "for each text", "N")
+    num_samples: int = option_field(1, "texts for each prompt", "N", check=require_positive)
+    tokens_to_generate: int = option_field(100, "for each text", "N", check=require_positive)
     ignore_eod: bool = option_field(False, "go on behind the end of a document, where a text ends")
 
 
@@ -87,9 +87,6 @@ def parse(argv: Sequence[str] | None, world_size: int) -> GenerationSettings:
     args = GenerationOptions(**given)
     check_model_and_prompts(args)
     check_device(args)
-    for name in ("num_samples", "tokens_to_generate"):
-        require_positive(name, getattr(args, name))
-    check_timeout(args.distributed_timeout_minutes)
     return GenerationSettings(args, parallel_config(args, world_size), sampling(args, given))
 
 

@@ -6,7 +6,8 @@ from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig
+from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, option, require_not_negative, require_positive
+from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules.generators import SCHEDULES
@@ -21,7 +22,7 @@ class ModelOptions:
     num_layers: int = option_field(4, metavar="L")
     hidden_size: int = option_field(256, metavar="H")
     num_attention_heads: int = option_field(8, metavar="A")
-    seq_length: int = option_field(128, metavar="S")
+    seq_length: int = option_field(128, metavar="S", check=require_positive)
     max_position_embeddings: int | None = option_field(None, "default: --seq-length", "N")
     position_embedding_type: str = option_field(ModelConfig.position_embedding_type, choices=POSITION_EMBEDDINGS)
     rotary_percent: float = option_field(ModelConfig.rotary_percent, "share of each head that rope turns")
@@ -37,6 +38,12 @@ class ModelOptions:
         ModelConfig.hidden_dropout, "share that training drops of the embedding, and of what each branch adds")
     attention_dropout: float = option_field(
         ModelConfig.attention_dropout, "share that training drops of attention's probabilities")
+
+
+def check_timeout(name: str, minutes: float) -> None:
+    """Raise UserError for a time limit that is too short or too long to be meant."""
+    if not 0.01 <= minutes <= 60 * 24 * 7:
+        raise UserError(f"{option(name)} is {minutes}, but must be at least 0.01, and at most a week, which is 10080.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,7 @@ class ParallelismOptions:
     ddp_bucket_size: int | None = option_field(
         None, "elements of gradients that are summed over the replicas in one go (default: 1048576)", "N")
     distributed_timeout_minutes: float = option_field(
-        10.0, "end the run when a rank has waited so long for another (for --verify, too)", "M")
+        10.0, "end the run when a rank has waited so long for another (for --verify, too)", "M", check=check_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +111,12 @@ class MemoryOptions:
 class TrainingOptions:
     """Training."""
 
-    micro_batch_size: int = option_field(4, metavar="b")
+    micro_batch_size: int = option_field(4, metavar="b", check=require_positive)
     global_batch_size: int | None = option_field(
         None, "default: --micro-batch-size x data-parallel size; more means gradient accumulation", "B")
-    train_iters: int | None = option_field(400)
-    exit_interval: int | None = option_field(None, "stop after an iteration that N divides", "N")
+    train_iters: int | None = option_field(400, check=require_positive)
+    exit_interval: int | None = option_field(
+        None, "stop after an iteration that N divides", "N", check=require_positive)
     lr: float = option_field(1e-3)
     min_lr: float = option_field(OptimizerConfig.min_lr)
     lr_decay_style: str = option_field(OptimizerConfig.lr_decay_style, choices=DECAY_STYLES)
@@ -171,7 +179,8 @@ class StateOptions:
     """Saving and loading."""
 
     save: str | None = option_field(None, "save a checkpoint in this folder at the end", "DIR")
-    save_interval: int | None = option_field(None, "with --save: after every N-th iteration, too", "N")
+    save_interval: int | None = option_field(
+        None, "with --save: after every N-th iteration, too", "N", check=require_positive)
     load: str | None = option_field(
         None, "go on from the last checkpoint in this folder, on any number of ranks", "DIR")
     load_hf: str | None = option_field(
@@ -183,12 +192,12 @@ class StateOptions:
 class ReportOptions:
     """Reports."""
 
-    log_interval: int = option_field(10)
+    log_interval: int = option_field(10, check=require_positive)
     log_throughput: bool = option_field(
         False, "with each line the model's FLOP/s on a rank, and their share of the peak (MFU); and once the memory "
         "that a rank should take, and took")
-    eval_interval: int = option_field(100)
-    eval_iters: int = option_field(10, "global batches in an evaluation; 0: none")
+    eval_interval: int = option_field(100, check=require_positive)
+    eval_iters: int = option_field(10, "global batches in an evaluation; 0: none", check=require_not_negative)
     verify: bool = option_field(False, "also train in one process on rank 0, and fail if the two runs differ")
     metrics_file: str | None = option_field(None, "write JSON lines, one for each iteration and evaluation", "F")
     ledger: str | None = option_field(None, "write what was sent, and the predictions, as JSON", "F")
@@ -220,7 +229,7 @@ class GPTPretrainingOptions(PretrainingOptions):
 
     preset: str | None = preset_option("gpt")
     untie_embeddings_and_output_weights: bool = option_field(False)
-    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N")
+    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N", check=require_not_negative)
 
 
 @dataclass(frozen=True, kw_only=True)
