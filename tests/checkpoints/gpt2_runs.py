@@ -35,7 +35,7 @@ def taking_turns(models, places) -> list:
 
 
 class Found(NamedTuple):
-    """What one rank says of the model in a folder."""
+    """One rank's results with the model in a folder."""
 
     place: Place
     loss: float
@@ -85,7 +85,7 @@ def saved_again(group, argv, steps, folder) -> None:
 
 
 def whole_gradients(ranks: list[Found]) -> dict[str, np.ndarray]:
-    """Of the first replica, by our names."""
+    """Return the first replica's whole gradients, by our names."""
     replica = [found for found in ranks if found.place.data == 0]
     stages = [[found for found in replica if found.place.pipeline == p]
               for p in sorted({found.place.pipeline for found in replica})]

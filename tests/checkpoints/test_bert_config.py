@@ -75,7 +75,7 @@ def test_a_bert_that_was_trained_without_a_binary_head_has_none(tmp_path):
 
 @given(cases(architectures=ANY_MODEL, position_embedding_type="learned_absolute"))
 def test_a_config_is_written_as_it_is_read(tmp_path_factory, case):
-    """Of any model that transformers has, of whatever architecture, order and heads."""
+    """This holds for every model that transformers has: any architecture, order and heads."""
     choices = {"rotary_percent": 1.0}
     if case.model.architecture == "gpt":
         choices["apply_residual_connection_post_layernorm"] = False

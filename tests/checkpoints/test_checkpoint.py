@@ -34,7 +34,7 @@ from tests.training_theorems import Plan, connected
 
 @st.composite
 def plans(draw, t, p, d, most):
-    """How so many ranks share the work, with at most so many stages -> the plan, and what m must be a multiple of."""
+    """Draw how these ranks share the work, with at most these stages -> the plan, and a divisor of m."""
     schedule = draw(st.sampled_from([*WITHOUT_V, *["interleaved"] * (2 * p <= most)]), "schedule")
     v = 2 if schedule == "interleaved" else None
     if make(schedule, p, p, v).stages > most:
@@ -112,7 +112,7 @@ def resumed(draw):
 
 
 def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
-    """On each rank, to the bit. The second trainer begins with other weights than the first."""
+    """The states of each rank are bitwise identical. The second trainer begins with other weights than the first."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         through, before, after = run.trainer(topology), run.trainer(topology), run.trainer(topology)
         for _ in range(steps):
@@ -143,7 +143,7 @@ def test_a_resumed_run_is_the_run(ranks, run, steps):
 @pytest.mark.parametrize("before, after", [("float32", "float64"), ("float64", "float32"), ("bfloat16", "float32"),
                                            ("float32", "float16")])
 def test_another_precision_goes_on(ranks, tmp_path, before, after):
-    """With the same numbers, as far as the new format has them. A scale that follows the gradients begins anew."""
+    """The numbers are the same, rounded to the new format. A scale that follows the gradients begins anew."""
     one, other = SMALL._replace(precision=Precision(before)), SMALL._replace(precision=Precision(after, LossScaling()))
     saved = ranks.run(2, train_and_save, one, tmp_path)
     loaded, _, _ = zip(*ranks.run(2, load_and_train, other, tmp_path, 0), strict=True)
@@ -160,7 +160,7 @@ ZERO = SMALL._replace(case=replace(SMALL.case, t=1), plan=Plan(p=2, zero_stage=1
 
 @pytest.mark.parametrize("run", [SMALL, ZERO])
 def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run):
-    """As the package itself reads them: with the manifest's boxes they fill every tensor, each element once."""
+    """The package itself reads them. In the manifest's boxes they fill every tensor, each element once."""
     saved = ranks.run(run.n, train_and_save, run, tmp_path, 2)
     folder = tmp_path / "iter_0000002"
     manifest = Manifest.from_text((folder / "manifest.json").read_bytes())

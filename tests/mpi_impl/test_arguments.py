@@ -83,7 +83,7 @@ GPT_ARGS = """--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --
 
 
 def test_a_launch_script_runs_as_it_stands():
-    """And with sizes overridden by later options."""
+    """Later options override its sizes."""
     settings = parse(GPT_ARGS, world_size=8)
     assert settings.parallel.data_parallel_size == 2 and settings.microbatches == 2
     assert settings.optimizer.lr_warmup_iters == 3200 and settings.precision.compute == "float16"
@@ -118,7 +118,7 @@ def test_what_can_be_said_in_two_ways(options, stage, recompute):
 
 @pytest.mark.parametrize("layers, each, chunks", [(8, 1, 4), (8, 2, 2), (8, 3, 2), (8, 4, 1), (7, 2, 2), (5, 2, 2)])
 def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunks):
-    """Of at most so many layers each; what does not divide leaves some with fewer."""
+    """Each stage has at most that number of layers; if it does not divide evenly, some have fewer."""
     settings = parse(["--num-layers", str(layers), "--num-layers-per-virtual-pipeline-stage", str(each),
                       "--pipeline-model-parallel-size", "2", "--global-batch-size", "8"], 2)
     held = [len(layers) for stages in stages_of_ranks(settings.model(50), settings.parallel)

@@ -135,7 +135,7 @@ OTHERWISE = {      # run in another way than in the zoo
 
 
 def test_every_bug_has_its_place():
-    """What is in the textbook alone no rank runs."""
+    """Ranks run no bug that is in the textbook alone."""
     assert FOUND.keys() | NOT_FOUND.keys() == ON_RANKS.keys() | IN_A_PIPELINE.keys()
     assert not FOUND.keys() & NOT_FOUND.keys() and not ON_RANKS.keys() & IN_A_PIPELINE.keys()
     assert all(bug.module.startswith("reference.") for bug, *_ in IN_THE_TEXTBOOK.values())
@@ -158,7 +158,7 @@ def test_the_finder_finds_the_bug(ranks, one_rank, name):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FOUND)
 def test_without_the_bug_there_is_nothing_to_find(ranks, one_rank, name):
-    """And nothing is beyond a hundredth of what is allowed."""
+    """No difference is beyond a hundredth of its tolerance."""
     found = compare(one_rank, record(ranks, *topology_of(name)))
     assert not found.differences and found.worst.strain < 0.01 and found.compared > 800, found
 
@@ -200,7 +200,7 @@ def test_two_runs_that_agree(tiny, tmp_path):
 
 
 def test_two_runs_that_differ(ranks, tmp_path):
-    """What is said of the first tensor: everything that one needs to look for the line."""
+    """The report on the first tensor has every fact that helps to find the line."""
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     ranks.run(1, written, case(), Plan(), a, 1, "float64")
     bug = ON_RANKS["one mask for the heads of all ranks"][0]

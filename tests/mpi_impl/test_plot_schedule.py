@@ -32,7 +32,7 @@ def plot(monkeypatch, tmp_path, capsys):
 
 
 def test_what_is_printed_is_what_the_simulator_says(plot):
-    """By hand: each of a rank's v stages takes 1/v of the rank's time; the panels show those timelines."""
+    """Computed by hand: each of a rank's v stages takes 1/v of the rank's time; the panels show those timelines."""
     lines, panels = plot(*"--schedule 1f1b --schedule interleaved -p 3 -m 6 -v 2".split(),
                          *"--forward 4 --input-gradient 5 --weight-gradient 3 --communication 0.25".split())
     for line, panel, name, schedule, t in zip(
@@ -47,7 +47,7 @@ def test_what_is_printed_is_what_the_simulator_says(plot):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_all_ranks_take_the_time_of_their_layers(name):
-    """Whatever the placement: for one microbatch, F + I + W on each rank; F alone where nothing goes backward."""
+    """In every placement a rank takes F + I + W for one microbatch, or F alone if nothing goes backward."""
     schedule = make(name, 4, 8, 2 if name == "interleaved" else None)
     t = times(schedule, Namespace(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
     for actions in schedule.ranks:
@@ -112,7 +112,7 @@ def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
     ("--output no/picture.png", r"no/picture.png cannot be written: No such file"),
 ])
 def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
-    """And nothing is printed or written beside it."""
+    """Nothing else is printed or written."""
     monkeypatch.chdir(tmp_path)
     files = {"binary.csv": b"\xff\xfe\x00", "word.csv": b"0F0,forward\n", "empty.csv": b"\n",
              "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n", "circle.csv": b"0F0,0B0\n1B0,1F0\n"}

@@ -43,7 +43,7 @@ DEEP = ("tensor", "interleaved", "replicas", "ZeRO-2")
 
 
 def observing_changes_nothing(group, of, plan):
-    """To the bit: not what a step reports, nor the weights."""
+    """Check that a step's report and the weights are bitwise identical with and without an observer."""
     found = []
     for observed in (False, True):
         with connected(group, plan.parallel(group.size, of)) as topology:
@@ -125,7 +125,7 @@ FOUND_OF_A_BERT = {
 
 @pytest.mark.parametrize("name", one_fast_of(3, FOUND_OF_A_BERT))
 def test_the_bugs_of_a_bert_are_found(ranks, name):
-    """By a step on ranks that they bite, beside one on one rank."""
+    """A step on ranks that a bug affects is compared with one on one rank."""
     bug, n, _, of, *others = OF_BERT[name]
     plan = next((one for one in others if isinstance(one, Plan)), Plan())
     recompute = next((one for one in others if isinstance(one, Recompute)), plan.recompute)
@@ -139,7 +139,7 @@ def test_the_bugs_of_a_bert_are_found(ranks, name):
 
 @pytest.mark.parametrize("form", one_fast_of(3, ("bfloat16", "float16", "float32")))
 def test_another_format_is_no_other_run(ranks, one_rank, form):
-    """What it rounds is allowed for, in the weights that the model computes with, too."""
+    """Its rounding is allowed for, also in the weights with which the model computes."""
     found = compare(one_rank, record(ranks, 2, case(2), form=form))
     assert not found.differences and found.worst.strain < 0.7
 
@@ -158,7 +158,7 @@ def test_what_is_seen_is_what_is_there(one_rank):
 
 
 def test_what_is_seen_has_its_place_and_its_phase(ranks):
-    """What one stage sends another receives; what is computed again is not the forward; and nothing is padding."""
+    """A stage receives what another sends, recomputed tensors have their own phase, and no part is padding."""
     run = record(ranks, 4, case(2), Plan(2, recompute=Recompute("full", "block", 1)), steps=1)
     for phase in ("forward", "backward"):
         assert {part.rank for part in run.parts[Key(1, phase, "blocks.2.input")]} == {0, 1, 2, 3}
@@ -228,7 +228,7 @@ def test_a_bias_that_all_answers_share_is_left_out():
 
 
 def test_ranks_of_one_run_that_disagree_are_named():
-    """Who comes first has the word, and who is furthest off is named first."""
+    """The first rank's values are the expected ones, and the rank that differs most is named first."""
     copies = [(TensorPart(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
               for rank, off in enumerate([0, 1e-3, 0, 1e-2])]
     difference, = compare(recording_of(copies), recording_of(copies[:1])).differences
@@ -240,7 +240,7 @@ def test_ranks_of_one_run_that_disagree_are_named():
     ("blocks.0.attention.b_qkv", (3, 2, 4), np.s_[1, 1, 2], np.s_[0, 1, 2]),      # the key bias, and the query bias
     ("blocks.0.attention.k", (1, 3, 2, 4), np.s_[0, :, 1, 2], np.s_[0, 1, 1, 2])])    # all positions, and one of them
 def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
-    """Without rope, which turns what is added to a key by the key's position."""
+    """This is without rope, which rotates an addition to a key by the key's position."""
     def differs(where, positions="learned_absolute"):
         x = np.random.default_rng(1).normal(size=shape)
         y = x.copy()
@@ -310,7 +310,7 @@ def test_steps_that_both_have_skipped_prove_nothing():
 @pytest.mark.parametrize("steps, of", every_other_deep([
     (3, case(2, cut=True, model=replace(BERT, num_layers=2))), (1, case())]))
 def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
-    """To the bit, of two steps at most; who writes says how much it is."""
+    """It is bitwise identical, of two steps at most; rank 0 prints the size."""
     found = ranks.run(2, written, of, Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
     memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
     assert bits(memory) == bits(disk) and memory.about == disk.about and disk.about.format == "bfloat16"
@@ -319,7 +319,7 @@ def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
 
 
 def changed(change):
-    """What changes the list of parts in a folder."""
+    """Return a function that changes the list of parts in a folder."""
     def spoil(folder):
         content = json.loads((folder / INDEX).read_text())
         change(content)
@@ -357,7 +357,7 @@ def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
 
 
 def test_half_a_recording_is_refused(ranks):
-    """Without an iteration, a tensor, a rank's part of one, or a part that other runs have: each is named."""
+    """A missing iteration, tensor, or part of a tensor is named."""
     one, other = (record(ranks, n, of, plan) for n, of, plan in ((1, case(), Plan()), PLANS["tensor"]))
     check_whole(one, other)
     key = Key(2, "optimizer m", "blocks.0.mlp.w_in")
@@ -424,7 +424,7 @@ SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone,
 @pytest.mark.parametrize("plan, model", [(Plan(), MODEL), (Plan(2, "zb-h1"), BERT)],
                          ids=["one stage", "two, of a BERT"])
 def test_the_first_that_is_not_finite_is_named(ranks, name, plan, model):
-    """With the rank on which it is; the ranks agree."""
+    """Its rank is named, too, and all ranks agree."""
     bug, told = SPOILED[name]
     found = ranks.run(2 * plan.p, planted_run, bug, step_that_fails, case(2, model=model), plan)
     assert told.replace("rank 1", f"rank {2 * plan.p - 1}" if "layer 3" in told else "rank 1") in found[0]

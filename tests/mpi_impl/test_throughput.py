@@ -44,9 +44,9 @@ def measured_once(group, program, options):
     (pretrain_bert, 2, "--bert-no-binary-head"),
 ])
 def test_rates_of_a_run(ranks, corpus, tmp_path, capfd, program, n, more):
-    """In its file, each step's FLOP/s per rank x ranks x seconds are the FLOPs of the model, and MFU is that over what
-    all ranks could do: alike for every topology, schedule, padding, precision and recompute. On its lines, the same for
-    the mean of the steps.
+    """Each row of the metrics file has FLOP/s per rank, which x ranks x seconds are the FLOPs of the model, and MFU, its
+    share of all ranks' peak: for every topology, schedule, padding, precision and recompute. Printed lines have the
+    same for the mean of the steps.
     """
     path = tmp_path / "metrics"
     options = [*SMALL, *corpus, *more.split(), "--metrics-file", str(path)]
@@ -105,7 +105,7 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     (["NVIDIA A100-SXM4-40GB MIG 1g.5gb"], "float16", RATE, "measured 5 GFLOP/s"),      # a seventh of it
 ])
 def test_the_peak(gpus, form, rate, source):
-    """Of GPUs whose data sheet is known, each counted once; else what was measured. And it says which."""
+    """It is the sum of known data sheets, each GPU counted once, or else the measured rate; and it names its source."""
     found = peak_of(gpus, form, FOUND)
     assert found.rate == pytest.approx(rate, rel=1e-15) and source in found.source
 
