@@ -123,7 +123,7 @@ def test_what_sequence_parallelism_sends_is_stated(keep, backward, factor):
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize("untied", [False, True])
 def test_what_replicas_send_is_stated(stage, formula, times, d, untied):
-    """The statement is exact; the ZeRO paper's formula beside it is not for stage 3, where tables differ from blocks."""
+    """The statement is exact; the ZeRO paper's formula beside it fails for stage 3, where tables are unlike blocks."""
     model = replace(MODEL, untie_embeddings_and_output_weights=untied)
     sizes = (model, ParallelConfig(data_parallel_size=d, zero_stage=stage), 5, 8, WORK)
     layout, = layouts_of_ranks(*sizes[:2])

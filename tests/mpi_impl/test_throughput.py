@@ -44,7 +44,7 @@ def measured_once(group, program, options):
     (pretrain_bert, 2, "--bert-no-binary-head"),
 ])
 def test_rates_of_a_run(ranks, corpus, tmp_path, capfd, program, n, more):
-    """Each row of the metrics file has FLOP/s per rank, which x ranks x seconds are the FLOPs of the model, and MFU, its
+    """A row of the metrics file has FLOP/s per rank, which x ranks x seconds are the FLOPs of the model, and MFU, its
     share of all ranks' peak: for every topology, schedule, padding, precision and recompute. Printed lines have the
     same for the mean of the steps.
     """
