@@ -93,7 +93,7 @@ BERT = TransformersLayout(
         "position_embedding_type": ("absolute", "how attention knows positions"),
         "is_decoder": (False, "that a position sees only those before it"),
         "add_cross_attention": (False, "that each layer also attends to another model's output"),
-        "tie_word_embeddings": (True, "that masked words are predicted with the embedding's table")},
+        "tie_word_embeddings": (True, "that masked tokens are predicted with the embedding's table")},
     options={"position_embedding_type": "learned_absolute", "untie_embeddings_and_output_weights": False,
              "apply_residual_connection_post_layernorm": True},
     places=partial(places, original), prefix="bert.", heads=("cls.", "classifier."),

@@ -3,7 +3,7 @@
 A rank saves its own optimizer states as boxes of whole tensors (reference/parallel/boxes.py), whatever the topology. A
 rank that loads finds the stored boxes that overlap its own, and reads just those parts: no rank holds more of the model
 than in training, but for its part of one tensor at a time. If several ranks hold the same (the replicas' copies without
-ZeRO, replicated tensors, a tied word table), one saves it, and all load it.
+ZeRO, replicated tensors, a tied embedding table), one saves it, and all load it.
 
 The order of the data, dropout and the learning rate are functions of the seed and of two counters: those are saved.
 """
@@ -151,8 +151,8 @@ def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer, advice:
     if manifest.settings.get(TOKENIZER, tokenizer.fingerprint) != tokenizer.fingerprint:
         size, saved = tokenizer.vocab_size, manifest.model["vocab_size"]
         sizes = f" (it has {size:,} tokens, that one {saved:,})" if size != saved else ""
-        raise UserError(f"The tokenizer is another one than that of {on_disk.folder_of(root, manifest.iteration)}"
-                        f"{sizes}, so that the same ids mean other words. {advice}")
+        raise UserError(f"The tokenizer is not that of {on_disk.folder_of(root, manifest.iteration)}"
+                        f"{sizes}, so the same ids mean other tokens. {advice}")
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:

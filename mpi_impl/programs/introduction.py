@@ -38,10 +38,10 @@ def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
             "kept: 8 b s h (t-1)/t elements a layer)" if p.keep_gathered_inputs else
             "gathered again in the backward: 10 b s h (t-1)/t elements a layer)"))
     if p.zero_stage:
-        cut = ("optimizer states", "gradients", "parameters")[:p.zero_stage]
-        far = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
-        share = f"the replicas share out {', '.join(cut)}" if p.data_parallel_size > 1 else "one replica owns all"
-        found.append(f"ZeRO-{p.zero_stage} ({share}{far})")
+        sharded = ", ".join(("optimizer states", "gradients", "parameters")[:p.zero_stage])
+        owners = f"the replicas shard {sharded}" if p.data_parallel_size > 1 else "one replica owns all"
+        place = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
+        found.append(f"ZeRO-{p.zero_stage} ({owners}{place})")
     if p.recompute.selective:
         found.append("attention's core recomputed" + (", as it is in 16 bits anyway" if half else ""))
     if p.recompute.granularity == "full":

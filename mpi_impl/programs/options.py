@@ -29,15 +29,15 @@ class ModelOptions:
     make_vocab_size_divisible_by: int = option_field(
         ModelConfig.make_vocab_size_divisible_by,
         "the vocabulary is padded to a multiple of this x tensor-parallel size", "N")
-    activation: str = option_field(ModelConfig.activation, "gelu is GPT's, by way of tanh", choices=ACTIVATIONS)
+    activation: str = option_field(ModelConfig.activation, "gelu is GPT's, approximated with tanh", choices=ACTIVATIONS)
     apply_residual_connection_post_layernorm: bool = option_field(
-        False, "the residual connection begins behind each layer norm, as in the original BERT, not before it")
+        False, "the residual connection begins after each layer norm, as in the original BERT, not before it")
     layernorm_epsilon: float = option_field(ModelConfig.layernorm_epsilon)
     init_method_std: float = option_field(ModelConfig.init_method_std)
     hidden_dropout: float = option_field(
-        ModelConfig.hidden_dropout, "share that training drops of the embedding, and of what each branch adds")
+        ModelConfig.hidden_dropout, "share of the embedding and of each branch's output that training drops")
     attention_dropout: float = option_field(
-        ModelConfig.attention_dropout, "share that training drops of attention's probabilities")
+        ModelConfig.attention_dropout, "share of attention's probabilities that training drops")
 
 
 def check_timeout(name: str, minutes: float) -> None:
@@ -65,7 +65,7 @@ class ParallelismOptions:
     ddp_bucket_size: int | None = option_field(
         None, "elements of gradients that are summed over the replicas in one go (default: 1048576)", "N")
     distributed_timeout_minutes: float = option_field(
-        10.0, "end the run when a rank has waited so long for another (for --verify, too)", "M", check=check_timeout)
+        10.0, "end the run after a rank has waited this long for another (for --verify, too)", "M", check=check_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class MemoryOptions:
     """Memory."""
 
     zero_stage: int | None = option_field(
-        None, "what the replicas shard, rather than each keep all: optimizer states (1), gradients, too (2), "
+        None, "the replicas shard, instead of replicate: optimizer states (1), gradients, too (2), "
         "parameters, too (3); default: 0, nothing", "N")
     use_distributed_optimizer: bool = option_field(False, "the same as --zero-stage 1")
     cpu_offload: bool = option_field(
@@ -94,7 +94,7 @@ class MemoryOptions:
         "that it does not compute in")
     offload_folder: str | None = option_field(None, "with --cpu-offload: to files in this folder", "DIR")
     sequence_parallel: bool = option_field(
-        False, "shard what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
+        False, "shard the work outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
     keep_gathered_inputs: bool = option_field(
         False, "with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
     recompute_granularity: str | None = option_field(
@@ -200,13 +200,13 @@ class ReportOptions:
     eval_iters: int = option_field(10, "global batches in an evaluation; 0: none", check=require_not_negative)
     verify: bool = option_field(False, "also train in one process on rank 0, and fail if the two runs differ")
     metrics_file: str | None = option_field(None, "write JSON lines, one for each iteration and evaluation", "F")
-    ledger: str | None = option_field(None, "write what was sent, and the predictions, as JSON", "F")
+    ledger: str | None = option_field(None, "write the traffic of each kind, and its prediction, as JSON", "F")
     plot: str | None = option_field(None, "draw the losses, as a .png, .pdf or .svg", "F")
     record: str | None = option_field(
         None, "write every tensor of the first two iterations, for mpi_impl.compare", "DIR")
-    trace: str | None = option_field(None, "write what each rank did when, for Perfetto, and draw it", "DIR")
+    trace: str | None = option_field(None, "write a timeline of each rank's work, for Perfetto, and draw it", "DIR")
     trace_clock: str = option_field(
-        "wall", "virtual: as if every rank had a device of its own, however many cores there are",
+        "wall", "virtual: as if every rank had a device of its own, for any number of cores",
         choices=("wall", "virtual"))
 
 
@@ -241,7 +241,7 @@ class BERTPretrainingOptions(PretrainingOptions):
     bert_no_binary_head: bool = option_field(
         False, "predict masked tokens alone, not whether the two pieces of text were swapped")
     mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
-    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than they need be", "P")
+    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than necessary", "P")
 
 
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}

@@ -5,11 +5,11 @@ A, since ranks that should hold the same may not. Partial sums are compared as t
 tensors must equal the forward's.
 
 A difference is the largest of an element, relative to the tensor's largest element. For weights that Adam has moved it
-is the root mean square, relative to the learning rate, which is about how far Adam moves a weight: where a gradient is
-only rounding Adam takes a whole step all the same, in any direction. For that reason the key bias is left out, and the
-common part of all keys of a head: softmax ignores a constant added to all scores (training/verify.py tells more; with
-rope it does not, and both stay). So is the bias of a choice, which all answers' scores share. And tensors that are
-computed with moved weights are compared less strictly.
+is the root mean square, relative to the learning rate, since Adam moves a weight by about that much. Adam takes a whole
+step in some direction even where a gradient is only rounding. For that reason the comparison ignores the key bias, and
+the common part of all keys of a head: softmax ignores a constant added to all scores (see training/verify.py; with rope
+it does not, and both are compared). It also ignores the bias of a choice, which is added to all answers' scores. And
+tensors that are computed with moved weights are compared less strictly.
 """
 from dataclasses import dataclass, field, is_dataclass
 from math import sqrt

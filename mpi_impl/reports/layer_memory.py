@@ -82,14 +82,14 @@ def deferred_table(inventory: ActivationInventory, measured: int) -> str:
 
 def variants(t: int) -> dict[str, ParallelConfig]:
     """Return the ways to save fewer activations that t tensor-parallel ranks have, by name."""
-    cut = ParallelConfig(t, sequence_parallel=t > 1)
+    sharded = ParallelConfig(t, sequence_parallel=t > 1)
     found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
     if t > 1:
-        found["+ sequence parallel, inputs kept"] = replace(cut, keep_gathered_inputs=True)
-        found["+ sequence parallel, gathered again"] = cut
+        found["+ sequence parallel, inputs kept"] = replace(sharded, keep_gathered_inputs=True)
+        found["+ sequence parallel, gathered again"] = sharded
     plus, instead = ("+ ", " instead") if t > 1 else ("", "")
-    found[f"{plus}selective recompute"] = replace(cut, recompute=Recompute("selective"))
-    found[f"{plus}full recompute{instead}"] = replace(cut, recompute=Recompute("full"))
+    found[f"{plus}selective recompute"] = replace(sharded, recompute=Recompute("selective"))
+    found[f"{plus}full recompute{instead}"] = replace(sharded, recompute=Recompute("full"))
     return found
 
 
@@ -120,11 +120,11 @@ def layer_formula(inventory: ActivationInventory) -> float:
 
 def formula_of(p: ParallelConfig) -> str:
     """Return the same in letters, as in Korthikanti et al. 2022, table 2."""
-    t, cut = p.tensor_model_parallel_size, p.sequence_parallel
+    t, sharded = p.tensor_model_parallel_size, p.sequence_parallel
     match p.recompute.granularity:
         case "full":
-            return "2 s b h / t" if cut else "2 s b h"
+            return "2 s b h / t" if sharded else "2 s b h"
         case "selective":
-            return "34 s b h / t" if cut else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
-    return ("s b h (34 + 5 a s/h) / t" if cut else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
+            return "34 s b h / t" if sharded else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
+    return ("s b h (34 + 5 a s/h) / t" if sharded else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
             "s b h (34 + 5 a s/h)")

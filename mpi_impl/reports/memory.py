@@ -119,7 +119,7 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
         f"N = {parallel.data_parallel_size} replicas, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
         f"bytes a parameter, g = {g} a gradient, K = {k} for "
         f"{'a float32 copy and ' * precision.half}Adam's two moments.",
-        f"Psi is what the rank's layers have, 1/t of what is split.{padding(everyone)}", "",
+        f"Psi counts the parameters of the rank's layers, 1/t of each sharded one.{padding(everyone)}", "",
         "The formulas for rank 0, in this run's bytes and in mixed precision's: there w is 2 (as the paper writes it),",
         "K is 12 for a float32 copy and two moments, and g is 2 as in the paper, or 4.",
         formulas_table(everyone[0], parallel, precision)])
@@ -157,7 +157,7 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
                               (f"{found:,}", "" if value is None else verdict(found, value)))])
     unknown = [] if all(one.expected.unreduced is not None for one in everyone) else [
         "(Where a rank has several stages, or a backward in two, microbatches overlap in their gradients: no formula.)"]
-    return ["", "Beside these, elsewhere or for a while, the most at once:", aligned(rows), *unknown]
+    return ["", "Besides these, elsewhere or for a while, the peaks:", aligned(rows), *unknown]
 
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precision) -> str:

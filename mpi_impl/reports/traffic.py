@@ -115,7 +115,7 @@ def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, 
         for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
     paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
-    tied = "" if c.untie_embeddings_and_output_weights else ", and a tied word table is gathered for the logits, too"
+    tied = "" if c.untie_embeddings_and_output_weights else ", and a tied table is gathered for the logits, too"
     twice = ", layers recomputed in groups come twice" if ledger.calls(reason="parameters", phase="recompute") else ""
     why = f"; the embedding's backward needs no parameters{tied}{twice}" if p.zero_stage == 3 else ""
     return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {measured:,.0f}. "

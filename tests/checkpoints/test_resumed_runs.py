@@ -86,7 +86,7 @@ REFUSED = [
     ("--load {0}/iter_0000007", "--load {0}/iter_0000007 holds no checkpoint: {0}/iter_0000007/{1} is not there. Give "
      "the folder above it, {0}."),
     ("--load {} --hidden-size 32 --train-iters 7", "--hidden-size is 32, but 16 in {}/iter_0000007"),
-    ("--load {} --vocab-size 19", "The tokenizer is another one than that of {}/iter_0000007 (it has 20 tokens, that "
+    ("--load {} --vocab-size 19", "The tokenizer is not that of {}/iter_0000007 (it has 20 tokens, that "
      "one 21), so"),
     ("--load {0} --save {0}/{1}", "{0}/{1} is a file, where a folder is needed"),
     ("--save /proc/none", "/proc/none cannot be written"),

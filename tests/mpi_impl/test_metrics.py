@@ -136,7 +136,7 @@ def test_what_replicas_send_is_stated(stage, formula, times, d, untied):
     exact = short + (3 * tables * (d - 1) / d if stage == 3 else 0)
     assert f"a step of m = 3: {exact:,.0f}. Predicted: {exact:,.0f}. ZeRO" in said
     assert ("needs no parameters" in said) == (stage == 3)
-    assert ("tied word table" in said) == (stage == 3 and not untied)
+    assert ("a tied table is gathered" in said) == (stage == 3 and not untied)
 
 
 @pytest.mark.parametrize("t, scatter, sent", [(4, True, "b s h / t = 160"), (4, False, "b s h = 640"),
