@@ -174,7 +174,7 @@ def meet_in_a_small_container(group):
     part.free()
 
 
-@pytest.mark.parametrize("elements, shares", [(255, False), (256, True)])
+@pytest.mark.parametrize("elements, shares", [(31, False), (32, True)])
 def test_small_arrays_go_by_mpi(ranks, elements, shares):
     ranks.run(2, which_way, elements, shares)
 

@@ -4,15 +4,14 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
-from mpi_impl.comm.transports.buffers import (contiguous, copy_back, cut_in_pieces, finish_device, join_pieces,
-                                              room_for_pieces)
-from mpi_impl.comm.transports.transport import Request, Transport
-from mpi_impl.runtime.arrays import on_device
+from mpi_impl.comm.transports.buffers import copy_back, cut_in_pieces, finish_device, join_pieces, room_for_pieces
+from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives, Request
+from mpi_impl.runtime.arrays import contiguous, on_device
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 
 
-class MPITransport(Transport):
+class MPITransport(Collectives, Messages, PostedCollectives):
     """MPI's own calls. MPI needs contiguous arrays, of formats that it knows (halves.py has the others)."""
 
     def __init__(self, comm: MPI.Intracomm):
