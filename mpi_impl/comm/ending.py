@@ -10,14 +10,14 @@ SPEAKS = 32_767      # a tag, which every MPI allows
 
 
 def barrier_with_timeout(group: Members, seconds: float) -> bool:
-    """Wait for all ranks to come here, at most so many seconds. Report whether they did."""
+    """Wait at most this long for all ranks to come here. Report whether they did."""
     return comes_true(group.comm.Ibarrier().Test, seconds)
 
 
 def elect_speaker(group: Members, seconds: float) -> bool:
     """Report whether this rank is the one to speak, of those that ask: the first, or the lowest of several.
 
-    For threads of ranks that are stuck: no rank is waited for, but all hear of it within so many seconds. On several
+    For threads of ranks that are stuck: no rank is waited for, but all hear of it within this many seconds. On several
     hosts, if they are known, one rank speaks on each: a rank on the other side of a broken link hears nothing, and to
     send there is the end of MPICH, and of the rank.
     """

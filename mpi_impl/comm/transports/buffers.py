@@ -27,7 +27,7 @@ def join_pieces(pieces, out, axis: int) -> None:
             part[...] = piece
 
 
-def cut_in_pieces(x, size: int, axis: int):
+def split_in_pieces(x, size: int, axis: int):
     """Return the pieces of x along the axis, one after the other in a contiguous array."""
     pieces = room_for_pieces(x, size, axis)
     if pieces is x:

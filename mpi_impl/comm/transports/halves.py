@@ -1,7 +1,7 @@
 """16-bit floats by MPI, which does not know these formats: their bits move as integers, and sums are made here."""
 import numpy as np
 
-from mpi_impl.comm.transports.buffers import cut_in_pieces
+from mpi_impl.comm.transports.buffers import split_in_pieces
 from mpi_impl.comm.transports.mpi import MPITransport
 from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives
 from mpi_impl.runtime.arrays import contiguous, is_half, narrowed, widened
@@ -29,7 +29,7 @@ class HalvesTransport(Collectives, Messages, PostedCollectives):
         self.mpi.all_gather(mpi_view(x), mpi_view(out), axis)
 
     def reduce_scatter(self, x, out, axis):
-        pieces = cut_in_pieces(x, self.size, axis)
+        pieces = split_in_pieces(x, self.size, axis)
         out[...] = self._reduce(pieces.reshape(self.size, *out.shape), "sum")
 
     def broadcast(self, x, root):

@@ -4,7 +4,7 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
-from mpi_impl.comm.transports.buffers import copy_back, cut_in_pieces, finish_device, join_pieces, room_for_pieces
+from mpi_impl.comm.transports.buffers import copy_back, finish_device, join_pieces, room_for_pieces, split_in_pieces
 from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives, Request
 from mpi_impl.runtime.arrays import contiguous, on_device
 
@@ -28,7 +28,7 @@ class MPITransport(Collectives, Messages, PostedCollectives):
         join_pieces(pieces, out, axis)
 
     def reduce_scatter(self, x, out, axis):
-        self.comm.Reduce_scatter_block(ready(cut_in_pieces(x, self.size, axis)), out, MPI.SUM)
+        self.comm.Reduce_scatter_block(ready(split_in_pieces(x, self.size, axis)), out, MPI.SUM)
 
     def broadcast(self, x, root):
         buffer = contiguous(x)

@@ -12,7 +12,7 @@ NCCL adds up 16-bit floats in their own format: rounded at every hop from rank t
 from functools import cached_property
 from typing import Any
 
-from mpi_impl.comm.transports.buffers import copy_back, cut_in_pieces, join_pieces, room_for_pieces
+from mpi_impl.comm.transports.buffers import copy_back, join_pieces, room_for_pieces, split_in_pieces
 from mpi_impl.comm.transports.transport import Collectives, PostedCollectives, Request
 from mpi_impl.runtime.arrays import contiguous
 
@@ -62,7 +62,7 @@ class NcclTransport(Collectives, PostedCollectives):
         join_pieces(pieces, out, axis)
 
     def reduce_scatter(self, x, out, axis):
-        self._reduce_scatter(cut_in_pieces(x, self.size, axis), out, self._current())
+        self._reduce_scatter(split_in_pieces(x, self.size, axis), out, self._current())
 
     def broadcast(self, x, root):
         buffer = contiguous(x)

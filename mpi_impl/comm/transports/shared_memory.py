@@ -171,7 +171,7 @@ def bytes_for(size: int) -> int:
 
 
 def rows(x: np.ndarray, capacity: int, *above: int) -> Iterator[tuple]:
-    """Yield indices that cut x into pieces of at most so many bytes: some rows each, or parts of a row."""
+    """Yield indices that divide x into pieces of at most `capacity` bytes: some rows each, or parts of a row."""
     row = x.nbytes // max(len(x), 1)
     if row > capacity:
         for i in range(len(x)):
