@@ -21,7 +21,7 @@ ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", 
 WITHOUT = {"embedding_backward": "p"}
 # Parts of layers_backward: the textbook's is shorter, since its parameters are all there, and it has no ledger. And of
 # block_forward: two steps of the textbook's, which are one kernel on a GPU.
-INSIDE_ANOTHER = {"turns", "forward_again", "add_branch_and_norm", "drawn_at"}
+INSIDE_ANOTHER = {"turns", "forward_again", "add_branch_and_norm", "local_site"}
 
 # A region on a rank gathers logits, where the textbook has all of them in a list, and knows a length from one shard.
 REGIONS_ONLY_ON_RANKS = {"gather", "gather_backward", "length"}

@@ -15,7 +15,10 @@ KEPT = ["reference/comm", "reference/layers", "reference/parallel", "reference/s
         "reference/generation", "reference/costs", "reference/batches.py", "reference/config.py",
         "reference/counter_rng.py", "reference/dropout.py", "reference/errors.py", "reference/ops.py",
         "reference/optimizer.py", "reference/params.py", "reference/precision.py",
-        "mpi_impl/layers", "mpi_impl/data", "mpi_impl/data/prepare", "mpi_impl/checkpoints", "mpi_impl/recording",
+        "mpi_impl/comm", "mpi_impl/comm/transports", "mpi_impl/kernels", "mpi_impl/kernels/cuda",
+        "mpi_impl/kernels/fused", "mpi_impl/layers", "mpi_impl/models", "mpi_impl/parallel", "mpi_impl/runtime",
+        "mpi_impl/training",
+        "mpi_impl/data", "mpi_impl/data/prepare", "mpi_impl/checkpoints", "mpi_impl/recording",
         "mpi_impl/reports", "mpi_impl/reports/timelines", "mpi_impl/planning", "mpi_impl/generation",
         "mpi_impl/evaluation", "mpi_impl/programs", "mpi_impl/pretrain_gpt.py", "mpi_impl/pretrain_bert.py",
         "mpi_impl/launching/option_fields.py"]

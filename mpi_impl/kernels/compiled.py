@@ -41,7 +41,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
         dropped, here = None, None
         if site is not None:
             dropped = np.empty(p.shape, p.dtype)
-            here = site._replace(first=tuple(map(sum, zip(site.first, (samples.start, heads.start, block.start, 0)))))
+            here = site.moved(samples.start, heads.start, block.start)
         attention_probs(probs, dropped, mask and mask.keep, here, real, p.shape, where, scale, causal)
         np.matmul(p if dropped is None else dropped, v[samples, heads, :keys], out=y[samples, heads, block])
     return context, core

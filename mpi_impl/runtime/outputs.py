@@ -1,4 +1,5 @@
-"""What options write, compared with what they read: no output takes the place of an input or of another output."""
+"""The files that options write, compared with those they read: no output takes the place of another file of the run.
+"""
 import argparse
 import os
 import re
@@ -95,7 +96,7 @@ def listed(value: str | list[str] | None) -> list[str]:
 
 
 def refuse_shared(file: OptionPath, others: list[OptionPath], does: str) -> None:
-    """Raises UserError if one of the others holds this file."""
+    """Raise UserError if one of the others holds this file."""
     for other in others:
         if other.holds(file.path):
             where = "" if other.files is None else f" in {other.path}"

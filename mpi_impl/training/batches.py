@@ -1,4 +1,4 @@
-"""Which samples a replica sees, and how they reach the ranks of its tensor group."""
+"""The samples that a replica sees, and their way to the ranks of its tensor group."""
 import numpy as np
 
 from mpi_impl.comm.topology import Topology
@@ -19,7 +19,7 @@ class Batches:
 
     def __init__(self, dataset: Samples | None, model: ModelConfig, topology: Topology, seq_length: int,
                  micro_batch_size: int, microbatches: int, like=HOST):
-        """`dataset` is needed on tensor rank 0 of those that read (`needs_samples`) only; it reads for the others.
+        """Read from the dataset, which is needed on tensor rank 0 of those that read (`needs_samples`) only.
 
         `like` is an array of the library that the batches shall belong to.
         """

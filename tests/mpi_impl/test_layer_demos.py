@@ -226,8 +226,8 @@ def test_less_is_kept(ranks, capsys, n):
 
 MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"
 BUGS = [        # demo, what its check says, the bug
-    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.transports.mpi", "cut_in_pieces(x, ",
-                                                  "cut_in_pieces(x[::-1], ")),
+    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.transports.mpi", "split_in_pieces(x, ",
+                                                  "split_in_pieces(x[::-1], ")),
     ("collectives", "all-reduce differs", Bug("mpi_impl.comm.transports.mpi", "ready(buffer), OPERATIONS[op])",
                                               "ready(buffer), MPI.MAX)")),
     ("collectives", "the ring differs", Bug("mpi_impl.demos.collectives", "pieces[incoming] += arrived",

@@ -89,7 +89,7 @@ def fill_probs(core: ProbsCache, inputs: CoreInputs, i: int):
     multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
     s, real = probs.shape[-1], None if lengths is None else lengths[i:i + 1]
     dropped = None if site is None and probs.dtype == q.dtype else np.empty_like(probs, dtype=q.dtype)
-    here = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
+    here = site and site.moved(i)
     attention_probs(probs, dropped, core.mask and core.mask.keep, here, real, core.probs.shape,
                     rows_of(0, (s, s), 0, s, s), 1 / sqrt(q.shape[-1]), causal)
     return probs if dropped is None else dropped
