@@ -2,11 +2,10 @@
 import re
 import subprocess
 import sys
-from argparse import Namespace
 
 import pytest
 
-from mpi_impl.plot_schedule import main, times
+from mpi_impl.plot_schedule import TimeOptions, main, times
 from mpi_impl.reports.timelines import gantt
 from mpi_impl.reports.timelines.timelines import slices_of
 from reference.errors import UserError
@@ -49,7 +48,7 @@ def test_what_is_printed_is_what_the_simulator_says(plot):
 def test_all_ranks_take_the_time_of_their_layers(name):
     """Whatever the placement: for one microbatch, F + I + W on each rank; F alone where nothing goes backward."""
     schedule = make(name, 4, 8, 2 if name == "interleaved" else None)
-    t = times(schedule, Namespace(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
+    t = times(schedule, TimeOptions(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
     for actions in schedule.ranks:
         whole = 10 if any(action.kind != "F" for action in actions) else 2
         assert sum(map(t.of, actions)) == pytest.approx(8 * whole)
@@ -139,5 +138,5 @@ def test_the_program(tmp_path):
 
 def test_a_stage_is_known_by_its_number():
     """Stages that stand in a V have their own times too: stage 7 of zb-v on 4 ranks is on rank 0."""
-    t = times(make("zb-v", 4, 8), Namespace(forward=1.0, input_gradient=1.0, weight_gradient=2.0, communication=0.0))
+    t = times(make("zb-v", 4, 8), TimeOptions(forward=1.0, input_gradient=1.0, weight_gradient=2.0, communication=0.0))
     assert t.of(Action(7, "F", 0)) == 0.5 and t.of(Action(7, "W", 0)) == 1.0

@@ -55,7 +55,7 @@ def test_the_table_has_the_numbers_of_its_plans(job, recompute):
         assert tuple(int(found[name]) for name in "tpd") == one.shape
         assert (int(found["b"]), int(found["m"]), int(found["ZeRO"])) == (one.plan.b, one.plan.m, p.zero_stage)
         assert (found["v"], found["recompute"]) == (str(p.virtual_pipeline_size or 1), p.recompute.granularity)
-        assert found["sequence"] == ("cut" if p.sequence_parallel else "whole")
+        assert found["sequence"] == ("split" if p.sequence_parallel else "whole")
         held = sum(one.plan.memory) / 1e9
         assert float(found["GB"]) == pytest.approx(held, abs=0.051 if held >= 1 else 0.00051)
         assert float(found["s/step"]) == pytest.approx(one.seconds, rel=0.006)
