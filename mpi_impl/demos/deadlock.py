@@ -16,7 +16,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.demos.printing import Check, prefix_with_ranks, say
+from mpi_impl.demos.printing import WIDTH, Check, prefix_with_ranks, say
 from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
@@ -30,7 +30,6 @@ from reference.training.trainer import loss_and_gradients
 
 PATIENCE = 1.0      # seconds in one wait, until the other threads look where the ranks are stuck
 SAMPLES = 2
-WIDTH = 118         # of a line
 
 ALONE = """\
 A deadlock is ranks that wait for one another for ever. A single rank has nobody to wait for, so there is nothing to
@@ -68,10 +67,6 @@ class Wait(NamedTuple):
     whom: int            # the rank that it waits for
     what: str
     stack: list[str]     # of this file's lines, the innermost last
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
@@ -211,4 +206,4 @@ def complaint(schedule: Schedule) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -9,8 +9,9 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
-                                     shape, span, traffic_table)
+from mpi_impl.demos.printing import (Check, count, first_elements, indented, say, say_aligned, say_each, shape, span,
+                                     traffic_table)
+from mpi_impl.demos.sizes import check_size
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
 from reference.config import ModelConfig
@@ -34,10 +35,6 @@ would send V h numbers. (If a rank returned any other row where it should return
 Backward, every rank has the whole dX, the gradient of all rows that were looked up. It adds up those of the words
 that it owns, at all their positions in the text, and has nothing to send.
 """
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
@@ -111,4 +108,4 @@ def parse_options(argv: Sequence[str] | None) -> tuple[list[str], int]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

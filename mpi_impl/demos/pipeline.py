@@ -3,7 +3,6 @@
 Shows which rank holds which layers, in which order each of them works, what it sends to whom, how many activations it
 must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
 """
-import argparse
 from collections.abc import Sequence
 
 from mpi_impl.comm.group import Group, Instruments, world
@@ -49,20 +48,15 @@ can come later.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    options = parse_options(argv, ranks.size)
-    p, m = ranks.size, options.microbatches
-    schedule = make(options.schedule, p, m, options.v)
-    say(ranks, introduction(options.schedule, schedule))
+    p = ranks.size
+    name, m, v = parse_options(argv, p)
+    schedule = make(name, p, m, v)
+    say(ranks, introduction(name, schedule))
 
     watched = Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=True)))
     model = tiny_gpt(num_layers=schedule.stages)
-    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=options.schedule,
-                              virtual_pipeline_size=options.v)
+    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=v)
     with training_on(watched, model, parallel) as trainer:
         tokens, targets = global_batch(0, m * SAMPLES)
         x = round(pipeline_traffic(SAMPLES, tokens.shape[1], model.hidden_size))
@@ -74,7 +68,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         done = Schedule(tuple(ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
         say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
                    + prefix_with_ranks([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
-        say(ranks, picture(options.schedule, done))
+        say(ranks, picture(name, done))
         predicted = activations_in_flight(schedule)[ranks.rank]
         say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
                    "kept the\nactivations at the same time, at most:")
@@ -91,21 +85,21 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.conclude(ranks)
 
 
-def parse_options(argv: Sequence[str] | None, p: int) -> argparse.Namespace:
-    """Return the options, with v, and an m that suits p ranks. Raises UserError."""
+def parse_options(argv: Sequence[str] | None, p: int) -> tuple[str, int, int | None]:
+    """Return the schedule's name, an m that suits p ranks, and v. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.pipeline", description="Show layers distributed over the ranks.")
     parser.add_argument("--schedule", choices=[name for name in SCHEDULES if name != "forward-only"], default="1f1b",
                         help="the order in which ranks do their forwards and backwards (default: 1f1b)")
     parser.add_argument("--microbatches", type=int, metavar="M", help="(default: p + 2, but at most 8; interleaved: "
                                                                       "the first multiple of p from 4 on)")
     options = parser.parse_args(argv)
-    interleaved = options.schedule == "interleaved"
-    options.v = CHUNKS if interleaved else None
-    if options.microbatches is None:
-        options.microbatches = round_up(4, p) if interleaved else min(p + 2, 8)
-    require_positive("microbatches", options.microbatches)
-    require_sizes(p, options.microbatches, options.v or 1)
-    return options
+    name, m = options.schedule, options.microbatches
+    v = CHUNKS if name == "interleaved" else None
+    if m is None:
+        m = round_up(4, p) if v else min(p + 2, 8)
+    require_positive("microbatches", m)
+    require_sizes(p, m, v or 1)
+    return name, m, v
 
 
 def introduction(name: str, schedule: Schedule) -> str:
@@ -174,4 +168,4 @@ def shortened(line: str) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

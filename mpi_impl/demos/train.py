@@ -3,7 +3,6 @@
 Shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
 ranks (Narayanan et al. 2021, sections 2 and 3).
 """
-import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from math import log
@@ -12,7 +11,7 @@ from textwrap import fill
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.topology import Topology
-from mpi_impl.demos.printing import Check, count, say, say_aligned, span
+from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
@@ -28,7 +27,6 @@ from reference.parallel.data_parallel import samples_of
 MICROBATCHES = 4        # of each replica, a step; each is one sample
 
 TOLERANCE = 1e-10       # rounding adds up from step to step
-WIDTH = 118             # of a line
 
 # The groups of ranks between which something is sent.
 BETWEEN = {"tensor": "t ranks", "pipeline": "p ranks", "data": "d ranks", "model": "t x p ranks"}
@@ -45,13 +43,8 @@ So a rank has three numbers, its place among t, among p and among d. Here {ranks
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    options = parse_options(argv, ranks.size)
-    parallel, steps = options.parallel, options.train_iters
+    parallel, steps = parse_options(argv, ranks.size)
     t, p, d = (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.data_parallel_size)
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size), t=t, p=p, d=d))
     model, batch, check = tiny_gpt(round_up(4, p), heads=round_up(4, t)), MICROBATCHES * d, Check(TOLERANCE)
@@ -91,8 +84,8 @@ def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     return aligned(rows, left=())
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
-    """Return the options, with the ParallelConfig. Raises UserError."""
+def parse_options(argv: Sequence[str] | None, n: int) -> tuple[ParallelConfig, int]:
+    """Return the division of the work, and the number of steps. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.train", description="Train a tiny GPT on all ranks.")
     for name, letter, what in (("tensor", "t", "ranks that shard every layer"),
                                ("pipeline", "p", "groups of ranks that hold different layers")):
@@ -102,8 +95,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
     options = parser.parse_args(argv)
     require_positive("train_iters", options.train_iters)
     t, p = sizes(n, options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
-    options.parallel = ParallelConfig.for_world(n, t, p)
-    return options
+    return ParallelConfig.for_world(n, t, p), options.train_iters
 
 
 def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
@@ -152,4 +144,4 @@ def traffic_by_group(lines: list[Line]) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -3,14 +3,13 @@
 Trains one tiny GPT four times, with each rank as a replica. Shows which part a rank owns, how many bytes it holds from
 step to step, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
 """
-import argparse
 from collections.abc import Sequence
 from textwrap import fill
 from typing import NamedTuple
 
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import RING, Ledger
-from mpi_impl.demos.printing import Check, count, say, say_aligned
+from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned
 from mpi_impl.demos.tiny_gpt import FLOAT64, check_tensors, global_batch, share_of, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.reports.memory import FORMULAS
@@ -26,7 +25,6 @@ from reference.schedules.generators import require_sizes
 
 LAYERS, STEPS = 2, 2
 BUCKET = 900        # elements, at least: somewhat more than a layer
-WIDTH = 118         # of a line
 
 INTRODUCTION = """\
 Replicas are copies of a model that train together: each of {ranks} takes other samples, all sum their gradients, and
@@ -53,8 +51,8 @@ STAGES = ("nothing is sharded", "optimizer states are sharded", "gradients, too"
 SENT = ("2 Psi (N-1)/N", "2 Psi (N-1)/N", "(m + 1) Psi (N-1)/N", "(3 m Psi - m T) (N-1)/N")
 
 
-class Found(NamedTuple):
-    """The memory that a rank holds after some steps at one stage, and its traffic."""
+class StageCosts(NamedTuple):
+    """The memory that a rank holds after some steps at one stage, and its traffic, with their predictions."""
 
     psi: int                         # elements of the flat buffer, padding included
     held: Sequence[float]            # bytes of parameters, gradients, optimizer's states
@@ -63,12 +61,8 @@ class Found(NamedTuple):
     expected_sent: float
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    m = parse_options(argv).microbatches
+    m = parse_options(argv)
     model, check = tiny_gpt(LAYERS), Check()
     say(ranks, introduction(ranks.size, m))
     found = [trained(ranks, model, stage, m, check) for stage in range(4)]
@@ -76,7 +70,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.conclude(ranks)
 
 
-def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> Found:
+def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> StageCosts:
     """Run a few steps at one stage, print and check them."""
     parallel = ParallelConfig(data_parallel_size=ranks.size, zero_stage=stage, ddp_bucket_size=BUCKET)
     apart = Group(ranks.comm, ranks.name, Instruments())        # with a ledger of its own
@@ -100,15 +94,15 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
         return found
 
 
-def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options. Raises UserError."""
+def parse_options(argv: Sequence[str] | None) -> int:
+    """Return m, the number of microbatches. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.zero", description="Show what ZeRO shards.")
     parser.add_argument("--microbatches", type=int, default=2, metavar="M",
                         help="of one sample each, per replica and step (default: 2)")
-    options = parser.parse_args(argv)
-    require_positive("microbatches", options.microbatches)
-    require_sizes(1, options.microbatches)
-    return options
+    m = parser.parse_args(argv).microbatches
+    require_positive("microbatches", m)
+    require_sizes(1, m)
+    return m
 
 
 def introduction(n: int, m: int) -> str:
@@ -119,12 +113,12 @@ def introduction(n: int, m: int) -> str:
 # ---- what is measured, and what the formulas say --------------------------------------------------------------------
 
 
-def measured(trainer: Trainer, stage: int, m: int) -> Found:
+def measured(trainer: Trainer, stage: int, m: int) -> StageCosts:
     """Measure memory and traffic after the steps, with their predictions."""
     n, layout, held = trainer.topology.data.size, trainer.state.layout, trainer.held()
     tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
     less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
-    return Found(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
+    return StageCosts(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
                  model_states(layout.size, n, stage, *FLOAT64.bytes_each),
                  data_parallel_traffic(layout.size, n, stage, m) - less)
 
@@ -155,7 +149,7 @@ def bounds(part: slice) -> str:
     return f"{part.start}-{part.stop - 1}"
 
 
-def table(found: list[Found], n: int) -> str:
+def table(found: list[StageCosts], n: int) -> str:
     """Return a table with a row for each stage."""
     rows = [["stage", "Psi", "holds, bytes", "the formula", "", "sends in a step", "the formula", ""]]
     for stage, one in enumerate(found):
@@ -171,4 +165,4 @@ def beside(formula: str, found: float, expected: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

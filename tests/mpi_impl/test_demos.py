@@ -35,15 +35,15 @@ def test_the_picture(ranks, tmp_path, monkeypatch):
     """Its bars are the bytes, measured above predicted, and their lengths add up."""
     kept, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (kept.append(figure), save(figure, *a, **k)))
-    panels = {title: [memory.Found(name, [foreseen(one) for one in everyone]) for name, everyone in found]
-              for title, found in ranks.run(2, found_in_a_run)[0].items()}
+    panels = {title: {name: list(map(foreseen, everyone)) for name, everyone in panel.items()}
+              for title, panel in ranks.run(2, found_in_a_run)[0].items()}
     memory.draw(str(tmp_path / "picture.png"), panels, "a model")
     figure, = kept
-    for axes, found in zip(figure.axes, panels.values(), strict=True):
-        assert [label.get_text() for label in axes.get_yticklabels()] == [one.name for one in found]
+    for axes, panel in zip(figure.axes, panels.values(), strict=True):
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(panel)
         bars = [(round(bar.get_y() + bar.get_height() / 2, 2), bar.get_x(), bar.get_width()) for bar in axes.patches]
-        for row, one in enumerate(found):
-            for middle, states in ((row - 0.19, one.everyone[0].held), (row + 0.19, one.everyone[0].expected)):
+        for row, everyone in enumerate(panel.values()):
+            for middle, states in ((row - 0.19, everyone[0].held), (row + 0.19, everyone[0].expected)):
                 mine = [(x, width) for y, x, width in bars if y == pytest.approx(middle)]
                 assert [width for _, width in mine] == pytest.approx([n / 1e3 for n in memory.parts(states).values()])
                 assert [x for x, _ in mine] == pytest.approx([sum(w for _, w in mine[:i]) for i in range(len(mine))])
@@ -59,8 +59,9 @@ def foreseen(one):
 def found_in_a_run(group):
     options = memory.parse_options([*SMALL, "--hidden-size", "8"], group.size)
     model = memory.model_of(options)
-    return {title: [memory.trained(group, one, model, options) for one in runs] for title, runs in
-            (("replicas", memory.replica_runs(2, model)), ("shards", memory.sharing_runs(2, model, 12)))}
+    return {title: {name: memory.train(group, parallel, model, options) for name, parallel in runs.items()}
+            for title, runs in (("replicas", memory.replica_runs(2, model)),
+                                ("shards", memory.sharing_runs(2, model, 12)))}
 
 
 def test_a_number_that_is_not_as_predicted_fails(ranks, tmp_path):
