@@ -17,7 +17,7 @@ from statistics import median
 
 import machine
 import numpy as np
-from machine import Shard
+from machine import ShardSizes
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.launching.pool import Pool
@@ -97,7 +97,7 @@ def cores_of(seconds: dict[tuple, float], peak: float) -> tuple[float, float]:
 # ---- what is no product ---------------------------------------------------------------------------------------------
 
 
-def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Hardware:
+def with_kernels(bare: Hardware, times: dict[ShardSizes, tuple[float, float]]) -> Hardware:
     """Return the passes and overheads that explain the time of shards beyond their products, forward and backward."""
     ways = [least_squares([counts(shard) for shard in times],
                           [took[way] - products(bare, shard, way) for shard, took in times.items()],
@@ -108,14 +108,14 @@ def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Har
     return replace(bare, overhead=overhead, passes=Passes(scaled[0], scaled[1], (0.0, 0.0), scaled[2], scaled[3]))
 
 
-def counts(shard: Shard) -> list[float]:
+def counts(shard: ShardSizes) -> list[float]:
     """Return the terms of the time: elements outside and inside, layers, elements of the embedding, and logits."""
     x = shard.b * shard.s * shard.h
     words = shard.model.padded_vocab_size(shard.t) // shard.t
     return [shard.L * x, shard.L * x / shard.t, shard.L, x, shard.b * shard.s * words]
 
 
-def products(hardware: Hardware, shard: Shard, way: int) -> float:
+def products(hardware: Hardware, shard: ShardSizes, way: int) -> float:
     """Return the seconds of a shard's matrix products and attention's cores: forward, or backward."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
     forward, input_gradient, weight_gradient = work_of(plan, hardware, shard.L, first=True, last=True)

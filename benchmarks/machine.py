@@ -32,7 +32,7 @@ PROBE = 7           # of the shards below
 LARGEST = 1024      # the square product whose rate is taken for the peak
 
 
-class Shard(NamedTuple):
+class ShardSizes(NamedTuple):
     """The computation of one of t ranks: of a GPT of L layers on b samples."""
 
     b: int
@@ -49,7 +49,7 @@ class Shard(NamedTuple):
 
 
 # Sizes that differ in all that a time may depend on.
-SHARDS = [Shard(*sizes) for sizes in (
+SHARDS = [ShardSizes(*sizes) for sizes in (
     (1, 128, 128, 8, 1, 1, 512), (4, 128, 128, 8, 1, 2, 512), (4, 128, 128, 8, 4, 2, 512),
     (4, 128, 256, 8, 1, 1, 2048), (4, 128, 256, 8, 2, 2, 1024), (4, 128, 256, 8, 8, 3, 1024),
     (2, 128, 256, 8, 4, 1, 4096), (1, 128, 256, 8, 1, 2, 512), (8, 128, 256, 8, 8, 1, 2048),
@@ -145,7 +145,7 @@ def core(b: int, s: int, a: int, d: int) -> tuple[Callable[[], object], Callable
     return lambda: attention_core(q, k, v, True), lambda: attention_core_backward(dy, cache)
 
 
-def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
+def passes(shard: ShardSizes, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return two functions: a forward; and a forward with its backward."""
     c, rng = shard.model, np.random.default_rng(0)
     tensors = gpt_tensors(c, range(c.num_layers))

@@ -28,14 +28,14 @@ WARM = 2        # steps before those that count
 LIMIT = 300.0   # seconds that ranks have for a turn
 
 
-class Measured(NamedTuple):
+class StepTimes(NamedTuple):
     """Seconds, as medians over steps."""
 
     step: float     # of the slowest rank
     probe: float    # of machine.py's probe before each step, which tells how fast the machine was then
 
 
-def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measured:
+def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> StepTimes:
     """Train with the plan on all of these ranks, in float32."""
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
@@ -52,7 +52,7 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
         found.append(max(ranks.allgather_objects(ended - began)))
     disconnect(topology)
     alone.free()
-    return Measured(median(found[WARM:]), median(probes[WARM:]))
+    return StepTimes(median(found[WARM:]), median(probes[WARM:]))
 
 
 def together(ranks: Group, clock: VirtualClock | None) -> float:
@@ -81,12 +81,12 @@ def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.N
 
 
 def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
-            before: Callable[[Pool], object] | None = None) -> list[list[Measured]]:
+            before: Callable[[Pool], object] | None = None) -> list[list[StepTimes]]:
     """Measure the step of each plan, by the wall's clock or the virtual one, in each turn.
 
     What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
     """
-    found: list[list[Measured]] = [[] for _ in plans]
+    found: list[list[StepTimes]] = [[] for _ in plans]
     most = max(plan.parallel.world_size for plan in plans)
     with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
         for turn in range(turns):

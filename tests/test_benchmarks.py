@@ -132,7 +132,7 @@ def test_scaling_holds_each_rank_against_one_on_the_same_clock(monkeypatch):
     perfectly, every share is 1.
     """
     def measure(plans, turns, each, virtual):
-        return [[steps.Measured(slow * (1 + fake) * flops_of_step(plan) / plan.parallel.world_size, slow)
+        return [[steps.StepTimes(slow * (1 + fake) * flops_of_step(plan) / plan.parallel.world_size, slow)
                  for slow in (1.0, 3.0, 0.5)] for plan, fake in zip(plans, virtual)]
 
     monkeypatch.setattr(measured_scaling, "measure", measure)

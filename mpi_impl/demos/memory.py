@@ -16,7 +16,7 @@ from mpi_impl.demos.printing import count, say
 from mpi_impl.launching.entry import run
 from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.charts import GRID, MEMORY
+from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.reports.forecast import RunSizes, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
@@ -178,7 +178,7 @@ def introduction(model: ModelConfig, options: MemoryDemoOptions, n: int) -> str:
     alone = "\nOne rank has nobody to share with, so that most of this saves nothing: start more.\n" if n == 1 else ""
     return INTRODUCTION.format(ranks="Several ranks" if n == 1 else count(n)) + alone + (
         f"\nThe model: a GPT of {parameters(model):,} parameters in {options.dtype}: {model.num_layers} layers, h = "
-        f"{model.hidden_size}, {model.num_attention_heads} heads, {model.vocab_size} tokens in the vocabulary. A microbatch: "
+        f"{model.hidden_size}, {model.num_attention_heads} heads, V = {model.vocab_size} tokens. A microbatch: "
         f"{options.micro_batch_size} x {options.seq_length} tokens.\n")
 
 
@@ -251,12 +251,10 @@ def draw(path: str, panels: dict[str, Panel], model: str) -> None:
     for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
         for row, everyone in enumerate(panel.values()):
             draw_run(axes, row, fullest(everyone), unit, name)
-        axes.set_title(title, loc="left", fontsize=11)
+        finish(axes, "", title, "x")
         axes.set(yticks=range(len(panel)), yticklabels=list(panel), ylim=(len(panel) - 0.45, -0.55))
-        axes.tick_params(left=False, labelsize=9)
-        axes.grid(axis="x", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.tick_params(left=False)
+        axes.spines["left"].set_visible(False)
     all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once; without what an operation needs while "
                             "it works", fontsize=9)
     figure.suptitle(f"Memory of a rank: {model}", x=0.01, ha="left", fontsize=12)
