@@ -87,7 +87,7 @@ def measure(group: Group) -> dict[tuple, float]:
         work()
     for _ in range(TURNS):
         for key, work in works.items():
-            probes.append(probed(group, standard))
+            probes.append(time_probe(group, standard))
             ratios[key].append(seconds_of(work) / probes[-1])
     together = group.allgather_objects((ratios, median(probes)))
     alone.free()
@@ -96,7 +96,7 @@ def measure(group: Group) -> dict[tuple, float]:
         ("probe",): usual} | messages(group)
 
 
-def probed(group: Group, standard: Callable[[], object]) -> float:
+def time_probe(group: Group, standard: Callable[[], object]) -> float:
     """CPU time of the probe, whenever all ranks have met: ranks that share a core then take turns, as in a step, and
     each finds the caches as another one has left them.
     """

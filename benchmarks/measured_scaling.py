@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def strong_plan(kind: str, n: int) -> Plan:
     """Return the plan with the same model and batch for all."""
-    return shared_out(gpt(LAYERS, 256), kind, n, B)
+    return parallel_plan(gpt(LAYERS, 256), kind, n, B)
 
 
 def weak_plan(kind: str, n: int) -> Plan:
     """Return the plan with work that grows with n."""
     layers, width = (n if kind == "p" else 4), (WIDTHS[n] if kind == "t" else 256)
-    return shared_out(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
+    return parallel_plan(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
 
 
 def gpt(layers: int, width: int) -> ModelConfig:
@@ -59,7 +59,7 @@ def gpt(layers: int, width: int) -> ModelConfig:
     return ModelConfig(layers, width, 8, 256, 128, hidden_dropout=0.0, attention_dropout=0.0)
 
 
-def shared_out(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
+def parallel_plan(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
     """Return the plan over n ranks of one kind. A pipeline has microbatches of one sample, the others of two."""
     t, p, d = (n if kind == one else 1 for one in "tpd")
     b = 1 if kind == "p" else 2

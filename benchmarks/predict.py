@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     turns = measure(plans, args.turns, args.steps, list(map(is_virtual, plans)), calibrate)
     hardware, usual = profile(calibrations, ranks), median(one["probe",] for one in calibrations)
     measured = [median(one.step for one in found) for found in turns]
-    predicted = [median(step_time(plan, slowed(on_clock(hardware, plan), one.probe / usual)).total for one in found)
+    predicted = [median(step_time(plan, slow_down(on_clock(hardware, plan), one.probe / usual)).total for one in found)
                  for plan, found in zip(plans, turns)]
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
         from pictures import draw_predictions  # matplotlib takes a second to import
 
         from mpi_impl.runtime.pictures import save
-        save(draw_predictions([named(plan) for plan in plans], predicted, measured), args.plot)
+        save(draw_predictions([label(plan) for plan in plans], predicted, measured), args.plot)
 
 
 def plan_of(topology: tuple[int, int, int, int, dict]) -> Plan:
@@ -79,7 +79,7 @@ def on_clock(hardware: Hardware, plan: Plan) -> Hardware:
     return replace(hardware, inside=INFINIBAND, between=INFINIBAND) if is_virtual(plan) else hardware
 
 
-def slowed(hardware: Hardware, times: float) -> Hardware:
+def slow_down(hardware: Hardware, times: float) -> Hardware:
     """Return a device on which everything except messages takes this many times as long."""
     return replace(hardware, peak=hardware.peak / times, bandwidth=hardware.bandwidth / times,
                    overhead=(hardware.overhead[0] * times, hardware.overhead[1] * times))
@@ -88,14 +88,14 @@ def slowed(hardware: Hardware, times: float) -> Hardware:
 # ---- what it says ---------------------------------------------------------------------------------------------------
 
 
-def named(plan: Plan) -> str:
+def label(plan: Plan) -> str:
     (t, p, d), v = shape_of(plan), plan.parallel.virtual_pipeline_size
     return ", ".join([f"t {t}, p {p}, d {d}, b {plan.b}", *([f"v {v}"] if v else []), *savings(plan.parallel)])
 
 
 def table(plans: Sequence[Plan], predicted: Sequence[float], measured: Sequence[float]) -> str:
     rows = [["topology", "clock", "predicted", "measured", "off by"]]
-    rows += [[named(plan), "virtual" if is_virtual(plan) else "wall", f"{1e3 * p:.1f} ms", f"{1e3 * m:.1f} ms",
+    rows += [[label(plan), "virtual" if is_virtual(plan) else "wall", f"{1e3 * p:.1f} ms", f"{1e3 * m:.1f} ms",
               f"{p / m - 1:+.1%}"] for plan, p, m in zip(plans, predicted, measured, strict=True)]
     return aligned(rows, left=(0, 1))
 

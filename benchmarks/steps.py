@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from machine import probe, probed
+from machine import probe, time_probe
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
@@ -45,7 +45,7 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> StepTim
     batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.split(ranks.rank, "one rank")
     standard = probe(alone)
     for _ in range(WARM + steps):
-        probes.append(median(ranks.allgather_objects(probed(ranks, standard))))
+        probes.append(median(ranks.allgather_objects(time_probe(ranks, standard))))
         began = together(ranks, clock)
         trainer.step(batch, plan.m * plan.b * plan.parallel.data_parallel_size)
         ended = clock.now() if clock else time.perf_counter()

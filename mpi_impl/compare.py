@@ -39,7 +39,7 @@ def main() -> None:
                             "'-n RANKS' and pretrain_gpt's")
     options = parser.parse_args()
     with ExitStack() as until_compared:
-        a, b = (recorded(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
+        a, b = (recording_of(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
         check_whole(a, b)
         found = compare(a, b)
         print(report(found, a, b))
@@ -49,7 +49,7 @@ def main() -> None:
 # ---- the runs -------------------------------------------------------------------------------------------------------
 
 
-def recorded(name: str, run: str, until_compared: ExitStack) -> Recording:
+def recording_of(name: str, run: str, until_compared: ExitStack) -> Recording:
     """Read a recording, or record a run now, in a folder that lasts until the runs are compared."""
     if not run.startswith("-"):
         return read(run)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mpi_impl.launching.entry import run_alone
 from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.planning import profiles
-from mpi_impl.planning.candidates import PLAYED, PlanSearch, Timed, check
+from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.presets import PRESETS
@@ -56,7 +56,7 @@ class ModelSizeOptions:
 class PlanOptions(ClusterOptions, ModelSizeOptions):
     """The output."""
 
-    best: int = option_field(6, f"how many plans to show, at most {PLAYED}", "N")
+    best: int = option_field(6, f"how many plans to show, at most {SIMULATED}", "N")
     plot: str | None = option_field(None, "draw their memory and their time", "FILE")
 
 
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse(argv: Sequence[str] | None) -> PlanOptions:
     args = PlanOptions(**parse_given("mpi_impl.plan", "Find the fastest way to shard a model over GPUs.", PlanOptions,
                                      argv))
-    if not 1 <= args.best <= PLAYED:
-        raise UserError(f"--best is {args.best}, but must be at least 1, and at most {PLAYED}.")
+    if not 1 <= args.best <= SIMULATED:
+        raise UserError(f"--best is {args.best}, but must be at least 1, and at most {SIMULATED}.")
     check_outputs(args)
     return args
 

@@ -55,11 +55,11 @@ class PlotOptions(ScheduleOptions, TimeOptions):
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv)
-    schedules = [*named(options), *map(read_csv, options.csv)]
+    schedules = [*named_schedules(options), *map(read_csv, options.csv)]
     check_outputs(options)
     names = [*options.schedule, *options.csv]
     timelines = [simulate(schedule, times(schedule, options)) for schedule in schedules]
-    draw(options.output, [sized(name, schedule) for name, schedule in zip(names, schedules)], timelines)
+    draw(options.output, [title(name, schedule) for name, schedule in zip(names, schedules)], timelines)
     for name, schedule, timeline in zip(names, schedules, timelines):
         print(summary(name, schedule, timeline))
     print(f"schedules drawn in {options.output}")
@@ -75,7 +75,7 @@ def parse_options(argv: Sequence[str] | None) -> PlotOptions:
     return options
 
 
-def named(options: PlotOptions) -> list[Schedule]:
+def named_schedules(options: PlotOptions) -> list[Schedule]:
     """Make the schedules asked for by name. Those that take -v get it; if none does, the first one says so."""
     choose = [name for name in options.schedule if takes_v(name)]
     return [make(name, options.p, options.m, options.v if name in choose or not choose else None)
@@ -107,7 +107,7 @@ def times(schedule: Schedule, options: TimeOptions) -> Times:
     return Times(forward, i, w, options.communication)
 
 
-def sized(name: str, schedule: Schedule) -> str:
+def title(name: str, schedule: Schedule) -> str:
     """Return `1f1b, p = 4, m = 8`, with v where every rank has v > 1 stages."""
     stages = {len(stages) for stages in schedule.placement()}
     v = f", v = {max(stages)}" if len(stages) == 1 and max(stages) > 1 else ""
@@ -116,7 +116,7 @@ def sized(name: str, schedule: Schedule) -> str:
 
 def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
     """Tell in a line what a schedule costs."""
-    return (f"{sized(name, schedule)}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (idle / "
+    return (f"{title(name, schedule)}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (idle / "
             f"ideal time), stages' activations in flight {' '.join(map(str, activations_in_flight(schedule)))}")
 
 

@@ -92,7 +92,7 @@ def test_the_verdict_counts_errors_and_pairs():
 
 def test_every_topology_is_another_and_there_are_twelve_at_least():
     plans = [predict.plan_of(topology) for topology in predict.TOPOLOGIES]
-    assert len({predict.named(plan) for plan in plans}) == len(plans) >= 12
+    assert len({predict.label(plan) for plan in plans}) == len(plans) >= 12
     assert all(plan.m * plan.b * plan.parallel.data_parallel_size == predict.B for plan in plans)
     assert {kind for plan in plans for kind, size in zip("tpd", predict.shape_of(plan)) if size > 1} == set("tpd")
 
@@ -109,9 +109,9 @@ def test_a_slower_machine_is_slower_in_all_but_messages():
     plan = predict.plan_of((2, 2, 1, 4, {}))
     free = replace(BARE, inside=Link(0, np.inf), between=Link(0, np.inf), overhead=(1e-3, 2e-3),
                    passes=load("dgx-a100").passes)
-    times = [predict.step_time(plan, hardware).total for hardware in (free, predict.slowed(free, 1.7))]
+    times = [predict.step_time(plan, hardware).total for hardware in (free, predict.slow_down(free, 1.7))]
     assert times[1] == pytest.approx(1.7 * times[0])
-    assert predict.slowed(BARE, 1.7).inside == BARE.inside
+    assert predict.slow_down(BARE, 1.7).inside == BARE.inside
 
 
 @pytest.mark.parametrize("kind", "tpd")

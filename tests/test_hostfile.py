@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launching import hostfile
-from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts,
-                                         written_for)
-from mpi_impl.launching.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
+from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here,
+                                         parse_line, read_hosts)
+from mpi_impl.launching.launch import export_arguments, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command, launch, write_program
 
@@ -27,7 +27,7 @@ def test_a_file_of_either_kind_is_read_and_written_for_any_mpi(tmp_path_factory,
     spellings = ["{} slots={}", "{}:{}", "  {}\tslots = {}  # four", "# who\n\n{}:{}"]
     path.write_text("\n".join(data.draw(st.sampled_from(spellings)).format(*host) for host in hosts) + "\n")
     assert read_hosts(str(path)) == hosts
-    path.write_text(written_for(vendor, hosts))
+    path.write_text(format_for(vendor, hosts))
     assert read_hosts(str(path)) == hosts
     assert ("slots=" in path.read_text()) == (vendor == "Open MPI")
 
@@ -37,7 +37,7 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     """The i-th rank is on the host of the i-th slot; a host that gets no rank is not named."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     ranks = data.draw(st.integers(1, len(slots)))
-    assert [host.name for host in filled(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
+    assert [host.name for host in fill_hosts(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
 
 
 @pytest.mark.parametrize("text, sentence", [
@@ -59,7 +59,7 @@ def test_nonsense_is_a_sentence(tmp_path, text, sentence):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError) as refused:
-        filled(read_hosts(str(path)), 4, str(path))
+        fill_hosts(read_hosts(str(path)), 4, str(path))
     assert f"--hostfile {path}" in str(refused.value) and sentence in str(refused.value)
 
 
@@ -155,8 +155,8 @@ def test_ssh_is_told_to_ask_nothing_and_open_mpi_what_to_take_along(monkeypatch)
     assert "PRTE_MCA_plm_ssh_args" not in launch_environment("Open MPI", 4)
     environment = launch_environment("MPICH", 4, True)
     assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
-    assert exported("MPICH", environment) == []
-    names = exported("Open MPI", environment)[1::2]
+    assert export_arguments("MPICH", environment) == []
+    names = export_arguments("Open MPI", environment)[1::2]
     assert {"PYTHONPATH", "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE"} <= set(names) and "HOSTNAME" not in names
 
 

@@ -33,7 +33,7 @@ def time_of_steps(step: Callable[[], object], steps: int) -> dict[str, float]:
         clock = Clock(cupy)
         for kind, places in KINDS.items():
             for place, name in places:
-                patches.enter_context(mock.patch.object(place, name, clock.timed(kind, getattr(place, name))))
+                patches.enter_context(mock.patch.object(place, name, clock.time_calls(kind, getattr(place, name))))
         for _ in range(2 * steps):
             found.append(clock.of_step(step))
     return {kind: median(one[kind] for one in found[steps:]) for kind in (*KINDS, REST, "step")}
@@ -50,7 +50,7 @@ class Clock:
         event.record()
         return event
 
-    def timed(self, kind: str, function: Callable) -> Callable:
+    def time_calls(self, kind: str, function: Callable) -> Callable:
         @wraps(function)
         def work(*arguments, **keywords):
             if self.inside:

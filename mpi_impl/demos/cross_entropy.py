@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.printing import (Check, count, first_elements, indented, say, say_aligned, say_each, shape, span,
+from mpi_impl.demos.printing import (Check, count, first_elements, indent, say, say_aligned, say_each, shape, span,
                                      traffic_table)
 from mpi_impl.demos.sizes import ShardedSize
 from mpi_impl.launching.entry import run
@@ -99,9 +99,9 @@ def say_how(ranks: Group, logits, target: int) -> float:
                 f"target {picked:+.3f}" if here else "target not here: 0")
     total, picked = sum(ranks.allgather_objects(part)), sum(ranks.allgather_objects(picked))
     loss = np.log(total) - picked
-    say(ranks, indented("all:".ljust(len(f"rank {ranks.size - 1}: ")),
-                        f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
-                        f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}"))
+    say(ranks, indent("all:".ljust(len(f"rank {ranks.size - 1}: ")),
+                      f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
+                      f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}"))
     return loss
 
 

@@ -82,7 +82,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     with training_on(ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
                                                   virtual_pipeline_size=2)) as trainer:
         batch = [GPTBatch(tokens, targets)]
-        circle, freed = stuck_and_freed(ranks, wrong, trainer, batch)
+        circle, freed = play_until_freed(ranks, wrong, trainer, batch)
         say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
                    f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
         validate.validate(right)
@@ -99,7 +99,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 # ---- the deadlock ---------------------------------------------------------------------------------------------------
 
 
-def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
+def play_until_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
     """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the loss."""
     steps, done = lower(wrong)[ranks.rank], set[Step]()
     work = ForwardPass(trainer.state.model, trainer.state.region, trainer.state.stage_params, batch,

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import (Check, count, first_elements, indented, say, say_aligned, say_each, shape, span,
+from mpi_impl.demos.printing import (Check, count, first_elements, indent, say, say_aligned, say_each, shape, span,
                                      traffic_table)
 from mpi_impl.demos.sizes import check_size
 from mpi_impl.launching.entry import ArgumentParser, run
@@ -60,7 +60,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         x, cache = embedding_forward(tokens, mine, TensorParallelRegion(ranks))
     ids, held, *_ = cache
     say(ranks, "\nForward. The text, and the words of it that each rank has in its own rows:")
-    say(ranks, indented(" " * len(f"rank {ranks.size - 1}: "), in_columns(text, text)))
+    say(ranks, indent(" " * len(f"rank {ranks.size - 1}: "), in_columns(text, text)))
     say_each(ranks, in_columns([word if found else "." for word, found in zip(text, held[0])], text))
     say(ranks, f"The first word, {text[0]!r}, as each rank returns it; and after g the same on every rank, its row:")
     say_each(ranks, f"{first_elements(mine.word[ids[0, 0]] * held[0, 0])}  ->  {first_elements(x[0, 0])}")

@@ -67,7 +67,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
         done = Schedule(tuple(ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
         say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
-                   + prefix_with_ranks([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
+                   + prefix_with_ranks([shorten(" ".join(map(str, actions))) for actions in done.ranks]))
         say(ranks, picture(name, done))
         predicted = activations_in_flight(schedule)[ranks.rank]
         say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
@@ -136,7 +136,7 @@ def picture(name: str, schedule: Schedule) -> str:
     """
     timeline = simulate(schedule, Times())
     unit = max(1, min(3, int(WIDTH // timeline.makespan)))     # characters
-    rows = [shortened(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
+    rows = [shorten(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
     small = "" if schedule.stages == schedule.p else "; small letters are the second stage of a rank"
     return ("\nThe same in time, from a simulator, if F took 1 unit, B 2 (I and W 1 each), and messages none. Dots\n"
             f"are the bubble{small}:\n{prefix_with_ranks(rows)}\n{cost(name, schedule, timeline)}\n")
@@ -162,7 +162,7 @@ def cost(name: str, schedule: Schedule, timeline: Timeline) -> str:
             f"{timeline.bubble_fraction:.3g}.{says}")
 
 
-def shortened(line: str) -> str:
+def shorten(line: str) -> str:
     """Drop what does not fit on a line."""
     return line if len(line) <= WIDTH else f"{line[:WIDTH - 4]} ..."
 

@@ -31,10 +31,10 @@ def say_aligned(ranks: Group, *cells: str) -> None:
 def prefix_with_ranks(texts: Sequence[str]) -> str:
     """Return each rank's text behind 'rank 0: ', 'rank 1: ', ..."""
     leads = [f"rank {rank}: " for rank in range(len(texts))]
-    return "\n".join(indented(lead.ljust(len(leads[-1])), text) for lead, text in zip(leads, texts))
+    return "\n".join(indent(lead.ljust(len(leads[-1])), text) for lead, text in zip(leads, texts))
 
 
-def indented(lead: str, text: str) -> str:
+def indent(lead: str, text: str) -> str:
     """Return the text with its first line behind `lead`, and the others as far to the right."""
     return "\n".join("  " + (" " * len(lead) if i else lead) + line for i, line in enumerate(text.split("\n")))
 

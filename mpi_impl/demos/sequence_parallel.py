@@ -134,13 +134,13 @@ def kept_table(replicated, sharded) -> str:
     rows, sums = [["", "whole, f and g", "bytes", "sharded by positions", "bytes"]], [0, 0]
     for what, whole, part in zip(("x, normed, for the first norm", "input of attention", "mask of the dropout after it",
                                   "x, normed, for the second norm", "input of the MLP", "mask of the dropout after it"),
-                                 kept(replicated), kept(sharded)):
+                                 arrays_outside(replicated), arrays_outside(sharded)):
         rows.append([what, shape(whole), f"{whole.nbytes:,}", shape(part), f"{part.nbytes:,}"])
         sums = [sums[0] + whole.nbytes, sums[1] + part.nbytes]
     return aligned([*rows, ["sum", "", f"{sums[0]:,}", "", f"{sums[1]:,}"]])
 
 
-def kept(cache) -> list:
+def arrays_outside(cache) -> list:
     """Return the arrays of a block's cache that are [b, s, h], or with sequence parallelism [b, s/t, h]."""
     return [cache.input_layernorm[0], cache.attention.x, cache.attention_mask.keep,
             cache.post_attention_layernorm[0], cache.mlp[0], cache.mlp_mask.keep]

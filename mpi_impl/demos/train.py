@@ -55,7 +55,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         say_aligned(ranks, *place_of(trainer))
         say(ranks, f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can "
                    f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}.)")
-        say(ranks, trained(trainer, steps, batch, check))
+        say(ranks, train(trainer, steps, batch, check))
         ledger = ledger_of_pipeline(trainer.topology)
         work = PassCounts(steps, steps * MICROBATCHES, 0, 0)
         lines = compare(ledger, [one for one in traffic(model, parallel, 1, POSITIONS, work) if one.reason != "batch"])
@@ -69,7 +69,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.conclude(ranks)
 
 
-def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
+def train(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     """Run every step twice, on the ranks and in one process. Return their losses as a table."""
     textbook, rows = textbook_of(trainer.state.model), [["step", "loss on the ranks", "in one process", "difference"]]
     for step in range(steps):

@@ -65,12 +65,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     m = parse_options(argv)
     model, check = tiny_gpt(LAYERS), Check()
     say(ranks, introduction(ranks.size, m))
-    found = [trained(ranks, model, stage, m, check) for stage in range(4)]
+    found = [train_at_stage(ranks, model, stage, m, check) for stage in range(4)]
     say(ranks, "What each rank held and sent, next to the paper's formulas:\n" + table(found, ranks.size))
     check.conclude(ranks)
 
 
-def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> StageCosts:
+def train_at_stage(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> StageCosts:
     """Run a few steps at one stage, print and check them."""
     parallel = ParallelConfig(data_parallel_size=ranks.size, zero_stage=stage, ddp_bucket_size=BUCKET)
     apart = Group(ranks.comm, ranks.name, Instruments())        # with a ledger of its own
@@ -82,10 +82,10 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
             loss, norm, _ = textbook.step(GPTBatch(tokens, targets))
             check.equal("loss", result.loss, loss)
             check.equal("norm of the gradient", result.grad_norm, norm)
-        found = measured(trainer, stage, m)
+        found = measure(trainer, stage, m)
         say(ranks, fill(f"Stage {stage}: {STAGES[stage]}. {buffer_of(trainer.state.layout)}. Bytes of parameters + "
                         "gradients + optimizer states:", WIDTH))
-        say_aligned(ranks, f"owns {owned(trainer)}", f"holds {' + '.join(f'{held:,}' for held in found.held)} = "
+        say_aligned(ranks, f"owns {owned_ranges(trainer)}", f"holds {' + '.join(f'{held:,}' for held in found.held)} = "
                            f"{sum(found.held):,}")
         say(ranks, "")
         check_tensors(check, "every weight", trainer, trainer.state.parameters.own, textbook.params)
@@ -113,7 +113,7 @@ def introduction(n: int, m: int) -> str:
 # ---- what is measured, and what the formulas say --------------------------------------------------------------------
 
 
-def measured(trainer: Trainer, stage: int, m: int) -> StageCosts:
+def measure(trainer: Trainer, stage: int, m: int) -> StageCosts:
     """Measure memory and traffic after the steps, with their predictions."""
     n, layout, held = trainer.topology.data.size, trainer.state.layout, trainer.held()
     tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
@@ -138,7 +138,7 @@ def buffer_of(layout: Layout) -> str:
     return f"{count(layout.size, 'number')} in {count(len(buckets), 'bucket')}: {', '.join(buckets)}"
 
 
-def owned(trainer: Trainer) -> str:
+def owned_ranges(trainer: Trainer) -> str:
     """Return the ranges of numbers that the rank owns, one for each bucket."""
     layout = trainer.state.layout
     own = [layout.owned_piece(bucket, trainer.state.zero.part) for bucket in layout.buckets]

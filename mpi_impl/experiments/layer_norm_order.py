@@ -54,7 +54,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ranks.broadcast_object(lambda: check_outputs(args))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
             for order in ORDERS]
-    losses = trained(ranks, runs, args.train_iters, args.lr)
+    losses = train_all(ranks, runs, args.train_iters, args.lr)
     if ranks.rank == 0:
         print(f"\n{table(losses, args.train_iters)}\n")
         from mpi_impl.experiments.curves import draw_curves  # matplotlib takes a second to import
@@ -74,7 +74,7 @@ def parser() -> ArgumentParser:
     return p
 
 
-def trained(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
+def train_all(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
     """Return the losses of all runs, [iterations] each; every rank trains some of them."""
     topology, found = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig()), {}
     for i, one in enumerate(runs):

@@ -268,11 +268,11 @@ def say(text: str) -> None:
     if sys.stdout:
         sys.stdout.flush()
     if text and sys.stderr:     # either may be closed
-        sys.stderr.write(f"{shortened(text)}\n")
+        sys.stderr.write(f"{shorten(text)}\n")
         sys.stderr.flush()
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Cut words, and then the text, that are too long to read: 'xxxxx... (100,000 characters)'."""
     text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: (
         f"{word[0][:LONGEST_WORD // 2]}... ({len(word[0]):,} characters)"), text)
@@ -298,7 +298,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """Parse the options. Raises UserError for an unknown one, with the name of the closest that exists."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = shortened(unknown[0].split("=")[0])
+            name = shorten(unknown[0].split("=")[0])
             close = difflib.get_close_matches(name, self._option_string_actions, n=1)
             advice = f"Did you mean {close[0]}?" if close else "Run it with --help to see every option."
             raise UserError(f"{self.prog} has no option {name}. {advice}")
@@ -309,7 +309,7 @@ class ArgumentParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if not (close := difflib.get_close_matches(shortened(str(value)), map(str, action.choices), n=1)):
+            if not (close := difflib.get_close_matches(shorten(str(value)), map(str, action.choices), n=1)):
                 raise
             raise UserError(f"{self.prog} cannot use its options: {error}. Did you mean {close[0]}?") from error
 

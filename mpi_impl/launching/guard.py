@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has the
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def guarded(work: Callable[[], object]) -> int:
+def run_guarded(work: Callable[[], object]) -> int:
     """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent."""
     parent = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until it is known who hears them

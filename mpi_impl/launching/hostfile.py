@@ -76,7 +76,7 @@ def parse_line(line: str, where: str) -> Host:
     return Host(found["name"], int(slots))
 
 
-def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
+def fill_hosts(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
     """Fill one host after the other with ranks, and return the hosts that are needed, each with its ranks.
 
     Raises UserError if there are more ranks than slots.
@@ -92,7 +92,7 @@ def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
     return found
 
 
-def written_for(vendor: str, hosts: Sequence[Host]) -> str:
+def format_for(vendor: str, hosts: Sequence[Host]) -> str:
     """Return the file's text as the launcher of this MPI library reads it."""
     between = " slots=" if vendor == "Open MPI" else ":"
     return "".join(f"{name}{between}{slots}\n" for name, slots in hosts)

@@ -33,8 +33,8 @@ import mpi4py
 
 from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launching.guard import Losses, end_with_parent
-from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
-                                         written_for)
+from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
+                                         format_for, read_hosts)
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
 
@@ -78,12 +78,12 @@ def main() -> None:
     options = parse_options()
     program = ["-m", *options.module] if options.module else options.script
     named = options.hostfile is not None
-    hosts = filled(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
+    hosts = fill_hosts(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
     vendor = mpi_vendor()
     environment = launch_environment(vendor, options.n, bool(hosts))
     check_reachable(hosts)
     with machinefile(vendor, hosts) as where:
-        command = [*launcher(vendor, options.n, where), *(exported(vendor, environment) if hosts else [])]
+        command = [*launcher(vendor, options.n, where), *(export_arguments(vendor, environment) if hosts else [])]
         status = supervise([*command, sys.executable, *program], environment, options.timeout)
     sys.exit(status)
 
@@ -174,12 +174,12 @@ def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
         yield None
         return
     with tempfile.NamedTemporaryFile("w", prefix="shardlab-hosts.") as file:
-        file.write(written_for(vendor, hosts))
+        file.write(format_for(vendor, hosts))
         file.flush()
         yield file.name
 
 
-def exported(vendor: str, environment: Mapping[str, str]) -> list[str]:
+def export_arguments(vendor: str, environment: Mapping[str, str]) -> list[str]:
     """Return the arguments by which ranks on other hosts get these variables. Only Open MPI has to be asked."""
     names = sorted(filter(TRAVELS.match, environment)) if vendor == "Open MPI" else []
     return [word for name in names for word in ("-x", name)]
@@ -247,14 +247,14 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     finally:
         stop(process)
     if status < 0:
-        say(f"error: the job ended with its launcher {command[0]}, which died by {described(-status)}.")
+        say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
     if status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
     if status in DEATHS or status - 128 in DEATHS:
-        say(f"error: the launcher's status {status} says that a rank died by {described(status % 128)}.")
+        say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}.")
     return status
 
 
@@ -270,7 +270,7 @@ def outcome(process: subprocess.Popen, timeout: float | None) -> int:
             raise ChildProcessError
 
 
-def described(number: int) -> str:
+def describe_signal(number: int) -> str:
     """Describe a signal and what it usually means, for the end of a sentence."""
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     hint = {

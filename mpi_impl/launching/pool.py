@@ -95,7 +95,7 @@ class Pool:
         The function travels by reference, so it must stand at the top level of a module that the ranks can import.
         What the ranks print is printed here, in rank order. `timeout` is in seconds.
         """
-        answers, output = self.answers([pickled(function, args)] * n, timeout)
+        answers, output = self.answers([pickle_call(function, args)] * n, timeout)
         if any(answer.what != "returned" for answer in answers):
             raise failure(title(function), answers, output, timeout)
         self.show([answer.printed for answer in answers])
@@ -141,7 +141,7 @@ class Pool:
         self.close()
 
 
-def pickled(function: Callable, args: tuple) -> bytes:
+def pickle_call(function: Callable, args: tuple) -> bytes:
     """Return the call as bytes. Raises TypeError, which says why it cannot be sent."""
     if getattr(function, "__module__", None) == "__main__":
         raise TypeError(f"The ranks cannot import {title(function)}, since it is defined in the main program or in "

@@ -17,7 +17,7 @@ from reference.errors import UserError
 from reference.parallel.model_states import model_states
 from reference.schedules.generators import MOST_ACTIONS
 
-PLAYED = 10     # shapes, the fastest by the closed form, whose schedules are simulated
+SIMULATED = 10     # shapes, the fastest by the closed form, whose schedules are simulated
 RIVALS = 4      # plans of such a shape that are simulated, at most, if they are
 CLOSE = 1.02    # of the fastest's time: the closed form is that exact for good plans
 MOST_B = 64     # samples in a microbatch: more do not speed up products
@@ -90,15 +90,15 @@ class PlanSearch:
             rivals = contestants.setdefault(one.shape, [])
             if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
                 rivals.append(one)
-        found = [min(map(self.played, rivals), key=seconds_of) for rivals in list(contestants.values())[:PLAYED]]
+        found = [min(map(self.simulate, rivals), key=seconds_of) for rivals in list(contestants.values())[:SIMULATED]]
         return sorted(found, key=seconds_of)
 
-    def played(self, one: Timed) -> Timed:
-        return Timed(one.plan, played_time(one.plan, self.hardware))
+    def simulate(self, one: Timed) -> Timed:
+        return Timed(one.plan, simulated_time(one.plan, self.hardware))
 
 
 @cache
-def played_time(plan: Plan, hardware: Hardware) -> StepTime:
+def simulated_time(plan: Plan, hardware: Hardware) -> StepTime:
     return step_time(plan, hardware)
 
 
@@ -119,11 +119,11 @@ def plans_of(job: PlanSearch, t: int, p: int, d: int) -> Iterator[Plan]:
     for b in (b for b in divisors(job.B // d) if b <= MOST_B):
         m = job.B // (d * b)
         interleaved = [v for v in divisors(L // p) if v > 1] if p > 1 and L % p == 0 and m % p == 0 else []
-        for v, zero, cut, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
+        for v, zero, sequence, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
                                                (False, True) if t > 1 and s % t == 0 else (False,), RECOMPUTE):
             if p * max(m, p) * (v or 1) <= MOST_ACTIONS:
                 yield Plan(job.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
-                                                     sequence_parallel=cut, recompute=Recompute(recompute)), m, b)
+                                                     sequence_parallel=sequence, recompute=Recompute(recompute)), m, b)
 
 
 def divisors(n: int) -> list[int]:
@@ -152,7 +152,7 @@ def check(job: PlanSearch) -> None:
         leanest = min(job.plans, key=lambda plan: sum(plan.memory))
         raise UserError(
             f"No plan fits: of {len(job.plans):,} the leanest holds {sum(leanest.memory) / 1e9:,.1f} GB on a device "
-            f"({described(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
+            f"({describe(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
             f"{remedy(job)}")
 
 
@@ -170,12 +170,12 @@ def remedy(job: PlanSearch) -> str:
 
 def leanest_plan(job: PlanSearch, t: int, p: int, d: int) -> Plan:
     """Return the leanest plan of a shape: ZeRO-3, everything sharded and recomputed, one sample at a time."""
-    cut = t > 1 and job.model.max_position_embeddings % t == 0
-    return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=cut,
+    sequence = t > 1 and job.model.max_position_embeddings % t == 0
+    return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=sequence,
                                           recompute=Recompute("full")), job.B // d)
 
 
-def described(plan: Plan) -> str:
+def describe(plan: Plan) -> str:
     """Describe a plan: `t = 8, p = 4, d = 16, b = 1, m = 32, v = 2, ZeRO-1, sequence parallel, full recompute`."""
     p = plan.parallel
     found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}, "

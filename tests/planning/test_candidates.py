@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.planning import candidates
-from mpi_impl.planning.candidates import PlanSearch, check, described, divisors
+from mpi_impl.planning.candidates import PlanSearch, check, describe, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
 from reference.costs.memory import layer_activations
@@ -120,7 +120,7 @@ def test_the_best_are_the_fastest_of_each_shape_in_order(job):
     assert [one.seconds for one in job.best] == [played[one.plan] for one in job.best]
     assert seconds[0] <= min(played.values()) * 1.01
     shapes = [one.shape for one in job.best]
-    assert len(set(shapes)) == len(shapes) == min(candidates.PLAYED, len({one.shape for one in job.fitting}))
+    assert len(set(shapes)) == len(shapes) == min(candidates.SIMULATED, len({one.shape for one in job.fitting}))
     for one in job.best:
         t, p, d = one.shape
         assert t * p * d == job.n
@@ -186,5 +186,5 @@ def test_numbers_below_one(n, B, says):
 def test_a_plan_is_described_by_what_it_chooses():
     plan = Plan(model_of(8), ParallelConfig(2, 2, 2, "interleaved", 2, zero_stage=1, sequence_parallel=True,
                                             recompute=Recompute("full")), 4, 3)
-    assert described(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
-    assert described(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"
+    assert describe(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
+    assert describe(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"
