@@ -1,11 +1,11 @@
-"""How does the time of a step grow with the sizes? As the operation count does, if nothing is done in vain.
+"""The growth of a step's time with the sizes, beside the growth of its operation count.
 
     .venv/bin/python benchmarks/cpu_scaling.py [--plot benchmarks/cpu_scaling.svg]
 
-One size of a base model is varied at a time: h, L, s, b, m, and the ranks of a tensor group. Each step is timed as the
-median of several, the sizes in turn, and drawn beside the count of the step's FLOPs (works.py), scaled so that the
-largest size fits: what is above the line does not shrink with the work. Printed is the exponent of each: how the time
-grows over the second half of the sizes, and how the count does.
+It varies one size of a base model at a time: h, L, s, b, m, and the ranks of a tensor group. The sizes take turns, and
+a step's time is a median over the turns. The picture shows it beside the count of the step's FLOPs (works.py), scaled
+to agree at the largest size: time above that line does not shrink with the work. The program prints both exponents: how
+the time grows over the second half of the sizes, and how the count does.
 """
 from math import log
 

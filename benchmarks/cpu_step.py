@@ -1,13 +1,13 @@
-"""How fast is a training step on a CPU, beside PyTorch over gloo and beside the machine's own matrix products?
+"""The speed of a training step on CPU cores, beside PyTorch over gloo and the machine's own matrix products.
 
     .venv/bin/python -m pip install torch==2.13.0
     .venv/bin/python benchmarks/cpu_step.py
 
-The contenders for each work and number of ranks: ours, and ours with sequence parallelism; PyTorch as it is ("eager"),
-and with `torch.compile`; and as many processes that only multiply large matrices. All are started first; then they take
-turns (turns.py), so that whatever else the machine does, it does to all. A process has one thread. Printed are medians
-over all turns; our better one over PyTorch's better one; and of the rate of the matrix products the share that a step's
-own products reach (works.py counts them).
+For each work and number of ranks the contenders are ours, without and with sequence parallelism; PyTorch as it is
+("eager") and with `torch.compile`; and the same number of processes that only multiply large matrices. All are started
+first, and then take turns (turns.py), so that other load on the machine slows all of them down. A process has one
+thread. The table has medians over all turns; the ratio of our faster contender to PyTorch's faster one; and the share
+of the rate of those matrix products that our step's own products reach (works.py counts them).
 """
 import argparse
 import importlib.util

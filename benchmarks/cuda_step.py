@@ -1,12 +1,12 @@
-"""How fast is a training step on one GPU, beside PyTorch and beside the GPU's peak?
+"""The speed of a training step on one GPU, beside PyTorch and the GPU's peak.
 
     python benchmarks/cuda_step.py                  # with CuPy, nvidia-cudnn-frontend and a CUDA build of PyTorch
 
 The 1.2B model of Shoeybi et al. 2019, table 1 (h 1536, L 40, a 16, s 1024, V 51,200), 8 samples a step, bfloat16, no
-dropout, no recompute, the optimizer included. Ours, PyTorch as it is, and PyTorch with `torch.compile` run one after
-another, for not all of them fit into a GPU's memory, and around again. Printed are medians over all rounds: tokens/s;
-TFLOP/s of the model (72 B s L h^2 (1 + s/(6h) + V/(12 L h)), Korthikanti et al. 2022, equation 7) and the share of the
-peak; ours over PyTorch's; and where the time of our step goes.
+dropout, no recompute, the optimizer included. In each round ours, PyTorch as it is, and PyTorch with `torch.compile`
+run one after another, since they do not fit into a GPU's memory together. The program prints medians over all rounds:
+tokens/s; TFLOP/s of the model (72 B s L h^2 (1 + s/(6h) + V/(12 L h)), Korthikanti et al. 2022, equation 7) and their
+share of the peak; the ratio of ours to PyTorch's; and the time of our step by kind of work.
 """
 import json
 import os

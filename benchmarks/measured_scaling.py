@@ -1,12 +1,13 @@
-"""How much faster is a step on more ranks? Weak and strong scaling of t, p and d, on this machine.
+"""Weak and strong scaling of t, p and d on this machine: how much faster a step is on more ranks.
 
     .venv/bin/python benchmarks/measured_scaling.py [--plot benchmarks/measured_scaling.svg]
 
-Strong: one GPT and one batch, shared out over 1 to 8 ranks. Weak: the work grows with the ranks, by t in a wider model,
-by p in a deeper one, by d in a larger batch; what counts are FLOP/s of a rank, beside those of one. Where each rank has
-a core of its own the time is the wall's; beyond that it is the virtual clock's, on which every rank has a device of its
-own, and messages take what a fast network needs. Each is held against one rank on the same clock. The machine may be
-twice as fast a minute later, where others use it, too: so what counts is a step beside a small piece of work before it.
+Strong scaling divides one GPT and one batch among 1 to 8 ranks. In weak scaling the work grows with the ranks: by t in
+a wider model, by p in a deeper one, by d in a larger batch; it compares the FLOP/s of a rank with those of one rank
+alone. If each rank has a core of its own, the time is the wall clock's. Otherwise it is the virtual clock's, on which
+every rank has a device of its own, and messages take the time of a fast network. The baseline is one rank on the same
+clock. A machine that others use, too, may be twice as fast a minute later: so each step is measured relative to a small
+piece of work before it.
 """
 from collections.abc import Mapping, Sequence
 from statistics import median

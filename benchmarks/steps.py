@@ -84,11 +84,11 @@ def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[boo
             before: Callable[[Pool], object] | None = None) -> list[list[StepTimes]]:
     """Measure the step of each plan, by the wall's clock or the virtual one, in each turn.
 
-    What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
+    `before` is called before each turn with a pool that has a rank for each core, and at least two.
     """
     found: list[list[StepTimes]] = [[] for _ in plans]
     most = max(plan.parallel.world_size for plan in plans)
-    with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
+    with Pool(max(2, cores())) as few, Pool(most) as many:      # one pool sleeps while the other one works
         for turn in range(turns):
             print(f"turn {turn + 1} of {turns}", end=" ", flush=True)
             if before:

@@ -1,9 +1,9 @@
 """Programs that are timed in turn: each waits, without spinning, until it is told to take a few steps.
 
 On a machine that others use, too, two timings taken minutes apart cannot be compared. So all contenders are started
-first, each with as many processes as it has ranks, and then they take turns: a few steps of the one while the others
-sleep in a system call, a few of the next, and around again. The program side is `serve(step)`; it needs nothing but the
-standard library, so that any Python can take part.
+first, each with a process for each of its ranks, and then they take turns: one takes a few steps while the others sleep
+in a system call. The program side is `serve(step)`; it needs nothing but the standard library, so that any Python can
+take part.
 """
 import json
 import os
@@ -21,7 +21,7 @@ from statistics import median
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}     # of every contender's processes
 PLACE = "BENCHMARK_SOCKET"      # the variables that tell a process where the referee listens
-PROCESS = "BENCHMARK_PROCESS"   # and which of the commands it is
+PROCESS = "BENCHMARK_PROCESS"   # and the number of its command
 START_LIMIT = 120.0             # seconds until all processes of a contender must be there
 STEPS_LIMIT = 600.0             # and until a turn must be over; the first one compiles, where there is a compiler
 

@@ -1,4 +1,4 @@
-"""Start a program on n ranks: `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt [options of the program]`."""
+"""The launcher of a program on n ranks: `python -m mpi_impl.launch -n 8 -m mpi_impl.pretrain_gpt [its options]`."""
 import sys
 from functools import partial
 

@@ -1,8 +1,8 @@
-"""Where a step's time goes on a GPU, by events on its stream before and after each piece of work.
+"""The time of a step on a GPU by kind of work, from events on its stream before and after each piece of work.
 
-Time inside of a piece that belongs to another kind counts for the outer one: products of attention are attention. What
-is in no piece is CuPy's own element-wise work, and waiting for the next kernel to be launched. To record some thousands
-of events takes the host time, too: a step that is looked at so is slower.
+A piece of work inside another one counts for the outer one: products of attention are attention. The rest is CuPy's own
+element-wise work, and waiting for the next kernel to be launched. Recording some thousands of events takes the host
+time, too: a step that is measured in this way is slower.
 """
 from collections import Counter
 from collections.abc import Callable

@@ -1,11 +1,11 @@
-"""The papers' measurements beside what our formulas say: `python -m mpi_impl.experiments.scaling_study`.
+"""The papers' measurements beside our formulas' predictions: `python -m mpi_impl.experiments.scaling_study`.
 
 Every figure is computed by `step_time` and `memory` of reference/costs/ from one profile of hardware for each
 cluster: dgx-2h for Shoeybi et al. 2019, dgx-a100 for Narayanan et al. 2021 and Korthikanti et al. 2022, who used the
-same one. A profile has a few numbers that were set so that its papers come out; no row has any of its own. What a paper
-does not say of a run (b and v, in the second one) is what makes the run fastest.
+same one. A profile has a few numbers that were fitted to its papers; no row has any of its own. Where a paper does not
+give a number of a run (b and v, in the second one), it is the one that makes the run fastest.
 
-One process, some seconds.
+It takes one process, and some seconds.
 """
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -55,12 +55,12 @@ class Table(NamedTuple):
     title: str
     unit: str           # "%" for shares of one
     rows: Sequence[Row]
-    why: str = ""       # what is missed, and the reason
+    why: str = ""       # the reason for a row that is off by more
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     p = ArgumentParser(prog="mpi_impl.experiments.scaling_study",
-                       description="Set the papers' scaling studies beside what our formulas say.")
+                       description="Set the papers' scaling studies beside our formulas' predictions.")
     p.add_argument("--plot", default="scaling_study.png", metavar="FILE", help="(default: scaling_study.png)")
     args = p.parse_args(argv)
     check_outputs(args)
@@ -112,9 +112,9 @@ def replicated_scaling(hardware: Hardware) -> Table:
     rows = [Row(label(run), run.replicated, rate(plan_of(run.model, run.t, 64), hardware) / one, tolerance(run))
             for run in MEGATRON]
     return Table("Shoeybi et al. 2019, figure 5: the same with 64 replicas", "%", rows,
-                 "Why: every row has 64 replicas, and a GPU as many gradients to reduce (2.1 to 2.5 GB). From t = 1 to "
-                 "8 the paper loses 4,\n12, 3 and 3 points by them, read off a figure; and nothing in the model makes "
-                 "t = 2 so much worse than its neighbours.")
+                 "Why: every row has 64 replicas, and each GPU reduces 2.1 to 2.5 GB of gradients. From t = 1 to 8 the "
+                 "paper loses 4,\n12, 3 and 3 points by that, read off a figure; and nothing in the model makes t = 2 "
+                 "so much worse than its neighbours.")
 
 
 def label(run: Scaled) -> str:
@@ -211,7 +211,7 @@ def zero_memory(stage: int) -> Table:
         for d, published in ZERO[stage].items()])
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def describe(table: Table) -> str:
