@@ -279,7 +279,7 @@ def test_help_is_printed_by_the_first_rank_alone(monkeypatch, capsys):
         assert ("--hidden-size" in capsys.readouterr().out) is expected is is_first_rank()
 
 
-NOBODY_READS = "error: rank 0 of 1 cannot print: whoever read the output has left. Send it to a file, and read that.\n"
+NOBODY_READS = "error: rank 0 of 1 cannot print: the reader of its output has left. Send it to a file, and read that.\n"
 
 
 @pytest.mark.parametrize("by, left, status, said", [

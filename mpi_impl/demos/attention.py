@@ -1,7 +1,7 @@
 """Self-attention, sharded by heads over all ranks: `mpirun -np 4 python -m mpi_impl.demos.attention`.
 
-Shows which rank owns which heads, that a head's pattern needs no other rank, and the two all-reduces: one forward, one
-backward (Shoeybi et al. 2019, section 3, figure 3b).
+It shows which rank owns which heads, that a head's pattern needs no other rank, and the two all-reduces: one forward,
+one backward (Shoeybi et al. 2019, section 3, figure 3b).
 """
 from collections.abc import Sequence
 

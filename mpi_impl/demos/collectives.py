@@ -1,7 +1,7 @@
 """Collectives, the operations of all ranks: `mpirun -np 4 python -m mpi_impl.demos.collectives`.
 
-Broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that you can check every sum in your
-head; then the ring of sends and receives that explains their cost (Patarasuk and Yuan 2009).
+It shows broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that you can check every sum in
+your head; then the ring of sends and receives that explains their cost (Patarasuk and Yuan 2009).
 """
 from collections.abc import Sequence
 

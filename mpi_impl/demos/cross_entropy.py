@@ -1,6 +1,6 @@
 """The loss, from logits that are sharded by vocabulary: `mpirun -np 4 python -m mpi_impl.demos.cross_entropy`.
 
-Shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
+It shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
 al. 2019, section 3).
 """
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """A deadlock on real ranks, and how to find it: `mpirun -np 4 python -m mpi_impl.demos.deadlock`.
 
 In every rank a second thread prints the line in which the first one is stuck, and the rank for which it waits. The
-waits form a cycle, which the demo then breaks, so that it ends well. `reference.schedules.validate` finds the same
+waits form a cycle, which the demo then breaks, so that all ranks finish. `reference.schedules.validate` finds the same
 cycle beforehand, from nothing but the planned order of work.
 """
 import sys
@@ -104,7 +104,7 @@ def play_until_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Seq
     steps, done = lower(wrong)[ranks.rank], set[Step]()
     work = ForwardPass(trainer.state.model, trainer.state.region, trainer.state.stage_params, batch,
                        trainer.total_weights(batch, SAMPLES))
-    first = Action(0, "F", 0)                     # what waits for nobody, and all that comes after it
+    first = Action(0, "F", 0)                     # it waits for nobody: do it, and all that comes after it
     behind = steps[steps.index(first):] if first in steps else []
     witness = Witness(ranks, lambda: play(ranks, behind, work, done))
     play(witness.watched, steps, work, done)
@@ -179,7 +179,7 @@ def circle_of(waits_for: Sequence[int]) -> list[int]:
     return seen[seen.index(rank):]
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def lists(schedule: Schedule) -> str:

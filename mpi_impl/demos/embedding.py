@@ -1,6 +1,6 @@
 """The table of tokens, sharded over all ranks: `mpirun -np 4 python -m mpi_impl.demos.embedding`.
 
-Shows which rank owns which tokens (here whole words), what each looks up in a sentence, and the all-reduce that
+It shows which rank owns which tokens (here whole words), what each looks up in a sentence, and the all-reduce that
 combines the lookups (Shoeybi et al. 2019, section 3).
 """
 from collections.abc import Sequence

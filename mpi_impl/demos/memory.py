@@ -1,7 +1,7 @@
 """The memory of ranks, and what saves it: `mpirun -np 4 python -m mpi_impl.demos.memory`.
 
-Trains a small GPT for a few steps in every memory-saving way, counts the bytes of all arrays on every rank, and
-compares them with the formulas, as a table and as a picture.
+It trains a small GPT for a few steps with every method that saves memory, counts the bytes of all arrays on every rank,
+and compares them with the formulas, in a table and in a picture.
 """
 import os
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ pass, until the backward pass has used them. The first three depend only on the 
 
 {ranks} can hold less in two ways. As replicas, each trains on other samples, and without ZeRO each holds the whole
 model. ZeRO shards it over the replicas: the optimizer states (stage 1), the gradients too (2), the parameters too (3),
-which are then gathered, layer by layer, where they are used: whole for a while, like gradients that have yet to be
-sent. Offloading moves a rank's own shards to other memory.
+which are then gathered, layer by layer, where they are used: they are whole for a while, like gradients that have yet
+to be sent. Offloading moves a rank's own shards to other memory.
 As tensor-parallel ranks they shard every layer, and so the model and most activations. Sequence parallelism shards the
 other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
 a layer but its input (full), for one layer at a time.
@@ -92,7 +92,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,
                         f"tensor parallel: {count(ranks.size, 'shard')}": sharers}.items():
         panels[title] = {name: train(ranks, parallel, model, options) for name, parallel in runs.items()}
-        say(ranks, f"{title}; bytes on a rank, of each kind the most at once\n{runs_table(panels[title])}\n")
+        say(ranks, f"{title}; bytes on a rank, the peak of each kind\n{runs_table(panels[title])}\n")
     inventories = {name: ActivationInventory(model, b, s, precision, parallel) for name, parallel in sharers.items()}
     layers = {name: measure_layer(inventory, ranks) for name, inventory in inventories.items()}
     say(ranks, layers_text(inventories, layers))
@@ -171,11 +171,11 @@ def random_tokens(topology: Topology, model: ModelConfig, step: int, b: int, s: 
     return list(map(GPTBatch.unpack, windows))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def introduction(model: ModelConfig, options: MemoryDemoOptions, n: int) -> str:
-    alone = "\nOne rank has nobody to share with, so that most of this saves nothing: start more.\n" if n == 1 else ""
+    alone = "\nOne rank has no other to shard with, so that most of this saves nothing: start more.\n" if n == 1 else ""
     return INTRODUCTION.format(ranks="Several ranks" if n == 1 else count(n)) + alone + (
         f"\nThe model: a GPT of {parameters(model):,} parameters in {options.dtype}: {model.num_layers} layers, h = "
         f"{model.hidden_size}, {model.num_attention_heads} heads, V = {model.vocab_size} tokens. A microbatch: "
@@ -255,8 +255,8 @@ def draw(path: str, panels: dict[str, Panel], model: str) -> None:
         axes.set(yticks=range(len(panel)), yticklabels=list(panel), ylim=(len(panel) - 0.45, -0.55))
         axes.tick_params(left=False)
         axes.spines["left"].set_visible(False)
-    all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once; without what an operation needs while "
-                            "it works", fontsize=9)
+    all_axes[-1].set_xlabel(f"{name} on a rank, the peak of each kind; without the temporary arrays of operations",
+                            fontsize=9)
     figure.suptitle(f"Memory of a rank: {model}", x=0.01, ha="left", fontsize=12)
     draw_legend(figure)
     save(figure, path, DPI)
@@ -270,8 +270,8 @@ def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
             axes.barh(middle, sizes[what] / unit, 0.34, left, **style)
             left += sizes[what] / unit
     far = parts(one.held)[FAR] / unit
-    words = f"{left - far:.2f} {name}" + (f" + {far:.2f} {name} far" if far else "")
-    axes.annotate(words, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
+    label = f"{left - far:.2f} {name}" + (f" + {far:.2f} {name} far" if far else "")
+    axes.annotate(label, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def draw_legend(figure) -> None:

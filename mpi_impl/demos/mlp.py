@@ -1,7 +1,7 @@
 """The transformer's MLP, sharded over all ranks: `mpirun -np 4 python -m mpi_impl.demos.mlp`.
 
-Shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make the
-result whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
+It shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make
+the result whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
 """
 from collections.abc import Sequence
 

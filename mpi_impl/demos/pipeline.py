@@ -1,6 +1,6 @@
 """A model's layers distributed over all ranks, as a pipeline: `mpirun -np 4 python -m mpi_impl.demos.pipeline`.
 
-Shows which rank holds which layers, in which order each of them works, what it sends to whom, how many activations it
+It shows which rank holds which layers, the order of its work, what it sends to which rank, how many activations it
 must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
 """
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from reference.schedules.simulate import Span, Timeline, Times, activations_in_f
 
 SAMPLES = 2         # b, of a microbatch
 CHUNKS = 2          # v, the stages on each rank of the interleaved schedule
-WIDTH = 108         # of what a line can hold
+WIDTH = 108         # of a rank's line
 
 INTRODUCTION = """\
 A model is a stack of layers. Forward, each layer computes from the output of the layer below it; all its results are
@@ -40,7 +40,7 @@ earlier a backward comes, the sooner its activations can be freed. The schedule 
 {says}
 """
 ALONE = """\
-One rank has nobody to send to: start more.
+One rank has no other rank to send to: start more.
 """
 HALVES = """\
 I and W are the halves of a B: the input gradient, for which the stage before waits, and the weight gradients, which
@@ -72,7 +72,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         predicted = activations_in_flight(schedule)[ranks.rank]
         say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
                    "kept the\nactivations at the same time, at most:")
-        say_aligned(ranks, *sendings(trainer, m), f"kept {trainer.peaks.caches} (predicted: {predicted})")
+        say_aligned(ranks, *describe_sends(trainer, m), f"kept {trainer.peaks.caches} (predicted: {predicted})")
         say(ranks, "")
 
         check = Check()
@@ -109,7 +109,7 @@ def introduction(name: str, schedule: Schedule) -> str:
             + ALONE * (schedule.p == 1))
 
 
-# ---- what was sent --------------------------------------------------------------------------------------------------
+# ---- messages -------------------------------------------------------------------------------------------------------
 
 
 def sends(trainer: Trainer, m: int) -> list[Send]:
@@ -117,7 +117,7 @@ def sends(trainer: Trainer, m: int) -> list[Send]:
     return [step for step in trainer.pipeline("training", m).steps if isinstance(step, Send)]
 
 
-def sendings(trainer: Trainer, m: int) -> list[str]:
+def describe_sends(trainer: Trainer, m: int) -> list[str]:
     """Return '6 activations to rank 1', '6 gradients to rank 3': numbers from the ledger, receivers from the schedule.
     """
     found = []

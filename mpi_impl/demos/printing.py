@@ -1,4 +1,4 @@
-"""Output of a demo: one voice for all ranks, in whole lines, in the order of ranks."""
+"""The output of a demo, by one rank for all of them: whole lines, in the order of ranks."""
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,7 +66,7 @@ def traffic_table(ledger: Ledger) -> str:
 
 
 class Check:
-    """A comparison of a rank's results with the textbook's, which ends with a sentence about how well they agree."""
+    """A comparison of a rank's results with the textbook's, and a last sentence about how well they agree."""
 
     def __init__(self, tolerance: float = 1e-12):
         """Set the relative tolerance, for float64: sums in another order differ by rounding."""

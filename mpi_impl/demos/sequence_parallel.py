@@ -1,7 +1,8 @@
 """Sequence parallelism, in one transformer block: `mpirun -np 4 python -m mpi_impl.demos.sequence_parallel`.
 
-The same block twice: with f and g, and with an all-gather and a reduce-scatter instead. Shows which positions each rank
-has, that the same amount is sent, and how much less is kept (Korthikanti et al. 2022, section 4.2.2, figure 5).
+It runs the same block twice: with f and g, and with an all-gather and a reduce-scatter instead. It shows which
+positions each rank has, that the same amount is sent, and how much less is kept (Korthikanti et al. 2022, section
+4.2.2, figure 5).
 """
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,8 +34,8 @@ SEQ_LENGTH = ShardedSize(
 
 INTRODUCTION = """\
 A block of a transformer is attention, and then an MLP. Each has a layer norm before it, and after it dropout and a sum
-that adds the norm's input again. Tensor parallelism shards attention by heads and the MLP by columns. What is between
-them is replicated: {ranks} (processes, each with memory of its own) all compute it, on all of b texts with s
+that adds the norm's input again. Tensor parallelism shards attention by heads and the MLP by columns. The layers
+between them are replicated: {ranks} (processes, each with memory of its own) all compute it, on all of b texts with s
 positions, x [b, s, h], and all keep the same for the backward.
 
 But norm, dropout and sum treat each position by itself. So shard x by positions there: each of t ranks has s/t of

@@ -1,6 +1,6 @@
 """A GPT trained with all three kinds of parallelism together: `mpirun -np 8 python -m mpi_impl.demos.train`.
 
-Shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
+It shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
 ranks (Narayanan et al. 2021, sections 2 and 3).
 """
 from collections import defaultdict
@@ -109,7 +109,7 @@ def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
 
 
 def place_of(trainer: Trainer) -> list[str]:
-    """Describe a rank's place in each kind of parallelism, and what it holds there."""
+    """Describe a rank's place in each kind of parallelism, and its share of the work."""
     topology, model = trainer.topology, trainer.state.model
     heads = model.num_attention_heads // topology.tensor.size
     samples = [samples_of(topology.place.data, k, topology.data.size, 1).start for k in range(MICROBATCHES)]

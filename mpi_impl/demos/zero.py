@@ -1,7 +1,7 @@
 """ZeRO, in its four stages, which shard what replicas would hold: `mpirun -np 4 python -m mpi_impl.demos.zero`.
 
-Trains one tiny GPT four times, with each rank as a replica. Shows which part a rank owns, how many bytes it holds from
-step to step, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
+It trains one tiny GPT four times, with each rank as a replica. It shows which part a rank owns, how many bytes it holds
+between steps, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
 """
 from collections.abc import Sequence
 from textwrap import fill
@@ -30,7 +30,7 @@ INTRODUCTION = """\
 Replicas are copies of a model that train together: each of {ranks} takes other samples, all sum their gradients, and
 so all take the same step. For each of the model's Psi numbers, its parameters, a rank holds three things: the
 parameter itself; its gradient, which says where it should move; and the optimizer states, two averages of past
-gradients. And every replica holds the same, N times over.
+gradients. Every replica holds the same, so there are N copies.
 
 ZeRO shards that. All numbers are in one row, the flat buffer. It is divided into buckets, each sent as one message,
 and each bucket into N equal parts: rank 0 owns the first part of each, rank 1 the second, and so on.
@@ -110,7 +110,7 @@ def introduction(n: int, m: int) -> str:
     return INTRODUCTION.format(ranks=count(n), m=m) + alone
 
 
-# ---- what is measured, and what the formulas say --------------------------------------------------------------------
+# ---- measurements and formulas --------------------------------------------------------------------------------------
 
 
 def measure(trainer: Trainer, stage: int, m: int) -> StageCosts:
@@ -129,7 +129,7 @@ def sent(ledger: Ledger) -> float:
                if entry.reason in ("gradients", "parameters"))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def buffer_of(layout: Layout) -> str:

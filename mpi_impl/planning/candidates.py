@@ -1,5 +1,5 @@
 """All parallelisms of a model on n devices: every (t, p, d, v, b, ZeRO stage, sequence parallelism, recompute) that the
-sizes allow, those that fit into a device's memory, and the fastest of these.
+sizes allow, those that fit into a device's memory, and the fastest of them.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from reference.parallel.model_states import model_states
 from reference.schedules.generators import MOST_ACTIONS
 
 SIMULATED = 10     # shapes, the fastest by the closed form, whose schedules are simulated
-RIVALS = 4      # plans of such a shape that are simulated, at most, if they are
-CLOSE = 1.02    # of the fastest's time: the closed form is that exact for good plans
+RIVALS = 4      # plans of such a shape, at most, that are simulated if they are
+CLOSE = 1.02    # times the fastest one's time: the closed form is that exact for good plans
 MOST_B = 64     # samples in a microbatch: more do not speed up products
 
 
@@ -157,11 +157,13 @@ def check(job: PlanSearch) -> None:
 
 
 def remedy(job: PlanSearch) -> str:
-    """Return the next number of devices that would suffice, if there is one: more replicas never hold more."""
+    """Return a sentence with the nearest number of devices that suffices, if there is one: a device never holds more
+    with more replicas.
+    """
     found = shapes(job.model, job.B)
     if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
         return "No number of them would do: choose a smaller model, or a shorter --seq-length."
-    least = sum(model_states(parameters(job.model), 1)) / job.memory     # all together hold these at least once
+    least = sum(model_states(parameters(job.model), 1)) / job.memory     # all devices together hold these at least once
     near = sorted(((t * p * d, (t, p, d)) for t, p, d in found if t * p * d >= least),
                   key=lambda one: (one[0] < job.n, abs(one[0] - job.n)))
     n = next(n for n, shape in near if job.fits(leanest_plan(job, *shape)))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mpi_impl.planning.candidates import PlanSearch, Timed, describe, shape_of
 from reference.costs.step_time import StepTime
 
-AS_FAST = 0.006     # a relative difference below this is none, nor would it show in percent
+AS_FAST = 0.006     # a smaller relative difference is none, and would not show in percent
 
 # The parts of a step's time, for a sentence.
 NAMES = {"products": "matrix products", "kernels": "everything but matrix products",
@@ -39,7 +39,7 @@ def tensor_rule(job: PlanSearch) -> str:
         return join(f"{rule} holds, for no pipeline is needed, and t = {t} is enough.",
                     alternative(job, "With a larger t", lambda one: t < one.shape[0] <= server), wider)
     if t == widest:
-        verdict = "holds." if t == server else f"holds, for t = {t} is the largest up to it that comes out, and fits."
+        verdict = "holds." if t == server else f"holds, for t = {t} is the largest up to it that is possible, and fits."
         return join(f"{rule} {verdict}", alternative(
             job, "With a smaller t and a pipeline", lambda one: one.shape[0] < t and one.shape[1] > 1), wider)
     return join(f"{rule} beaten.", alternative(job, f"With t = {widest}", lambda one: one.shape[0] == widest), wider)
@@ -54,7 +54,7 @@ def pipeline_rule(job: PlanSearch) -> str:
         return join(f"{rule} beaten, for a smaller one fits, too.", smaller)
     possible = any(math.prod(shape_of(plan)[:2]) < mine for plan in job.plans)
     why = (f"with t x p below {mine} nothing fits" if possible else "nothing is smaller" if mine == 1 else
-           f"t x p below {mine} does not come out")
+           f"t x p below {mine} is not possible")
     return join(f"{rule} holds, for {why}.",
                 alternative(job, "With a larger one", lambda one: model_parallelism(one) > mine))
 
