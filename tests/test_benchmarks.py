@@ -1,4 +1,4 @@
-"""What the benchmarks of the planner compute from what they measure; and that all they measure can be run."""
+"""The benchmarks of the planner: their computations are right, and their measurements run."""
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -44,7 +44,7 @@ def test_the_factors_of_times_that_are_such_sums_are_found(factors):
 
 
 def seconds(hardware, shard) -> tuple[float, float]:
-    """Forward and backward of a shard, alone: what the model of time says, less the messages."""
+    """Return the seconds of a shard's forward and backward by the model of time, without messages."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
     work = work_of(plan, hardware, shard.L, first=True, last=True)
     return tuple(sum(part.products + part.kernels for part in parts) for parts in (work[:1], work[1:]))
@@ -75,7 +75,7 @@ def test_the_sizes_tell_the_factors_apart():
 
 
 def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
-    """As many as are asked for, of which some do not count; the slowest rank's time is everyone's."""
+    """The slowest rank's time is every rank's."""
     model = ModelConfig(2, 16, 2, 32, 8, hidden_dropout=0, attention_dropout=0)
     for virtual in (False, True):
         found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)

@@ -1,4 +1,4 @@
-"""A host file is read in one format, filled in order, and written for whichever MPI; what is wrong is a sentence."""
+"""A host file is read in either format, filled in order, and written for any MPI; what is wrong gets a sentence."""
 import json
 import os
 import sys
@@ -22,7 +22,7 @@ HOSTS = st.lists(st.tuples(st.from_regex("[a-z][a-z0-9.-]{0,5}", fullmatch=True)
 
 @given(HOSTS, st.sampled_from(["MPICH", "Open MPI", "Intel MPI"]), st.data())
 def test_a_file_of_either_kind_is_read_and_written_for_any_mpi(tmp_path_factory, hosts, vendor, data):
-    """Comments, blank lines and spaces are nothing; and what is written for a launcher reads as the same hosts."""
+    """Comments, blank lines and spaces do not count; and a file written for a launcher reads as the same hosts."""
     path = tmp_path_factory.getbasetemp() / "hosts"
     spellings = ["{} slots={}", "{}:{}", "  {}\tslots = {}  # four", "# who\n\n{}:{}"]
     path.write_text("\n".join(data.draw(st.sampled_from(spellings)).format(*host) for host in hosts) + "\n")
@@ -97,7 +97,7 @@ def test_a_host_that_does_not_answer_is_a_sentence(tmp_path, monkeypatch):
 
 
 def use_ssh(folder, monkeypatch, script: str) -> None:
-    """Let this be what ssh does."""
+    """Replace ssh by a script."""
     (folder / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

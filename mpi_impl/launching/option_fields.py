@@ -84,7 +84,7 @@ def filled(config: type[Config], options: Any, **others: Any) -> Config:
 
 
 def check_not_empty(given: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Raises UserError for a path that is given and empty, as an unset variable of a script gives it."""
+    """Raise UserError for a path that is given and empty, as an unset variable of a script gives it."""
     for name in paths:
         value = given.get(name)
         if value == "" or (isinstance(value, tuple) and "" in value):

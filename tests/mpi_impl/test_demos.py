@@ -1,4 +1,4 @@
-"""The demos run on any number of ranks, are right, and say what is wrong with their options."""
+"""The memory demo is right on any number of ranks, and refuses wrong options with a sentence."""
 import re
 
 import pytest
@@ -19,7 +19,7 @@ def show(group, argv):
 
 @pytest.mark.parametrize("n", one_fast_of(3, (3, 1, 2)))
 def test_all_is_as_predicted(ranks, n, tmp_path, capsys):
-    """On any number of ranks: two lines for each run, measured and predicted, with the same numbers; and a picture."""
+    """On any number of ranks each run has two lines, measured and predicted, with the same numbers; and a picture."""
     ranks.run(n, show, [*SMALL, "--output", str(tmp_path / "memory.png")])
     text = capsys.readouterr().out
     runs, end = 5 + len(variants(n)), text.splitlines()[-1]
@@ -52,7 +52,7 @@ def test_the_picture(ranks, tmp_path, monkeypatch):
 
 
 def foreseen(one):
-    """The same with a prediction that is wrong, so that one sees which bar is which."""
+    """Return the same memory with a wrong prediction, so that the bars can be told apart."""
     return one._replace(expected=one.expected._replace(gradients=one.expected.gradients + 1000))
 
 
@@ -65,7 +65,7 @@ def found_in_a_run(group):
 
 
 def test_a_number_that_is_not_as_predicted_fails(ranks, tmp_path):
-    """Every rank, with a sentence that says which."""
+    """It fails on every rank, with a sentence that names the number."""
     with pytest.raises(RankAssertion, match="not as predicted: ZeRO 1: optimizer states, rank 1, gradients: .* bytes"):
         ranks.run(2, show_what_is_wrong, [*SMALL, "--output", str(tmp_path / "memory.png")])
 
@@ -99,8 +99,8 @@ def show_what_is_wrong(group, argv):
     ("--layers 3", r"has no option --layers"),
     ("--output LICENSE/memory.png", "LICENSE is a file, where a folder is needed"),
 ])
-def test_what_is_wrong_is_a_sentence(ranks, capsys, arguments, sentence):
-    """And nothing is printed beside it."""
+def test_a_wrong_option_gets_a_sentence(ranks, capsys, arguments, sentence):
+    """Nothing is printed besides."""
     with pytest.raises(RankFailure, match=f"UserError: .*({sentence})"):
         ranks.run(2, show, [*SMALL, *arguments.split()])
     assert capsys.readouterr().out == ""

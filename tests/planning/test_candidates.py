@@ -25,13 +25,13 @@ from tests.plan_cases import REAL, model_of
 
 @cache
 def job(L: int, n: int, B: int, memory: float = REAL.memory, s: int = 16, a: int = 4) -> PlanSearch:
-    """Cached, since its plans are."""
+    """Return a search, which is cached, since its plans are."""
     return PlanSearch(model_of(L, a, s=s), n, B, replace(REAL, memory=memory))
 
 
 @st.composite
 def jobs(draw):
-    """Small ones, of which at least one plan fits."""
+    """Draw small searches, of which at least one plan fits."""
     L, n, B = draw(st.integers(1, 7)), draw(st.sampled_from((1, 2, 4, 6, 8))), draw(st.sampled_from((4, 6, 8, 12)))
     found = job(L, n, B)
     sizes = sorted(sum(plan.memory) for plan in found.plans)
@@ -44,7 +44,7 @@ def jobs(draw):
 
 
 def possible(job: PlanSearch) -> set:
-    """All combinations, of which those are left that the configuration, the model and the schedule take."""
+    """Return the combinations that the configuration, the model and the schedule accept."""
     found, c = set(), job.model
     for t, p, v, b in product(range(1, job.n + 1), range(1, job.n + 1), (None, 2, 3, 4, 5, 6, 7), range(1, job.B + 1)):
         try:
@@ -113,7 +113,7 @@ def test_the_memory_of_a_plan_is_that_of_the_formulas():
 
 @given(jobs())
 def test_the_best_are_the_fastest_of_each_shape_in_order(job):
-    """Beside playing every plan that fits: the first may be 1 % behind, of other shapes 25 %."""
+    """Compared with a simulation of every plan that fits, the first may be 1 % slower, those of other shapes 25 %."""
     played = {one.plan: step_time(one.plan, job.hardware).total for one in job.fitting}
     seconds = [one.seconds for one in job.best]
     assert seconds == sorted(seconds)
@@ -172,7 +172,7 @@ def test_where_no_number_of_devices_helps():
     assert "No number of them would do" in said(job(4, 2, 2, REAL.reserved + 10))
 
 
-def test_a_batch_that_cannot_be_cut_into_so_few_microbatches():
+def test_a_batch_that_cannot_be_split_into_so_few_microbatches():
     assert "--global-batch-size is 1000003, but the schedule of every plan would have more than 250,000" in said(
         job(1, 1, 1_000_003))
 
