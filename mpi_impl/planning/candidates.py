@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from math import isqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 from reference.config import LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
@@ -39,8 +40,7 @@ class Timed(NamedTuple):
         return shape_of(self.plan)
 
 
-def seconds_of(one: Timed) -> float:
-    return one.seconds
+seconds_of = attrgetter("seconds")
 
 
 def shape_of(plan: Plan) -> tuple[int, int, int]:
@@ -97,9 +97,7 @@ class PlanSearch:
         return Timed(one.plan, simulated_time(one.plan, self.hardware))
 
 
-@cache
-def simulated_time(plan: Plan, hardware: Hardware) -> StepTime:
-    return step_time(plan, hardware)
+simulated_time = cache(step_time)
 
 
 # ---- possible plans -------------------------------------------------------------------------------------------------
