@@ -1,4 +1,4 @@
-"""Whatever ends one rank ends the job: soon, with one message, and with a non-zero status unless all agree."""
+"""The end of one rank, for any reason, ends the job: within seconds, with one message, and with a non-zero status."""
 import signal
 import subprocess
 import sys
@@ -182,7 +182,7 @@ def test_a_rank_that_stops_before_or_after_the_work_ends_the_job(tmp_path, momen
 
 @pytest.mark.parametrize("program", ["mpi_impl.launch", "mpi_impl.plan", "mpi_impl.pretrain_gpt"])
 def test_a_program_that_cannot_print_does_not_begin(tmp_path, program):
-    """With a sentence where there is somebody to read it; not when the work is done, and lost."""
+    """It prints a sentence where somebody can read it, and does not lose finished work."""
     options = "-n 1 -m mpi_impl.plan" if program == "mpi_impl.launch" else ""
     for closed, lines in [(">&-", 1), (">&- 2>&-", 0)]:
         job = subprocess.run(["bash", "-c", f"exec {sys.executable} -m {program} {options} {closed}"], cwd=tmp_path,
@@ -201,7 +201,7 @@ def test_a_program_whose_folder_is_gone_does_not_begin(tmp_path, program):
     assert job.stderr.startswith("error: The folder in which this was started has been removed.")
 
 
-def test_who_draws_pictures_does_not_depend_on_a_backend(tmp_path):
+def test_pictures_do_not_depend_on_a_backend(tmp_path):
     """A backend that does not exist would be found out when the work is done: matplotlib is imported then."""
     nonsense = {"MPLBACKEND": "nonsense"}
     picture = "from matplotlib.figure import Figure\nFigure().savefig(f'{os.path.dirname(__file__)}/picture.png')"
@@ -279,13 +279,13 @@ def test_help_is_printed_by_the_first_rank_alone(monkeypatch, capsys):
         assert ("--hidden-size" in capsys.readouterr().out) is expected is is_first_rank()
 
 
-NOBODY_READS = "error: rank 0 of 1 cannot print: whoever read the output has left. Send it to a file, and read that.\n"
+NOBODY_READS = "error: rank 0 of 1 cannot print: the reader of its output has left. Send it to a file, and read that.\n"
 
 
 @pytest.mark.parametrize("by, left, status, said", [
     ("run_alone", True, 1, ""), ("run_alone", False, 130, "Interrupted.\n"), ("run", True, 1, NOBODY_READS)])
 def test_a_program_of_one_process_ends_without_a_traceback(by, left, status, said):
-    """Whether nobody reads on, or Ctrl-C is pressed."""
+    """That holds when nobody reads its output, and for Ctrl-C."""
     program = f"""from mpi_impl.launching.entry import {by}
 def main():
     while True:

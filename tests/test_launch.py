@@ -21,7 +21,7 @@ from tests.launching import ROOT, SOON, command, environment, launch, launched, 
 
 
 def pids(folder: Path) -> list[int]:
-    """The processes that left a file of their name here."""
+    """Return the processes that left a file of their name here."""
     return [int(path.stem) for path in folder.glob("*.pid")]
 
 
@@ -129,7 +129,7 @@ def test_an_interrupted_launch_leaves_no_process(family, number, status, with_ch
     (2, "which died by signal 9 (SIGKILL)"), (3, "error: a process of the launcher"),
 ])
 def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
-    """Whether it is launch's guard, the MPI's mpiexec below it, or what that starts the ranks by."""
+    """That holds for launch's guard, the MPI's mpiexec below it, and the process by which that starts the ranks."""
     if mpi_vendor() != "MPICH" and depth == 3:
         pytest.skip("there it is a rank")
     with family() as job:

@@ -29,9 +29,9 @@ PARSE = {
     "mpi_impl.data.prepare": lambda options, n: preparation.parse(options),
     "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
                                             (compare.ranks_and_options("A or B", run) for run in options)],
-    "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parser().parse_args(options),
+    "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parse_options(options),
     "mpi_impl.demos.memory": memory.parse_options,
-    "mpi_impl.demos.mlp": mlp.parse_options,
+    "mpi_impl.demos.mlp": mlp.HIDDEN_SIZE.parse,
 }
 QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.demos.memory")
 

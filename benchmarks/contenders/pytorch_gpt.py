@@ -124,7 +124,7 @@ def main():
     if SIZE > 1:
         dist.init_process_group("gloo", rank=RANK)
     device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
-    torch.manual_seed(0)     # what every rank has whole is then alike on all
+    torch.manual_seed(0)     # replicated parameters are then identical on every rank
     model = TorchGPT(work).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     loss_of = torch.compile(model) if "--compile" in sys.argv else model

@@ -1,6 +1,6 @@
 """The GPT that several demos train, its tokens, and the textbook's run that theirs must equal.
 
-It is so small that a step takes milliseconds, and so simple that its numbers can be counted by hand: no dropout, no
+It is so small that a step takes milliseconds, and so simple that you can count its numbers by hand: no dropout, no
 padding of the vocabulary, and an output table separate from the embedding's.
 """
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from reference.training import trainer as training
 SEED, FLOAT64 = 1, Precision("float64")
 WORDS, POSITIONS = 12, 6
 
-# eps is above the rounding in a gradient that is 0 otherwise, the key bias's: Adam must not blow that up.
+# The key bias's gradient is 0 but for rounding, which Adam must not scale up: eps is above it.
 OPTIMIZER = OptimizerConfig(lr=0.01, lr_decay_iters=1, lr_decay_style="constant", adam_eps=1e-4)
 
 

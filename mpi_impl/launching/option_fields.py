@@ -74,19 +74,18 @@ def argparse_settings(one: Field, kind: Any) -> dict[str, Any]:
     """Return argparse's settings of an option. They have no default, so that parsing finds only given options."""
     about, default = one.metadata, one.default
     text = about["help"]
-    if default not in (MISSING, None, False) and "default" not in text:
+    if default not in (MISSING, None, False, ()) and "default" not in text:
         text = f"{text} (default: {default})".strip()
     found: dict[str, Any] = {"help": text, "default": SUPPRESS}
     optional = NoneType in get_args(kind)
     kind = next(part for part in get_args(kind) if part is not NoneType) if optional else kind
     if kind is bool:
         return found | {"action": "store_true"}
-    found |= {"metavar": about["metavar"], "required": default is MISSING}
-    if about["repeated"]:
-        return found | {"action": "append"}
-    if get_args(kind):                                    # tuple[str, ...]
-        return found | {"nargs": "+"}
-    return found | {"type": kind, "choices": about["choices"]}
+    found |= {"metavar": about["metavar"], "required": default is MISSING, "choices": about["choices"]}
+    if get_args(kind):                                    # tuple[int, ...]
+        several = {"action": "append"} if about["repeated"] else {"nargs": "+"}
+        return found | several | {"type": get_args(kind)[0]}
+    return found | {"type": kind}
 
 
 def filled(config: type[Config], options: Any, **others: Any) -> Config:

@@ -1,6 +1,5 @@
 """The files that options write, compared with those they read: no output takes the place of another file of the run.
 """
-import argparse
 import os
 import re
 from typing import NamedTuple
@@ -52,7 +51,7 @@ def same_file(a: str, b: str) -> bool:
     return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
 
 
-def check_outputs(args: argparse.Namespace) -> None:
+def check_outputs(args: object) -> None:
     """Make the folders that a program's options name to be written. What is in files stays as it is.
 
     Raises UserError for an output that cannot be written, or would take the place of another option's file.

@@ -17,7 +17,7 @@ A100 = load("dgx-a100")
 
 
 def understood(plan, preset: str | None) -> PretrainingSettings:
-    """What the program makes of the line. The launcher gets the number of ranks."""
+    """Return the program's settings for the line. The launcher gets the number of ranks."""
     words = shlex.split(launch_line(plan, preset, replace(A100, server=1 << 20)).replace("\\\n", " "))
     start, (module, *options) = words[:5], words[6:]
     assert start == ["python", "-m", "mpi_impl.launch", "-n", str(plan.parallel.world_size)] and words[5] == "-m"
@@ -35,7 +35,7 @@ def is_the_plan(found: PretrainingSettings, plan) -> None:
 
 
 def as_the_planner_makes_them(plan):
-    """It leaves two choices to their defaults, and cuts interleaved stages evenly."""
+    """Return plans as the planner makes them: with two defaults, and with interleaved stages of equal size."""
     p = plan.parallel
     return replace(plan, parallel=replace(p, keep_gathered_inputs=False, scatter_gather_tensors_in_pipeline=True))
 

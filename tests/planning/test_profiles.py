@@ -1,4 +1,4 @@
-"""Profiles of hardware as files: what is written is read again, and what makes no sense gets a sentence."""
+"""Profiles of hardware as files: they are read as they were written, and nonsense gets a sentence."""
 import os
 import tomllib
 from dataclasses import replace
