@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from mpi_impl.evaluation.options import EPOCHS, OPTIONS, TASKS, TaskOptions
 from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.launching.option_fields import check_not_empty, parse_given
 from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
                                          optimizer_config, parallel_config, precision)
-from mpi_impl.programs.option_fields import check_not_empty, parse_given
 from mpi_impl.programs.options import NAMES
 from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
                               number_of_microbatches, require_not_negative, require_positive)

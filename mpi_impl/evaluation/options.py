@@ -1,8 +1,8 @@
 """The options of mpi_impl/evaluate.py, different for each task. Their combinations: arguments.py."""
 from dataclasses import dataclass
 
+from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.generation_options import ForwardParallelismOptions, TokenizerOptions
-from mpi_impl.programs.option_fields import option_field, same_option
 from mpi_impl.programs.options import (DeviceOptions, MemoryOptions, ModelOptions, ParallelismOptions, PrecisionOptions,
                                        ReportOptions, TrainingOptions)
 from reference.precision import FORMATS

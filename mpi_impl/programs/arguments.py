@@ -6,7 +6,7 @@ from typing import Any
 from mpi_impl.checkpoints.huggingface_config import adopted, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
-from mpi_impl.programs.option_fields import check_not_empty, declared, filled, parse_given
+from mpi_impl.launching.option_fields import check_not_empty, declared, filled, parse_given
 from mpi_impl.programs.options import NAMES, OPTIONS, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,

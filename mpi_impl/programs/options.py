@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.programs.option_fields import option_field, same_option
+from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
 from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig
 from reference.ops import ACTIVATIONS

@@ -5,9 +5,9 @@ import pytest
 
 from mpi_impl.evaluation.options import RACEOptions, WikiText103Options, ZeroShotOptions
 from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.launching.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.generation_options import GenerationOptions
-from mpi_impl.programs.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from reference.config import ModelConfig, Recompute, option
 from reference.errors import UserError
