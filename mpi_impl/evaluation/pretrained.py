@@ -7,7 +7,8 @@ from mpi_impl.checkpoints.bert_layout import OF_MODEL
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
 from mpi_impl.checkpoints.on_disk import Manifest
-from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer, given_tokenizer
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.generation import sources
 from mpi_impl.generation.sources import named_tokenizer
 from mpi_impl.training.trainer import Trainer
@@ -66,7 +67,7 @@ def of_hugging_face(args) -> Pretrained:
     huggingface.check_weights(folder, model)
     tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
     if tokenizer is None and (own := tokenizer_in(folder)):
-        tokenizer = given_tokenizer(own["tokenizer_type"], None, own.get("vocab_file"), own.get("merge_file"))
+        tokenizer = given_tokenizer(TokenizerChoice(**own))
     if tokenizer is None:
         raise UserError(f"--load-hf {folder} holds no tokenizer. Give the one that the model was trained with: "
                         "--tokenizer-type BertWordPieceLowerCase or BertWordPieceCase, and --vocab-file.")

@@ -11,7 +11,8 @@ from mpi_impl.checkpoints.manifest import Manifest, Sealed, state_of
 from mpi_impl.comm.group import Group
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer, given_tokenizer
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.generation.replica import Read
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig
@@ -61,7 +62,8 @@ def named_tokenizer(args, model: ModelConfig, usual: str) -> Tokenizer | None:
         return None
     kind = args.tokenizer_type or usual
     size = model.vocab_size - 1 if kind == NullTokenizer.name else None
-    found = given_tokenizer(kind, size, args.vocab_file, args.merge_file, args.tokenizer_model)
+    found = given_tokenizer(TokenizerChoice(tokenizer_type=kind, vocab_size=size, vocab_file=args.vocab_file,
+                                            merge_file=args.merge_file, tokenizer_model=args.tokenizer_model))
     if found is None:
         raise UserError(f"--tokenizer-type is {kind}, which training has made from its corpus, but no file is named "
                         f"that it was saved in. {GIVE}")

@@ -146,8 +146,7 @@ class Pretraining(Program):
         """Tokenize the corpus, and check everything about it. On rank 0."""
         a = self.args
         weights, paths = zip(*(parse_blend(a.data_path) if a.data_path else [(1, None)]))
-        prepared = [prepare(path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file, a.data_cache_path,
-                            self.say, a.tokenizer_model, self.sentences) for path in paths]
+        prepared = [prepare(path, a, self.sentences, a.data_cache_path, self.say) for path in paths]
         prefixes, tokenizer = [one.prefix for one in prepared], prepared[0].tokenizer
         check_same_tokenizer(paths, [one.tokenizer for one in prepared])
         if a.load_hf:

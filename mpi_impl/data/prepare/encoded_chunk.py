@@ -19,32 +19,15 @@ from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
 from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, signature
-from mpi_impl.data.tokenizer import Tokenizer, given_tokenizer
+from mpi_impl.data.prepare.options import Recipe
+from mpi_impl.data.tokenizer_choice import given_tokenizer
 from mpi_impl.runtime.files import LARGEST, check_readable, folder_aside
 from mpi_impl.runtime.formats import read_json
 
 SHORT = "short"     # the kind of what is dropped for having too few tokens
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The options of mpi_impl.data.prepare that determine the result for a document, under their names."""
-
-    tokenizer_type: str
-    vocab_size: int | None
-    vocab_file: str | None
-    merge_file: str | None
-    tokenizer_model: str | None
-    split_sentences: bool
-    min_tokens: int
-    jaccard: float      # 0: near-duplicates stay
-
-
-@lru_cache(maxsize=1)   # a worker reads it once, not for every chunk
-def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
-    """Return the tokenizer, or None if it is one to be trained. Raise UserError as given_tokenizer does."""
-    return given_tokenizer(recipe.tokenizer_type, recipe.vocab_size, recipe.vocab_file, recipe.merge_file,
-                           recipe.tokenizer_model)
+tokenizer_of = lru_cache(maxsize=1)(given_tokenizer)    # a worker reads it once, not for every chunk
 
 
 @dataclass

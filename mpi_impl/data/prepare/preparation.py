@@ -21,9 +21,9 @@ import json
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypedDict
 
@@ -34,17 +34,18 @@ from mpi_impl.data.corpus import BAD_KINDS, counted
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
 from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
-from mpi_impl.data.prepare.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
+from mpi_impl.data.prepare.encoded_chunk import ChunkReport, encode_chunk, finished, tokenizer_of
 from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
+from mpi_impl.data.prepare.options import PreparationOptions, Recipe, parse
 from mpi_impl.data.prepare.progress import Progress
-from mpi_impl.data.prepare.workers import cores, mapped
-from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
-from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.runtime.files import LARGEST, check_folder, check_name, check_writable, folder_aside, replacing
+from mpi_impl.data.prepare.workers import mapped
+from mpi_impl.data.tokenizer_choice import TRAINED, report_shortage
+from mpi_impl.launching.option_fields import filled
+from mpi_impl.runtime.files import LARGEST, check_folder, check_writable, folder_aside, replacing
 from mpi_impl.runtime.formats import read_json
-from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
 from mpi_impl.runtime.rank_environment import launched_rank_and_size
+from reference.config import option
 from reference.errors import UserError
 
 VERSION = 1             # raise it when the same corpus and options come to give other files
@@ -69,44 +70,6 @@ def main(argv: list[str] | None = None) -> None:
                         "room, and that you may use it; the same command goes on from here.") from error
 
 
-def parse(argv: list[str] | None) -> Namespace:
-    """Parse the options. Raise UserError for impossible ones."""
-    parser = ArgumentParser(prog="mpi_impl.data.prepare", description="Make a corpus ready for training.")
-    add = parser.add_argument
-    add("--input", nargs="+", metavar="PATH", help="text files, folders of them, or JSON lines, each with a document "
-        "under the key \"text\"; default: the source of Python's own standard library")
-    add("--output-prefix", required=True, metavar="OUT", help="OUT.bin and OUT.idx are written, for --data-path OUT")
-    add("--workers", type=int, default=cores(), metavar="N", help="processes (default: one for each core)")
-    add("--tokenizer-type", choices=TOKENIZER_TYPES, default="ByteLevelBPETokenizer")
-    add("--vocab-size", type=int, metavar="V", help="of the tokenizer that is trained on the corpus (default: "
-        f"{DEFAULT_VOCAB_SIZE}), or of a NullTokenizer")
-    add("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")
-    add("--merge-file", metavar="F", help="GPT-2's merges.txt")
-    add("--tokenizer-model", metavar="F", help="a tokenizer that was trained before: its OUT.tokenizer.json")
-    add("--split-sentences", action="store_true", help="keep the borders of sentences, as BERT needs them; documents "
-        "then have no end-of-document token")
-    add("--min-tokens", type=int, default=128, metavar="N", help="drop shorter documents (default: 128)")
-    add("--jaccard", type=float, default=0.7, metavar="J", help="drop a document that is so similar to an earlier one "
-        "(default: 0.7); 0: none")
-    add("--strict", action="store_true", help="end at the first text that cannot be read")
-    args = parser.parse_args(argv)
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers} leaves nobody to work. Give 1 or more.")
-    if not os.path.basename(args.output_prefix):
-        raise UserError(f"--output-prefix {args.output_prefix!r} names no file. Give how the files' names shall begin, "
-                        "such as runs/corpus.")
-    check_name(args.output_prefix)
-    for suffix in ".bin", ".idx", ".dropped.jsonl", ".tokenizer.json":
-        if os.path.exists(path := args.output_prefix + suffix):
-            refuse_shared(OptionPath("output_prefix", path), paths_read(vars(args)), "reads")
-    if args.min_tokens < 0:
-        raise UserError(f"--min-tokens {args.min_tokens} is no number of tokens. Give 0 or more.")
-    if not 0 <= args.jaccard <= 0.99:
-        raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
-                        "to keep near-duplicates.")
-    return args
-
-
 class PlanFile(TypedDict):
     """The facts that determine all output of a preparation, stored in its work folder."""
 
@@ -120,10 +83,10 @@ class PlanFile(TypedDict):
 class Preparation:
     """A run, or the rest of one that was interrupted."""
 
-    def __init__(self, args: Namespace):
+    def __init__(self, args: PreparationOptions):
         self.args, self.prefix = args, args.output_prefix
-        self.recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
-        self.tokenizer = tokenizer_of(self.recipe)      # its faults are reported before all else
+        self.recipe = filled(Recipe, args)
+        self.tokenizer = tokenizer_of(self.recipe)      # whose faults are reported first
         self.sources = sources(args.input or [None], "--input")
         self.size = sum(source.size for source in self.sources)
         self.plan = list(chunks(self.sources, max(CHUNK, self.size // CHUNKS)))
@@ -191,13 +154,11 @@ class Preparation:
     def check_plan(self, begun: PlanFile) -> None:
         """Raise UserError if the work folder is another preparation's."""
         plan, advice = self.plan_of(), f"Undo that to go on with it, or remove {self.work} to begin anew."
-        for option, value in plan["options"].items():
-            if begun["options"].get(option) != value:
-                raise UserError(f"{self.work} was begun with --{option.replace('_', '-')} "
-                                f"{begun['options'].get(option)}, and now it is {value}. {advice}")
-        before, now = set(begun["sources"]), set(plan["sources"])
-        if before != now:
-            changed = min(before ^ now)[0]
+        for name, value in plan["options"].items():
+            if (before := begun["options"].get(name)) != value:
+                raise UserError(f"{self.work} was begun with {option(name)} {before}, and now it is {value}. {advice}")
+        if changes := set(begun["sources"]) ^ set(plan["sources"]):
+            changed = min(changes).file
             raise UserError(f"{self.work} was begun with other texts: {changed} has come, gone or changed. {advice}")
         if begun != plan:
             raise UserError(f"{self.work} was begun with another version of this program or its tokenizer. {advice}")
@@ -206,17 +167,15 @@ class Preparation:
 
     def train(self) -> None:
         """Train the tokenizer, unless it has been; the workers then read it from its file."""
-        file, size = self.work / "tokenizer.json", self.recipe.vocab_size or DEFAULT_VOCAB_SIZE
-        trained = trained_type(self.recipe.tokenizer_type)
+        file, size = self.work / "tokenizer.json", self.recipe.size_to_train
+        trained = TRAINED[self.recipe.tokenizer_type]
         if not file.exists():
             tokenizer = trained.train(self.texts(f"training a {size:,}-token {trained.method}"), size)
             tokenizer.save(f"{file}.new")
             os.replace(f"{file}.new", file)
         self.tokenizer = trained.load(file)
         self.recipe = replace(self.recipe, tokenizer_model=str(file), vocab_size=None)
-        if self.tokenizer.vocab_size < size:
-            print(f"the vocabulary has {self.tokenizer.vocab_size:,} tokens, not {size:,}: the corpus is too small to "
-                  "support more", flush=True)
+        report_shortage(self.tokenizer, size, partial(print, flush=True))
 
     def texts(self, what: str) -> Iterator[str]:
         """Yield the texts that a tokenizer is trained on."""

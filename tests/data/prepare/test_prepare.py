@@ -15,7 +15,8 @@ from mpi_impl.data.prepare import preparation as program, progress
 from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.prepare.clean import normalized
 from mpi_impl.data.prepare.near_duplicates import near_duplicates, signature
-from mpi_impl.data.prepare.preparation import Preparation, main, parse, size_of
+from mpi_impl.data.prepare.options import parse
+from mpi_impl.data.prepare.preparation import Preparation, main, size_of
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from reference.errors import UserError
 from tests.launching import ROOT
@@ -363,9 +364,9 @@ def test_a_work_folder_of_something_else_is_a_sentence(corpus, tmp_path, content
         main(["--input", str(corpus), "--output-prefix", str(tmp_path / "out")])
 
 
-@pytest.mark.parametrize("options, said", [(["--output-prefix", ""], "names no file"),
-                                           (["--output-prefix", "folder/"], "names no file"),
-                                           (["--output-prefix", "out", "--min-tokens", "-5"], "--min-tokens -5 is no")])
+@pytest.mark.parametrize("options, said", [
+    (["--output-prefix", ""], "does not name a file"), (["--output-prefix", "folder/"], "does not name a file"),
+    (["--output-prefix", "out", "--min-tokens", "-5"], "--min-tokens is -5, but must not be negative")])
 def test_names_and_sizes_that_cannot_be_are_sentences(corpus, options, said):
     with pytest.raises(UserError, match=said):
         main(["--input", str(corpus), *options])
@@ -378,6 +379,7 @@ def test_options_that_cannot_be_are_sentences(corpus, model, tmp_path):
         (["--jaccard", "nan"], "--jaccard: nan is not a finite number"),
         (["--input", "no/such"], "--input no/such does not"),
         (["--vocab-size", 3], "--vocab-size 3 is too small"), (["--tokenizer-model", "no/such"], "no/such"),
+        (["--tokenizer-model", ""], "--tokenizer-model is empty"),
     ):
         with pytest.raises(UserError, match=sentence):
             main(options(corpus, tmp_path / "out", *more))
