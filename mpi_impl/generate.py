@@ -12,7 +12,7 @@ from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.generation.decoding import generate
-from mpi_impl.generation.replica import loaded
+from mpi_impl.generation.replica import load_replica
 from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.generation.stream import Stream
 from mpi_impl.launching.entry import run
@@ -38,7 +38,7 @@ class Generation(Program):
         topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
         like = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))
         read = source.reader(ranks, topology.place.tensor, precision.main)
-        self.replica = loaded(self.model, topology, like, read)
+        self.replica = load_replica(self.model, topology, like, read)
         placed = ranks.hosts().describe(topology.tensor.size)
         self.introduction = "\n".join(filter(None, [source.describe(), self.device.description, placed,
                                                    self.about_length()]))
@@ -54,7 +54,7 @@ class Generation(Program):
         stages_of_ranks(model, self.settings.parallel)      # raises if there are more stages than layers
         check_top_k(self.settings.sampling.top_k, model)
         self.tokenizer = source.tokenizer(self.args)
-        prompts = [encoded(prompt, self.tokenizer, model) for prompt in prompts_of(self.args)]
+        prompts = [encode_prompt(prompt, self.tokenizer, model) for prompt in read_prompts(self.args)]
         return source, prompts, self.tokenizer.eod
 
     def about_length(self) -> str:
@@ -92,7 +92,7 @@ class Generation(Program):
         return tokens
 
 
-def prompts_of(args) -> list[str]:
+def read_prompts(args) -> list[str]:
     """Return the prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
     if args.prompts_file is None:
         return args.prompt or [""]
@@ -102,7 +102,7 @@ def prompts_of(args) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
+def encode_prompt(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
     """Return a prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
     try:
         prompt.encode("utf-8")

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import tokenizers
 
-from mpi_impl.data.corpus import Corpus, counted
-from mpi_impl.data.encode import encode_documents, encode_sentences, watched
+from mpi_impl.data.corpus import Corpus, format_count
+from mpi_impl.data.encode import encode_documents, encode_sentences, report_progress
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
 from mpi_impl.data.tokenizer import Tokenizer, TrainedTokenizer
@@ -18,7 +18,7 @@ from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_token
 from mpi_impl.runtime.files import folder_aside
 from reference.errors import UserError
 
-RECIPE = 1  # raise it when the same corpus and options begin to give other tokens: older caches are then ignored
+RECIPE = 1  # increase it when the same corpus and options begin to give other tokens: older caches are then ignored
 
 Report = Callable[[str], None]
 
@@ -80,8 +80,9 @@ def megatron_prefix(data_path: str) -> str | None:
 def open_tokens(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
     """Open the data set, so that a damaged file is refused here, and report its size."""
     dataset = IndexedDataset(prefix)
-    documents = counted(len(dataset.document_indices) - 1, "document")
-    report(f"{counted(len(dataset.tokens), 'token')} in {documents}, vocabulary {tokenizer.vocab_size:,}: {prefix}.bin")
+    report(f"{format_count(len(dataset.tokens), 'token')} in "
+           f"{format_count(len(dataset.document_indices) - 1, 'document')}, vocabulary {tokenizer.vocab_size:,}: "
+           f"{prefix}.bin")
     return Prepared(prefix, tokenizer)
 
 
@@ -127,15 +128,16 @@ def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedToken
         aside.mkdir()
         if isinstance(tokenizer, type):
             report(f"training a {vocab_size:,}-token {tokenizer.method} on {corpus}")
-            trained = tokenizer.train(watched(corpus.documents(), "read", report), vocab_size)
+            trained = tokenizer.train(report_progress(corpus.documents(), "read", report), vocab_size)
             trained.save(aside / SAVED)
             tokenizer = trained
         report(f"encoding {corpus} with {tokenizer.name}")
         encode = encode_sentences if split_sentences else encode_documents
-        documents = encode(watched(corpus.documents(), "encoded", report), tokenizer)
+        documents = encode(report_progress(corpus.documents(), "encoded", report), tokenizer)
         write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
         if corpus.skipped:
-            report(f"passed over {counted(len(corpus.skipped), 'file')} without UTF-8 text: {corpus.skipped[0]} first")
+            report(f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first of which is "
+                   f"{corpus.skipped[0]}")
         try:
             aside.rename(folder)
         except OSError:

@@ -20,10 +20,8 @@ class GPTDataset(Dataset):
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str = "969,30,1"):
         n = (len(indexed.tokens) - 1) // seq_length
         if n < 1:
-            raise UserError(
-                f"{indexed.prefix}.bin holds {len(indexed.tokens):,} tokens, too few for one sample of --seq-length "
-                f"{seq_length} + 1. Give more text or a smaller --seq-length."
-            )
+            raise UserError(f"{indexed.prefix}.bin holds {len(indexed.tokens):,} tokens, too few for one sample of "
+                            f"--seq-length {seq_length} + 1. Give more text or a smaller --seq-length.")
         super().__init__(indexed, seq_length, seed, split, n)
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:

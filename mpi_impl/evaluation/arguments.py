@@ -92,7 +92,7 @@ def fine_tuning_length(args, questions: int) -> FineTuningLength:
     return FineTuningLength(questions, args.global_batch_size, iterations)
 
 
-def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
+def complete_options(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
     """Return the options of tuning with what was left open filled in, how ranks share the work, and the number of
     microbatches in a step. Raises UserError for what does not go together.
     """

@@ -9,13 +9,14 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluation.arguments import check_architecture, check_tuning, completed, fine_tuning_length, optimizer_of
+from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, complete_options, fine_tuning_length,
+                                           optimizer_of)
 from mpi_impl.evaluation.passes import AnswersPass
-from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
+from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, find_pretrained
 from mpi_impl.evaluation.printing import Reporter
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
-from mpi_impl.generation.replica import trained
+from mpi_impl.generation.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import Settings, precision
 from mpi_impl.programs.introduction import introduction
@@ -43,7 +44,7 @@ class FineTuning(Program):
         self.reporter = Reporter(args.metrics_file, self.first)
         self.begin: Pretrained = ranks.broadcast_object(self.find_model)
         self.model = self.begin.model
-        self.args, self.parallel, self.microbatches = completed(args, self.model, ranks.size)
+        self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
         args = self.args
         self.topology = connect(ranks, self.parallel)
         self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
@@ -59,7 +60,7 @@ class FineTuning(Program):
                                           args.offload_folder), self.optimizer)
         self.begin.load(self.trainer)
         self.batches = self.dealt(self.microbatches)
-        self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
+        self.right = Sums(trained_replica(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
@@ -74,7 +75,7 @@ class FineTuning(Program):
             raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
                             "one's. Choose another folder.")
         check_architecture(self.args, architecture_of(self.args))
-        found = pretrained(self.args)
+        found = find_pretrained(self.args)
         if self.args.epochs == 0 and not found.tuned:
             raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
                             "at least 1, or load a model that is tuned.")

@@ -48,19 +48,19 @@ def architecture_of(args) -> str:
     return layout_in(args.load_hf)[0].architecture
 
 
-def pretrained(args) -> Pretrained:
+def find_pretrained(args) -> Pretrained:
     """Return the BERT that --load or --load-hf names, on rank 0. Raise UserError for anything wrong with it."""
-    return of_checkpoint(args) if args.load else of_hugging_face(args)
+    return from_checkpoint(args) if args.load else from_hugging_face(args)
 
 
-def of_checkpoint(args) -> Pretrained:
+def from_checkpoint(args) -> Pretrained:
     source = sources.Checkpoint(args.load, on_disk.read_manifest(args.load))
     tokenizer = with_word_pieces(source.tokenizer(args))
     return Pretrained(to_choose(source.model, args), tokenizer, NEW in source.manifest.tensors, args.load,
                       source.manifest)
 
 
-def of_hugging_face(args) -> Pretrained:
+def from_hugging_face(args) -> Pretrained:
     folder, config = args.load_hf, read_config(args.load_hf, "bert")
     model = to_choose(ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=("lm",),
                                   **model_options(config)), args)

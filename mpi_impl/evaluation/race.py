@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.data.dataset import shuffled
+from mpi_impl.data.dataset import order_of_training
 from mpi_impl.data.tokenizer import WordPieceTokenizer
 from mpi_impl.evaluation.files import json_object, read_text
 from reference.batches import ChoiceBatch
@@ -70,13 +70,9 @@ class RACEDataset:
         The other parts are passed through once, in their stored order: beyond their ends they begin again, with weights
         0.
         """
-        n = self.samples(part)
-        epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
-        weights = (epochs == 0).astype(np.int64)
-        if part == "train":
-            weights[:] = 1
-            for epoch in np.unique(epochs):
-                places[epochs == epoch] = shuffled(n, self.seed, int(epoch))[places[epochs == epoch]]
+        n, samples = self.samples(part), np.arange(first_sample, first_sample + count)
+        weights = np.where(samples < n, 1, int(part == "train"))
+        places = order_of_training(n, self.seed, first_sample, count) if part == "train" else samples % n
         asked = [self.parts[part][place] for place in places]
         rows = [sequence(choice, q.article, self.seq_length, self.tokenizer) for q in asked for choice in q.choices]
         tokens, token_types, lengths = (np.array(column, np.int64) for column in zip(*rows, strict=True))
@@ -123,13 +119,13 @@ def check_question(question, options, answer, where: str) -> None:
 def questions(passage: dict, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Question]:
     """Return the tokens of a passage, its questions and their options."""
     pairs = list(zip(passage["questions"], passage["options"], passage["answers"], strict=True))
-    texts = [filled_in(question, option) for question, options, _ in pairs for option in options]
+    texts = [fill_in(question, option) for question, options, _ in pairs for option in options]
     article, *choices = (array("i", ids) for ids in tokenizer.encode_batch([passage["article"], *texts]))
     cut, n = [ids[:max_qa_length] for ids in choices], len(LETTERS)
     return [Question(article, cut[n * i:n * i + n], LETTERS.index(answer)) for i, (*_, answer) in enumerate(pairs)]
 
 
-def filled_in(question: str, option: str) -> str:
+def fill_in(question: str, option: str) -> str:
     """Put the option into the question's blanks, which are written `_`, or after a question that has none."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 

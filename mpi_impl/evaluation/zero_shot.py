@@ -17,7 +17,7 @@ from mpi_impl.evaluation.printing import Reporter
 from mpi_impl.evaluation.scored import ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.wikitext103 import WikiText103
-from mpi_impl.generation.replica import loaded
+from mpi_impl.generation.replica import load_replica
 from mpi_impl.generation.sources import ModelSource, find
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.programs.program import Program
@@ -65,7 +65,7 @@ class ZeroShot(Program):
         precision = Precision(args.dtype)
         like = np.empty_like(device.like, dtype=dtype_of(precision.compute))
         reader = source.reader(ranks, self.topology.place.tensor, precision.main)
-        replica = loaded(source.model, self.topology, like, reader)
+        replica = load_replica(source.model, self.topology, like, reader)
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)

@@ -124,9 +124,9 @@ def test_a_small_corpus_gives_a_small_vocabulary_and_says_so(make):
 
 
 def test_files_that_are_not_text_are_counted(make, corpus):
-    """They are passed over, and one is named."""
+    """They are skipped, and one is named."""
     Path(corpus, "c.bin").write_bytes(b"\x00")
-    assert "passed over 1 file without UTF-8 text" in make()[1]
+    assert "skipped 1 file without UTF-8 text, the first of which is" in make()[1]
 
 
 def test_the_cache_is_where_the_environment_says(corpus, tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def test_an_empty_path_and_a_device_are_refused():
     """Neither is a text, and neither is the default."""
     with pytest.raises(UserError, match="--data-path is empty"):
         Corpus("")
-    with pytest.raises(UserError, match="--data-path /dev/null is neither a file nor a folder"):
+    with pytest.raises(UserError, match="--data-path /dev/null is a device or a pipe, neither a file nor a folder"):
         Corpus("/dev/null")
 
 

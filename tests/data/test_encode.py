@@ -24,7 +24,7 @@ def test_a_cut_comes_before_a_blank(monkeypatch, piece):
     """A blank belongs to the word after it, as ' ab' is one token: cut off from it, it would be a token of its own."""
     text = "ab ab\n\nab ab  ab " * 3
     monkeypatch.setattr(encode, "PIECE", piece)
-    pieces = [piece for piece, _ in encode._pieces([text])]
+    pieces = [piece for piece, _ in encode.split_into_pieces([text])]
     assert len(pieces) > 2 and "".join(pieces) == text
     assert all(piece[0].isspace() for piece in pieces[1:]) and not any(piece[-1].isspace() for piece in pieces[:-1])
     (document,) = encode.encode_documents([text], TOKENIZER)
@@ -57,5 +57,5 @@ def test_watching_changes_nothing_and_speaks_now_and_then(monkeypatch):
     """With no time between reports there is one for each text."""
     monkeypatch.setattr(encode, "REPORT_EVERY", -1)
     said = []
-    assert list(encode.watched(["a", "bc"], "read", said.append)) == ["a", "bc"]
+    assert list(encode.report_progress(["a", "bc"], "read", said.append)) == ["a", "bc"]
     assert said == ["read 1 document, 0.0 million characters", "read 2 documents, 0.0 million characters"]

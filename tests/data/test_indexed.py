@@ -102,7 +102,7 @@ def test_a_file_cut_at_any_byte_or_one_too_long_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ({"magic": b"MMIDIDY\x00\x00"}, "is no Megatron index"),
+        ({"magic": b"MMIDIDY\x00\x00"}, "is not a Megatron index"),
         ({"version": 2}, "has version 2"),
         ({"code": 7}, "has the token type 7"),
         ({"code": 0}, "has the token type 0"),

@@ -12,7 +12,7 @@ from mpi_impl.evaluation.arguments import FineTuningLength
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums
-from mpi_impl.generation.replica import trained
+from mpi_impl.generation.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import Trainer
@@ -73,7 +73,7 @@ def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) 
                           OptimizerConfig(1e-2, 5))
         batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           plan.p, like)
-        return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
+        return Sums(trained_replica(trainer), batches, AnswersPass).over("test", len(questions.rows))
 
 
 @settings(max_examples=settings().max_examples * 2 // 5)

@@ -13,7 +13,7 @@ from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.evaluation.passes import WordsPass
 from mpi_impl.evaluation.scored import Excerpt, ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums
-from mpi_impl.evaluation.wikitext103 import WikiText103, detokenized
+from mpi_impl.evaluation.wikitext103 import WikiText103, detokenize
 from mpi_impl.evaluation.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
@@ -104,7 +104,7 @@ def wikitext(ranks, tmp_path_factory):
     root, folder = tmp_path_factory.mktemp("gpt"), tmp_path_factory.mktemp("hf")
     path = tmp_path_factory.mktemp("data") / "wiki.test.tokens"
     path.write_text(TEXT)
-    tokenizer = ByteLevelBPETokenizer.train([detokenized(TEXT)], 270)
+    tokenizer = ByteLevelBPETokenizer.train([detokenize(TEXT)], 270)
     model = ModelConfig(4, 16, 4, tokenizer.vocab_size, 12, init_method_std=0.3)
     ranks.run(2, save, model, tokenizer, root, folder)
     return path, model, tokenizer, root, folder
@@ -136,7 +136,7 @@ def test_perplexities_are_those_of_one_process_on_any_ranks(ranks, wikitext, tmp
 
 def test_the_default_is_all_that_the_model_sees_and_an_overlap_of_32(ranks, tmp_path):
     """The paper's. The model is one in Hugging Face's layout, on another number of ranks than saved it."""
-    tokenizer = ByteLevelBPETokenizer.train([detokenized(TEXT)], 270)
+    tokenizer = ByteLevelBPETokenizer.train([detokenize(TEXT)], 270)
     model = ModelConfig(2, 8, 2, tokenizer.vocab_size, 40, init_method_std=0.3)
     (tmp_path / "hf").mkdir()
     (tmp_path / "wiki").write_text(TEXT)

@@ -5,7 +5,7 @@ import numpy as np
 
 from mpi_impl.checkpoints.huggingface import within_segment
 from mpi_impl.generation.decoding import generate, last_logits
-from mpi_impl.generation.replica import Replica, loaded
+from mpi_impl.generation.replica import Replica, load_replica
 from reference.config import ParallelConfig
 from reference.generation import decoding as textbook
 from reference.generation.decoding import Sampling
@@ -41,7 +41,7 @@ def replica_of(topology, case: Case, like, change=as_is) -> Replica:
         part = shard(params[segment.name], segment.tensor, topology.tensor.size, place.tensor)
         return change(part.reshape(-1)[within_segment(piece)])
 
-    return loaded(case.model, topology, like, read)
+    return load_replica(case.model, topology, like, read)
 
 
 def on_ranks(group, p: int, case: Case, dtype, act, *args, wrap=as_is):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.data.corpus import counted
+from mpi_impl.data.corpus import format_count
 from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
 from mpi_impl.data.prepare.chunks import Part, documents
@@ -45,7 +45,7 @@ def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport
 
     Raises UserError for a file that cannot be read, OSError for a folder that cannot be written.
     """
-    chunk = _Chunk(parts, recipe)
+    chunk = Chunk(parts, recipe)
     with folder_aside(str(folder.parent)) as temporary:
         aside = Path(temporary, folder.name)
         aside.mkdir()
@@ -60,7 +60,7 @@ def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport
     return chunk.report
 
 
-class _Chunk:
+class Chunk:
     """A chunk while its documents are processed."""
 
     def __init__(self, parts: list[Part], recipe: Recipe):
@@ -79,14 +79,14 @@ class _Chunk:
                 if bad:
                     self.report.dropped.append((number, line, bad.kind, bad.fault))
                 elif text:
-                    yield from self._sieved(text, number, line)
+                    yield from self.keep(text, number, line)
 
-    def _sieved(self, text: str, part: int, line: int) -> Iterator[Document]:
+    def keep(self, text: str, part: int, line: int) -> Iterator[Document]:
         encode = encode_sentences if self.recipe.split_sentences else encode_documents
         (document,) = encode([text], self.tokenizer)
         tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # its end counts not
         if tokens < max(1, self.recipe.min_tokens):
-            self.report.dropped.append((part, line, SHORT, f"has {counted(tokens, 'token')}"))
+            self.report.dropped.append((part, line, SHORT, f"has {format_count(tokens, 'token')}"))
             return
         if self.recipe.jaccard:
             self.signatures.append(signature(text))

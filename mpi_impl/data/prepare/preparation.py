@@ -30,7 +30,7 @@ from typing import Any, TextIO, TypedDict
 import numpy as np
 import tokenizers
 
-from mpi_impl.data.corpus import BAD_KINDS, counted
+from mpi_impl.data.corpus import BAD_KINDS, format_count
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
 from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
@@ -39,7 +39,7 @@ from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
 from mpi_impl.data.prepare.options import PreparationOptions, Recipe, parse
 from mpi_impl.data.prepare.progress import Progress
-from mpi_impl.data.prepare.workers import mapped
+from mpi_impl.data.prepare.workers import map_in_order
 from mpi_impl.data.tokenizer_choice import TRAINED, report_shortage
 from mpi_impl.launching.option_fields import filled
 from mpi_impl.runtime.files import LARGEST, check_folder, check_writable, folder_aside, replacing
@@ -96,14 +96,14 @@ class Preparation:
 
     def run(self) -> None:
         began = time.monotonic()
-        print(f"preparing {counted(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
+        print(f"preparing {format_count(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
         self.begin()
         if self.tokenizer is None:
             self.train()
         encoded = self.encode()
         alike = None
         if self.recipe.jaccard:
-            print(f"comparing {counted(self.corpus.starts[-1], 'document')}", flush=True)
+            print(f"comparing {format_count(self.corpus.starts[-1], 'document')}", flush=True)
             alike = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
         self.write(alike)
         print(self.describe(time.monotonic() - began, encoded))
@@ -189,7 +189,7 @@ class Preparation:
     def encode(self) -> list[int]:
         """Encode the chunks that are not done, and return their numbers."""
         missing = [number for number in range(len(self.plan)) if self.finished(number) is None]
-        made = mapped(encode_chunk, min(self.args.workers, max(1, len(missing))),
+        made = map_in_order(encode_chunk, min(self.args.workers, max(1, len(missing))),
                       [chunk_folder(self.work, number) for number in missing],
                       [self.plan[number] for number in missing], [self.recipe] * len(missing))
         with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
@@ -254,10 +254,10 @@ class Preparation:
         dropped = [str(self.dropped), f"each of these is named in {self.prefix}.dropped.jsonl"]
         return "\n".join([
             *(dropped if self.dropped.counts else ()),
-            f"kept {kept:,} of {counted(found, 'document')}, {counted(len(result.tokens), 'token')}: "
+            f"kept {kept:,} of {format_count(found, 'document')}, {format_count(len(result.tokens), 'token')}: "
             f"{self.prefix}.bin and .idx, {result.tokens.nbytes / 1e6:,.1f} MB",
             f"{seconds:,.1f} seconds, {speed:,.1f} MB/s" + (
-                f", and {counted(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
+                f", and {format_count(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
 
 
 def size_of(chunk: list[Part]) -> int:

@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 
 from mpi_impl.data.prepare import chunks as chunks_module
 from mpi_impl.data.prepare.chunks import chunks, documents, sources
-from mpi_impl.data.prepare.clean import normalized
+from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
 
 TEXT = st.text("ab é\n", max_size=30)
@@ -53,8 +53,8 @@ def test_each_file_is_in_one_chunk(texts, size):
         for number, text in enumerate(texts):
             Path(folder, f"{number}.txt").write_text(text, "utf-8", newline="")
         plan = list(chunks(sources([folder], "--input"), size))
-        assert [text for _, _, text, _ in found(plan)] == [normalized(text) for text in texts]
-        assert [bad for *_, bad in found(plan)] == [None if normalized(text) else "empty" for text in texts]
+        assert [text for _, _, text, _ in found(plan)] == [normalize(text) for text in texts]
+        assert [bad for *_, bad in found(plan)] == [None if normalize(text) else "empty" for text in texts]
         for chunk in plan[:-1]:
             sizes = [part.stop - part.start for part in chunk]
             assert sum(sizes[:-1]) < size <= sum(sizes)

@@ -88,7 +88,7 @@ def test_one_band_in_common_is_enough_for_a_suspicion(bands, rows):
         whole = slice(band * rows, (band + 1) * rows)
         random[whole, 1:, band] = random[whole, :1, band]
         random[whole.start + band % rows, 2, band] += 1
-    suspected = module._suspected(np.split(random.reshape(PERMUTATIONS, -1), [5], axis=1), bands, rows)
+    suspected = module.find_suspects(np.split(random.reshape(PERMUTATIONS, -1), [5], axis=1), bands, rows)
     assert suspected.reshape(3, bands).tolist() == [[True] * bands, [True] * bands, [False] * bands]
 
 

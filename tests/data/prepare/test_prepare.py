@@ -13,7 +13,7 @@ import pytest
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare import preparation as program, progress
 from mpi_impl.data.prepare.chunks import Part, documents
-from mpi_impl.data.prepare.clean import normalized
+from mpi_impl.data.prepare.clean import normalize
 from mpi_impl.data.prepare.near_duplicates import near_duplicates, signature
 from mpi_impl.data.prepare.options import parse
 from mpi_impl.data.prepare.preparation import Preparation, main, size_of
@@ -88,7 +88,7 @@ def step_by_step(corpus, tokenizer):
         texts[place] = "" if line.startswith("{broken") else json.loads(line)["text"]
     texts |= {str(file): file.read_text(errors="ignore") for file in sorted(corpus.glob("*.txt"))}
     dropped = {f"{corpus}/a.jsonl:8": "bad JSON", f"{corpus}/b58.txt": "empty", f"{corpus}/b59.txt": "bad bytes"}
-    left = {place: normalized(text) for place, text in texts.items() if place not in dropped}
+    left = {place: normalize(text) for place, text in texts.items() if place not in dropped}
     tokens = {place: [*tokenizer.encode(text), tokenizer.eod] for place, text in left.items()}
     dropped |= {place: "short" for place in left if len(tokens[place]) - 1 < 128}
     left = {place: text for place, text in left.items() if place not in dropped}
