@@ -28,5 +28,5 @@ def json_object(text: str, where: str, like: str) -> dict:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON text ({type(error).__name__}). It should read like {like}.") from error
     if not isinstance(value, dict):
-        raise UserError(f"{where} is JSON, but no object. It should read like {like}.")
+        raise UserError(f"{where} is JSON, but not an object. It should read like {like}.")
     return value

@@ -13,7 +13,7 @@ from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, com
                                            optimizer_of)
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, find_pretrained
-from mpi_impl.evaluation.printing import Reporter
+from mpi_impl.evaluation.progress import report_progress
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.generation.replica import trained_replica
@@ -41,7 +41,6 @@ class FineTuning(Program):
     def __init__(self, args, ranks: Group):
         check_tuning(args)
         super().__init__(args, ranks)
-        self.reporter = Reporter(args.metrics_file, self.first)
         self.begin: Pretrained = ranks.broadcast_object(self.find_model)
         self.model = self.begin.model
         self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
@@ -72,13 +71,13 @@ class FineTuning(Program):
         """Check, on rank 0, that the model is there, and that the outputs can be written."""
         check_outputs(self.args)
         if self.args.save and on_disk.tracked(self.args.save) is not None:
-            raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
-                            "one's. Choose another folder.")
+            raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
+                            "Choose another folder.")
         check_architecture(self.args, architecture_of(self.args))
         found = find_pretrained(self.args)
         if self.args.epochs == 0 and not found.tuned:
             raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
-                            "at least 1, or load a model that is tuned.")
+                            "at least 1, or load a tuned model.")
         return found
 
     def read(self) -> None:
@@ -102,11 +101,11 @@ class FineTuning(Program):
         settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.state.precision, self.microbatches,
                             self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
-        self.reporter.say(introduction(settings, self.model, self.world.hosts()))
-        self.reporter.say(f"{self.device.description or kernels.describe()}\n"
-                         f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.describe()}")
-        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
-                         f"the test; {self.length.iterations:,} iterations")
+        self.say(introduction(settings, self.model, self.world.hosts()))
+        self.say(f"{self.device.description or kernels.describe()}\n"
+                 f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.describe()}")
+        self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
+                 f"the test; {self.length.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
             self.ask("test")
@@ -131,7 +130,7 @@ class FineTuning(Program):
         """Ask all questions of a part, each level's separately."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
-        found = [self.right.over(name, n, self.reporter.progress(n, f"questions of {name}"))
+        found = [self.right.over(name, n, report_progress(n, f"questions of {name}", self.say))
                  for name, n in zip(names, asked)]
         check_finite(sum(found))
         right = list(map(round, found))
@@ -139,13 +138,13 @@ class FineTuning(Program):
         self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
                            **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
         levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
-        self.reporter.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
-                         f"{sum(right):,} of {sum(asked):,} right")
+        self.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
+                 f"{sum(right):,} of {sum(asked):,} right")
 
     def save(self) -> None:
         """Save the tuned model, with its tokenizer beside it."""
         tokenizer = self.begin.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        self.reporter.say(checkpoint.save(self.trainer, self.args.save, settings))
+        self.say(checkpoint.save(self.trainer, self.args.save, settings))
         self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

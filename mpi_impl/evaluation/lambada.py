@@ -45,12 +45,12 @@ def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Exc
     """Return the last tokens of a passage that fit, with the number of those of its last word."""
     words = text.rsplit(maxsplit=1)
     if len(words) < 2:
-        raise UserError(f"{where} has fewer than two words: there is nothing to tell the last one from. Mend the line.")
+        raise UserError(f"{where} has fewer than two words, so the last one has no context. Correct the line.")
     context, word = words
     target = tokenizer.encode(" " + word)
     if len(target) > seq_length:
-        raise UserError(f"{where} ends with a word of {len(target)} tokens, and --seq-length is {seq_length}. Give at "
-                        "least as many.")
+        raise UserError(f"{where} ends with a word of {len(target)} tokens, but --seq-length is {seq_length}. Give at "
+                        f"least {len(target)}.")
     tokens = [*tokenizer.encode(context.strip()), *target]
     return Excerpt(np.array(tokens[-seq_length - 1:], np.int64), len(target))
 

@@ -2,15 +2,14 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpi_impl.checkpoints import checkpoint, huggingface, on_disk
+from mpi_impl.checkpoints import checkpoint, huggingface
 from mpi_impl.checkpoints.bert_layout import OF_MODEL
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
-from mpi_impl.checkpoints.on_disk import Manifest
+from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
 from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
-from mpi_impl.generation import sources
-from mpi_impl.generation.sources import named_tokenizer
+from mpi_impl.generation.sources import Checkpoint, named_tokenizer
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
@@ -44,7 +43,7 @@ class Pretrained(NamedTuple):
 def architecture_of(args) -> str:
     """Return the architecture of the model in --load or --load-hf, on rank 0. Raise UserError if there is none."""
     if args.load:
-        return sources.Checkpoint(args.load, on_disk.read_manifest(args.load)).model.architecture
+        return Checkpoint.read(args.load).model.architecture
     return layout_in(args.load_hf)[0].architecture
 
 
@@ -54,7 +53,7 @@ def find_pretrained(args) -> Pretrained:
 
 
 def from_checkpoint(args) -> Pretrained:
-    source = sources.Checkpoint(args.load, on_disk.read_manifest(args.load))
+    source = Checkpoint.read(args.load)
     tokenizer = with_word_pieces(source.tokenizer(args))
     return Pretrained(to_choose(source.model, args), tokenizer, NEW in source.manifest.tensors, args.load,
                       source.manifest)

@@ -94,14 +94,14 @@ def read_passage(file: Path) -> dict:
     """Return the object in a file, with all its fields checked. Raise UserError for anything else."""
     passage = json_object(read_text(file, "RACE's folder"), str(file), LIKE)
     if not isinstance(passage.get("article"), str) or not all(isinstance(passage.get(name), list) for name in LISTS):
-        raise UserError(f'{file} is no passage of RACE: it needs "article", a text, and the lists "questions", '
+        raise UserError(f'{file} is not a passage of RACE: it needs "article", a text, and the lists "questions", '
                         f'"options" and "answers". It should read like {LIKE}.')
     lists = [passage[name] for name in LISTS]
     if not passage["questions"]:
         raise UserError(f"{file} has no question. Give the files of RACE as they were published.")
     if len({len(x) for x in lists}) > 1:
         numbers = ", ".join(f"{len(x)} {name}" for name, x in zip(LISTS, lists))
-        raise UserError(f"{file} has {numbers}, but there must be as many of each.")
+        raise UserError(f"{file} has {numbers}, but needs the same number of each.")
     for number, (question, options, answer) in enumerate(zip(*lists), start=1):
         check_question(question, options, answer, f"{file}, question {number},")
     return passage
@@ -109,7 +109,7 @@ def read_passage(file: Path) -> dict:
 
 def check_question(question, options, answer, where: str) -> None:
     if not isinstance(question, str):
-        raise UserError(f"{where} is no text. The file should read like {LIKE}.")
+        raise UserError(f"{where} is not a text. The file should read like {LIKE}.")
     if not isinstance(options, list) or len(options) != len(LETTERS) or not all(isinstance(x, str) for x in options):
         raise UserError(f"{where} has the options {str(options)[:80]}, but must have a list of four texts.")
     if answer not in LETTERS:

@@ -61,8 +61,8 @@ class WikiText103(ScoredDataset):
         self.tokens = len(stream)                       # T
         if min(self.original_tokens, self.tokens) < 2:
             raise UserError(f"{data_path} has {format_count(self.original_tokens, 'word')} and "
-                            f"{format_count(self.tokens, 'token')}, but nothing can be predicted with fewer than two. Give "
-                            f"the path of {WANTED}.")
+                            f"{format_count(self.tokens, 'token')}, but nothing can be predicted with fewer than "
+                            f"two. Give the path of {WANTED}.")
         super().__init__(windows(stream, seq_length, overlapping_eval), seq_length, tokenizer.eod)
 
     def perplexities(self, summed_loss: float) -> Perplexities:
@@ -100,7 +100,7 @@ def remove_inner_blanks(text: str, left: str, right: str) -> str:
 def check_windows(seq_length: int, overlapping_eval: int) -> None:
     if not 1 <= overlapping_eval <= seq_length:
         raise UserError(f"--overlapping-eval is {overlapping_eval}, but must be from 1 to --seq-length, which is "
-                        f"{seq_length}: it is how many tokens the window moves on, and all of them must be in it.")
+                        f"{seq_length}: the window moves by this many tokens, and has to contain all of them.")
 
 
 def windows(stream: np.ndarray, seq_length: int, overlapping_eval: int) -> list[Excerpt]:

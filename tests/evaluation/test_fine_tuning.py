@@ -200,7 +200,7 @@ def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, i
 
 
 BAD = [
-    (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both say"),
+    (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both set"),
     (["--epochs", "123456"], "--epochs is 123,456, but must be at most 10,000"),
     (["--epochs", "-1"], "--epochs is -1"), (["--train-iters", "0"], "--train-iters is 0, but must be at least 1"),
     (["--epochs", "0"], "has not learnt to choose answers"),
@@ -213,7 +213,7 @@ BAD = [
     (["--pipeline-schedule", "interleaved"], "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--save", __file__], f"{__file__} is a file, where a folder is needed"),
     (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"), (["--exit-interval", "0"], "--exit-interval is"),
-    (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy is for the loss of words"),
+    (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy is for a loss over tokens"),
 ]
 
 

@@ -91,11 +91,11 @@ def test_a_sample_is_right_where_all_it_asks_for_is():
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("A passage.", "is not JSON text"), ('"text"', "is JSON, but no object"), ("[" * 100_000, "is not JSON text"),
+    ("A passage.", "is not JSON text"), ('"text"', "is JSON, but not an object"), ("[" * 100_000, "is not JSON text"),
     ('{"passage": "a b"}', 'has no string under the key "text"'), ('{"text": 3}', 'no string under the key "text"'),
     ('{"text": "\\ud800 a"}', "is not JSON text"),
     ('{"text": " a "}', "has fewer than two words"), ('{"text": ""}', "has fewer than two words"),
-    ('{"text": "a abababab"}', "ends with a word of 8 tokens, and --seq-length is 7"),
+    ('{"text": "a abababab"}', "ends with a word of 8 tokens, but --seq-length is 7. Give at least 8"),
 ])
 def test_a_bad_line_is_named_by_its_number(tmp_path, line, sentence):
     """Blank lines are passed over, and counted."""

@@ -225,10 +225,12 @@ def test_a_folder_that_lacks_tensors_is_refused(ranks, wikitext, tmp_path):
 
 @pytest.mark.parametrize("task, more", [("wikitext103", ["--overlapping-eval", "8"]), ("lambada", [])])
 def test_a_model_that_has_diverged_has_neither_perplexity_nor_accuracy(ranks, wikitext, lambada, tmp_path, task, more):
-    """Its weights are finite in 16 bits, its logits are not."""
+    """Its weights are finite in 16 bits, its logits are not. The file keeps the figures of the run before."""
     path, model, tokenizer, *_ = wikitext
-    path = path if task == "wikitext103" else lambada[0]
+    path, file = path if task == "wikitext103" else lambada[0], tmp_path / "metrics"
+    file.write_text("the last run's")
     ranks.run(1, save, replace(model, init_method_std=3e4), tokenizer, tmp_path)
     said, *_ = ranks.run(2, refusal, evaluate, ["--task", task, "--data-path", str(path), "--load", str(tmp_path),
-                                                *more, "--dtype", "float16"])
-    assert "the model's logits are infinite, or no numbers" in said
+                                                *more, "--dtype", "float16", "--metrics-file", str(file)])
+    assert file.read_text() == "the last run's"
+    assert "the model's logits are infinite or NaN" in said

@@ -100,8 +100,8 @@ def test_texts_are_independent(ranks):
 def test_a_model_that_has_diverged_is_told_by_all_ranks(ranks):
     case = Case(2, ModelConfig(2, 8, 2, 50, 12), 1, 12, seed=3)
     said = ranks.run(4, refused, case)
-    assert said == ["The logits of the token at position 2 are infinite, or no numbers: the model has diverged, or "
-                    "needs a format of more range than its --dtype."] * 4
+    assert said == ["The logits of the token at position 2 are infinite or NaN: the model has diverged, or "
+                    "needs a format with a larger range than its --dtype."] * 4
 
 
 def refused(group, case):

@@ -140,7 +140,7 @@ def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_pat
         expected = [whole_text(model, tokenizer, "the", 4, Sampling())]
         assert told(ranks, capfd, 1, *options, "--tokenizer-model", tmp_path / "away.json") == expected
         assert "holds no tokenizer: tokenizer.json is not there" in said(ranks, options)
-        assert "no file is named" in said(ranks, [*options, "--tokenizer-type", ByteLevelBPETokenizer.name])
+        assert "no file with it is named" in said(ranks, [*options, "--tokenizer-type", ByteLevelBPETokenizer.name])
     finally:
         (tmp_path / "away.json").rename(root / saved_tokenizer.SAVED)
 
