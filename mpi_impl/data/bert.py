@@ -36,17 +36,12 @@ class BERTDataset(Dataset):
                  masked_lm_prob: float = 0.15, short_seq_prob: float = 0.1):
         check_samples(tokenizer.name, seq_length, masked_lm_prob, short_seq_prob)
         assert isinstance(tokenizer, WordPieceTokenizer)
-        self.tokenizer = tokenizer
-        self.masked_lm_prob = masked_lm_prob
+        self.tokenizer, self.masked_lm_prob = tokenizer, masked_lm_prob
         self.spans = Spans(indexed, seq_length - SPECIAL_TOKENS, seed, short_seq_prob)
         super().__init__(indexed, seq_length, seed, split, len(self.spans.firsts))
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
-
-        They are int64 [count, BERTBatch.width(seq_length)], which BERTBatch.unpack reads. Raises UserError if the part
-        has no sample.
-        """
+        """Return samples as the base class says: int64 [count, BERTBatch.width(s)], which BERTBatch.unpack reads."""
         samples = self.order(part, first_sample, count)
         numbers = np.arange(first_sample, first_sample + count) if part == "train" else samples
 
@@ -86,7 +81,7 @@ class BERTDataset(Dataset):
     def sequences(self, begin: np.ndarray, length: np.ndarray):
         """Return [CLS] A [SEP] B [SEP] and padding: tokens, token types int64 [count, s], and a bool mask of the text.
 
-        A [SEP] in the data, which ends a document, is no text.
+        A [SEP] in the data, which ends a document, is not text.
         """
         position = np.arange(self.seq_length)
         a, b = length[:, :, None]                                       # [count, 1]

@@ -5,6 +5,7 @@ import platform
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,13 +59,10 @@ class Corpus:
         Raises UserError for a file that cannot be read, a single file that is not text, a line that is not JSON or
         lacks its text (with the number of the line), and a corpus without a single character.
         """
-        self.skipped = []
-        empty = True
-        for file in self.files:
-            for text in self.texts_of(file):
-                if text:
-                    empty = False
-                    yield text
+        self.skipped, empty = [], True
+        for text in filter(None, chain.from_iterable(map(self.texts_of, self.files))):
+            empty = False
+            yield text
         if empty:
             raise UserError(f"The corpus is empty: there is no text in {self.name}. Give another {self.option}.")
 

@@ -6,6 +6,7 @@ memory when it lies in many files or in JSON lines.
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,11 +18,13 @@ PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter o
 WORD_END = re.compile(r"\S(?=[ \n])")
 REPORT_EVERY = 5.0  # seconds
 
+Item = TypeVar("Item")
+
 
 def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Yield each document as int64 [tokens], the last of which is the end-of-document token."""
     document: list[np.ndarray] = []
-    for batch in group_pieces(split_into_pieces(texts)):
+    for batch in group_by_size(split_into_pieces(texts), lambda piece: len(piece[0]), PIECE):     # work for every core
         for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
             document.append(np.array(ids, np.int64))
             if is_last:
@@ -48,17 +51,17 @@ def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         yield text[start:], True
 
 
-def group_pieces(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Group pieces to PIECE characters or a little more, which keep every core busy."""
-    batch, characters = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece[0])
-        if characters >= PIECE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def group_by_size(items: Iterable[Item], size_of: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
+    """Yield consecutive items in groups of size `least` together, or a little more; the last may be smaller."""
+    found, size = list[Item](), 0
+    for item in items:
+        found.append(item)
+        size += size_of(item)
+        if size >= least:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
 def report_progress(texts: Iterable[str], done: str, report: Callable[[str], None]) -> Iterator[str]:

@@ -25,10 +25,7 @@ class GPTDataset(Dataset):
         super().__init__(indexed, seq_length, seed, split, n)
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
-
-        They are int64 [count, seq_length + 1]. Raises UserError if the part has no sample.
-        """
+        """Return samples as the base class says: int64 [count, seq_length + 1]."""
         starts = self.order(part, first_sample, count) * self.seq_length
         window = np.arange(self.seq_length + 1)
         return self.indexed.tokens[starts[:, None] + window].astype(np.int64)  # [count, 1] + [s + 1]

@@ -91,9 +91,9 @@ def test_a_sample_is_right_where_all_it_asks_for_is():
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("A passage.", "is not JSON text"), ('"text"', "is JSON, but not an object"), ("[" * 100_000, "is not JSON text"),
-    ('{"passage": "a b"}', 'has no string under the key "text"'), ('{"text": 3}', 'no string under the key "text"'),
-    ('{"text": "\\ud800 a"}', "is not JSON text"),
+    ("A passage.", "is not JSON"), ('"text"', "expected `object`, got `str`"), ("[" * 100_000, "expected `object`"),
+    ('{"passage": "a b"}', "missing required field `text`"), ('{"text": 3}', "expected `str`, got `int`"),
+    ('{"text": "\\ud800 a"}', "is not JSON"),
     ('{"text": " a "}', "has fewer than two words"), ('{"text": ""}', "has fewer than two words"),
     ('{"text": "a abababab"}', "ends with a word of 8 tokens, but --seq-length is 7. Give at least 8"),
 ])

@@ -169,14 +169,14 @@ def test_right_answers_are_those_with_the_highest_score(b, fillers, seed):
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    ({"answers": ["E"]}, "question 1, has the answer 'E', but must have A, B, C or D"),
-    ({"answers": [2]}, "question 1, has the answer 2,"), ({"answers": ["AB"]}, "the answer 'AB'"),
-    ({"options": [["a", "b", "c"]]}, r"question 1, has the options \['a', 'b', 'c'\], but must have a list of four"),
-    ({"options": [["a", "b", "c", 4]]}, "must have a list of four texts"), ({"options": ["abcd"]}, "a list of four"),
-    ({"questions": [3]}, "question 1, is not a text"),
+    ({"answers": ["E"]}, "invalid enum value 'E', at `\\$.answers\\[0\\]`"),
+    ({"answers": [2]}, "expected `str`, got `int`, at"), ({"answers": ["AB"]}, "invalid enum value 'AB'"),
+    ({"options": [["a", "b", "c"]]}, "expected `array` of length 4, at .*It should read like"),
+    ({"options": [["a", "b", "c", 4]]}, "expected `str`, got `int`, at"),
+    ({"options": ["abcd"]}, "expected `array`, got `str`, at"), ({"questions": [3]}, "expected `str`, got `int`, at"),
     ({"questions": [], "options": [], "answers": []}, "has no question"),
     ({"answers": []}, "has 1 questions, 1 options, 0 answers, but needs the same number of each"),
-    ({"article": None}, "is not a passage of RACE"), ({"questions": "who ?"}, "is not a passage of RACE"),
+    ({"article": None}, "expected `str`, got `null`, at"), ({"questions": "who ?"}, "expected `array`, got `str`, at"),
 ])
 def test_what_is_no_passage_is_refused(tmp_path, change, sentence):
     """In a sentence that names the file."""
@@ -185,7 +185,7 @@ def test_what_is_no_passage_is_refused(tmp_path, change, sentence):
         RACEDataset(path, Tokenizer(), 12, 0, 8, ("test",))
 
 
-@pytest.mark.parametrize("text, sentence", [("", "is empty"), ("{", "is not JSON text"), ("[]", "but not an object")])
+@pytest.mark.parametrize("text, sentence", [("", "is empty"), ("{", "is not JSON"), ("[]", "expected `object`")])
 def test_what_is_no_object_is_refused(tmp_path, text, sentence):
     path = written(tmp_path, "test", [[passage()], [passage()]])
     (tmp_path / "test" / "high" / "1.txt").write_text(text)

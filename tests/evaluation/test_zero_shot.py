@@ -200,7 +200,7 @@ BAD: list = [      # the task, other options than usual, and the sentence
     ("wikitext103", ["--load", "no/such"], "no/such/latest"),
     ("wikitext103", ["--load-hf", "no/such"], "--task wikitext103 evaluates one model"),
     ("lambada", ["--overlapping-eval", "3"], "evaluate has no option --overlapping-eval"),
-    ("lambada", [], "line 2, is not JSON text"),
+    ("lambada", [], "line 2, is not JSON: "),
     ("race", ["--dtype", "float32"], "--task race is for a BERT, but"),
     ("wikitext", [], "Did you mean wikitext103?"),
 ]

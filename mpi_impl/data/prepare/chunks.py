@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, text_of_file, text_of_line
+from mpi_impl.data.encode import group_by_size
 from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
 
@@ -31,6 +32,10 @@ class Part(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
 
 class Document(NamedTuple):
     """A document found in a part: its line there, from 1 on, or 0 for a whole file; and its text or why it has none."""
@@ -52,17 +57,8 @@ def sources(inputs: Iterable[str | None], option: str) -> list[Source]:
 
 
 def chunks(files: Iterable[Source], size: int) -> Iterator[list[Part]]:
-    """Yield the files as lists of parts, of `size` bytes together or a little more; only documents make them larger."""
-    chunk: list[Part] = []
-    held = 0
-    for part in split_into_parts(files, size):
-        chunk.append(part)
-        held += part.stop - part.start
-        if held >= size:
-            yield chunk
-            chunk, held = [], 0
-    if chunk:
-        yield chunk
+    """Yield the files as lists of parts, of `size` bytes together or more if a document is larger."""
+    return group_by_size(split_into_parts(files, size), lambda part: part.size, size)
 
 
 def split_into_parts(files: Iterable[Source], size: int) -> Iterator[Part]:

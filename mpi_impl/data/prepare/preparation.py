@@ -9,13 +9,13 @@
 Input that is not text (bytes that are not UTF-8, lines that are not JSON, empty files) is dropped, counted and named in
 the same way; with --strict the first of it ends the run.
 
-The corpus may be larger than memory. It is cut into chunks (chunks.py), and workers encode one at a time, a document
-at a time. Memory holds the lengths of all documents, and the results of near_duplicates.py; a single document must fit
-(256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
+The corpus may be larger than memory. It is divided into chunks (chunks.py), and a worker encodes one at a time, a
+document at a time. Memory holds the lengths of all documents, and the results of near_duplicates.py; a single document
+must fit (256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
 
-A run may be killed at any moment. Each chunk that is done lies in the folder OUT.preparing, and the same command
-goes on from there; the folder goes when all is written. What is written does not depend on the number of workers, nor
-on interruptions.
+A run may be killed at any moment. Each finished chunk is in the folder OUT.preparing, and the same command continues
+from there; the folder is removed when all is written. The results do not depend on the number of workers, nor on
+interruptions.
 """
 import json
 import os
@@ -48,26 +48,26 @@ from mpi_impl.runtime.rank_environment import launched_rank_and_size
 from reference.config import option
 from reference.errors import UserError
 
-VERSION = 1             # raise it when the same corpus and options come to give other files
+VERSION = 1             # increase it when the same corpus and options begin to give other files
 CHUNK = 1 << 20         # bytes at least,
 CHUNKS = 1000           # and no more of them than this, or a few
-TRAINED_ON = 10**9      # bytes: of a larger corpus a tokenizer is trained on chunks of about so many, evenly spread
+TRAINED_ON = 10**9      # bytes: on a larger corpus a tokenizer is trained on evenly spread chunks of about this size
 
 
 def main(argv: list[str] | None = None) -> None:
     launched = launched_rank_and_size()
     if launched and launched[1] > 1:
-        raise UserError("mpi_impl.data.prepare is one program, which starts --workers of its own. Start it without "
-                        "mpirun.")
+        raise UserError("mpi_impl.data.prepare is a single program, which starts --workers of its own. Start it "
+                        "without mpirun.")
     args = parse(argv)
     try:
         Preparation(args).run()
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted. The same command goes on from here.\n")
+        sys.stderr.write("Interrupted. The same command continues from here.\n")
         sys.exit(130)
     except OSError as error:
         raise UserError(f"{error.filename or args.output_prefix} cannot be used: {error.strerror}. Check that there is "
-                        "room, and that you may use it; the same command goes on from here.") from error
+                        "room, and that you may use it; the same command continues from here.") from error
 
 
 class PlanFile(TypedDict):
@@ -109,7 +109,7 @@ class Preparation:
         print(self.describe(time.monotonic() - began, encoded))
         self.end()
 
-    # ---- where it is done ----
+    # ---- the work folder ----
 
     def begin(self) -> None:
         """Make the work folder, or find that of the same preparation. Raise UserError for anything else."""
@@ -137,8 +137,8 @@ class Preparation:
         try:
             return read_json(str(self.work / "plan.json"), PlanFile, LARGEST)
         except UserError as error:
-            raise UserError(f"{self.work} is no folder that an interrupted preparation has left. Remove it, or give "
-                            f"another --output-prefix. ({error})") from error
+            raise UserError(f"{self.work} is not the folder of an interrupted preparation. Remove it, or give another "
+                            f"--output-prefix. ({error})") from error
 
     def end(self) -> None:
         """Remove the work folder, so that no part of it remains."""
@@ -153,17 +153,17 @@ class Preparation:
 
     def check_plan(self, begun: PlanFile) -> None:
         """Raise UserError if the work folder is another preparation's."""
-        plan, advice = self.plan_of(), f"Undo that to go on with it, or remove {self.work} to begin anew."
+        plan, advice = self.plan_of(), f"Undo that to continue it, or remove {self.work} to begin anew."
         for name, value in plan["options"].items():
             if (before := begun["options"].get(name)) != value:
                 raise UserError(f"{self.work} was begun with {option(name)} {before}, and now it is {value}. {advice}")
         if changes := set(begun["sources"]) ^ set(plan["sources"]):
-            changed = min(changes).file
-            raise UserError(f"{self.work} was begun with other texts: {changed} has come, gone or changed. {advice}")
+            raise UserError(f"{self.work} was begun with other texts: {min(changes).file} was added, removed or "
+                            f"changed. {advice}")
         if begun != plan:
             raise UserError(f"{self.work} was begun with another version of this program or its tokenizer. {advice}")
 
-    # ---- what is done ----
+    # ---- the work ----
 
     def train(self) -> None:
         """Train the tokenizer, unless it has been; the workers then read it from its file."""
@@ -190,8 +190,8 @@ class Preparation:
         """Encode the chunks that are not done, and return their numbers."""
         missing = [number for number in range(len(self.plan)) if self.finished(number) is None]
         made = map_in_order(encode_chunk, min(self.args.workers, max(1, len(missing))),
-                      [chunk_folder(self.work, number) for number in missing],
-                      [self.plan[number] for number in missing], [self.recipe] * len(missing))
+                            [chunk_folder(self.work, number) for number in missing],
+                            [self.plan[number] for number in missing], [self.recipe] * len(missing))
         with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
             waited = set(missing)
             for number, chunk in enumerate(self.plan):
@@ -211,7 +211,7 @@ class Preparation:
         for part, line, kind, why in report.dropped if self.args.strict else ():
             if kind in BAD_KINDS:
                 place = self.corpus.place(len(self.corpus.reports) - 1, part, line)
-                raise UserError(f"{place} {why}. Mend it, or leave out --strict to count such texts and go on.")
+                raise UserError(f"{place} {why}. Correct it, or leave out --strict to count such texts and continue.")
 
     def write(self, alike: NearDuplicates | None) -> None:
         """Write the results, each completely or not at all, the index last."""
@@ -221,7 +221,7 @@ class Preparation:
         if not kept.any():
             self.end()
             found = "\n".join(["No document is left.", str(self.dropped)])
-            raise UserError(f"{found}\nNothing is written but {self.prefix}.dropped.jsonl. Give more text, or a "
+            raise UserError(f"{found}\nOnly {self.prefix}.dropped.jsonl was written. Give more text, or a "
                             "smaller --min-tokens.")
         if (trained := self.work / "tokenizer.json").exists():
             self.publish("tokenizer.json", lambda file: file.write(trained.read_text("utf-8")))
@@ -242,7 +242,7 @@ class Preparation:
         with replacing(f"{self.prefix}.{suffix}") as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
             write(file)
 
-    # ---- what it says ----
+    # ---- the report ----
 
     def describe(self, seconds: float, encoded: list[int]) -> str:
         """Describe the documents found, the documents dropped, and the time."""
@@ -262,4 +262,4 @@ class Preparation:
 
 def size_of(chunk: list[Part]) -> int:
     """Return the size of a chunk in bytes."""
-    return sum(part.stop - part.start for part in chunk)
+    return sum(part.size for part in chunk)

@@ -32,7 +32,7 @@ def map_in_order(function: Callable[..., Any], workers: int, *arguments: Iterabl
             yield from pool.map(function, *arguments)
     except BrokenProcessPool as error:
         raise UserError("A worker was ended from outside, most likely because memory ran out. Run the same command "
-                        f"again, with fewer --workers than {workers}: it goes on where this run ended.") from error
+                        f"again, with fewer --workers than {workers}: it continues where this run ended.") from error
 
 
 def set_up() -> None:

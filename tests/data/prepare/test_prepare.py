@@ -190,7 +190,7 @@ def test_an_interruption_does_not_show_in_what_is_written(corpus, whole, tmp_pat
             assert written(tmp_path / "out") == written(tmp_path / "once")
             for path in tmp_path.glob("out.*"):
                 path.unlink()
-    assert 10 < k < 100 and "Interrupted. The same command goes on from here." in capsys.readouterr().err
+    assert 10 < k < 100 and "Interrupted. The same command continues from here." in capsys.readouterr().err
     assert written(tmp_path / "out") == written(tmp_path / "once")
 
 
@@ -305,7 +305,7 @@ def test_sentences_keep_their_borders(corpus, model, tmp_path):
     (["--min-tokens", "64"], "was begun with --min-tokens 128, and now it is 64"),
     (["--split-sentences"], "was begun with --split-sentences False, and now it is True"),
     (["--vocab-size", "400"], "was begun with --vocab-size 300, and now it is 400"),
-    ("touch", r"was begun with other texts: .*b50\.txt has come, gone or changed"),
+    ("touch", r"was begun with other texts: .*b50\.txt was added, removed or changed"),
     ("version", "was begun with another version"),
 ])
 def test_other_options_and_other_texts_do_not_go_on_with_a_run(tmp_path, monkeypatch, change, sentence):
@@ -360,7 +360,7 @@ def test_a_work_folder_of_something_else_is_a_sentence(corpus, tmp_path, content
     (tmp_path / "out.preparing").mkdir()
     if content is not None:
         (tmp_path / "out.preparing" / "plan.json").write_text(content)
-    with pytest.raises(UserError, match="is no folder that an interrupted preparation has left"):
+    with pytest.raises(UserError, match="is not the folder of an interrupted preparation"):
         main(["--input", str(corpus), "--output-prefix", str(tmp_path / "out")])
 
 
