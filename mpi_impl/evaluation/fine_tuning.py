@@ -1,5 +1,6 @@
 """The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
 import time
+from typing import Any
 
 import numpy as np
 
@@ -41,14 +42,15 @@ class FineTuning(Program):
     def __init__(self, args, ranks: Group):
         check_tuning(args)
         super().__init__(args, ranks)
-        self.begin: Pretrained = ranks.broadcast_object(self.find_model)
-        self.model = self.begin.model
+        self.pretrained: Pretrained = ranks.broadcast_object(self.find_model)
+        self.model = self.pretrained.model
         self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
         args = self.args
         self.topology = connect(ranks, self.parallel)
-        self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
+        self.dataset: Any = None      # on each replica's first rank of a tensor group
         ranks.collect_objects(self.read)
-        self.questions: dict[str, int] = ranks.broadcast_object(self.count)
+        self.questions: dict[str, int] = ranks.broadcast_object(
+            lambda: {part: self.dataset.samples(part) for part in self.dataset.parts})
         self.length = fine_tuning_length(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
@@ -57,9 +59,9 @@ class FineTuning(Program):
             args.offload_folder is not None or self.device.memory is not None))
         self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
                                           args.offload_folder), self.optimizer)
-        self.begin.load(self.trainer)
-        self.batches = self.dealt(self.microbatches)
-        self.right = Sums(trained_replica(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
+        self.pretrained.load(self.trainer)
+        self.batches = self.make_batches(self.microbatches)
+        self.right = Sums(trained_replica(self.trainer), self.make_batches(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
@@ -83,15 +85,10 @@ class FineTuning(Program):
     def read(self) -> None:
         """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
         if self.topology.place.tensor == 0:
-            self.dataset = RACEDataset(self.args.data_path, self.begin.tokenizer, self.args.seq_length, self.args.seed,
-                                       self.args.max_qa_length)
+            self.dataset = RACEDataset(self.args.data_path, self.pretrained.tokenizer, self.args.seq_length,
+                                       self.args.seed, self.args.max_qa_length)
 
-    def count(self) -> dict[str, int]:
-        """Count the questions of each part, on rank 0."""
-        assert self.dataset is not None
-        return {part: self.dataset.samples(part) for part in self.dataset.parts}
-
-    def dealt(self, microbatches: int) -> Batches:
+    def make_batches(self, microbatches: int) -> Batches:
         return Batches(self.dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
                        microbatches, self.device.like)
 
@@ -103,7 +100,7 @@ class FineTuning(Program):
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
         self.say(introduction(settings, self.model, self.world.hosts()))
         self.say(f"{self.device.description or kernels.describe()}\n"
-                 f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.describe()}")
+                 f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
         self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
                  f"the test; {self.length.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
@@ -143,7 +140,7 @@ class FineTuning(Program):
 
     def save(self) -> None:
         """Save the tuned model, with its tokenizer beside it."""
-        tokenizer = self.begin.tokenizer
+        tokenizer = self.pretrained.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
         self.say(checkpoint.save(self.trainer, self.args.save, settings))

@@ -3,6 +3,7 @@ import json
 import time
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class ZeroShot(Program):
 
     make_pass: type[ForwardPass]
     samples: str                 # their name
+    dataset: Any = None          # on the ranks that need it, rank 0 among them
 
     @abstractmethod
     def open_dataset(self, tokenizer: Tokenizer) -> ScoredDataset:
@@ -57,9 +59,8 @@ class ZeroShot(Program):
         source, tokenizer = ranks.broadcast_object(self.find_model)
         self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
-        self.dataset: ScoredDataset | None = None       # on ranks that read only, rank 0 among them
         ranks.collect_objects(lambda: self.read(source, tokenizer))
-        self.count = ranks.broadcast_object(self.count_samples)
+        self.count: int = ranks.broadcast_object(lambda: self.dataset.samples("test"))
         replica = load_model(source, self.topology, args.dtype, device.like)
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
@@ -79,11 +80,6 @@ class ZeroShot(Program):
         """Read the data set on the ranks that need it."""
         if self.topology.place.tensor == 0 and needs_samples(source.model, self.topology):
             self.dataset = self.open_dataset(tokenizer)
-
-    def count_samples(self) -> int:
-        """Count the samples, on rank 0."""
-        assert self.dataset is not None
-        return self.dataset.samples("test")
 
     def about(self) -> str:
         c = self.topology.config
@@ -112,7 +108,6 @@ class Perplexity(ZeroShot):
 
     make_pass = ForwardPass
     samples = "windows"
-    dataset: WikiText103
 
     def open_dataset(self, tokenizer: Tokenizer) -> WikiText103:
         return WikiText103(self.args.data_path, tokenizer, self.args.seq_length, self.args.overlapping_eval)

@@ -21,7 +21,7 @@ SPLITS = st.sampled_from(["1", "1,1,1", "9,1"])
 
 
 def word_pieces(vocab_size, seed=0, share=0.7):
-    """A tokenizer without words, of which `share` would begin one: only its ids are asked for."""
+    """Return a tokenizer without words, a `share` of whose ids begins one."""
     tokenizer = BertWordPieceLowerCase.__new__(BertWordPieceLowerCase)
     tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask = PAD, CLS, SEP, MASK
     tokenizer.vocab_size = vocab_size
@@ -38,7 +38,7 @@ def datasets(draw, split=SPLITS, **options):
 
 
 def restored(batch):
-    """The tokens before they were masked."""
+    """Return the tokens before they were masked."""
     return np.where(batch.weights, batch.targets, batch.tokens)
 
 
@@ -129,7 +129,7 @@ def test_an_epoch_is_every_span_once(dataset, epoch):
 
 
 def long_corpus(seq_length=40, **options):
-    """A data set of a few hundred samples that are full."""
+    """Return a data set of a few hundred full samples."""
     indexed = corpus([[7, 8, 9, 10] * 100] * 10)
     tokenizer = word_pieces(5 + len(indexed.tokens))
     return BERTDataset(indexed, seq_length, 3, options.pop("split", "1,1"), tokenizer, **options)
@@ -145,9 +145,9 @@ def test_training_draws_anew_in_each_epoch_and_validation_never():
     one, other = map(BERTBatch.unpack, rows)
     assert 0.35 < (one.swapped == other.swapped).mean() < 0.65
     assert (one.weights != other.weights).any(1).all()
-    alike = (restored(one) == restored(other)).all(1)
-    assert alike.any() and not alike.all()
-    assert (one.weights[alike] != other.weights[alike]).any(1).all()
+    equal = (restored(one) == restored(other)).all(1)
+    assert equal.any() and not equal.all()
+    assert (one.weights[equal] != other.weights[equal]).any(1).all()
 
 
 def test_the_shares_are_those_asked_for():
@@ -167,7 +167,7 @@ def test_the_shares_are_those_asked_for():
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 60))
 def test_the_longer_piece_is_cut_first(a, b, target):
-    """As if tokens were taken one by one, from the second piece where both are alike."""
+    """As if tokens were taken one by one, from the second piece where both are equal."""
     short_a, short_b = a, b
     while short_a + short_b > target:
         if short_a > short_b:

@@ -31,7 +31,7 @@ def blend(weights):
 
 
 def counts(rows, k):
-    """How many of the first n rows come from each of k data sets, for each n: [rows + 1, k]."""
+    """Count how many of the first n rows come from each of k data sets, for each n: [rows + 1, k]."""
     return np.concatenate([np.zeros((1, k), int), np.cumsum(rows[:, :1] == np.arange(k), axis=0)])
 
 

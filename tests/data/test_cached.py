@@ -32,7 +32,7 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def make(corpus, tmp_path):
-    """Prepare the corpus with a small vocabulary; gives (Prepared, what was reported)."""
+    """Return a function that prepares the corpus with a small vocabulary, and returns (Prepared, the reports)."""
 
     def make(data_path=corpus, vocab_size=270, cache=tmp_path / "cache", split_sentences=False, **options):
         said, choice = [], TokenizerChoice(vocab_size=vocab_size, **options)
@@ -147,7 +147,7 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(make, tmp_path):
 
 @pytest.fixture
 def ready_made(tmp_path):
-    """The prefix of a Megatron pair, in a folder with nothing else."""
+    """Return the prefix of a Megatron pair, in a folder with nothing else."""
     (tmp_path / "made").mkdir()
     prefix = tmp_path / "made" / "my.corpus"
     write_indexed(prefix, [np.array([3, 1, 4])], 10)

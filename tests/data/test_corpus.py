@@ -111,7 +111,7 @@ def test_an_empty_path_and_a_device_are_refused():
 
 @contextmanager
 def without_privileges():
-    """As somebody whom permissions bind, though the tests may run as the superuser."""
+    """Run the block as a user whom permissions bind, though the tests may run as the superuser."""
     superuser = os.geteuid() == 0
     if superuser:
         os.seteuid(65534)

@@ -29,7 +29,7 @@ def batches(draw):
 
 
 def words_of(begins, text):
-    """The positions of each word of a sample, word by word."""
+    """Return the positions of each word of a sample, word by word."""
     words = []
     for position in np.flatnonzero(text):
         if begins[position]:
@@ -39,7 +39,7 @@ def words_of(begins, text):
 
 
 def plain_mask(words, budget, turn, lengths):
-    """The same for one sample, with sets, after the description: the positions that are masked."""
+    """Return the masked positions of one sample, computed with sets after the description."""
     masked = set()
     for i in sorted(range(len(words)), key=lambda i: turn[words[i][0]]):
         n = lengths[words[i][0]]

@@ -33,14 +33,14 @@ def trained():
 
 @pytest.fixture(scope="module")
 def pieces():
-    """The two WordPiece tokenizers, by name."""
+    """Return the two WordPiece tokenizers, by name."""
     return {name: TRAINED[name].train([*TEXTS, "Größe"], 200)
             for name in ("BertWordPieceLowerCase", "BertWordPieceCase")}
 
 
 @pytest.fixture(scope="module")
 def vocab_txt(pieces, tmp_path_factory):
-    """What BERT's vocab.txt looks like: the special tokens, whole words, and pieces of words."""
+    """Write a file like BERT's vocab.txt: the special tokens, whole words, and pieces of words."""
     path = tmp_path_factory.mktemp("bert") / "vocab.txt"
     path.write_text("\n".join([*SPECIAL, "un", "##aff", "##able", "hello", ",", "Hello"]) + "\n")
     return str(path)
@@ -82,7 +82,7 @@ def test_training_is_deterministic_and_saving_keeps_everything(name, tmp_path):
     assert loaded.fingerprint != other.fingerprint
 
 
-def test_wordpiece_is_trained_alike_in_every_process():
+def test_training_wordpiece_gives_the_same_result_in_every_process():
     """The library counts in hash tables, whose order is another in each process; and on any number of cores."""
     program = ("import sys; from mpi_impl.data.tokenizer import BertWordPieceCase as T; "
                "print(T.train([open(sys.argv[1], encoding='utf-8').read()], 400).fingerprint)")

@@ -22,7 +22,7 @@ def written(path, texts):
 
 
 def accuracy(gpt, dataset, count):
-    """As an evaluation would: right ones of all samples, summed over batches."""
+    """Compute the accuracy as an evaluation does, from sums over batches."""
     right = 0
     for batch in batches(dataset, ScoredBatch, "test", count):
         right += words_right(gpt.logits(batch.tokens).argmax(-1) == batch.targets, batch.weights)
@@ -30,7 +30,7 @@ def accuracy(gpt, dataset, count):
 
 
 def decoded_right(gpt, context, word, s):
-    """Whether the model, given the context, as much of it as fits, writes the word greedily, token by token."""
+    """Report whether the model, given as much of the context as fits, writes the word greedily."""
     target = Letters().encode(" " + word)
     text = Letters().encode(context)
     text = text[max(len(text) + len(target) - s - 1, 0):]
@@ -98,7 +98,7 @@ def test_a_sample_is_right_where_all_it_asks_for_is():
     ('{"text": "a abababab"}', "ends with a word of 8 tokens, but --seq-length is 7. Give at least 8"),
 ])
 def test_a_bad_line_is_named_by_its_number(tmp_path, line, sentence):
-    """Blank lines are passed over, and counted."""
+    """Blank lines are skipped, and counted."""
     path = tmp_path / "lambada.jsonl"
     path.write_text(f'{{"text": "a b"}}\n\n{line}\n')
     with pytest.raises(UserError, match=f"lambada.jsonl, line 3,.* {sentence}"):

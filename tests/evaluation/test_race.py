@@ -31,14 +31,14 @@ class Tokenizer:
 
 @st.composite
 def passages(draw):
-    """An object as in a file of RACE."""
+    """Draw an object as in a file of RACE."""
     questions, options, answers = zip(*draw(st.lists(QUESTIONS, min_size=1, max_size=4)), strict=True)
     return {"article": draw(TEXTS), "questions": list(questions), "options": list(options), "answers": list(answers),
             "id": "high18.txt"}
 
 
 def written(root: Path, part, by_level):
-    """RACE's folder, with these passages in one part: those of each level, in order."""
+    """Write RACE's folder, with these passages in one part: those of each level, in order."""
     for level, passages in zip(LEVELS, by_level, strict=True):
         folder = root / part / level
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def written(root: Path, part, by_level):
 
 @st.composite
 def data_sets(draw, root, part):
-    """The passages of a part, and the data set read from them."""
+    """Draw the passages of a part, and read the data set from them."""
     by_level = [draw(st.lists(passages(), min_size=1, max_size=2)) for _ in LEVELS]
     longest = draw(st.integers(1, 12))
     path = written(root, PARTS[part], by_level)
@@ -61,7 +61,7 @@ def data_sets(draw, root, part):
 
 
 def plain_rows(passages, s, longest):
-    """Of each question: four sequences with their types, filled up, and lengths; and the place of the right answer."""
+    """Return for each question four padded sequences with types and lengths, and the index of the right answer."""
     for passage in passages:
         for question, options, answer in zip(passage["questions"], passage["options"], passage["answers"]):
             sequences = []
@@ -195,7 +195,7 @@ def test_what_is_no_object_is_refused(tmp_path, text, sentence):
 
 @pytest.mark.parametrize("missing", ["test", "test/middle", "test/high"])
 def test_a_level_without_files_is_refused(tmp_path, missing):
-    """Not passed over: the accuracy would be another."""
+    """Skipping it would give another accuracy."""
     path = written(tmp_path, "test", [[passage()], [passage()]])
     (tmp_path / missing).rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"is not RACE's folder: there is no .txt file in {tmp_path}/{missing}"):

@@ -22,7 +22,7 @@ def files(draw):
 
 @st.composite
 def evaluations(draw, path):
-    """A file's text, the data set read from it, and the sizes; the window moves on by 1 token up to all of them."""
+    """Draw a file's text, the data set read from it, and the sizes; the window moves by 1 token up to all of them."""
     text, s = draw(files()), draw(st.integers(1, 9))
     path.write_text(text, "utf-8", newline="")
     o, words = draw(st.integers(1, s)), Words()

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document found in a part: its line there, from 1 on, or 0 for a whole file; and its text or why it has none."""
+    """A document found in a part: its line, counted from 1 (0 for a whole file); and its text, or why it has none."""
 
     line: int
     text: str
@@ -64,7 +64,7 @@ def chunks(files: Iterable[Source], size: int) -> Iterator[list[Part]]:
 def split_into_parts(files: Iterable[Source], size: int) -> Iterator[Part]:
     for source in files:
         step = size if source.is_json_lines else max(1, source.size)
-        for start in range(0, max(1, source.size), step):   # an empty file has a part, which tells that it is empty
+        for start in range(0, max(1, source.size), step):   # an empty file has a part, so that it is reported as empty
             yield Part(source.file, source.is_json_lines, start, min(source.size, start + step))
 
 
@@ -101,7 +101,7 @@ def parse_document(line: int, data: bytes | None, text_of: Callable[[bytes], str
 def read_lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
     """Yield the lines that begin in the part; None for one that is too long."""
     position = part.start
-    if position:    # a line that began before is no line of this part, unless it ends just here
+    if position:    # a line that began before does not belong to this part, unless it ends just here
         file.seek(position - 1)
         position += skip_line(file) - 1
     while position < part.stop and (line := file.readline(LARGEST)):
@@ -115,9 +115,9 @@ def read_lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
 
 def skip_line(file: BinaryIO) -> int:
     """Go on to the next line, and return the number of bytes skipped."""
-    passed = 0
+    skipped = 0
     while piece := file.readline(1 << 20):
-        passed += len(piece)
+        skipped += len(piece)
         if piece.endswith(b"\n"):
             break
-    return passed
+    return skipped

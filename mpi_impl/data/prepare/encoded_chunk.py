@@ -24,8 +24,7 @@ from mpi_impl.data.tokenizer_choice import given_tokenizer
 from mpi_impl.runtime.files import LARGEST, check_readable, folder_aside
 from mpi_impl.runtime.formats import read_json
 
-SHORT = "short"     # the kind of what is dropped for having too few tokens
-
+SHORT = "short"     # the kind of documents that are dropped for having too few tokens
 
 tokenizer_of = lru_cache(maxsize=1)(given_tokenizer)    # a worker reads it once, not for every chunk
 
@@ -36,8 +35,8 @@ class ChunkReport:
 
     lines: list[int]                    # of each part
     dropped: list[tuple[int, int, str, str]] = field(default_factory=list)     # part, line, kind, why
-    documents: int = 0                  # that are left
-    tokens: int = 0                     # of those
+    documents: int = 0                  # that are kept
+    tokens: int = 0                     # in them
 
 
 def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport:
@@ -72,7 +71,7 @@ class Chunk:
         self.report = ChunkReport([0] * len(parts))
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents that are left, encoded; the rest is in the report."""
+        """Yield the documents that are kept, encoded; the others are in the report."""
         for number, part in enumerate(self.parts):
             for line, text, bad in documents(part):
                 self.report.lines[number] = line
@@ -84,7 +83,7 @@ class Chunk:
     def keep(self, text: str, part: int, line: int) -> Iterator[Document]:
         encode = encode_sentences if self.recipe.split_sentences else encode_documents
         (document,) = encode([text], self.tokenizer)
-        tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # its end counts not
+        tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # without its end
         if tokens < max(1, self.recipe.min_tokens):
             self.report.dropped.append((part, line, SHORT, f"has {format_count(tokens, 'token')}"))
             return
@@ -101,7 +100,7 @@ def report_of(folder: Path) -> ChunkReport:
     return read_json(str(folder / "report.json"), ChunkReport, LARGEST)
 
 
-def finished(folder: Path, parts: int) -> ChunkReport | None:
+def read_finished(folder: Path, parts: int) -> ChunkReport | None:
     """Return the report of a chunk of `parts` parts if it is there and whole; None if it has to be made."""
     try:
         report = report_of(folder)

@@ -74,8 +74,8 @@ def near_duplicates(signatures: Sequence[np.ndarray], jaccard: float) -> NearDup
     for number, hashes in signatures_of(signatures, suspected):
         sketch = EMPTY.copy()
         sketch.hashvalues = hashes
-        alike = [(np.count_nonzero(kept[other] == hashes) / PERMUTATIONS, -other) for other in index.query(sketch)]
-        most, other = max(alike, default=(0.0, 0))
+        similar = [(np.count_nonzero(kept[other] == hashes) / PERMUTATIONS, -other) for other in index.query(sketch)]
+        most, other = max(similar, default=(0.0, 0))
         if most >= jaccard:
             found.original[number], found.jaccard[number] = -other, most
         else:

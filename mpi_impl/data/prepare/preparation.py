@@ -1,7 +1,7 @@
-"""Make a corpus ready for training, on all cores: `python -m mpi_impl.data.prepare --input TEXTS --output-prefix OUT`.
+"""A corpus made ready for training, on all cores: `python -m mpi_impl.data.prepare --input TEXTS --output-prefix OUT`.
 
     read          text files, folders of them, JSON lines (mpi_impl/data/corpus.py says how)
-    make uniform  line ends, control characters, Unicode's spellings (clean.py)
+    normalize     line ends, control characters, Unicode's spellings (clean.py)
     tokenize      by a tokenizer that is given, or trained on this corpus and saved as OUT.tokenizer.json
     drop          documents under --min-tokens, then those that repeat an earlier one (near_duplicates.py)
     write         OUT.bin and OUT.idx, and OUT.dropped.jsonl, which names each document that was dropped, and why
@@ -34,7 +34,7 @@ from mpi_impl.data.corpus import BAD_KINDS, format_count
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
 from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
-from mpi_impl.data.prepare.encoded_chunk import ChunkReport, encode_chunk, finished, tokenizer_of
+from mpi_impl.data.prepare.encoded_chunk import ChunkReport, encode_chunk, read_finished, tokenizer_of
 from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
 from mpi_impl.data.prepare.options import PreparationOptions, Recipe, parse
@@ -101,11 +101,11 @@ class Preparation:
         if self.tokenizer is None:
             self.train()
         encoded = self.encode()
-        alike = None
+        duplicates = None
         if self.recipe.jaccard:
             print(f"comparing {format_count(self.corpus.starts[-1], 'document')}", flush=True)
-            alike = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
-        self.write(alike)
+            duplicates = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
+        self.write(duplicates)
         print(self.describe(time.monotonic() - began, encoded))
         self.end()
 
@@ -188,22 +188,22 @@ class Preparation:
 
     def encode(self) -> list[int]:
         """Encode the chunks that are not done, and return their numbers."""
-        missing = [number for number in range(len(self.plan)) if self.finished(number) is None]
+        missing = [number for number in range(len(self.plan)) if self.read_finished(number) is None]
         made = map_in_order(encode_chunk, min(self.args.workers, max(1, len(missing))),
                             [chunk_folder(self.work, number) for number in missing],
                             [self.plan[number] for number in missing], [self.recipe] * len(missing))
         with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
             waited = set(missing)
             for number, chunk in enumerate(self.plan):
-                report = next(made) if number in waited else self.finished(number)
+                report = next(made) if number in waited else self.read_finished(number)
                 assert report is not None
                 self.add(report)
                 bar.advance(size_of(chunk) if number in waited else 0)
         return missing
 
-    def finished(self, number: int) -> ChunkReport | None:
+    def read_finished(self, number: int) -> ChunkReport | None:
         """Return the report of a chunk, if that is done."""
-        return finished(chunk_folder(self.work, number), len(self.plan[number]))
+        return read_finished(chunk_folder(self.work, number), len(self.plan[number]))
 
     def add(self, report: ChunkReport) -> None:
         """Add the report of the next chunk. Raise UserError with --strict for the first bad text in it."""
@@ -213,11 +213,11 @@ class Preparation:
                 place = self.corpus.place(len(self.corpus.reports) - 1, part, line)
                 raise UserError(f"{place} {why}. Correct it, or leave out --strict to count such texts and continue.")
 
-    def write(self, alike: NearDuplicates | None) -> None:
+    def write(self, duplicates: NearDuplicates | None) -> None:
         """Write the results, each completely or not at all, the index last."""
-        kept = np.ones(self.corpus.starts[-1], bool) if alike is None else alike.original < 0
+        kept = np.ones(self.corpus.starts[-1], bool) if duplicates is None else duplicates.original < 0
         assert self.tokenizer is not None
-        self.publish("dropped.jsonl", lambda file: self.dropped.write(file, self.corpus, alike))
+        self.publish("dropped.jsonl", lambda file: self.dropped.write(file, self.corpus, duplicates))
         if not kept.any():
             self.end()
             found = "\n".join(["No document is left.", str(self.dropped)])

@@ -1,4 +1,4 @@
-"""Normalisation: what goes, what stays, and that once is enough."""
+"""Normalization: what is removed, what stays, and that once is enough."""
 import unicodedata
 
 import pytest

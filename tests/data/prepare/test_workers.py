@@ -8,7 +8,7 @@ from reference.errors import UserError
 
 
 def failing(x, y):
-    """Fails for 3, and the more so for 4."""
+    """Fail for 3, and end the process for 4."""
     if x == 4:
         os._exit(y)
     if x == 3:
