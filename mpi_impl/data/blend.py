@@ -17,11 +17,20 @@ eight, however long the sequence. (Megatron's rule for K data sets has no such c
 """
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 
-from mpi_impl.data.dataset import PROPORTION, Samples
+from mpi_impl.data.dataset import PROPORTION
 from reference.errors import UserError
+
+
+class Samples(Protocol):
+    """An endless sequence of samples for each part (train, validation, test). Each is a row (reference/batches.py)."""
+
+    def samples(self, part: str) -> int: ...
+
+    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray: ...
 
 
 def parse_blend(words: Sequence[str]) -> list[tuple[Fraction, str]]:

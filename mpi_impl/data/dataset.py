@@ -3,7 +3,6 @@ import re
 from abc import ABC, abstractmethod
 from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
@@ -12,17 +11,6 @@ from reference.errors import UserError
 
 PARTS = ("train", "validation", "test")
 PROPORTION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be a number too, of a billion digits
-
-
-class Samples(Protocol):
-    """The samples that a run trains on: an endless sequence for each part, train, validation or test.
-
-    Each sample is a row (reference/batches.py), and `batch` returns some: int64 [count, width].
-    """
-
-    def samples(self, part: str) -> int: ...
-
-    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray: ...
 
 
 class Dataset(ABC):

@@ -33,4 +33,4 @@ class GPTDataset(Dataset):
     def targets(self, part: str) -> np.ndarray:
         """Return all tokens that the part's samples predict, in stored order and type: [samples * seq_length]."""
         samples = self.ranges[part]
-        return self.indexed.tokens[samples.start * self.seq_length + 1 : samples.stop * self.seq_length + 1]
+        return self.indexed.tokens[samples.start * self.seq_length + 1:samples.stop * self.seq_length + 1]

@@ -122,7 +122,7 @@ class IndexedDataset:
         for start, lengths in blocks(self.sequence_lengths):
             ends = end + np.cumsum(lengths, dtype=np.int64) * itemsize
             begins = ends - lengths * np.int64(itemsize)
-            pointers = self.sequence_pointers[start : start + len(lengths)]
+            pointers = self.sequence_pointers[start:start + len(lengths)]
             sound = sound and bool((lengths >= 0).all() and (pointers == begins).all())
             end = int(ends[-1])
         if not sound:
@@ -175,7 +175,7 @@ def check_size(path: Path, expected: int, source: Path) -> None:
 def blocks(values: np.ndarray, size: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
     """Yield views of at most `size` elements, each with the index of its first, so that memory stays bounded."""
     for start in range(0, len(values), size):
-        yield start, values[start : start + size]
+        yield start, values[start:start + size]
 
 
 def fingerprint(prefix: str | Path) -> str:

@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, BertWordPieceCase, BertWordPieceLowerCase,
+from mpi_impl.data.tokenizer import (DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, BertWordPieceCase, BertWordPieceLowerCase,
                                      ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer,
                                      TrainedTokenizer, WordPieceTokenizer)
 from mpi_impl.launching.option_fields import option_field
@@ -17,7 +17,6 @@ READS: dict[str, tuple[str, ...]] = {                           # those from whi
     BertWordPieceCase.name: ("vocab_file", "tokenizer_model"),
     NullTokenizer.name: (),
 }
-TOKENIZER_TYPES = tuple(READS)
 TRAINED: dict[str, type[TrainedTokenizer]] = {
     kind.name: kind for kind in (ByteLevelBPETokenizer, BertWordPieceLowerCase, BertWordPieceCase)}
 
@@ -51,7 +50,7 @@ def given_tokenizer(choice: TokenizerChoice) -> Tokenizer | None:
 
     Raises UserError for an unknown type, a missing option, and an option that this type would ignore.
     """
-    if choice.tokenizer_type not in READS:
+    if choice.tokenizer_type not in TOKENIZER_TYPES:
         raise UserError(f"--tokenizer-type {choice.tokenizer_type} is unknown. Give one of "
                         f"{', '.join(TOKENIZER_TYPES)}.")
     check_paths(choice.tokenizer_type, paths := choice.paths())

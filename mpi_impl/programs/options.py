@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 
 from mpi_impl.comm.transports.staging import BACKENDS
-from mpi_impl.data.tokenizer_choice import TokenizerChoice
+from mpi_impl.data.tokenizer import TOKENIZER_TYPES
 from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
 from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig
@@ -161,13 +161,19 @@ class PrecisionOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(TokenizerChoice):
+class DataOptions:
     """Data."""
 
     data_path: tuple[str, ...] | None = option_field(
         None, "a text file, a folder, JSON lines, or the prefix of a Megatron .bin/.idx pair; or several to blend, "
         "each behind its weight: 0.3 A 0.7 B; default: the source of Python's own standard library", "PATH")
     split: str = option_field("969,30,1", "proportions of training, validation and test")
+    tokenizer_type: str = option_field("ByteLevelBPETokenizer", choices=TOKENIZER_TYPES)
+    tokenizer_model: str | None = option_field(None, "a tokenizer of that type that was trained before", "F")
+    vocab_size: int | None = option_field(
+        None, "of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer", "V")
+    vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
+    merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
     data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
 
 
@@ -221,7 +227,7 @@ class BERTPretrainingOptions(ModelOptions, BERTOptions, ParallelismOptions, Devi
                              TrainingOptions, PrecisionOptions, DataOptions, StateOptions, ReportOptions):
     """A model of the paper."""
 
-    tokenizer_type: str = same_option(TokenizerChoice, "tokenizer_type", "BertWordPieceLowerCase")
+    tokenizer_type: str = same_option(DataOptions, "tokenizer_type", "BertWordPieceLowerCase")
     preset: str | None = option_field(
         None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
         choices=PRESETS["bert"])

@@ -2,7 +2,7 @@
 import numpy as np
 
 from mpi_impl.comm.topology import Topology
-from mpi_impl.data.dataset import Samples
+from mpi_impl.data.blend import Samples
 from mpi_impl.runtime.arrays import moved_to
 from reference.config import ModelConfig
 from reference.models.model import batch_type

@@ -44,7 +44,7 @@ class Dropped:
 def near_duplicates_in(corpus: EncodedCorpus, chunk: int,
                        duplicates: NearDuplicates) -> Iterator[tuple[int, int, str, str]]:
     """Yield the near-duplicates in a chunk, in the form of its report."""
-    start, stop = corpus.starts[chunk : chunk + 2]
+    start, stop = corpus.starts[chunk:chunk + 2]
     for document in (start + np.flatnonzero(duplicates.original[start:stop] >= 0)).tolist():
         part, line = corpus.places(chunk)[document - start].tolist()
         original = corpus.place_of(int(duplicates.original[document]))

@@ -36,7 +36,7 @@ def signature(text: str) -> np.ndarray:
     sketch = EMPTY.copy()
     shingles = hash_shingles(text)
     for start in range(0, len(shingles), BLOCK):
-        sketch.update_batch(shingles[start : start + BLOCK].tolist())
+        sketch.update_batch(shingles[start:start + BLOCK].tolist())
     return sketch.hashvalues
 
 
@@ -45,7 +45,7 @@ def hash_shingles(text: str) -> np.ndarray:
     characters = np.frombuffer(text.encode("utf-32-le"), "<u4")
     characters = np.pad(characters, (0, max(0, SHINGLE - len(characters))))
     count = len(characters) - SHINGLE + 1
-    numbers = mix([characters[i : i + count] for i in range(SHINGLE)])
+    numbers = mix([characters[i:i + count] for i in range(SHINGLE)])
     ordered = np.sort((numbers >> np.uint64(32)).astype(np.uint32))
     return ordered[np.append(True, ordered[1:] != ordered[:-1])]    # five times as fast as np.unique
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpi_impl.data.prepare.workers import cores
-from mpi_impl.data.tokenizer_choice import FILES, TokenizerChoice
-from mpi_impl.launching.option_fields import check_not_empty, option_field, parse_given
+from mpi_impl.data.tokenizer_choice import TokenizerChoice
+from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.runtime.files import check_name
 from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
 from reference.errors import UserError
@@ -42,7 +42,6 @@ class PreparationOptions(WorkOptions, Recipe):
 def parse(argv: Sequence[str] | None) -> PreparationOptions:
     """Parse the options. Raise UserError for impossible ones."""
     given = parse_given("mpi_impl.data.prepare", "Make a corpus ready for training.", PreparationOptions, argv)
-    check_not_empty(given, FILES)
     args = PreparationOptions(**given)
     if args.workers < 1:
         raise UserError(f"--workers {args.workers} leaves nobody to work. Give 1 or more.")
