@@ -11,7 +11,7 @@ import mpi_impl.evaluation.arguments as evaluation
 import mpi_impl.programs.arguments as training
 import mpi_impl.programs.generation_options as generation
 from mpi_impl import compare, plan
-from mpi_impl.data.prepare import preparation
+from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp
 from mpi_impl.experiments import layer_norm_order
 from tests.base_install import base_environment

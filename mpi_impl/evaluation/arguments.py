@@ -49,8 +49,8 @@ def seq_length(args, model: ModelConfig) -> int:
     s = longest if args.seq_length is None else args.seq_length
     require_positive("seq_length", s)
     if s > longest:
-        raise UserError(f"--seq-length is {s}, but the model has {longest} positions. Choose at most as many, or leave "
-                        "the option out.")
+        raise UserError(f"--seq-length is {s}, but the model has {longest} positions. Choose at most {longest}, or "
+                        "leave the option out.")
     return s
 
 
@@ -87,9 +87,10 @@ def fine_tuning_length(args, questions: int) -> FineTuningLength:
     return FineTuningLength(questions, args.global_batch_size, iterations)
 
 
-def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
-    """Return the options of tuning with what was left open filled in, how ranks share the work, and the number of
-    microbatches in a step. Raises UserError for what does not go together.
+def complete_options(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
+    """Return the options of tuning without gaps, how ranks share the work, and the number of microbatches in a step.
+
+    Raises UserError for options that do not go together.
     """
     parallel = parallel_config(args, world_size, model.num_layers)
     d = parallel.data_parallel_size
@@ -107,12 +108,12 @@ def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelC
 def check_tuning(args) -> None:
     """Raise UserError for options that do not go together, whatever the model."""
     if args.epochs is not None and args.train_iters is not None:
-        raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both say how long the "
-                        "tuning is. Give one of them.")
+        raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both set the "
+                        "length of the tuning. Give one of them.")
     if args.epochs is not None:
         require_not_negative("epochs", args.epochs)
     if args.fp16_lm_cross_entropy:
-        raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
+        raise UserError("--fp16-lm-cross-entropy is for a loss over tokens, but --task race has none. Leave it out.")
     optimizer_of(args, LARGEST["train_iters"])     # as for a long run: other wrong options are reported now
     precision(args)
 

@@ -23,6 +23,8 @@ from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice
+from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.introduction import introduction
@@ -133,8 +135,8 @@ class Pretraining(Program):
         """Tokenize the corpus, and check everything about it, on rank 0."""
         a = self.args
         weights, paths = zip(*(parse_blend(a.data_path) if a.data_path else [(1, None)]))
-        prepared = [prepare(path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file, a.data_cache_path,
-                            self.say, a.tokenizer_model, self.sentences) for path in paths]
+        prepared = [prepare(path, filled(TokenizerChoice, a), self.sentences, a.data_cache_path, self.say)
+                    for path in paths]
         prefixes, tokenizer = [one.prefix for one in prepared], prepared[0].tokenizer
         check_same_tokenizer(paths, [one.tokenizer for one in prepared])
         if a.load_hf:

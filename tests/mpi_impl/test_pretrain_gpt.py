@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.parallel import buffers
 from mpi_impl.runtime.files import check_folder
@@ -307,7 +308,7 @@ def test_a_vocabulary_too_small_for_the_data(ranks, corpus):
 @pytest.mark.parametrize("size, sentence", [(2_000_000, "too large"), (256, "too small")])
 def test_a_vocabulary_that_cannot_be_trained_is_refused_before_the_corpus_is_read(size, sentence):
     with pytest.raises(UserError, match=f"--vocab-size {size} is {sentence}"):
-        prepare("no/such/corpus", vocab_size=size)
+        prepare("no/such/corpus", TokenizerChoice(vocab_size=size))
 
 
 def test_the_folder_of_a_trace_is_made(tmp_path):
