@@ -589,9 +589,7 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
             "np.full_like(microbatch, 1 / microbatch.size)"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "replicas' gradients not summed": (
-        Bug("reference.parallel.data_parallel",
-            "tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))\n",
-            "tree\n"),
+        Bug("reference.parallel.data_parallel", "return [total for _ in trees]", "return trees"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "gradients of replicated tensors not summed": (      # though each rank has seen its own positions only
         Bug("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),

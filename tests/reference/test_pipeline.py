@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from reference.models.model import model_tensors
 from reference.models.stage import join_stages
-from reference.parallel.pipeline import cut_into_stages, in_time, pipeline_gradients
+from reference.parallel.pipeline import in_time, pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage
 from reference.schedules.actions import needs
 from reference.schedules.generators import SCHEDULES, make
@@ -33,7 +33,7 @@ def test_any_schedule_gives_the_gradients_of_one_process(schedule, data):
     whole = case.batch("", m * case.b)
     batches = [cut(whole, slice(i * case.b, (i + 1) * case.b)) for i in range(m)]
     layers = [layers_of_stage(stage, schedule.stages, case.model.num_layers) for stage in range(schedule.stages)]
-    loss, grads = pipeline_gradients(batches, cut_into_stages(p, layers, case.model), schedule, case.model,
+    loss, grads = pipeline_gradients(batches, split_into_stages(p, layers, case.model), schedule, case.model,
                                      case.dropout)
     expected_loss, expected = loss_and_gradients(whole, p, case.model, case.dropout)
     close(np.array(loss), np.array(expected_loss))

@@ -15,8 +15,8 @@ from reference.costs.flops import forward_flops, iteration_flops
 from reference.costs.hardware import Link
 from reference.costs.plans import Plan
 from reference.costs.step_time import (NOTHING, Parts, StepTime, closed_form_makespan, flops_of_step, flops_per_second,
-                                       groups_of, layer, played_makespan, rank_works, replica_messages, sending,
-                                       sizes_of, slowest_of, stage_works, step_time)
+                                       groups_of, layer, played_makespan, rank_works, replica_messages, sizes_of,
+                                       slowest_of, stage_works, step_time, transfer_time)
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.parallel.stages import schedule_of
 from reference.schedules.simulate import Times, simulate
@@ -158,7 +158,7 @@ def test_a_stage_sends_its_result_in_parts_which_are_gathered(plan):
     sent = pipeline_traffic(plan.b, c.max_position_embeddings, c.hidden_size, t if cut else 1)
     gathered = ring_all_gather(x, t) if cut and not p.sequence_parallel else 0
     expected = (sent + gathered) * 2 / LINK.bandwidth if p.pipeline_model_parallel_size > 1 else 0
-    assert sending(plan, replace(IDEAL, inside=LINK, between=LINK, server=10**6)) == pytest.approx(expected)
+    assert transfer_time(plan, replace(IDEAL, inside=LINK, between=LINK, server=10**6)) == pytest.approx(expected)
 
 
 @given(plans(), st.floats(0, 1))
@@ -181,7 +181,7 @@ def test_only_what_leaves_a_server_goes_between_servers(plan, server):
     late = 0 if p.world_size < server else 1
     whole = not p.scatter_gather_tensors_in_pipeline or p.sequence_parallel or p.tensor_model_parallel_size == 1
     if whole:
-        assert sending(plan, hardware) == pytest.approx(late)
+        assert transfer_time(plan, hardware) == pytest.approx(late)
     if p.data_parallel_size == 1:
         assert replica_messages(plan, hardware) == pytest.approx(2 * late)
 
@@ -203,7 +203,8 @@ def test_groups_are_the_lines_of_the_world(plan):
 def all_played(plan, hardware) -> float:
     """Every microbatch."""
     works = stage_works(plan, hardware)
-    times = Times(*([getattr(work, part).total for work in works] for part in NOTHING._fields), sending(plan, hardware))
+    durations = ([getattr(work, part).total for work in works] for part in NOTHING._fields)
+    times = Times(*durations, transfer_time(plan, hardware))
     return simulate(schedule_of(plan.parallel, plan.m), times).makespan
 
 
