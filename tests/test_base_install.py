@@ -1,4 +1,4 @@
-"""Without what notebooks, tests and labs need besides, everything else works: `pip install ".[mpich]"` is enough."""
+"""The base install: `pip install ".[mpich]"` is enough for everything but notebooks, tests and labs."""
 import subprocess
 import sys
 

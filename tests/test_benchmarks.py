@@ -1,4 +1,4 @@
-"""What the benchmarks of the planner compute from what they measure; and that all they measure can be run."""
+"""The planner's benchmarks: their computations from measurements, and that all their measurements can run."""
 import sys
 from dataclasses import replace
 from importlib import import_module

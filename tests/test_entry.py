@@ -1,4 +1,4 @@
-"""Whatever ends one rank ends the job: soon, with one message, and with a non-zero status unless all agree."""
+"""The end of a job: one rank's end ends all, soon, with one message and, unless all agree, a non-zero status."""
 import signal
 import subprocess
 import sys

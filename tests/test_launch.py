@@ -21,7 +21,7 @@ from tests.launching import ROOT, SOON, command, environment, launch, launched, 
 
 
 def pids(folder: Path) -> list[int]:
-    """The processes that left a file of their name here."""
+    """Return the processes that left a file of their name here."""
     return [int(path.stem) for path in folder.glob("*.pid")]
 
 
@@ -97,7 +97,7 @@ FAMILY = """
 
 @pytest.fixture
 def family(tmp_path):
-    """`with family(with_children):` a job of two ranks; at its end all of its processes are to be gone."""
+    """Start a job of two ranks in `with family(with_children):`; assert at its end that all its processes are gone."""
     @contextmanager
     def start(with_children=True):
         main = FAMILY.replace("{folder}", str(tmp_path)).replace("{with_children}", str(with_children))

@@ -1,4 +1,4 @@
-"""What the READMEs and CONTRIBUTING.md name is there."""
+"""The files that the READMEs and CONTRIBUTING.md name."""
 import re
 from pathlib import Path
 

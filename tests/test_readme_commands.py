@@ -55,7 +55,7 @@ NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
 
 @pytest.fixture
 def clone(tmp_path):
-    """A fresh clone, and beside it what READMEs say a reader has: texts."""
+    """Make a fresh clone, with the texts that the READMEs say a reader has."""
     folder = copy_as_cloned(tmp_path / "clone")
     (folder / "texts").mkdir()
     texts = [path.read_text() for path in sorted(folder.glob("reference/*.py"))]

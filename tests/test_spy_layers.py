@@ -136,8 +136,8 @@ def test_training_on_a_device(ranks, kind, t, p, d, schedule, chunks, untied, st
     """
     model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4,
                         untie_embeddings_and_output_weights=untied and kind == "rope", **KINDS[kind])
-    for scatter, cut in ((True, False), (False, t > 1)):
-        case = Case(t, model, 2, 6, seed=3, sequence_parallel=cut)
+    for scatter, sharded in ((True, False), (False, t > 1)):
+        case = Case(t, model, 2, 6, seed=3, sequence_parallel=sharded)
         ranks.run(t * p * d, train_on_spies, case, training_theorems.Plan(
             p, schedule, chunks, scatter, bucket_size=200, zero_stage=stage, cpu_offload=offload, recompute=recompute))
 

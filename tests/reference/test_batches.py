@@ -7,7 +7,7 @@ from reference.config import ModelConfig
 from reference.models.model import batch_type, model_backward, model_forward, model_tensors
 from reference.params import tree_map
 from reference.training.trainer import loss_and_gradients
-from tests.cases import cut
+from tests.cases import take
 from tests.strategies import ANY_MODEL, Case, cases, close, trees_close
 
 
@@ -48,7 +48,7 @@ def test_dealt_in_any_way_a_batch_has_one_loss(case, order, cuts):
     """
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", SAMPLES)
     totals = [max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
-    parts = [cut(batch, list(some)) for some in np.split(np.array(order), sorted(cuts))]
+    parts = [take(batch, list(samples)) for samples in np.split(np.array(order), sorted(cuts))]
     loss, grads = added([of_a_part(part, p, c, totals) for part in parts])
     expected, expected_grads = loss_and_gradients(batch, p, c)
     close(np.array(loss), np.array(expected))
@@ -56,14 +56,14 @@ def test_dealt_in_any_way_a_batch_has_one_loss(case, order, cuts):
 
 
 def of_a_part(part, p, c, totals):
-    """What one replica computes: its share of the loss, and of the gradients."""
+    """Compute one replica's share of the loss and of the gradients."""
     losses, cache = model_forward(None, p, c, part)
     shares = [weights / total for weights, total in zip(part.weights_of_heads(c.heads), totals, strict=True)]
     return sum((loss * share).sum() for loss, share in zip(losses, shares)), model_backward(shares, p, cache, c)[1]
 
 
 def added(found):
-    """The sums of losses and gradients."""
+    """Sum losses and gradients."""
     losses, grads = zip(*found, strict=True)
     return sum(losses), tree_map(lambda *each: sum(each), *grads)
 
@@ -75,6 +75,6 @@ def test_a_mean_of_means_is_another_number():
     p, batch = case.params(model_tensors(model)), case.batch("", 2)
     batch = batch._replace(weights=np.array([[1, 1, 1, 1, 1, 0], [0, 0, 1, 0, 0, 0]]))
     loss, right = loss_and_gradients(batch, p, model)
-    sum_of_means, wrong = added([loss_and_gradients(cut(batch, slice(i, i + 1)), p, model) for i in range(2)])
+    sum_of_means, wrong = added([loss_and_gradients(take(batch, slice(i, i + 1)), p, model) for i in range(2)])
     assert abs(sum_of_means / 2 - loss) > 1e-3 * loss
     assert abs(wrong.lm_head.bias / 2 - right.lm_head.bias).max() > 0.1 * abs(right.lm_head.bias).max()

@@ -66,7 +66,7 @@ def test_losses_are_those_of_the_formulas(case):
 
 
 def embedded(tokens, token_types, n, p):
-    """[s] -> [n, h], of n real tokens."""
+    """Map tokens, token_types [s] -> [n, h], for n real tokens."""
     e = p.embedding
     return e.word[tokens[:n]] + e.position[:n] + e.token_type[token_types[:n]]
 
@@ -94,7 +94,7 @@ def norm(x, p, c):
 
 
 def attention(x, p):
-    """[n, h] -> [n, h]."""
+    """Map [n, h] -> [n, h]."""
     q, k, v = np.einsum("nh,hcad->cnad", x, p.w_qkv) + p.b_qkv[:, None]
     scores = np.exp(np.einsum("iad,jad->aij", q, k) / np.sqrt(q.shape[-1]))
     return np.einsum("aij,jad->iad", scores / scores.sum(-1, keepdims=True), v).reshape(len(x), -1) @ p.w_out + p.b_out
@@ -109,18 +109,18 @@ def activated(x, c):
 
 
 def words(x, p, c):
-    """[n, h] -> logits [n, V]."""
+    """Map [n, h] -> logits [n, V]."""
     head = p.lm_head
     return norm(activated(x @ head.dense.w + head.dense.b, c), head.layernorm, c) @ p.embedding.word.T + head.bias
 
 
 def first(x, p, classifier):
-    """[n, h] -> logits of what reads [CLS]."""
+    """Map [n, h] -> logits of a head that reads [CLS]."""
     return np.tanh(x[0] @ p.pooler.w + p.pooler.b) @ classifier.w + classifier.b
 
 
 def log_loss(logits, targets):
-    """[n, V], [n] -> [n]."""
+    """Map logits [n, V], targets [n] -> loss [n]."""
     return np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]
 
 

@@ -1,4 +1,4 @@
-"""What a rank owns, as boxes of whole tensors: in order, disjoint, and all of it."""
+"""A rank's shard as boxes of whole tensors: in order, disjoint, and complete."""
 from math import prod
 
 import numpy as np
@@ -23,7 +23,7 @@ def runs(draw):
 
 @st.composite
 def boxes(draw, shape):
-    """A box of an array, not empty."""
+    """Draw a box of an array that is not empty."""
     starts = [draw(st.integers(0, length - 1)) for length in shape]
     return tuple(slice(start, draw(st.integers(start + 1, length))) for start, length in zip(starts, shape))
 

@@ -39,7 +39,7 @@ GPT3, MT_NLG = ModelConfig(96, 12_288, 96, V, 2048), ModelConfig(105, 20_480, 12
 
 
 def interval(printed: str) -> tuple[float, float]:
-    """The numbers that are printed so: 4.4 -> from 4.35 to 4.45."""
+    """Return the numbers that print as this text: 4.4 -> from 4.35 to 4.45."""
     half = 0.5 * 10.0 ** -len(printed.partition(".")[2])
     return float(printed) - half, float(printed) + half
 
@@ -330,7 +330,7 @@ def test_bubbles_are_what_schedules_leave_idle(p, more, f, i, share):
 
 
 def ring_pass(shares, first, combine):
-    """n - 1 steps in which rank r hands share (first + r - step) % n to rank r + 1. Returns what each rank sent."""
+    """Do n - 1 steps in which rank r hands share (first + r - step) % n to rank r + 1; return the numbers sent."""
     n, sent = len(shares), [0] * len(shares)
     for step in range(n - 1):
         moving = [(r, (first + r - step) % n) for r in range(n)]

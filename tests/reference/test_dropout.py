@@ -36,7 +36,7 @@ def mask_of(site, *shape):
 
 @st.composite
 def parts(draw, *lengths):
-    """For each length a slice of range(length) that is not empty."""
+    """Draw for each length a slice of range(length) that is not empty."""
     starts = [draw(st.integers(0, length - 1)) for length in lengths]
     return [slice(start, draw(st.integers(start + 1, length))) for start, length in zip(starts, lengths)]
 
@@ -98,7 +98,7 @@ def test_a_spy_drops_what_numpy_drops():
 
 
 def unrelated(x, y, rate):
-    """Two bool arrays of draws of this rate agree no more, and no less, than chance makes them (Pearson)."""
+    """Assert that two bool arrays of draws at this rate agree as often as chance makes them (Pearson)."""
     variance = rate * (1 - rate)
     correlation = ((x - (1 - rate)) * (y - (1 - rate))).mean() / variance
     assert abs(correlation) < SIGMAS / math.sqrt(x.size), f"correlation {correlation:.4f}"
@@ -211,7 +211,7 @@ def test_dropout_backward(rate, seed):
 
 
 def attention_by_definition(q, k, v, causal, keep, rate):
-    """One head, one query, one key at a time."""
+    """Compute attention for one head, one query, one key at a time."""
     out = np.zeros_like(q)
     for i, n, head in np.ndindex(q.shape[:3]):
         seen = n + 1 if causal else q.shape[1]

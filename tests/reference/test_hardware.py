@@ -1,4 +1,4 @@
-"""What hardware does in a second: products, links, rings; and which groups of ranks leave a server."""
+"""The hardware's times for products, links and rings; and the groups of ranks that leave a server."""
 from dataclasses import replace
 from math import log
 

@@ -1,4 +1,4 @@
-"""In the textbook, every sharded layer is the unsharded one: output, input gradient and every weight gradient."""
+"""The theorem of the textbook: every sharded layer is the unsharded one, in its output and in all gradients."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

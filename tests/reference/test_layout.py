@@ -14,7 +14,7 @@ BUCKET, PARTS = st.integers(1, 50) | st.integers(1, 10_000) | st.just(1 << 62), 
 
 @st.composite
 def layouts(draw):
-    """Of a whole model, or of any of its layers, as interleaved stages give them."""
+    """Draw layouts of a whole model, or of any of its layers, as interleaved stages give them."""
     case = draw(cases())
     layers = draw(st.none() | st.lists(st.sampled_from(range(case.model.num_layers)), min_size=1, unique=True))
     tensors = gpt_tensors(case.model, layers and sorted(layers))

@@ -14,23 +14,23 @@ REGIONS = pytest.mark.parametrize("region", [TENSOR_PARALLEL, *SPLIT], ids=["f a
 
 
 def inside(t, n, seed):
-    """Each rank's array in the region, [b, s, h], its own. s divides by t."""
+    """Draw each rank's own array in the region, [b, s, h]. t divides s."""
     return list(np.random.default_rng([seed, 0]).normal(size=(t, 2, n * t, 3)))
 
 
 def outside(region, t, n, seed):
-    """Each rank's array outside the region: [b, s, h], alike on all, or its positions [b, s/t, h]."""
+    """Draw each rank's array outside the region: [b, s, h], identical on all, or its positions [b, s/t, h]."""
     x = np.random.default_rng([seed, 1]).normal(size=(2, n * t, 3))
     return [x] * t if region is TENSOR_PARALLEL else np.split(x, t, SEQUENCE)
 
 
 def inner_inside(xs, ys):
-    """The inner product of what all ranks hold together: each holds something else."""
+    """Return the inner product of all ranks' arrays together: each rank has its own."""
     return sum(float((x * y).sum()) for x, y in zip(xs, ys, strict=True))
 
 
 def inner_outside(region, xs, ys):
-    """The same outside, where what is alike on all ranks is one array."""
+    """Return the inner product outside the region, where arrays that are identical on all ranks count once."""
     return inner_inside(xs[:1], ys[:1]) if region is TENSOR_PARALLEL else inner_inside(xs, ys)
 
 
@@ -102,5 +102,5 @@ def test_gradients_of_replicated_tensors_alone_are_completed(region, t, seed):
 
 
 def alike(xs, ys):
-    """The same numbers on every rank."""
+    """Assert that every rank has the same numbers in both lists."""
     assert all(x.shape == y.shape and (x == y).all() for x, y in zip(xs, ys, strict=True))

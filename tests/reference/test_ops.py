@@ -17,13 +17,13 @@ def draw(seed, *shape):
 
 
 def lengths(b, s):
-    """Of b samples of s positions: int64 [b], each 1, s or anything between; or None."""
+    """Draw the lengths of b samples of s positions: int64 [b], each 1, s or anything between; or None."""
     each = st.one_of(st.just(1), st.just(s), st.integers(1, s))
     return st.none() | st.lists(each, min_size=b, max_size=b).map(np.array)
 
 
 def central_differences(function, x, dy, step=1e-5):
-    """The gradient of <function(x), dy> by x, one element at a time; error of order step^2 and rounding / step."""
+    """Measure the gradient of <function(x), dy> by x, by elements: the error is of order step^2 and rounding / step."""
     dx = np.zeros_like(x)
     for i in np.ndindex(x.shape):
         saved = x[i]
@@ -119,7 +119,7 @@ def test_softmax(n, m, seed):
 
 
 def attention_by_definition(q, k, v, causal, real=None):
-    """One head, one query at a time."""
+    """Compute attention for one head, one query at a time."""
     out = np.zeros_like(q)
     for i, n, head in np.ndindex(q.shape[:3]):
         seen = min(n + 1 if causal else q.shape[1], q.shape[1] if real is None else real[i])

@@ -1,5 +1,5 @@
-"""What a plan refuses, and which rank is the fullest. Memory, traffic and idle time of published models, beside the
-papers' formulas written out: tests/notebooks/test_plan.py.
+"""The errors of a plan, and its fullest rank. Memory, traffic and idle time of published models, beside the papers'
+formulas written out: tests/notebooks/test_plan.py.
 """
 from dataclasses import replace
 

@@ -103,14 +103,14 @@ def test_selective_keeps_nothing_that_grows_with_the_square_of_the_sequence(reco
 
 
 def forward(case: Case, recompute: Recompute):
-    """The cache of the whole model, dropout on."""
+    """Return the whole model's cache, with dropout."""
     p = case.params(gpt_tensors(case.model))
     tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
     return gpt_forward(tokens, p, case.model, targets, LayerContext(case.dropout, recompute))[1]
 
 
 def arrays_in(tree):
-    """All arrays in nested tuples, lists and dicts, and what they are views of."""
+    """List all arrays in nested tuples, lists and dicts, and the arrays that they are views of."""
     if isinstance(tree, np.ndarray):
         return [tree] if tree.base is None else [tree, *arrays_in(tree.base)]
     below = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()

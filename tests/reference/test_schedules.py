@@ -16,7 +16,7 @@ SIZES = st.integers(1, 6)
 
 @st.composite
 def schedules(draw, names=tuple(SCHEDULES)):
-    """Any generator, at any size that it takes; m < p too."""
+    """Draw schedules of any generator, at any size that it takes, m < p included."""
     name, p, m = draw(st.sampled_from(names)), draw(SIZES), draw(SIZES)
     if name == "interleaved":
         return interleaved(p, p * draw(st.integers(1, 3)), draw(st.integers(1, 3)))
@@ -83,13 +83,13 @@ def test_fewer_microbatches_of_a_v_go_the_same_way(p, m, more):
 
 
 def path(actions):
-    """The actions that others wait for; a whole backward stands as its I."""
+    """List the actions that others wait for; a whole backward stands as its I."""
     return [action._replace(kind="F" if action.kind == "F" else "I") for action in actions if action.kind != "W"]
 
 
 @st.composite
 def placements(draw):
-    """Any stages on any ranks, some ranks with none."""
+    """Draw any stages on any ranks, some ranks with none."""
     homes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=12))
     return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
 

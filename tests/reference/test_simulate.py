@@ -1,4 +1,4 @@
-"""What schedules cost: the closed forms of the papers, and their published figures."""
+"""The cost of schedules: the closed forms of the papers, and their published figures."""
 import pytest
 from hypothesis import given, strategies as st
 

@@ -1,4 +1,4 @@
-"""Which layers are whose: all of them somewhere, in order, and nobody with much more than others."""
+"""The placement of layers: each is on one rank, in order, and no rank has many more than another."""
 import pytest
 from hypothesis import assume, given, strategies as st
 

@@ -201,7 +201,7 @@ def test_groups_are_the_lines_of_the_world(plan):
 
 
 def all_played(plan, hardware) -> float:
-    """Every microbatch."""
+    """Simulate every microbatch."""
     works = stage_works(plan, hardware)
     durations = ([getattr(work, part).total for work in works] for part in NOTHING._fields)
     times = Times(*durations, transfer_time(plan, hardware))

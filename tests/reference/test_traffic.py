@@ -17,7 +17,7 @@ COUNT, SIZE = st.integers(0, 5), st.integers(1, 8)
 
 @st.composite
 def runs(draw):
-    """A model on a pipeline, and the sizes of a run."""
+    """Draw a model on a pipeline, and the sizes of a run."""
     t, parallel = draw(st.integers(1, 4)), draw(pipelines())
     stages = schedule_of(parallel, parallel.pipeline_model_parallel_size).stages
     model = ModelConfig(stages + draw(st.integers(0, 3)), 4 * t, t, draw(st.integers(1, 50)), 8,

@@ -31,7 +31,7 @@ def trainer_of(case: Case, d, stage, bucket_size=1 << 20, clip_grad=0.5, dtype=n
 
 
 def optimizer_of(clip_grad) -> OptimizerConfig:
-    """eps is above the rounding in the key bias's gradient, which is zero otherwise: Adam must not blow that up."""
+    """Return options whose eps is above the rounding in the key bias's gradient, which is otherwise zero."""
     return OptimizerConfig(1e-2, 10, lr_warmup_iters=1, weight_decay=0.1, clip_grad=clip_grad, adam_eps=1e-4)
 
 
@@ -40,7 +40,7 @@ def batch_of(case: Case, step: int, d: int, m: int):
 
 
 def flats(trainer: ZeroTrainer):
-    """Each rank's whole flat parameters: its own, or in stage 3 what the shards of all are together."""
+    """Return each rank's whole flat parameters: its own, or in stage 3 the shards of all ranks together."""
     if trainer.stage < 3:
         return [rank.params for rank in trainer.ranks]
     layout, flat = trainer.layout, np.full(trainer.layout.size, np.nan)
@@ -52,7 +52,7 @@ def flats(trainer: ZeroTrainer):
 
 
 def padding_of(trainer: ZeroTrainer):
-    """Which elements of the flat buffer are no tensor's. (A tensor's own padding, of the vocabulary, is part of it.)"""
+    """Return a mask of the flat buffer's elements outside all tensors. (A table's padding is part of its tensor.)"""
     padding = np.ones(trainer.layout.size, bool)
     for segment in trainer.layout.segments:
         padding[segment.slice] = False
@@ -168,7 +168,7 @@ BUGS = {
     "whole gradients counted d times": (0, " if self.stage else squares[0]", ""),
     "a tied table's gradient as a lookup only": (3, "[x + y for x, y in zip(words, tables)]", "words"),
     "the mean over replicas taken twice": (1, "1 / tokens.size) for x", "1 / (self.d * tokens.size)) for x"),
-    "every replica drops alike": (2, "self.iteration, samples.start)", "self.iteration, 0)"),
+    "every replica draws the same mask": (2, "self.iteration, samples.start)", "self.iteration, 0)"),
 }
 
 
