@@ -13,8 +13,7 @@ from reference.dropout import Dropout, Site
 from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import HOST, initialize
-from tests.reference.test_ops import draw, gradient_is_right
-from tests.spy import SpyArray, to_device
+from tests.reference.test_ops import attention_by_definition, draw, gradient_is_right
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -68,30 +67,6 @@ def test_every_element_has_an_index_of_its_own():
     for site, shape in (d.hidden("mlp"), (2, 4, 6)), (d.attention(), (2, 3, 4, 4)):
         index = ops.counter_rng.indices(shape, site.whole, site.first, HOST)
         assert index.dtype == np.uint64 and (index.ravel() == np.arange(index.size)).all()
-
-
-@given(st.integers(0, 2**40), SEEDS)
-def test_a_spy_draws_the_same_bits(sample, seed):
-    """So CuPy would: the arithmetic is on unsigned words, and nothing is made on the host."""
-    d = Dropout(model(), seed, 5, sample, 0)
-    for site, shape in (d.hidden("mlp", 1), (2, 3, 6)), (d.attention(1), (2, 2, 4, 4)):
-        on_device = ops.draw_mask(site, shape, SpyArray(HOST))
-        assert isinstance(on_device.keep, SpyArray)
-        assert (on_device.keep.get() == mask_of(site, *shape)).all()
-
-
-def test_a_spy_drops_what_numpy_drops():
-    site, probs = Dropout(model(), 1, 5, 3, 0).attention(), draw(1, 2, 3, 4, 4)
-    q, k, v, dy = (draw(i, 2, 4, 3, 2) for i in range(4))
-    y, mask = ops.dropout(to_device(probs), site)
-    assert (y.get() == ops.dropout(probs, site)[0]).all()
-    assert (ops.dropout_backward(y, mask).get() == ops.dropout_backward(y.get(), ops.dropout(probs, site)[1])).all()
-    context, cache = ops.attention_core(*to_device((q, k, v)), True, site)
-    expected, expected_cache = ops.attention_core(q, k, v, True, site)
-    close(context.get(), expected)
-    for actual, wanted in zip(ops.attention_core_backward(to_device(dy), cache),
-                              ops.attention_core_backward(dy, expected_cache)):
-        close(actual.get(), wanted)
 
 
 # ---- chance -------------------------------------------------------------------------------------------------------
@@ -210,18 +185,6 @@ def test_dropout_backward(rate, seed):
     gradient_is_right(ops.dropout_backward(dy, ops.dropout(x, site)[1]), lambda x: ops.dropout(x, site)[0], x, dy)
 
 
-def attention_by_definition(q, k, v, causal, keep, rate):
-    """Compute attention for one head, one query, one key at a time."""
-    out = np.zeros_like(q)
-    for i, n, head in np.ndindex(q.shape[:3]):
-        seen = n + 1 if causal else q.shape[1]
-        probs = ops.softmax(k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3]))
-        for m in range(seen):
-            if keep[i, head, n, m]:
-                out[i, n, head] += probs[m] / (1 - rate) * v[i, m, head]
-    return out
-
-
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.booleans(),
        st.sampled_from(RATES), st.integers(0, 3), SEEDS)
 def test_attention_with_dropout(b, s, a, d, causal, rate, first_head, seed):
@@ -229,7 +192,7 @@ def test_attention_with_dropout(b, s, a, d, causal, rate, first_head, seed):
     q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
     site = Dropout(model(n=6, a=6, attention=rate), seed, 1, 10).attention(first_head)
     y, cache = ops.attention_core(q, k, v, causal, site)
-    close(y, attention_by_definition(q, k, v, causal, mask_of(site, b, a, s, s), rate))
+    close(y, attention_by_definition(q, k, v, causal, factors=mask_of(site, b, a, s, s) / (1 - rate)))
     close(cache.probs.sum(-1), np.ones((b, a, s)))                       # they are kept before dropout
     if s <= 3:
         dq, dk, dv = ops.attention_core_backward(dy, cache)

@@ -120,14 +120,6 @@ def test_views_of_a_part_are_those_of_the_whole(case, size, parts, seed):
             assert all(np.shares_memory(view, alone) for _, view in leaves(views))
 
 
-@given(cases(num_layers=4), st.lists(st.integers(0, 3), min_size=1, unique=True))
-def test_a_rank_of_a_pipeline_lays_out_what_it_holds(case, layers):
-    """Any layers, as interleaved stages give them: the last one first, whether they are neighbours or not."""
-    layout = Layout(gpt_tensors(case.model, sorted(layers)), case.t)
-    numbers = [int(segment.name.split(".")[1]) for segment in layout.segments if segment.name.startswith("blocks")]
-    assert numbers == sorted(numbers, reverse=True) and set(numbers) == set(layers)
-
-
 @given(cases(num_layers=2, untie_embeddings_and_output_weights=False), BUCKET, PARTS)
 def test_two_copies_of_a_tied_table_are_cut_alike(case, size, parts):
     """The first stage and the last lay out different tensors; but rank i owns the same elements of both tables."""

@@ -118,13 +118,14 @@ def test_softmax(n, m, seed):
 # ---- attention --------------------------------------------------------------------------------------------------
 
 
-def attention_by_definition(q, k, v, causal, real=None):
-    """Compute attention for one head, one query at a time."""
+def attention_by_definition(q, k, v, causal, real=None, factors=None):
+    """Compute attention for one head, one query at a time; `factors` [b, a, s, s] multiply the probabilities."""
     out = np.zeros_like(q)
     for i, n, head in np.ndindex(q.shape[:3]):
         seen = min(n + 1 if causal else q.shape[1], q.shape[1] if real is None else real[i])
         scores = k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3])
-        out[i, n, head] = ops.softmax(scores) @ v[i, :seen, head]
+        probs = ops.softmax(scores) * (1 if factors is None else factors[i, head, n, :seen])
+        out[i, n, head] = probs @ v[i, :seen, head]
     return out
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.config import ModelConfig, Recompute
-from reference.errors import UserError
 from reference.layer_context import LayerContext
 from reference.layers.attention import CoreInputs
 from reference.models import stage
@@ -54,15 +53,6 @@ def test_block_recomputes_the_first_layers(layers, n):
 @given(LAYERS, st.sampled_from(["uniform", "block"]), st.integers(1, 10))
 def test_else_every_layer_is_kept(granularity, layers, method, n):
     assert Recompute(granularity, method, n).groups(layers) == [([layer], False) for layer in layers]
-
-
-@pytest.mark.parametrize("choices, sentence", [
-    (("everything",), "--recompute-granularity is 'everything', but must be one of none, selective, full"),
-    (("full", "all"), "--recompute-method is 'all', but must be one of uniform, block"),
-    (("full", "block", 0), "--recompute-num-layers is 0, but must be at least 1")])
-def test_what_there_is_not_is_a_sentence(choices, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Recompute(*choices)
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------------
