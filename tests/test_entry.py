@@ -283,7 +283,7 @@ NOBODY_READS = "error: rank 0 of 1 cannot print: whoever read the output has lef
 @pytest.mark.parametrize("by, left, status, said", [
     ("run_alone", True, 1, ""), ("run_alone", False, 130, "Interrupted.\n"), ("run", True, 1, NOBODY_READS)])
 def test_a_program_of_one_process_ends_without_a_traceback(by, left, status, said):
-    """Whether nobody reads on, or Ctrl-C is pressed."""
+    """Its reader leaves, or Ctrl-C is pressed."""
     program = f"""from mpi_impl.launching.entry import {by}
 def main():
     while True:

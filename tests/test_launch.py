@@ -129,7 +129,7 @@ def test_an_interrupted_launch_leaves_no_process(family, number, status, with_ch
     (2, "which died by signal 9 (SIGKILL)"), (3, "error: a process of the launcher"),
 ])
 def test_a_killed_launcher_leaves_no_process(family, depth, sentence):
-    """Whether it is launch's guard, the MPI's mpiexec below it, or what that starts the ranks by."""
+    """It is launch's guard, the MPI's mpiexec below it, or the process that starts the ranks."""
     if mpi_vendor() != "MPICH" and depth == 3:
         pytest.skip("there it is a rank")
     with family() as job:
@@ -257,8 +257,8 @@ SBATCH = ROOT / "docs" / "pretrain_gpt.sbatch"
 
 
 def test_the_batch_script_trains_and_goes_on(tmp_path):
-    """With an srun that starts ranks here: what it asks of pretrain_gpt is right, and a second job goes on from there.
-    Nobody has run it under Slurm.
+    """An srun that starts ranks here shows that its options for pretrain_gpt are right, and that a second job resumes.
+    No one has run it under Slurm.
     """
     subprocess.run(["bash", "-n", SBATCH], check=True)
     (tmp_path / "bin").mkdir()

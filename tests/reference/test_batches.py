@@ -13,7 +13,7 @@ from tests.strategies import ANY_MODEL, Case, cases, close, trees_close
 
 @given(cases(sizes=st.just(1), architectures=("bert",)))
 def test_a_sample_is_a_row(case):
-    """Unpacked it is what was packed, each row by itself too; whole numbers, as wide as is said."""
+    """A batch packs into rows of integers, each of the declared width, and each row unpacks to its own sample."""
     kind, batch = batch_type(case.model), case.batch("", case.b)
     rows = batch.pack()
     assert rows.shape == (case.b, kind.width(case.s)) and rows.dtype == np.int64
@@ -22,7 +22,7 @@ def test_a_sample_is_a_row(case):
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_gpt_predicts_the_next_word():
+def test_a_gpt_predicts_the_next_token():
     rows = np.arange(2 * GPTBatch.width(3)).reshape(2, -1)
     assert GPTBatch.unpack(rows).tokens.tolist() == [[0, 1, 2], [4, 5, 6]]
     assert GPTBatch.unpack(rows).targets.tolist() == [[1, 2, 3], [5, 6, 7]]
@@ -30,7 +30,7 @@ def test_a_gpt_predicts_the_next_word():
 
 @given(cases(sizes=st.just(1), architectures=ANY_MODEL))
 def test_each_loss_has_its_weight(case):
-    """Head by head, in the shape of its losses."""
+    """Each head has one weight for each of its losses."""
     c, batch = case.model, case.batch("", case.b)
     losses, _ = model_forward(None, case.params(model_tensors(c)), c, batch)
     assert [loss.shape for loss in losses] == [weights.shape for weights in batch.weights_of_heads(c.heads)]
@@ -69,7 +69,7 @@ def added(found):
 
 
 def test_a_mean_of_means_is_another_number():
-    """Where one replica has many masked words and the other one: that one counts as much as all the others."""
+    """With one masked token on one replica and many on another, a mean of means gives that token half the weight."""
     model = ModelConfig(2, 8, 2, 20, 6, architecture="bert", heads=("lm",))
     case = Case(1, model, 2, 6, seed=3)
     p, batch = case.params(model_tensors(model)), case.batch("", 2)

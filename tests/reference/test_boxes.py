@@ -93,8 +93,8 @@ def test_boxes_that_touch_have_nothing_in_common():
 
 
 @given(SHAPES, st.data())
-def test_overlap_is_what_both_boxes_have(shape, data):
-    """And it is found again in either of them."""
+def test_an_overlap_has_the_elements_of_both_boxes(shape, data):
+    """`inside` finds the overlap in either box."""
     one, other, array = data.draw(boxes(shape)), data.draw(boxes(shape)), np.arange(prod(shape)).reshape(shape)
     common = overlap(one, other)
     found = set() if common is None else set(array[common].flat)

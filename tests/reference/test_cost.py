@@ -51,7 +51,7 @@ def overlap(one, other):
 
 
 @given(cases(architectures=ANY_MODEL), st.data())
-def test_parameters_are_those_of_the_tensors(case, data):
+def test_parameters_are_the_elements_of_the_tensors(case, data):
     """The formulas count the whole model without padding, and a rank's shard of any stage of it."""
     c, t, tensors = case.model, case.t, model_tensors(case.model)
     assert parameters(c) == sum(prod(tensor.shape) for _, tensor in leaves(tensors))
@@ -62,7 +62,7 @@ def test_parameters_are_those_of_the_tensors(case, data):
 
 @given(cases(position_embedding_type="learned_absolute", untie_embeddings_and_output_weights=False))
 def test_the_published_formula_lacks_the_final_layer_norm(case):
-    """And is exact otherwise."""
+    """It is exact otherwise."""
     assert round(published_parameters(case.model)) == parameters(case.model) - 2 * case.model.hidden_size
 
 
@@ -95,7 +95,7 @@ def flops_of(run, *trees):
 
 @given(cases(sizes=st.just(1), architectures=("bert",)))
 def test_flops_of_bert_are_those_of_the_matrix_products(case):
-    """Its heads' included; the samples are b, or as many for each question as it has answers."""
+    """BERT's heads are included; a sample of a question has a sequence for each answer."""
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
     forward = flops_of(lambda p: model_forward(None, p, c, batch), p)
     dlosses = [case.array("dloss", *weights.shape) for weights in batch.weights_of_heads(c.heads)]
@@ -106,7 +106,7 @@ def test_flops_of_bert_are_those_of_the_matrix_products(case):
 
 @given(cases(sizes=st.just(1)))
 def test_flops_are_those_of_the_matrix_products(case):
-    """Of the textbook's forward; of its backward, which is twice that; and of what a recompute does again."""
+    """The formulas count the forward, the backward, which is twice the forward, and every recompute."""
     c, b, s, p = case.model, case.b, case.s, case.params(gpt_tensors(case.model))
     tokens, targets = case.ids("tokens", b, s), case.ids("targets", b, s)
     expected = forward_flops(c, b, s)
@@ -130,7 +130,7 @@ def test_flops_are_those_of_the_matrix_products(case):
 
 @given(cases())
 def test_shards_compute_what_the_whole_does(case):
-    """All t ranks' FLOPs together: nothing is computed twice, and padded words cost what words do."""
+    """All t ranks together repeat no product; a padded token costs as much as a real one."""
     c, t = case.model, case.t
     tensors = gpt_tensors(c)
     tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
@@ -288,7 +288,7 @@ def test_a_ring(n, share, seed):
 
 @given(cases())
 def test_traffic_of_a_layer(case):
-    """What the textbook's regions send in a block, forward and backward, each in a ring."""
+    """The formula is the elements that the textbook's regions send in a block, forward and backward, in rings."""
     c, t, x = case.model, case.t, case.x()
     b, s, h = x.shape
     tensors, sent = block_tensors(c), []
@@ -316,7 +316,7 @@ def test_traffic_of_a_layer(case):
 
 @given(p=st.integers(3, 6), groups=st.integers(1, 3), v=st.integers(1, 3), b=SIZE, s=SIZE, h=SIZE, t=SIZE)
 def test_traffic_of_a_pipeline(p, groups, v, b, s, h, t):
-    """What a rank in the middle sends to the next and, as gradients, to the one before: b s h each time."""
+    """A rank in the middle sends b s h to the next and, as gradients, to the one before, for each microbatch."""
     m = p * groups
     assert pipeline_traffic(b, s, h) == b * s * h
     for schedule, stages in ((one_f_one_b(p, m), 1), (zero_bubble_h1(p, m), 1), (interleaved(p, m, v), v)):

@@ -42,8 +42,7 @@ def parts(draw, *lengths):
 
 @given(parts(5, 7), st.integers(0, 2**40), SEEDS)
 def test_a_rank_with_some_samples_and_positions_draws_its_slice(part, sample, seed):
-    """By data parallelism a rank has some samples, by sequence parallelism some positions, of sequences of any length.
-    """
+    """A replica has some samples, and a rank with sequence parallelism some positions of sequences of any length."""
     whole = Dropout(model(n=7), seed, 3, sample, 1)
     samples, positions = part
     mine = replace(whole, sample=sample + samples.start).hidden("mlp", positions.start)
@@ -53,7 +52,7 @@ def test_a_rank_with_some_samples_and_positions_draws_its_slice(part, sample, se
 
 @given(parts(4, 5), st.integers(1, 7), st.integers(0, 2**40), SEEDS)
 def test_a_rank_with_some_heads_draws_its_slice(part, s, sample, seed):
-    """By tensor parallelism a rank has some heads; a shorter sequence has the first queries' and keys' masks."""
+    """A tensor-parallel rank has some heads; a shorter sequence has the masks of the first queries and keys."""
     whole = Dropout(model(n=7, a=5), seed, 3, sample, 1)
     samples, heads = part
     mine = replace(whole, sample=sample + samples.start).attention(heads.start)
@@ -62,7 +61,7 @@ def test_a_rank_with_some_heads_draws_its_slice(part, s, sample, seed):
 
 
 def test_every_element_has_an_index_of_its_own():
-    """Even where the parts are far apart: the next sample begins after the last position of the one before."""
+    """The indices of a whole array are consecutive: a sample begins after the last position of the one before."""
     d = Dropout(model(n=4, a=3), 1, 1)
     for site, shape in (d.hidden("mlp"), (2, 4, 6)), (d.attention(), (2, 3, 4, 4)):
         index = ops.counter_rng.indices(shape, site.whole, site.first, HOST)
@@ -82,7 +81,7 @@ def unrelated(x, y, rate):
 @pytest.mark.parametrize("rate", [0.001, *RATES])
 @pytest.mark.parametrize("sample", [0, 2**20, 2**40])
 def test_the_rate_is_kept(rate, sample):
-    """Of n draws n (1 - rate) are kept, within the binomial's bounds; and along each axis too."""
+    """Of n elements n (1 - rate) are kept, within the binomial's bounds, in all and along each axis."""
     d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), 1234, 1, sample, 0)
     for keep in mask_of(d.hidden("mlp"), 16, 64, 64), mask_of(d.attention(), 2, 8, 64, 64):
         for axis in range(keep.ndim):
@@ -95,8 +94,8 @@ def test_the_rate_is_kept(rate, sample):
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("seed", [0, 1, 1234])
-def test_neighbours_are_unrelated(rate, seed):
-    """Along every axis, at every small lag and at powers of two, where a weak generator repeats itself."""
+def test_neighbours_are_uncorrelated(rate, seed):
+    """Masks are uncorrelated along every axis, at every small lag and at powers of two, periods of weak generators."""
     d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), seed, 1, 0, 0)
     for keep in mask_of(d.hidden("mlp"), 64, 64, 64), mask_of(d.attention(), 8, 8, 64, 64):
         for axis, length in enumerate(keep.shape):
@@ -106,8 +105,8 @@ def test_neighbours_are_unrelated(rate, seed):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_purposes_are_unrelated(rate):
-    """Another site, layer, step or seed is another mask; attention's is another than those of hidden arrays."""
+def test_purposes_are_uncorrelated(rate):
+    """Another site, layer, step or seed has another mask; attention's differs from those of hidden arrays."""
     c = model(n=64, a=8, d=8, hidden=rate, attention=rate)
     ours = Dropout(c, 1234, 7, layer=1)
     others = [replace(ours, seed=1235), replace(ours, step=8), ours.at(0), ours.at(2), replace(ours, layer=None),
@@ -134,8 +133,8 @@ def test_no_two_sites_of_a_model_share_a_key():
     assert len({site.key for site in sites}) == len(sites) == 3 * c.num_layers + 1
 
 
-def test_a_site_is_the_same_whoever_asks():
-    """The microbatch's own sample and layer decide: nothing is counted up from call to call."""
+def test_a_site_depends_on_its_arguments_alone():
+    """The microbatch's own sample and layer decide: nothing is counted from call to call."""
     d = Dropout(model(), 1234, 7, sample=3)
     site = d.at(1).hidden("mlp", 2)
     assert site == Dropout(model(), 1234, 7, 3, 1).hidden("mlp", 2) == d.at(0).at(1).hidden("mlp", 2)
@@ -173,8 +172,8 @@ def test_dropout_by_definition(rate, dtype, seed):
     assert ops.dropout_backward(x, mask).dtype == dtype
 
 
-def test_what_is_dropped_is_gone():
-    """Even an infinity: times 0 it would be NaN."""
+def test_a_dropped_infinity_is_0():
+    """A factor of 0 would make it NaN."""
     y, mask = ops.dropout(np.full((2, 6, 6), np.inf), Dropout(model(), 1, 1).hidden("mlp"))
     assert (y[~mask.keep] == 0).all() and (y[mask.keep] == np.inf).all() and 0 < mask.keep.sum() < mask.keep.size
 

@@ -55,8 +55,8 @@ def test_a_ring_takes_n_minus_1_turns_of_a_share_each(operation, ring, ranks, si
 
 
 @given(t=RANKS, d=RANKS, p=RANKS, server=st.integers(1, 20))
-def test_how_many_groups_leave_a_server(t, d, p, server):
-    """Beside a world as an array: of each axis the lines of ranks, and of each server how many cross its border."""
+def test_groups_that_leave_a_server_are_counted(t, d, p, server):
+    """The count is that of a world as an array, whose lines along an axis are groups, and of its servers."""
     world = np.arange(t * d * p).reshape(p, d, t)
     for axis, ranks, stride in ((2, t, 1), (1, d, t), (0, p, t * d)):
         lines = np.moveaxis(world, axis, -1).reshape(-1, ranks) // server
@@ -117,6 +117,6 @@ def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_
     ({"passes": replace(IDEAL.passes, scores=(1.0, 2.0, 3.0))}, "scores is .* two numbers"),
     ({"hidden": 1.5}, "nor hidden above 1"), ({"jitter": -0.1}, "none may be below 0"),
     ({"inside": Link(-1.0, 1.0)}, "a latency not below"), ({"between": Link(1.0, 0.0)}, "bandwidth must be above 0")])
-def test_what_makes_no_sense_is_told_in_a_sentence(wrong, says):
+def test_impossible_hardware_is_refused_in_a_sentence(wrong, says):
     with pytest.raises(UserError, match=says):
         replace(IDEAL, **wrong)

@@ -34,7 +34,7 @@ def test_table_1_of_zero(stage):
 
 
 @given(psi=st.integers(1, 10**12), n=st.integers(1, 1024), g=st.sampled_from([2, 4]), k=st.integers(0, 16))
-def test_stages_cut_more_and_more(psi, n, g, k):
+def test_each_stage_of_zero_shards_more(psi, n, g, k):
     """(2 + g + K) psi, (2 + g) psi + K psi/N, 2 psi + (g + K) psi/N, (2 + g + K) psi/N."""
     published = [(2 + g + k) * psi, (2 + g) * psi + k * psi / n, 2 * psi + (g + k) * psi / n, (2 + g + k) * psi / n]
     assert [sum(model_states(psi, n, stage, g=g, k=k)) for stage in range(4)] == pytest.approx(published)
@@ -87,7 +87,7 @@ def test_what_selective_recompute_saves(c, core, saved):
     (ModelConfig(48, 6144, 64, 51_200, 2048), "16%", "8%"), (GPT3, "18%", "9%"), (MT_NLG, "20%", "10%"),
     (ModelConfig(128, 25_600, 160, 51_200, 2048), "20%", "10%")])
 def test_figure_7_of_korthikanti(c, both, full):
-    """Of what tensor parallelism keeps, t = 8: a fifth with both techniques, and full recompute half of that.
+    """For t = 8, both techniques keep a fifth of what tensor parallelism keeps, and full recompute half of that.
 
     The text of section 6.1 says "under 20 %" and "10 %" for all four models. For the two large ones the formula gives
     20.2 %: the text includes the freeing of outputs of appendix B, which no formula of the paper does.
@@ -149,7 +149,7 @@ def inventory_of(case, granularity="none", compute="bfloat16"):
 
 @given(cases(), st.sampled_from(["none", "selective", "full"]), st.sampled_from(sorted(FORMATS)))
 def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
-    """Exactly, and whatever ours are. Where ours differ, it is said why; where they do not, nothing is."""
+    """The paper's column adds up exactly; an item has a reason if and only if our bytes differ from the paper's."""
     inventory = inventory_of(case, granularity, compute)
     formula = layer_activations(case.model, case.b, case.s, case.t, case.sequence_parallel, granularity)
     assert sum(item.paper for item in inventory.layer()) == sum(formula)
@@ -159,14 +159,14 @@ def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
 
 
 @given(cases())
-def test_what_waits_for_w_is_32_sbh(case):
+def test_tensors_that_wait_for_w_are_32_sbh(case):
     """Qi et al. 2023, table 1, of one rank: in 16 bits, ours and theirs."""
     items = inventory_of(replace(case, t=1, sequence_parallel=False, keep_gathered_inputs=False)).layer_deferred()
     assert total(items) == sum(item.paper for item in items) == 32 * case.s * case.b * case.model.hidden_size
 
 
 @given(cases())
-def test_outside_the_layers_where_the_sequence_is_cut(case):
+def test_activations_outside_the_layers_with_sequence_parallelism(case):
     """Korthikanti et al. 2022, section 4.3, of a pipeline of one stage."""
     inventory = inventory_of(case)
     published = sum(item.paper for item in [*inventory.embedding(), *inventory.head()])
@@ -175,8 +175,8 @@ def test_outside_the_layers_where_the_sequence_is_cut(case):
 
 
 @given(cases(activation="gelu", position_embedding_type="learned_absolute", hidden_dropout=0.1, attention_dropout=0.1))
-def test_in_16_bits_ours_are_the_papers_but_for_few(case):
-    """By hand: two numbers a position more, in float32; and 5 a s^2 b/t fewer, since kernels keep no probabilities."""
+def test_in_16_bits_two_items_differ_from_the_paper(case):
+    """We keep two float32 numbers a position more, and 5 a s^2 b/t bytes fewer: kernels keep no probabilities."""
     inventory = inventory_of(replace(case, keep_gathered_inputs=False))
     square = case.model.num_attention_heads * case.s**2 * case.b
     positions = case.s * case.b // (case.t if case.sequence_parallel else 1)
@@ -193,8 +193,8 @@ def test_a_peak_by_hand():
         assert peak_activations(stages, [parse_action(word) for word in actions.split()]) == peak
 
 
-def test_of_what_is_computed_again_the_largest_group_counts():
-    """Of a stage's groups, and of a rank's stages: they take turns."""
+def test_the_largest_recomputed_group_counts():
+    """Groups of a stage, and stages of a rank, are recomputed one at a time."""
     inventory = ActivationInventory(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
         recompute=Recompute("full", "uniform", 3)))
     one, two, three = (inventory.recomputed(range(n)) for n in (1, 2, 3))

@@ -53,7 +53,7 @@ def test_activations_backward(name, n, seed):
 
 @given(st.floats(-30, 30))
 def test_erf_is_the_error_function(x):
-    """To the last bits of float64, against the C library's."""
+    """It equals the C library's to the last bits of float64."""
     assert abs(ops.erf(np.array([x]))[0] - math.erf(x)) <= 4e-16
 
 
@@ -148,8 +148,8 @@ def test_attention(data, b, s, a, d, causal, seed):
 
 
 @given(st.data(), SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
-def test_nobody_sees_padding(data, b, s, a, d, causal, seed):
-    """Whatever stands there, to the bit: and so keys and values there have a gradient of exactly 0."""
+def test_no_query_attends_to_padding(data, b, s, a, d, causal, seed):
+    """The content of padding changes no bit, and its keys and values have a gradient of exactly 0."""
     q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
     real = data.draw(lengths(b, s).filter(lambda found: found is not None))
     y, cache = ops.attention_core(q, k, v, causal, None, real)

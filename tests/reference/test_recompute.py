@@ -19,7 +19,7 @@ LAYERS = st.integers(0, 9).flatmap(lambda first: st.builds(range, st.just(first)
 
 
 @given(cases(sizes=st.just(1)), recomputes())
-def test_it_changes_nothing(case, recompute):
+def test_recompute_changes_nothing(case, recompute):
     theorems.recompute_changes_nothing(case, recompute)
 
 
@@ -28,15 +28,15 @@ def test_it_changes_nothing(case, recompute):
 
 @given(LAYERS, recomputes())
 def test_groups_are_the_layers_in_order(layers, recompute):
-    """Of any stage, each layer in one group, and no group empty."""
+    """Each layer of a stage is in one group, and no group is empty."""
     groups = recompute.groups(layers)
     assert [layer for group, _ in groups for layer in group] == list(layers)
     assert all(group for group, _ in groups)
 
 
 @given(LAYERS, st.integers(1, 10))
-def test_uniform_groups_are_alike(layers, n):
-    """Megatron's `uniform`: n layers each, and what does not divide in the last; all keep their input only."""
+def test_uniform_groups_have_one_size(layers, n):
+    """Megatron's `uniform` makes groups of n layers, the rest in the last, and keeps only the inputs of all."""
     groups = Recompute("full", "uniform", n).groups(layers)
     assert all(again for _, again in groups) and len(groups) == -(-len(layers) // n)
     assert all(len(group) == n for group, _ in groups[:-1])
@@ -63,7 +63,7 @@ CASE = Case(1, ModelConfig(5, 12, 3, 10, 7), 2, 7, seed=1)      # s = 7: like no
 @pytest.mark.parametrize("recompute", [Recompute("full", "uniform", n) for n in (1, 2, 3, 9)] +
                          [Recompute("full", "block", n) for n in (1, 3, 9)], ids=str)
 def test_full_keeps_the_input_of_a_group_and_nothing_else(recompute):
-    """Of all arrays that the group's layers have made for their backward, none is alive."""
+    """Of all arrays that the group's layers made for their backward, none is alive."""
     made: dict[int, list] = {}
 
     def watched(x, p, c, context, block_forward=stage.block_forward):

@@ -38,7 +38,7 @@ def test_the_bubbles_of_zero_bubble_schedules(p, more, f, i, share):
 
 @given(RANKS, MORE, TIME)
 def test_the_bubble_of_zero_bubble_v(p, more, time):
-    """None from m = 2p - 1 on, as the paper says; below, an action for each microbatch that lacks. The slant is p - 1.
+    """It is 0 from m = 2p - 1 on, as the paper says; below, an action for each missing microbatch. The slant is p - 1.
 
     Times are of a stage, half of a rank's.
     """
@@ -70,22 +70,22 @@ def test_published_bubble_rates(schedule, rate):
 
 @given(RANKS, st.integers(1, 20))
 def test_activations_in_flight_of_a_v(p, m):
-    """Of a stage, half a rank: ZB-V holds 2p, 1F1B's p of a whole rank, on every rank; DualPipe-V one more."""
+    """Counted in stages, half a rank's layers: ZB-V holds 2p, 1F1B's p whole ranks', everywhere; DualPipe-V 2p + 1."""
     zb, dual = activations_in_flight(zero_bubble_v(p, m)), activations_in_flight(dualpipe_v(p, m))
     assert max(zb) == min(2 * m, 2 * p) and max(dual) == min(2 * m, 2 * p + 1)
     if m >= 2 * p:
         assert set(zb) == {2 * p} and set(dual) == {2 * p + 1}
 
 
-def test_what_no_backward_follows_keeps_nothing():
-    """Evaluation between training: only the forwards that go back count."""
+def test_a_forward_without_a_backward_keeps_nothing():
+    """In an evaluation between training steps, only forwards with a backward count."""
     assert activations_in_flight(from_csv("0F0,0F1,0F2,0B1")) == [1]
     assert activations_in_flight(from_csv("0F0,0F1,0F2,0I1,0W1,0F3")) == [1]
 
 
 def test_the_work_is_the_busiest_ranks():
-    """Of three unequal stages, four microbatches: the second rank computes 4 (5 + 1 + 2) = 32, as nobody else; and the
-    last one has as little as 4 (1 + 1 + 1).
+    """With three unequal stages and four microbatches the second rank computes for 4 (5 + 1 + 2) = 32, longest of
+    all; the last one for 4 (1 + 1 + 1).
     """
     timeline = simulate(one_f_one_b(3, 4), Times([2.0, 5.0, 1.0], [2.0, 1.0, 1.0], [1.0, 2.0, 1.0]))
     assert timeline.work == 32
@@ -117,6 +117,6 @@ def test_a_timeline_is_possible(schedule, p, m, data):
             free = stop
 
 
-def test_a_schedule_that_never_ends_is_said_to():
+def test_a_schedule_that_never_ends_raises_an_error():
     with pytest.raises(ValueError, match="never ends"):
         simulate(from_csv("1F0,0F0,0B0,1B0"), Times())

@@ -77,8 +77,8 @@ def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5,
 
 
 @given(cases(sizes=st.just(1), **SPREAD), D, M, STAGE, BUCKET, st.sampled_from([0.0, 0.5]))
-def test_every_stage_is_one_process(case, d, m, stage, bucket_size, clip_grad):
-    """Dropout on, clipped or not."""
+def test_every_stage_trains_as_one_process(case, d, m, stage, bucket_size, clip_grad):
+    """It does so with dropout, clipped or not."""
     zero_equals_one_process(case, d, m, stage, bucket_size, clip_grad)
 
 
@@ -87,7 +87,7 @@ def test_every_stage_is_one_process(case, d, m, stage, bucket_size, clip_grad):
 
 @given(cases(sizes=st.just(1)), D, STAGE, BUCKET, st.sampled_from([np.float16, np.float32, np.float64]))
 def test_ranks_hold_what_the_paper_says(case, d, stage, bucket_size, dtype):
-    """Section 5, where Psi counts the padding too, which is less than N elements a bucket."""
+    """Rajbhandari et al. 2020, section 5: Psi counts the padding too, which is less than N elements a bucket."""
     trainer, w = trainer_of(case, d, stage, bucket_size, dtype=dtype), np.dtype(dtype).itemsize
     psi, g, k, N = trainer.layout.size, w, 2 * w, d
     published = [(w + g + k) * psi, (w + g) * psi + k * psi / N, w * psi + (g + k) * psi / N, (w + g + k) * psi / N]
@@ -120,8 +120,8 @@ def test_ranks_send_what_the_paper_says(case, d, m, stage, bucket_size):
 
 
 @given(cases(sizes=st.just(1)), st.integers(2, 5), st.integers(1, 2))
-def test_stage_3_never_has_more_whole_than_it_uses(case, d, m):
-    """At most a block; the embedding's tables; or the final layer norm and the table of the logits."""
+def test_stage_3_materializes_only_units_in_use(case, d, m):
+    """At most a block is whole; or the embedding's tables; or the final layer norm and the table of the logits."""
     trainer = trainer_of(case, d, 3)
     with gathers_observed(trainer) as most:
         trainer.step(*batch_of(case, 0, d, m), case.b)
@@ -183,4 +183,4 @@ def test_a_unit_that_is_not_freed_is_caught():
     right = "        return [self.layout.unit_views(unit, flat) for flat in flats]"
     kept = "        self.kept = [*getattr(self, 'kept', ()), flats]\n" + right
     with planted("reference.parallel.zero", right, kept), pytest.raises(AssertionError):
-        test_stage_3_never_has_more_whole_than_it_uses.hypothesis.inner_test(CASE, 2, 1)
+        test_stage_3_materializes_only_units_in_use.hypothesis.inner_test(CASE, 2, 1)
