@@ -85,7 +85,7 @@ def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
 
 
 def bits(recording: Recording) -> dict:
-    """Every tensor's values."""
+    """Return every tensor's values, by key."""
     return {key: bits_of(recording, parts) for key, parts in recording.parts.items()}
 
 

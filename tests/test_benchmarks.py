@@ -1,4 +1,4 @@
-"""The benchmarks of the planner: their computations are right, and their measurements run."""
+"""The planner's benchmarks: their computations from measurements, and that all their measurements can run."""
 import sys
 from dataclasses import replace
 from importlib import import_module

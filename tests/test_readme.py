@@ -1,4 +1,4 @@
-"""What the READMEs and CONTRIBUTING.md name is there."""
+"""The files that the READMEs and CONTRIBUTING.md name."""
 import re
 from pathlib import Path
 
@@ -26,7 +26,7 @@ PROSE = [ROOT / name for name in (*TEXTS, "benchmarks/README.md")] + sorted(ROOT
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_does_not_count_tests(path):
-    """How many there are depends on the day, and how many are skipped on the machine."""
+    """Their number changes from day to day, and the number of skipped ones with the machine."""
     assert not re.search(r"\d (passed|failed|(unit )?tests?|theorems)\b", path.read_text())
 
 

@@ -55,7 +55,7 @@ NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
 
 @pytest.fixture
 def clone(tmp_path):
-    """A fresh clone, and beside it what READMEs say a reader has: texts."""
+    """Make a fresh clone, with the texts that the READMEs say a reader has."""
     folder = copy_as_cloned(tmp_path / "clone")
     (folder / "texts").mkdir()
     texts = [path.read_text() for path in sorted(folder.glob("reference/*.py"))]
@@ -100,7 +100,7 @@ def test_quick_commands_work_in_a_fresh_clone(clone):
 
 @pytest.mark.deep
 def test_all_commands_work_in_a_fresh_clone(clone):
-    """In the order of the READMEs, except that what loads a model comes after what saves it."""
+    """They run in the order of the READMEs, but a command that loads a model comes after the one that saves it."""
     in_order = sorted(COMMANDS, key=lambda command: command.program == "mpi_impl.generate")
     failed = [run(command, clone) for command in in_order if command.program not in NOT_RUN]
     assert not list(filter(None, failed))

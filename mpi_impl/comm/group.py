@@ -14,7 +14,7 @@ from mpi_impl.comm.mpi_library import largest_tag
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.transports.choice import Transports
-from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives
 from mpi_impl.runtime.arrays import is_half, on_device
 
 
@@ -76,7 +76,7 @@ class Group(ObjectGroup):
         """Send x to rank `to`, which posts a receive with the same tag. x must not change until the wait is over."""
         self._record("send", x, x.size, reason, [self.ranks[self.rank], self.ranks[to]])
         with self._posting(reason, x) as clock:
-            request = self.transports.choose(Messages, x).post_send(x, to, 2 * tag)
+            request = self.transports.choose(PointToPoint, x).post_send(x, to, 2 * tag)
             pending = Pending(self, f"send {reason}", [request], None, [self.ranks[to]])
             if clock is not None:
                 pending.stamp[0] = clock.tell()
@@ -86,7 +86,7 @@ class Group(ObjectGroup):
     def post_receive(self, x, source: int, tag: int, reason: str) -> Pending:
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
         with self._posting(reason, x) as clock:
-            request = self.transports.choose(Messages, x).post_receive(x, source, 2 * tag)
+            request = self.transports.choose(PointToPoint, x).post_receive(x, source, 2 * tag)
             pending = Pending(self, f"receive {reason}", [request], x, [self.ranks[source]])
             if clock is not None:
                 pending.takes = clock.link.seconds("send", 2, x.nbytes)

@@ -19,7 +19,7 @@ from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
 from reference.models.stage import has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
-from reference.parallel.pipeline import cut_into_stages
+from reference.parallel.pipeline import split_into_stages
 from reference.parallel.stages import layers_of_rank
 from reference.params import leaves, split
 from reference.precision import Precision
@@ -78,7 +78,7 @@ def holds(trainer: Trainer) -> str:
 def check_tensors(check: Check, what: str, trainer: Trainer, buffer: Buffer, whole) -> None:
     """Compare every tensor of which this rank has a part with that part of the textbook's `whole` model."""
     parallel, tensors = trainer.topology.config, trainer.state.layout.tensors
-    stage, = cut_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
+    stage, = split_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
     expected = split(stage, tensors, parallel.tensor_model_parallel_size)[trainer.topology.tensor.rank]
     found = dict(leaves(trainer.state.layout.views(trainer.state.whole(buffer))))
     for name, part in leaves(expected):

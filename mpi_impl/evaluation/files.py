@@ -1,9 +1,11 @@
 """Readers of published files, with a sentence about each fault."""
 from pathlib import Path
 
+import msgspec
+
 from mpi_impl.data.corpus import kind
 from mpi_impl.runtime import files
-from mpi_impl.runtime.formats import Content, json_value
+from mpi_impl.runtime.formats import Content, decoding
 from reference.errors import UserError
 
 
@@ -23,6 +25,7 @@ def read_text(path: str | Path, wanted: str) -> str:
 def parse(text: str, kind: type[Content], where: str, like: str) -> Content:
     """Parse a JSON text as a value of this type. Raise UserError for anything else; `like` is an example."""
     try:
-        return json_value(text.encode(), kind, where)
+        with decoding(where, "JSON"):
+            return msgspec.json.decode(text, type=kind)
     except UserError as error:
         raise UserError(f"{error} It should read like {like}.") from error

@@ -52,7 +52,7 @@ def decoding(path: str, form: str) -> Iterator[None]:
 def sentence(error: Exception) -> str:
     """Return the library's message in a form that can follow a colon."""
     words = str(error).rstrip(".").replace(" - at ", ", at ")
-    return words[:1].lower() + words[1:]
+    return words if words[:2].isupper() else words[:1].lower() + words[1:]     # not of "JSON is malformed"
 
 
 def open_tensors(path: str) -> Any:

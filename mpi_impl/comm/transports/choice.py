@@ -32,7 +32,7 @@ class Transports:
         return [*self.first, *collectives, *([StagedTransport(staging, self.choose)] if staging else self.by_mpi)]
 
     def choose(self, kind: type, x) -> Any:
-        """Return the first transport of a kind (Collectives, PostedCollectives or Messages) that takes x.
+        """Return the first transport of a kind (Collectives, PostedCollectives or PointToPoint) that takes x.
 
         For a collective all ranks ask, and choose the same.
         """

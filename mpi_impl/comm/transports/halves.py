@@ -3,13 +3,13 @@ import numpy as np
 
 from mpi_impl.comm.transports.buffers import split_in_pieces
 from mpi_impl.comm.transports.mpi import MPITransport
-from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives
 from mpi_impl.runtime.arrays import contiguous, is_half, narrowed, widened
 
 UFUNCS = {"sum": np.add, "max": np.maximum}
 
 
-class HalvesTransport(Collectives, Messages, PostedCollectives):
+class HalvesTransport(Collectives, PointToPoint, PostedCollectives):
     """MPI for 16-bit floats. Sums are made in float32, in rank order, and rounded once."""
 
     def __init__(self, mpi: MPITransport):

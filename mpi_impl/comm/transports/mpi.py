@@ -5,13 +5,13 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_impl.comm.transports.buffers import copy_back, finish_device, join_pieces, room_for_pieces, split_in_pieces
-from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives, Request
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
 from mpi_impl.runtime.arrays import contiguous, on_device
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 
 
-class MPITransport(Collectives, Messages, PostedCollectives):
+class MPITransport(Collectives, PointToPoint, PostedCollectives):
     """MPI's own calls. MPI needs contiguous arrays, of formats that it knows (halves.py has the others)."""
 
     def __init__(self, comm: MPI.Intracomm):

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpi_impl.comm.transports.buffers import finish_device
 from mpi_impl.comm.transports.nccl import NCCL
-from mpi_impl.comm.transports.transport import Collectives, Messages, PostedCollectives, Request
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
 
 BACKENDS = ("nccl", "mpi", "staged")     # without --distributed-backend, the first that is possible
 
@@ -56,7 +56,7 @@ class DevicePath(NamedTuple):
     nccl: NCCL | None = None
 
 
-class StagedTransport(Collectives, Messages, PostedCollectives):
+class StagedTransport(Collectives, PointToPoint, PostedCollectives):
     """Arrays on a device, by whichever transport takes their buffers on the host."""
 
     def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
@@ -89,11 +89,11 @@ class StagedTransport(Collectives, Messages, PostedCollectives):
 
     def post_send(self, x, to, tag):
         sent = self.staging.to_buffer(x)
-        return self.choose(Messages, sent).post_send(sent, to, tag)
+        return self.choose(PointToPoint, sent).post_send(sent, to, tag)
 
     def post_receive(self, x, source, tag):
         received = self.staging.like(x)
-        return self._copied(self.choose(Messages, received).post_receive(received, source, tag), received, x)
+        return self._copied(self.choose(PointToPoint, received).post_receive(received, source, tag), received, x)
 
     def _copied(self, request, buffer, x):
         """Return a request that ends with a copy of the buffer to the device."""

@@ -75,7 +75,7 @@ class PostedCollectives(Transport, ABC):
         """
 
 
-class Messages(Transport, ABC):
+class PointToPoint(Transport, ABC):
     """A transport from one rank to another."""
 
     @abstractmethod
