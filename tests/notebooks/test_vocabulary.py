@@ -4,7 +4,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from mpi_impl.notebook.pictures.shards import OWNERS
-from mpi_impl.notebook.pictures.vocabulary import NOTHING, draw_lookup, draw_words
+from mpi_impl.notebook.pictures.vocabulary import NOTHING, draw_lookup, draw_vocabulary
 
 
 def test_each_word_is_answered_by_its_owner_and_by_the_sum():
@@ -23,7 +23,7 @@ def test_each_word_is_answered_by_its_owner_and_by_the_sum():
 
 def test_words_have_bars_and_padding_has_none():
     values = np.array([1.0, -2.0, 3.0, -np.inf])
-    figure = draw_words({"logits": values, "again": values}, ["x", "y", "z"], 2, target=1)
+    figure = draw_vocabulary({"logits": values, "again": values}, ["x", "y", "z"], 2, target=1)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["logits", "again"]
     for axes in figure.axes:
         bars, padding = axes.containers, axes.patches[-1]
@@ -36,5 +36,5 @@ def test_words_have_bars_and_padding_has_none():
 
 
 def test_without_padding_no_place_is_hatched():
-    axes, = draw_words({"logits": np.ones(4)}, list("wxyz"), 2, target=0).axes
+    axes, = draw_vocabulary({"logits": np.ones(4)}, list("wxyz"), 2, target=0).axes
     assert len(axes.patches) == len(axes.containers) == 4
