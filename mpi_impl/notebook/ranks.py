@@ -10,7 +10,7 @@
     ranks["x"] = np.zeros(3)                 # and the other way: give x to every rank
 
 A cell can use `group`, `rank`, `size` and `np`. Variables that it sets are available in the next cell. Only `group` is
-new in each cell, with a ledger of its own, so make objects that hold it (a region, for example) in each cell. The ranks'
+new in each cell, with a ledger of its own, so make objects that hold it, such as a region, in each cell. The ranks'
 output is shown in rank order, and identical output once. If a rank raises, its traceback is shown, and where the other
 ranks wait. A cell that hangs ends after its time limit; its ranks are ended, and their variables are lost.
 """

@@ -42,7 +42,7 @@ import math
 import numpy as np
 
 from grading import check_data, each, expect, expect_equal, passed, run
-from grading.sandbox import circle_of
+from grading.sandbox import find_cycle
 
 MESSAGES = ("send", "receive", "exchange")
 
@@ -81,7 +81,7 @@ def simulate(schedule, forward, backward, wire=0):
 
 def told(waits, p):
     """Who waits for what, and the circle."""
-    circle = circle_of({rank: need[1] % p for rank, need in waits.items()})
+    circle = find_cycle({rank: need[1] % p for rank, need in waits.items()})
     return ", ".join(f"rank {rank} waits for {shown(need)} of rank {need[1] % p}" for rank, need in waits.items()) + \
         f"; in a circle: {' -> '.join(map(str, circle + circle[:1]))}"
 

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from grading import draws as module
-from grading.draws import check_data, graded, read_seed
+from grading.draws import check_data, read_seed, secret_draws
 from grading.grade import grade
 from grading.submission import grade_file
 from reference.errors import UserError
@@ -23,7 +23,7 @@ def number(name: str = "x") -> int:
 def numbers(seed: str, answers: dict[str, str] = ANSWERS, checks=("a", "b")) -> dict[str, list[int]]:
     """What each check gets that draws twice by one name and once by another."""
     found = {}
-    with graded(seed, answers) as mine:
+    with secret_draws(seed, answers) as mine:
         for check in checks:
             mine.begin(check)
             found[check] = [number(), number(), number("y")]

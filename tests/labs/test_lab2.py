@@ -1,4 +1,4 @@
-"""Lab 2: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 2: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of

@@ -1,4 +1,4 @@
-"""Lab 3: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 3: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -20,7 +20,7 @@ MISTAKES = {
         "total = x\n    for other in set(ranks) - {group.rank}:", {"check_sum_over"}, "of the first rank"),
     "receives from the rank that it sends to (hidden)": (
         "sum_over", "ranks[(me - step) % len(ranks)]", "ranks[(me + step) % len(ranks)]", {"check_sum_over"},
-        "in a circle: 1 -> 2 -> 4 -> 1"),
+        "in a cycle: 1 -> 2 -> 4 -> 1"),
     "counts a rank's heads as if they were all (hidden)": (
         "attention", "j = keys.index(head // (a // k))\n        summand", "j = i // (a // k)\n        summand",
         {"check_attention_forward", *BACKWARD}, "query head i of all"),

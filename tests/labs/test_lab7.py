@@ -1,4 +1,4 @@
-"""Lab 7: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 7: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -73,7 +73,7 @@ KINDS = {"diagnose_columns": ("3", "expected a dict"), "loss": ("(None, None)", 
          "columns": ("x", "expected y, dx, dw")}
 
 
-def test_what_is_of_another_kind_is_told_so():
+def test_a_result_of_the_wrong_kind_is_reported():
     found = marks_of(LAB, **{answer: f"def {answer}(group=0, x=0, *args):\n    return {value}\n"
                              for answer, (value, _) in KINDS.items()})
     for answer, (_, words) in KINDS.items():

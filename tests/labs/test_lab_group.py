@@ -112,7 +112,7 @@ def test_what_is_not_allowed_is_told(ranks, operation):
 
 
 @pytest.mark.parametrize("operation, args, words", [
-    ("send", [np.ones(2), 0], "with itself, and wait for itself for ever"), ("receive", [0], "with itself"),
+    ("send", [np.ones(2), 0], "with itself, and wait for ever"), ("receive", [0], "with itself"),
     ("send", [np.ones(2), 1], "there is no rank 1"), ("receive", [-1], "there is no rank -1"),
     ("exchange", [np.ones(2), 0, 0.5], "there is no rank 0.5"), ("send", [np.ones(2), "0"], "there is no rank 0"),
     ("exchange", ["text", 0, 0], "cannot be sent"), ("exchange", [np.ones(2, complex), 0, 0], "cannot be sent"),
