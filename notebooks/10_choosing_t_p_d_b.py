@@ -173,8 +173,8 @@ for B in (32, 128):
 # (section 3.2, takeaway 1): **tensor parallelism up to the size of a server, then pipelines across servers.**
 #
 # The estimate is rough. It does not know that small matrices are slower than large ones (another price of a large $t$),
-# that one all-reduce may use several links of a server at once, or that some messages hide behind computing. It gets
-# the order right, not the seconds.
+# that one all-reduce may use several links of a server at the same time, or that some messages hide behind computing.
+# It gets the order right, not the seconds.
 #
 # ## Rule 2: just enough model parallelism, then replicas
 #
@@ -227,7 +227,7 @@ print(played, "=", (m + p - 1) * (forward + backward))
 alpha, beta, bs = 1.0, 1.0, [1, 2, 4, 8, 16, 32]
 
 def busy(b, samples):
-    """The share of the ideal time in which samples are computed."""
+    """Return the time that computing these samples needs, as a share of the time that it takes."""
     return samples * beta / ((samples / b + p - 1) * (alpha + beta * b))
 
 for samples in (32, 128, 512):
