@@ -8,8 +8,8 @@ LAB = "lab5_pipeline_schedules"
 
 MISTAKES = {
     "the last stage takes what is left": (
-        "deal", "return best[p][len(costs)][1]", "each = len(costs) // p\n    return [each] * (p - 1) + "
-        "[len(costs) - each * (p - 1)]", {"check_deal"}, "can be reached"),
+        "distribute", "return best[p][len(costs)][1]", "each = len(costs) // p\n    return [each] * (p - 1) + "
+        "[len(costs) - each * (p - 1)]", {"check_distribute"}, "can be reached"),
     "one forward more ahead": (
         "one_f_one_b", "actions = forward[:most]", "most += 1\n        actions = forward[:most]",
         {"check_one_f_one_b"}, "should be a backward"),
@@ -59,7 +59,7 @@ def test_a_mistake_loses_its_points(mistake):
 
 def test_receive_compute_send_hangs_and_the_cycle_is_reported():
     """The player that suggests itself."""
-    body = "    come = {"
+    body = "    arrived = {"
     found = marks_of(LAB, **changed_from(body, NAIVE))
     assert lost(found) == {"check_play", "check_play_interleaved"}
     assert "rank 0 waits to send to rank 1" in found["check_play"].said
@@ -73,7 +73,8 @@ def changed_from(start, body):
     return {"play": source[:source.index(start)] + body}
 
 
-KINDS = {"deal": ("check_deal", "[1, 'a']", "whole numbers"), "fastest": ("check_fastest", "3.0", "two things"),
+KINDS = {"distribute": ("check_distribute", "[1, 'a']", "whole numbers"),
+         "fastest": ("check_fastest", "3.0", "two things"),
          "one_f_one_b": ("check_one_f_one_b", "[[1], [2]]", "no action"),
          "play": ("check_play", "{'ys': []}", "no dict"),
          "interleaved": ("check_interleaved", "None", "list of 2 lists")}

@@ -17,7 +17,7 @@ MISTAKES = {
          "check_take_bucket_cost", "check_zero2", "check_plan"}, "one more"),
     "a mean of means (hidden)": (
         "zero1_step", "group.reduce_scatter(gradient * samples), samples,", "group.reduce_scatter(gradient), 1,",
-        {"check_zero1"}, "weigh with the samples"),
+        {"check_zero1"}, "weight each gradient with its samples"),
     "the norm of the own part": (
         "zero1_step", "np.sqrt(group.all_reduce((mean * mean).sum()))", "np.sqrt((mean * mean).sum())", STEPS,
         "the same number on all ranks"),

@@ -25,8 +25,8 @@ MISTAKES = {
         "diagnose_lookup", "size=(3, 2)),\n            \"dy\"", "size=(4, 2)),\n            \"dy\"",
         {"check_diagnose_lookup"}, "the broken function is right"),
     "as if it were padded (hidden)": (
-        "lookup", "group.rank * (words // group.size) + min(group.rank, words % group.size)",
-        "group.rank * -(-words // group.size)", {"check_lookup"}, "the ranks before this one"),
+        "lookup", "group.rank * (V // group.size) + min(group.rank, V % group.size)",
+        "group.rank * -(-V // group.size)", {"check_lookup"}, "the ranks before this one"),
     "no maximum at all (hidden)": (
         "loss", 'shifted = logits - group.all_reduce(logits.max(axis=1), op="max")[:, None]', "shifted = logits",
         {"check_loss"}, "the largest logit"),

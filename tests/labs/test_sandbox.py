@@ -139,12 +139,12 @@ def test_who_waits_for_whom_is_told(sandbox):
 
 
 @pytest.mark.parametrize("body, words", {
-    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 passed float64 [2], rank 1 with float64 [3]",
+    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 has passed float64 [2], rank 1 has passed float64 [3]",
     "group[0].all_reduce([1.0], 'min')": "op is 'min', but must be 'sum' or 'max'",
     "np.ones(3)": "Ranks see only %%answer cells",
     "return [0] * 1_400_000": "too many single values to hand over: put numbers into arrays",
     "raise NotImplementedError": "This answer is not written yet",
-    "group[0].exchange(None, 1, 1)": "None cannot be sent, an array can",
+    "group[0].exchange(None, 1, 1)": "None cannot be sent, only arrays",
     "vars(group[0])['sent'] = 0": "vars() argument must have __dict__ attribute",
 }.items())
 def test_a_common_mistake_is_told(sandbox, body, words):
