@@ -14,7 +14,8 @@ KEPT = ["reference/comm", "reference/layers", "reference/parallel", "reference/s
         "reference/optimizer.py", "reference/params.py", "reference/precision.py",
         "mpi_impl/layers", "mpi_impl/data", "mpi_impl/data/prepare", "mpi_impl/checkpoints", "mpi_impl/recording",
         "mpi_impl/reports", "mpi_impl/reports/timelines", "mpi_impl/planning", "mpi_impl/generation",
-        "mpi_impl/evaluation"]
+        "mpi_impl/evaluation", "mpi_impl/notebook", "mpi_impl/notebook/pictures", "grading", "notebooks",
+        "notebooks/labs"]
 # Words that begin a free relative or a lone prepositional phrase: neither a noun phrase nor a sentence.
 NO_NOUNS = set("""As At By For From How If In Of On So To What Whatever When Where Whether Which Who Whoever Whose Why
     With Without""".split())

@@ -297,7 +297,7 @@ import numpy as np
 
 
 def head_forward(x, q, k, v, o):
-    """GIVEN. Return one causal head's summand of y [b, s, h], and kept. x: [b, s, h]; q, k, v: [h, d]; o: [d, h]."""
+    """Return one causal head's summand of y [b, s, h], and kept (given). x: [b, s, h]; q, k, v: [h, d]; o: [d, h]."""
     queries, keys, values = x @ q, x @ k, x @ v                                      # [b, s, d] each
     scores = queries @ keys.swapaxes(1, 2) / np.sqrt(q.shape[1])                     # [b, s, s]
     scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
@@ -307,7 +307,7 @@ def head_forward(x, q, k, v, o):
 
 
 def head_backward(dy, kept):
-    """GIVEN. Return this head's part of dx [b, s, h], and dq, dk, dv [h, d] and do [d, h]. dy: [b, s, h]."""
+    """Return this head's part of dx [b, s, h], and dq, dk, dv [h, d] and do [d, h] (given). dy: [b, s, h]."""
     x, q, k, v, o, queries, keys, values, weights = kept
     dmixed = dy @ o.T                                                                # y = mixed @ o
     dvalues = weights.swapaxes(1, 2) @ dmixed                                        # mixed = weights @ values

@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """What moves at the edge of a region, forward and backward; '' for nothing."""
+    """The collectives at the edge of a region, forward and backward; '' for none."""
 
     forward: str
     backward: str
