@@ -8,23 +8,15 @@ from matplotlib.patches import Rectangle
 from mpi_impl.notebook.pictures.shards import OWNERS, color_of, hide_frame
 from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS, is_light
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ParallelConfig
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
+from reference.costs.published import PTD_P
 from reference.errors import UserError
 
 SHOWN_MICROBATCHES = 24     # more do not fit into the picture of a pipeline
 
-# h, L, a of models of Narayanan et al. 2021, table 1; s = 2048, V = 51,200.
-MODELS = {"1.7B": (2304, 24, 24), "3.6B": (3072, 30, 32), "7.5B": (4096, 36, 32), "18.4B": (6144, 40, 48),
-          "39.1B": (8192, 48, 64), "145.6B": (12288, 80, 96), "1T": (25600, 128, 160)}
-SEQUENCE = 2048
-
-
-def published(name: str) -> ModelConfig:
-    """Return the model of this name in MODELS."""
-    h, L, a = MODELS[name]
-    return ModelConfig(L, h, a, 51_200, SEQUENCE)
+MODELS = {f"{run.billions}B": run.model for run in PTD_P}
 
 
 def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, sequence_parallel: bool = False) -> Plan:
@@ -34,7 +26,7 @@ def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, se
                         "choose v = 1, or a larger p.")
     parallel = ParallelConfig(t, p, d, "interleaved" if v > 1 else "1f1b", v if v > 1 else None, zero_stage=zero_stage,
                               sequence_parallel=sequence_parallel and t > 1)
-    return Plan(published(model), parallel, m)
+    return Plan(MODELS[model], parallel, m)
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------

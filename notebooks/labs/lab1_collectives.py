@@ -97,8 +97,8 @@ check_pass_on(2, elements=40_000)
 # ## All-gather
 #
 # Every rank has a chunk, and at the end every rank has all of them, in rank order. A *ring* works like this: send your
-# own chunk to the next rank; then, again and again, pass on the chunk that you received last. After `size - 1` rounds
-# you have seen them all.
+# own chunk to the next rank; then, in each further round, pass on the chunk that you received last. After `size - 1`
+# rounds every rank has them all.
 #
 # Chunks may differ in length. A rank must not send more than it has to: over all rounds it passes on every chunk but
 # one.

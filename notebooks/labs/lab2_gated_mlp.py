@@ -438,9 +438,10 @@ for n, F in ((3, 7), (8, 11)):
 # ## 5. Sequence parallelism
 #
 # An all-reduce is a reduce-scatter and an all-gather. Between the two, every rank has its part of the sum only.
-# Korthikanti et al. 2022 ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.2.2, figure 5) leave it at
-# that between one region and the next: outside, a rank holds the $s_r$ positions of $X$ and $Y$ that `np.array_split`
-# gives it along the axis of $s$. An all-gather replaces *f*, and a reduce-scatter replaces *g*; and backward?
+# Korthikanti et al. 2022 ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.2.2, figure 5) stay in this
+# state between one region and the next: outside, a rank holds the $s_r$ positions of $X$ and $Y$ that `np.array_split`
+# gives it along the axis of $s$. Forward, an all-gather replaces *f*, and a reduce-scatter replaces *g*. What replaces
+# them backward?
 #
 # | call | what it does |
 # |---|---|
@@ -455,8 +456,8 @@ for n, F in ((3, 7), (8, 11)):
 # - $\delta$, which is replicated and used outside the region, is applied only to the rank's own positions. The gradient
 #   that you return for it is again that of **all** positions, on every rank.
 #
-# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, 1.5 times that, and $2h$ elements for whatever is
-# still missing.
+# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, it may send 1.5 times as many, and $2h$ more for
+# gradients that are still incomplete.
 
 # %% answer="sequence"
 # %%answer sequence

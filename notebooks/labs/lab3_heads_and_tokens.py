@@ -276,8 +276,8 @@ check_sum_over([0, 2, 4, 6, 7], [1, 3, 5])
 # %% [markdown]
 # ## 3. Attention on ranks
 #
-# The computation of one head is not the subject, so it is given at the top of the next cell, forward and backward. (It
-# computes keys and values for every query head anew. You may do better, but need not.)
+# The computation of one head is given at the top of the next cell, forward and backward. (It computes keys and values
+# for every query head anew. You may do better, but need not.)
 #
 # `attention_forward` gets $X$, identical on all ranks, and the rank's shard, and returns $Y$, identical on all ranks,
 # and a cache: arrays, or tuples, lists and dicts of arrays. The check passes it to `attention_backward`, which returns

@@ -287,9 +287,9 @@ for V, n in ((37, 2), (50, 8)):
 # %% [markdown]
 # ## 4. The loss, backward
 #
-# From above comes $\partial L_{\text{total}} / \partial L$, a number for each position, identical on all ranks. Each
-# rank returns the gradient of **its** logits, $[b, s, n_r]$. Derive it before you look at the whole loss above: what is
-# $\partial\, \mathrm{lse} / \partial x_v$? Nothing is sent.
+# The upstream gradient is $\partial L_{\text{total}} / \partial L$, a number for each position, identical on all ranks.
+# Each rank returns the gradient of **its** logits, $[b, s, n_r]$. Derive it before you look at the whole loss above:
+# what is $\partial\, \mathrm{lse} / \partial x_v$? Nothing is sent.
 
 # %% answer="loss_backward"
 # %%answer loss_backward

@@ -17,7 +17,7 @@
 # ## Notation
 #
 # $p$ ranks, $m$ microbatches, $v$ stages on each rank. An action is a tuple `(kind, stage, microbatch)`, for example
-# `("F", 2, 0)`: stage 2's forward of microbatch 0. The other kind is `"B"`, its backward. Stage $s$ lives on rank $s
+# `("F", 2, 0)`: stage 2's forward of microbatch 0. The other kind is `"B"`, a backward. Stage $s$ lives on rank $s
 # \bmod p$. A rank's part of a schedule is a list of actions, in the order in which it does them, and a schedule is a
 # list with such a list for each rank. Each action happens once, and needs another one to have ended:
 #
@@ -441,11 +441,12 @@ check_fastest([2, 3, 4, 5, 4, 3, 2, 9], 8, [11, 12, 9, 8, 8, 7, 7, 5], best=13.5
 #   then the other backwards.
 #
 # Megatron-LM's interleaved schedule is made for such $m$. Yours must work for any. The obvious way, a last group of
-# fewer than $p$ microbatches, is valid but slow, because the groups before and after it no longer mesh. There is a
-# better one. A hint: if a microbatch is left out of a valid schedule, everywhere, the rest is a valid schedule.
+# fewer than $p$ microbatches, is valid but slow, because it no longer fits between the groups before and after it.
+# There is a better way. A hint: if a microbatch is left out of a valid schedule, everywhere, the rest is a valid
+# schedule.
 #
-# Let $m'$ be $m$, rounded up to a multiple of $p$, and $f$ and $b$ the costs of every stage. Required is a makespan of
-# at most
+# Let $m'$ be $m$, rounded up to a multiple of $p$, and $f$ and $b$ the costs of every stage. The makespan must be at
+# most
 #
 # $$\bigl(v m' + p - 1 - (m' - m)\bigr)(f + b),$$
 #

@@ -197,8 +197,8 @@ check_bytes(5, 1, 0, 60, 60, 60, 60)
 # $$g = \frac{\sum_k n_k g_k}{\sum_k n_k}, \qquad \hat g = g \min\Bigl(1, \frac{c}{\lVert g \rVert}\Bigr), \qquad
 # v \leftarrow \mu v + \hat g, \qquad w \leftarrow w - \eta v.$$
 #
-# (With $\lVert g \rVert = 0$ nothing is clipped.) The norm is over *all* $N$ elements, and a replica may have had no
-# sample at all; not all have none.
+# (If $\lVert g \rVert = 0$, nothing is clipped.) The norm is over *all* $N$ elements. A replica may have no sample at
+# all, but at least one replica has some.
 #
 # In stage 1 (section 5.1) a rank keeps only the part of $v$ that it owns. So: reduce-scatter the gradients, after which
 # it has its part of $g$; find the norm, of which each rank knows a piece; update the own part of $w$ and $v$;
@@ -288,14 +288,14 @@ for d, n in ((1, 20), (2, 101), (3, 100), (8, 203)):
 # ## Stage 2: bucket by bucket
 #
 # In stage 1 every rank has a whole gradient, of $N$ elements, before it is reduced. In stage 2 (section 5.2) it never
-# has. The backward delivers the gradient in *buckets*, as it computes them: first the last elements of the flat buffer,
-# then those before. Each bucket is summed over the ranks immediately, each rank adds what it owns to its part, and the
-# bucket is freed.
+# has one. The backward delivers the gradient in *buckets*, as it computes them: first the last elements of the flat
+# buffer, then those before. Each bucket is summed over the ranks immediately, each rank adds what it owns to its part,
+# and the bucket is freed.
 #
-# A bucket begins at some element `start` and has some length. It is not aligned with the ranks' parts: one rank may own
-# all of it, another nothing, a third the middle. `group.reduce_scatter` does not help here, because it splits evenly.
-# So you need your own reduce-scatter, made of `send`, `receive` and `exchange`: the sum of the elements that rank $r$
-# owns goes to rank $r$.
+# A bucket begins at the element `start` and may have any length. It is not aligned with the ranks' parts: one rank may
+# own all of it, another nothing, a third the middle. `group.reduce_scatter` does not help here, because it splits
+# evenly. So you need your own reduce-scatter, made of `send`, `receive` and `exchange`: the sum of the elements that
+# rank $r$ owns goes to rank $r$.
 #
 # To keep it simple, every rank sends each owner its piece. So a rank must send no more of the bucket than it does *not*
 # own. Which rank goes first? In round $k = 1, \dots, d - 1$ every rank can send something to rank $r + k$ and receive

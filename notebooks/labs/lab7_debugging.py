@@ -157,9 +157,9 @@ print("ranks:", *run_given(BROKEN_ROWS, 2, "rows", each(np.split(x, 2, 1)), each
 # ## 1. Wrong below
 #
 # The *column-parallel* product: $Y = X A$, with $A$ split by columns. All ranks have the same $X$, $[b, h]$, and each
-# gets its own columns of $Y$, with which it continues by itself. Its own columns of $dY$ come back. Required are `y`,
-# this rank's columns of $Y$; `dx`, the gradient of $X$, which every rank needs whole; and `dw`, the gradient of this
-# rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
+# gets its own columns of $Y$, with which it continues by itself. Its own columns of $dY$ come back. The function should
+# return `y`, this rank's columns of $Y$; `dx`, the gradient of $X$, which every rank needs whole; and `dw`, the
+# gradient of this rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
 
 # %% locked="broken_columns"
 BROKEN_COLUMNS = """
@@ -542,8 +542,8 @@ check_loss(8, 83, 2, size=0.01)
 #
 # Data-parallel training: every replica has the gradient of its own samples, averaged over them, and all need the
 # average over all samples. When samples run out, some replicas get fewer than others, and some get none. (Their
-# gradient is then zero. Not all have none.) This function has two bugs: in some batches it is wrong, in others it never
-# ends.
+# gradient is then zero. At least one replica has samples.) This function has two bugs: in some batches it is wrong, in
+# others it never ends.
 
 # %% locked="broken_average"
 BROKEN_AVERAGE = """

@@ -103,7 +103,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_is_forbidden_is_told_and_the_next_run_works(sandbox, hidden, what):
+def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden, what):
     body, words = FORBIDDEN[what]
     n = 1 if "memory" in what or "grows" in what or "group[0]" in body else None
     said = failure(sandbox, body.format(hidden=str(hidden), folder=str(hidden.parent)), n)
@@ -116,16 +116,17 @@ def test_what_is_forbidden_is_told_and_the_next_run_works(sandbox, hidden, what)
 @pytest.mark.parametrize("body, words", [
     ("while True: pass", "rank 0 computes or sleeps, and waits for no rank: is there an endless loop?"),
     ("while True:\n    try: print('x' * 999)\n    except RuntimeError: pass", "is there an endless loop?"),
-    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "not done within|MemoryError|does not answer"),
-    ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)", "SIGSEGV|MemoryError|not done within"),
+    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "did not finish within|MemoryError|does not answer"),
+    ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)",
+     "SIGSEGV|MemoryError|did not finish within"),
     ("for file in range(3, 64):\n    try: os.close(file)\n    except OSError: pass\nwhile True: pass",
-     "closed|exit|not done"),
+     "closed|exit|did not finish"),
     ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!i', 9) + b'7')\n"
      "    except OSError: pass\nos._exit(0)", "died"),
     ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!iQ', -1, 1 << 40))\n"
-     "    except OSError: pass\nwhile True: pass", "died|not done"),
+     "    except OSError: pass\nwhile True: pass", "died|did not finish"),
 ], ids=["loop", "loop that prints", "native code", "stack", "closes everything", "half a message", "endless message"])
-def test_what_does_not_end_is_ended_and_the_next_run_works(sandbox, body, words):
+def test_an_answer_that_does_not_end_is_ended_and_the_next_run_works(sandbox, body, words):
     said = failure(sandbox, body, None, 0.4)
     assert any(word in said for word in words.split("|")), said
     assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
@@ -147,7 +148,7 @@ def test_who_waits_for_whom_is_told(sandbox):
     "group[0].exchange(None, 1, 1)": "None cannot be sent, only arrays",
     "vars(group[0])['sent'] = 0": "vars() argument must have __dict__ attribute",
 }.items())
-def test_a_common_mistake_is_told(sandbox, body, words):
+def test_a_common_mistake_is_explained(sandbox, body, words):
     assert words in failure(sandbox, body)
 
 

@@ -20,13 +20,6 @@ class Step(NamedTuple):
     width: float
 
 
-class Edge(NamedTuple):
-    """The collectives at the edge of a region, forward and backward; '' for none."""
-
-    forward: str
-    backward: str
-
-
 def branch(region: str) -> list[Step]:
     return [Step(OUTSIDE, "layer norm", 1), Step(EDGE, "f", 0.45), Step(INSIDE, region, 2.2), Step(EDGE, "g", 0.45),
             Step(OUTSIDE, "dropout", 0.9), Step(OUTSIDE, "add x", 0.7)]
@@ -34,8 +27,9 @@ def branch(region: str) -> list[Step]:
 
 SHARED = {"attention": "heads", "MLP": "columns"}
 STEPS = [*branch("attention"), *branch("MLP")]
-EDGES = {False: {"f": Edge("", "all-reduce"), "g": Edge("all-reduce", "")},
-         True: {"f": Edge("all-gather", "reduce-scatter"), "g": Edge("reduce-scatter", "all-gather")}}
+# The collectives of f and g, forward and backward ('' for none), without and with sequence parallelism.
+EDGES = {False: {"f": ("", "all-reduce"), "g": ("all-reduce", "")},
+         True: {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatter", "all-gather")}}
 
 
 def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
@@ -47,7 +41,7 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
     left = 0.0
     for step in STEPS:
         if step.kind == EDGE:
-            draw_edge(axes, EDGES[sequence_parallel][step.label], "" if sequence_parallel else step.label,
+            draw_edge(axes, *EDGES[sequence_parallel][step.label], "" if sequence_parallel else step.label,
                       left + step.width / 2, t)
         else:
             draw_step(axes, step, left, t, sequence_parallel)
@@ -72,17 +66,17 @@ def draw_step(axes, step: Step, left: float, t: int, sequence_parallel: bool) ->
     axes.text(left + step.width / 2, -0.12, step.label, ha="center", va="bottom", fontsize=9)
 
 
-def draw_edge(axes, edge: Edge, label: str, middle: float, t: int) -> None:
+def draw_edge(axes, forward: str, backward: str, label: str, middle: float, t: int) -> None:
     """Draw a bar through all ranks if something is sent forward, else a line; and name what is sent in each direction.
     """
-    if edge.forward:
+    if forward:
         axes.add_patch(Rectangle((middle - 0.06, 0.02), 0.12, t - 0.04, facecolor="#303030"))
     else:
         axes.plot([middle, middle], [0.02, t - 0.02], color="#303030", linewidth=1, linestyle=(0, (4, 3)))
-    above = [f"{edge.forward} →"] * bool(edge.forward) + [label]
+    above = [f"{forward} →"] * bool(forward) + [label]
     axes.text(middle, -0.12, "\n".join(above), ha="center", va="bottom", fontsize=9, fontweight="bold")
-    if edge.backward:
-        axes.text(middle, t + 0.1, f"← {edge.backward}", ha="center", va="top", fontsize=9, fontweight="bold")
+    if backward:
+        axes.text(middle, t + 0.1, f"← {backward}", ha="center", va="top", fontsize=9, fontweight="bold")
 
 
 def explain(figure, t: int, sequence_parallel: bool) -> None:
