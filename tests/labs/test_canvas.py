@@ -40,7 +40,7 @@ def test_scores_go_where_the_login_else_the_user_else_the_number_says():
         "N, N is in Canvas, but not in nbgrader's gradebook: the row stays as it was."]
 
 
-def test_who_is_in_nbgrader_alone_is_told_and_what_is_not_graded():
+def test_who_is_in_nbgrader_alone_is_reported_and_what_is_not_graded():
     rows = rows_of(NOBODY)
     said = fill(rows, [*LABS, Lab("lab3_x", 10, {})], {})
     strangers = [line.split(" is in nbgrader's")[0] for line in said if "but not in Canvas's" in line]
@@ -90,7 +90,7 @@ def test_a_column_can_be_named_and_must_be_where_two_would_do():
         fill(rows_of(), LABS, {"lab9": "x"})
 
 
-def test_other_points_in_canvas_are_told():
+def test_other_points_in_canvas_are_reported():
     rows = rows_of(ALICE)
     rows[2][5] = "100"
     said = fill(rows, LABS, {})

@@ -62,7 +62,7 @@ def test_nothing_that_a_student_sees_tells_the_seed(tmp_path):
 
 
 @pytest.mark.parametrize("text, words", [(None, "cannot be read: No such file"), ("\n", "is empty")])
-def test_a_seed_that_is_not_there_is_told(tmp_path, text, words):
+def test_a_seed_that_is_not_there_is_reported(tmp_path, text, words):
     if text is not None:
         (tmp_path / "seed").write_text(text)
     with pytest.raises(UserError, match=words):

@@ -77,7 +77,7 @@ def test_the_solution_has_all_points_and_says_so():
     ("%%answer one\n%timeit 1\n" + ONE, "SyntaxError"), ("%%answer one\ndef one(x): return 1", "TypeError"),
     ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be passed"),
 ])
-def test_a_wrong_answer_has_none_and_is_told_why(same_rank, source, said):
+def test_a_wrong_answer_has_none_and_is_reported_why(same_rank, source, said):
     first, second = grade(SOURCE, given_cells(code(source)))
     assert first.points == 0 and said in first.said and second.points == 2.5
 
@@ -196,7 +196,7 @@ def test_an_answer_that_fails_is_noted_and_shown_once(shell, capsys):
 
 
 @pytest.mark.parametrize("line, error", [("no Python", "SyntaxError"), ("1 / 0", "ZeroDivisionError")])
-def test_a_failing_line_is_told_as_the_cell_numbers_it(shell, capsys, line, error):
+def test_a_failing_line_is_reported_as_the_cell_numbers_it(shell, capsys, line, error):
     """The line of the magic is the first one, for the notebook's reader and in what a check says."""
     assert not shell.run_cell(f"%%answer one\nx = 3\n{line}").success
     said = re.sub("\x1b[^m]*m", "", "".join(capsys.readouterr()))

@@ -132,7 +132,7 @@ def test_an_answer_that_does_not_end_is_ended_and_the_next_run_works(sandbox, bo
     assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
 
 
-def test_who_waits_for_whom_is_told(sandbox):
+def test_who_waits_for_whom_is_reported(sandbox):
     said = failure(sandbox, "group[0].receive(1 - group[0].rank)", 2, 0.4)
     assert "rank 0 waits to receive from rank 1." in said and "They wait in a cycle: 0 -> 1 -> 0." in said
     assert "rank 0 is in barrier, which needs all ranks." in failure(
@@ -183,7 +183,7 @@ def test_arguments_results_and_what_is_printed(sandbox):
                                     to_bytes({"result": 1, "sent": "x"}),
                                     to_bytes({"result": 1, "sent": float("nan")})],
                          ids=repr)
-def test_a_forged_result_is_told(sandbox, monkeypatch, result):
+def test_a_forged_result_is_reported(sandbox, monkeypatch, result):
     monkeypatch.setattr(Pool, "answers", lambda *_: ([Answer("returned", result=result)], ""))
     with pytest.raises(AnswerFailed, match="f did not end with a return"):
         sandbox.run({"f": FINE}, "f", (), 1, OPERATIONS, 5.0)
