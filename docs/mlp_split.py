@@ -20,7 +20,6 @@ def matrix(axes, x, y, width, height, color, name, shape):
 
 
 def arrow(axes, start, end):
-    """Draw an arrow between two points."""
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color="#444444",
                                    shrinkA=0, shrinkB=0))
 
@@ -66,7 +65,6 @@ def whole_matrices(axes, y):
 
 
 def main():
-    """Draw the picture, and store it beside this file."""
     figure, axes = pyplot.subplots(figsize=(11.5, 6))
     arrow(axes, (1.25, 0), (2.2, 0))
     matrix(axes, 0.4, -0.5, 0.75, 1.0, WHOLE, "$X$", "$b\\,s \\times h$, on all ranks")

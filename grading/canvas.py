@@ -29,7 +29,6 @@ class Lab(NamedTuple):
 
 
 def main() -> None:
-    """Run the program."""
     parser = ArgumentParser(prog="grading.canvas", description="Fill Canvas's gradebook with nbgrader's scores.")
     parser.add_argument("--roster", required=True, metavar="EXPORT.csv", type=Path, help="the export of Canvas")
     parser.add_argument("--course", required=True, metavar="FOLDER", type=Path,
@@ -171,7 +170,6 @@ def compare_points(rows: list[list[str]], column: int, lab: Lab) -> list[str]:
 
 
 def name(row: list[str]) -> str:
-    """Return the student of a row."""
     return row[0].strip()
 
 

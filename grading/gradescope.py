@@ -19,7 +19,6 @@ VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 
 
 def main() -> None:
-    """Run the program."""
     parser = ArgumentParser(prog="grading.gradescope", description="Grade one submission, and write results.json.")
     parser.add_argument("source", metavar="SOURCE.ipynb", type=Path, help="the instructor's notebook")
     parser.add_argument("submission", metavar="SUBMISSION", type=Path, help="a notebook, or the folder that holds it")

@@ -77,7 +77,6 @@ exec .venv/bin/python -m grading.gradescope --seed-file {seed_file} {lab}.ipynb 
 
 
 def main() -> None:
-    """Run the program."""
     parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
                         help="the course's folder (default: runs/course)")
@@ -176,7 +175,6 @@ def find_programs() -> None:
 # ---- the notebooks ----
 
 def about(cell) -> dict:
-    """Return nbgrader's metadata of a cell."""
     return cell.metadata.get("nbgrader", {})
 
 

@@ -66,7 +66,6 @@ class Sandbox:
             raise AnswerFailed(f"{function} did not end with a return.") from None
 
     def close(self) -> None:
-        """End the ranks."""
         self.pool.close()
 
 

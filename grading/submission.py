@@ -23,12 +23,10 @@ class Graded(NamedTuple):
 
     @property
     def points(self) -> float:
-        """Return the sum of the points."""
         return sum(mark.points for mark in self.marks)
 
     @property
     def of(self) -> float:
-        """Return the points of the whole lab."""
         return sum(mark.of for mark in self.marks)
 
 
