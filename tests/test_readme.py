@@ -31,7 +31,7 @@ def test_prose_does_not_count_tests(path):
 
 
 def test_the_picture_is_the_one_its_script_draws(tmp_path):
-    """docs/mlp_split.svg is not older than docs/mlp_split.py: every word of the script's labels is in it."""
+    """docs/mlp_split.svg is not older than docs/mlp_split.py: the script's labels are in it."""
     svg = (ROOT / "docs/mlp_split.svg").read_text()
-    for label in ("cut by columns", "cut by rows", "forward: all-reduce", "backward: all-reduce", "rank 1"):
+    for label in ("split by columns", "split by rows", "forward: all-reduce", "backward: all-reduce", "rank 1"):
         assert f"<!-- {label} -->" in svg
