@@ -1,13 +1,13 @@
-"""Measure this machine for the planner: its matrix products, its other kernels, and its messages.
+"""A measurement of this machine for the planner: of its matrix products, its other kernels, and its messages.
 
     .venv/bin/python benchmarks/calibrate.py --output machine.toml
     .venv/bin/python -m mpi_impl.plan --num-gpus 8 --num-layers 8 --hidden-size 256 ... --hardware machine.toml
 
-A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. What a GPT
-takes beside them is found from whole forwards and backwards of a dozen sizes: less the products and attention's core,
-their times are a sum of passes over the activations outside and inside the tensor-parallel regions, over the logits and
-the embedding, and of an overhead for each layer; the five factors are those of least squares. Messages are all-reduces
-of many sizes, and a line through their times. Half a minute.
+A rank on each core measures at the same time as the others (machine.py). Products are timed one by one. The time of
+other kernels comes from whole forwards and backwards of a GPT in a dozen sizes: without the products and attention's
+core, their times are a sum of passes over the activations outside and inside the tensor-parallel regions, over the
+logits and the embedding, and of an overhead for each layer; least squares give the five factors. The times of messages
+are those of all-reduces of many sizes, and a line through them. All this takes half a minute.
 """
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from statistics import median
 
 import machine
 import numpy as np
-from machine import Shard
+from machine import ShardSizes
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.launching.pool import Pool
@@ -86,40 +86,40 @@ def efficiency(seconds: dict[tuple, float], peak: float) -> tuple[tuple[float, f
 
 
 def cores_of(seconds: dict[tuple, float], peak: float) -> tuple[float, float]:
-    """Share of the peak that the FLOPs of attention's core reach, forward and backward: the median of a few sizes. All
-    s^2 scores count, as in the papers, although the mask leaves half of them.
+    """Return the share of the peak that the FLOPs of attention's core reach, forward and backward: the median of a few
+    sizes. All s^2 scores count, as in the papers, although the mask leaves half of them.
     """
     flops = {(b, s, a, d): 4 * b * s**2 * a * d for b, s, a, d in machine.CORES}
     return (median(flops[sizes] / seconds["core forward", *sizes] / peak for sizes in flops),
             median(2 * flops[sizes] / seconds["core backward", *sizes] / peak for sizes in flops))
 
 
-# ---- what is no product ---------------------------------------------------------------------------------------------
+# ---- other kernels --------------------------------------------------------------------------------------------------
 
 
-def with_kernels(bare: Hardware, times: dict[Shard, tuple[float, float]]) -> Hardware:
+def with_kernels(bare: Hardware, times: dict[ShardSizes, tuple[float, float]]) -> Hardware:
     """Return the passes and overheads that explain the time of shards beyond their products, forward and backward."""
-    ways = [least_squares([counts(shard) for shard in times],
-                          [took[way] - products(bare, shard, way) for shard, took in times.items()],
-                          [took[way] for took in times.values()]) for way in (0, 1)]
-    outside, inside, overhead, embedding, logits = zip(*ways)
+    passes = [least_squares([counts(shard) for shard in times],
+                            [took[backward] - products(bare, shard, backward) for shard, took in times.items()],
+                            [took[backward] for took in times.values()]) for backward in (False, True)]
+    outside, inside, overhead, embedding, logits = zip(*passes)
     pass_of_element = BYTES / bare.bandwidth
     scaled = [tuple(seconds / pass_of_element for seconds in pair) for pair in (outside, inside, embedding, logits)]
     return replace(bare, overhead=overhead, passes=Passes(scaled[0], scaled[1], (0.0, 0.0), scaled[2], scaled[3]))
 
 
-def counts(shard: Shard) -> list[float]:
+def counts(shard: ShardSizes) -> list[float]:
     """Return the terms of the time: elements outside and inside, layers, elements of the embedding, and logits."""
     x = shard.b * shard.s * shard.h
-    words = shard.model.padded_vocab_size(shard.t) // shard.t
-    return [shard.L * x, shard.L * x / shard.t, shard.L, x, shard.b * shard.s * words]
+    logits = shard.b * shard.s * shard.model.padded_vocab_size(shard.t) // shard.t
+    return [shard.L * x, shard.L * x / shard.t, shard.L, x, logits]
 
 
-def products(hardware: Hardware, shard: Shard, way: int) -> float:
+def products(hardware: Hardware, shard: ShardSizes, backward: bool) -> float:
     """Return the seconds of a shard's matrix products and attention's cores: forward, or backward."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
     forward, input_gradient, weight_gradient = work_of(plan, hardware, shard.L, first=True, last=True)
-    return input_gradient.products + weight_gradient.products if way else forward.products
+    return input_gradient.products + weight_gradient.products if backward else forward.products
 
 
 def least_squares(rows: list[list[float]], values: list[float], scales: list[float]) -> list[float]:
@@ -149,7 +149,7 @@ def link(messages: dict[int, float], ranks: int) -> Link:
     return Link(latency, 1 / max(each, 1e-15))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def describe(found: Hardware) -> str:

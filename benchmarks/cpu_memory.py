@@ -1,4 +1,4 @@
-"""Does a rank take the memory that the formulas say?
+"""The memory that a rank takes, beside the formulas' forecast.
 
     for n in 1 2 8; do .venv/bin/python -m mpi_impl.launch -n $n benchmarks/cpu_memory.py; done
 

@@ -1,20 +1,16 @@
-"""How does the time of a step grow with the sizes? As the operation count does, if nothing is done in vain.
+"""The growth of a step's time with the sizes, beside the growth of its operation count.
 
     .venv/bin/python benchmarks/cpu_scaling.py [--plot benchmarks/cpu_scaling.svg]
 
-One size of a base model is varied at a time: h, L, s, b, m, and the ranks of a tensor group. Each step is timed as the
-median of several, the sizes in turn, and drawn beside the count of the step's FLOPs (works.py), scaled so that the
-largest size fits: what is above the line does not shrink with the work. Printed is the exponent of each: how the time
-grows over the second half of the sizes, and how the count does.
+It varies one size of a base model at a time: h, L, s, b, m, and the ranks of a tensor group. The sizes take turns, and
+a step's time is a median over the turns. The picture shows it beside the count of the step's FLOPs (works.py), scaled
+to agree at the largest size: time above that line does not shrink with the work. The program prints both exponents: how
+the time grows over the second half of the sizes, and how the count does.
 """
-import os
-import sys
 from math import log
-from pathlib import Path
-from statistics import median
 
 from matplotlib.figure import Figure
-from turns import Contender
+from turns import Contender, launched, median_times
 from works import Work
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
@@ -22,7 +18,6 @@ from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.pictures import save
 from mpi_impl.runtime.rank_environment import thread_settings
 
-HERE = Path(__file__).parent
 BASE = Work(h=256, L=4, a=4, s=128, b=4, V=2048)
 SIZES = {"h": (64, 128, 256, 512, 768), "L": (1, 2, 4, 8, 16), "s": (32, 64, 128, 256, 512), "b": (1, 2, 4, 8, 16),
          "m": (1, 2, 4, 8), "ranks": (1, 2)}
@@ -34,25 +29,15 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE", help="draw them there")
     options = parser.parse_args()
     check_outputs(options)     # now, and not after minutes
-    found = {name: measured(name, sizes) for name, sizes in SIZES.items()}
+    found = {name: measure(name, sizes) for name, sizes in SIZES.items()}
     if options.plot:
         save(plot(found), options.plot)
 
 
-def measured(name: str, sizes) -> list[tuple[float, float]]:
+def measure(name: str, sizes) -> list[tuple[float, float]]:
     """Return seconds and FLOPs of a step at each size."""
-    contenders = [contender(name, size) for size in sizes]
-    try:
-        for one in contenders:
-            one.turn(2)
-        times = [[] for _ in contenders]
-        for _ in range(TURNS):
-            for one, found in zip(contenders, times):
-                found += one.turn(2)
-    finally:
-        for one in contenders:
-            one.close()
-    pairs = [(median(found), flops(name, size)) for found, size in zip(times, sizes)]
+    times = median_times((contender(name, size) for size in sizes), TURNS, lambda one: len(one.turn(2)))
+    pairs = list(zip(times.values(), (flops(name, size) for size in sizes)))
     half = min(len(sizes) // 2, len(sizes) - 2)
     print(f"{name:>5}: " + "  ".join(f"{size}: {1e3 * seconds:.0f} ms" for size, (seconds, _) in zip(sizes, pairs)))
     time, count = (exponent(sizes[half:], values[half:]) for values in zip(*pairs))
@@ -66,10 +51,8 @@ def exponent(sizes, values) -> float:
 
 def contender(name: str, size: int) -> Contender:
     work, m, ranks = at(name, size)
-    command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(HERE / "contenders" / "shardlab_gpt.py"),
-               ",".join(map(str, work)), str(m)]
-    path = os.pathsep.join((str(HERE), str(HERE.parent)))
-    return Contender(f"{name} = {size}", [command], {"PYTHONPATH": path, **thread_settings({})}, ranks)
+    return Contender(f"{name} = {size}", [launched(ranks, "shardlab_gpt", work.argument, str(m))], thread_settings({}),
+                     ranks)
 
 
 def at(name: str, size: int) -> tuple[Work, int, int]:

@@ -1,34 +1,29 @@
-"""How fast is a training step on a CPU, beside PyTorch over gloo and beside the machine's own matrix products?
+"""The speed of a training step on CPU cores, beside PyTorch over gloo and the machine's own matrix products.
 
     .venv/bin/python -m pip install torch==2.13.0
     .venv/bin/python benchmarks/cpu_step.py
 
-The contenders for each work and number of ranks: ours, and ours with sequence parallelism; PyTorch as it is ("eager"),
-and with `torch.compile`; and as many processes that only multiply large matrices. All are started first; then they take
-turns (turns.py), so that whatever else the machine does, it does to all. A process has one thread. Printed are medians
-over all turns; our better one over PyTorch's better one; and of the rate of the matrix products the share that a step's
-own products reach (works.py counts them).
+For each work and number of ranks the contenders are ours, without and with sequence parallelism; PyTorch as it is
+("eager") and with `torch.compile`; and the same number of processes that only multiply large matrices. All are started
+first, and then take turns (turns.py), so that other load on the machine slows all of them down. A process has one
+thread. The table has medians over all turns; the ratio of our faster contender to PyTorch's faster one; and the share
+of the rate of those matrix products that our step's own products reach (works.py counts them).
 """
 import argparse
 import importlib.util
-import os
 import socket
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from pathlib import Path
 from statistics import median
 
 from contenders.sgemm import FLOPS
-from turns import Contender
-from works import WORKS, Work
+from turns import Contender, launched, median_times, program
+from works import WORKS
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.runtime.rank_environment import cores, thread_settings
 from reference.config import require_positive
 from reference.errors import UserError
 
-HERE = Path(__file__).parent
 OURS, PEERS = ("ours", "sequence parallel"), ("eager", "compiled")
 CASES = [("h512", 1), ("h512", 2), ("h512", 8), ("h128", 1), ("h128", 2), ("h128", 8)]
 
@@ -64,50 +59,32 @@ def case_of(text: str) -> tuple[str, int]:
 
 
 def row(name: str, ranks: int, options: argparse.Namespace) -> str:
-    work, times = WORKS[name], measure(name, ranks, options)
+    work = WORKS[name]
+    times = median_times(contenders(name, ranks, options), options.turns, lambda one: warm_up(one, options.seconds))
     speed = {who: work.tokens / found for who, found in times.items() if who != "sgemm"}
     ours, peers = ([speed[who] for who in names if who in speed] for names in (OURS, PEERS))
     ratio = f"**{max(ours) / max(peers):.2f}**" if peers else "-"
     share = max(ours) / work.tokens * work.flops / (ranks * FLOPS / times["sgemm"])
     columns = [f"{speed[who]:,.0f}" if who in speed else "-" for who in (*OURS, *PEERS)]
-    return f"| {described(work)} | {ranks} | {' | '.join(columns)} | {ratio} | {share:.0%} |"
+    return f"| {work} | {ranks} | {' | '.join(columns)} | {ratio} | {share:.0%} |"
 
 
-def described(work: Work) -> str:
-    return ", ".join(f"{letter} {size}" for letter, size in work._asdict().items())
-
-
-def measure(name: str, ranks: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return the seconds of a step of each contender: the median over all turns."""
-    with ExitStack() as stack:
-        contenders = [stack.enter_context(closing(one)) for one in started(name, ranks, options)]
-        steps = {one: warmed_up(one, options.seconds) for one in contenders}
-        times: dict[str, list[float]] = {one.name: [] for one in contenders}
-        for _ in range(options.turns):
-            for one in contenders:
-                times[one.name] += one.turn(steps[one])
-        return {who: median(found) for who, found in times.items()}
-
-
-def warmed_up(contender: Contender, seconds: float) -> int:
+def warm_up(contender: Contender, seconds: float) -> int:
     """Return how many steps fit into this many seconds, at least 1, after a first few that do not count."""
     contender.turn(2)
     return max(1, round(seconds / median(contender.turn(3))))
 
 
-def started(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
-    python, path = sys.executable, os.pathsep.join((str(HERE), str(HERE.parent)))
-    environment = {"PYTHONPATH": path, **thread_settings({})}
-    sizes = ",".join(map(str, WORKS[name]))
-    script = {one: str(HERE / "contenders" / f"{one}.py") for one in ("shardlab_gpt", "pytorch_gpt", "sgemm")}
+def contenders(name: str, ranks: int, options: argparse.Namespace) -> Iterator[Contender]:
+    """Start the contenders for a work."""
+    environment, sizes = thread_settings({}), WORKS[name].argument
     for who, more in zip(OURS, ([], ["--sequence-parallel"]) if ranks > 1 else ([],)):
-        yield Contender(who, [[python, "-m", "mpi_impl.launch", "-n", str(ranks), script["shardlab_gpt"], sizes, "1",
-                               *more]], environment, ranks)
+        yield Contender(who, [launched(ranks, "shardlab_gpt", sizes, "1", *more)], environment, ranks)
     if not options.no_peer:
         for who, more in zip(PEERS, ([],) if options.no_compile else ([], ["--compile"])):
-            yield Contender(who, [[python, script["pytorch_gpt"], sizes, *more]] * ranks,
-                            environment | torch_world(ranks), ranks)
-    yield Contender("sgemm", [[python, script["sgemm"]]] * ranks, environment, ranks)
+            yield Contender(who, [[*program("pytorch_gpt"), sizes, *more]] * ranks, environment | torch_world(ranks),
+                            ranks)
+    yield Contender("sgemm", [program("sgemm")] * ranks, environment, ranks)
 
 
 def torch_world(ranks: int) -> dict[str, str]:

@@ -1,24 +1,22 @@
-"""How fast is a training step on one GPU, beside PyTorch and beside the GPU's peak?
+"""The speed of a training step on one GPU, beside PyTorch and the GPU's peak.
 
     python benchmarks/cuda_step.py                  # with CuPy, nvidia-cudnn-frontend and a CUDA build of PyTorch
 
 The 1.2B model of Shoeybi et al. 2019, table 1 (h 1536, L 40, a 16, s 1024, V 51,200), 8 samples a step, bfloat16, no
-dropout, no recompute, the optimizer included. Ours, PyTorch as it is, and PyTorch with `torch.compile` run one after
-another, for not all of them fit into a GPU's memory, and around again. Printed are medians over all rounds: tokens/s;
-TFLOP/s of the model (72 B s L h^2 (1 + s/(6h) + V/(12 L h)), Korthikanti et al. 2022, equation 7) and the share of the
-peak; ours over PyTorch's; and where the time of our step goes.
+dropout, no recompute, the optimizer included. In each round ours, PyTorch as it is, and PyTorch with `torch.compile`
+run one after another, since they do not fit into a GPU's memory together. The program prints medians over all rounds:
+tokens/s; TFLOP/s of the model (72 B s L h^2 (1 + s/(6h) + V/(12 L h)), Korthikanti et al. 2022, equation 7) and their
+share of the peak; the ratio of ours to PyTorch's; and the time of our step by kind of work.
 """
 import json
 import os
 import subprocess
-import sys
 from contextlib import closing
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import median
 
-from turns import Contender
+from turns import ENVIRONMENT, Contender, program
 from works import GPU_WORK, Work
 
 from mpi_impl.comm.device import gpus_here
@@ -27,7 +25,6 @@ from reference.config import ModelConfig, require_positive
 from reference.costs.flops import iteration_flops, utilization
 from reference.errors import UserError
 
-HERE = Path(__file__).parent
 PEAK = 989e12        # FLOP/s of bfloat16 without sparsity: NVIDIA's data sheets of H100 SXM and H200
 PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend", "torch")
 
@@ -48,7 +45,7 @@ def main() -> None:
         check_torch()
     work = GPU_WORK._replace(L=options.layers)
     print(f"{date.today()}, {gpus[0][1]}, {', '.join(versions())}\n"
-          f"{', '.join(f'{letter} {size}' for letter, size in work._asdict().items())}, bfloat16\n\n"
+          f"{work}, bfloat16\n\n"
           "| | tokens/s | model TFLOP/s | of the peak |\n|---|---|---|---|", flush=True)
     flops = iteration_flops(ModelConfig(work.L, work.h, work.a, work.V, work.s), work.b, work.s)
     times = measure(work, options)
@@ -86,30 +83,24 @@ def measure(work: Work, options) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for who, command in commands(work, options.no_peer).items():
-            with closing(Contender(who, [command], environment(), 1)) as contender:
+            with closing(Contender(who, [command], {"WORLD_SIZE": "1"}, 1)) as contender:
                 contender.turn(3)                        # which compile, and fill the memory pool
                 times.setdefault(who, []).extend(contender.turn(options.steps))
     return {who: median(found) for who, found in times.items()}
 
 
 def commands(work: Work, alone: bool) -> dict[str, list[str]]:
-    sizes = ",".join(map(str, work))
-    ours, peer = (str(HERE / "contenders" / f"{name}.py") for name in ("shardlab_gpt", "pytorch_gpt"))
-    found = {"ours": [sys.executable, ours, sizes, "1", "--cuda"]}
+    found = {"ours": [*program("shardlab_gpt"), work.argument, "1", "--cuda"]}
     if not alone:
-        found |= {"PyTorch eager": [sys.executable, peer, sizes, "--cuda"],
-                  "PyTorch compiled": [sys.executable, peer, sizes, "--cuda", "--compile"]}
+        eager = [*program("pytorch_gpt"), work.argument, "--cuda"]
+        found |= {"PyTorch eager": eager, "PyTorch compiled": [*eager, "--compile"]}
     return found
-
-
-def environment() -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent))), "WORLD_SIZE": "1"}
 
 
 def where(work: Work) -> str:
     """Return a table of the kinds of work in our step."""
     command = [*commands(work, True)["ours"], "--where"]
-    done = subprocess.run(command, env={**os.environ, **environment()}, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit("error: our contender has died.")
     times = json.loads(done.stdout.splitlines()[-1])

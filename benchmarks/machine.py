@@ -1,6 +1,6 @@
-"""What ranks measure of a machine, all at the same time, as they share its memory and its caches when they train.
+"""Measurements of a machine by all ranks at the same time, which share its memory and its caches as in training.
 
-Times are a rank's own CPU time, so that what else the machine does counts little; of messages the wall's.
+Times are a rank's own CPU time, on which other load of the machine has little influence; for messages the wall clock's.
 """
 import time
 from collections.abc import Callable, Iterator
@@ -26,13 +26,13 @@ from reference.optimizer import OptimizerConfig
 from reference.params import tree_map
 from reference.precision import Precision
 
-ENOUGH = 0.02       # seconds for which one thing is repeated, at least
-TURNS = 3           # of all things, one after another and around again
-PROBE = 7           # of the shards below
+ENOUGH = 0.02       # seconds for which a work is repeated, at least
+TURNS = 3           # of all works
+PROBE = 7           # the index of one of the shards below
 LARGEST = 1024      # the square product whose rate is taken for the peak
 
 
-class Shard(NamedTuple):
+class ShardSizes(NamedTuple):
     """The computation of one of t ranks: of a GPT of L layers on b samples."""
 
     b: int
@@ -49,7 +49,7 @@ class Shard(NamedTuple):
 
 
 # Sizes that differ in all that a time may depend on.
-SHARDS = [Shard(*sizes) for sizes in (
+SHARDS = [ShardSizes(*sizes) for sizes in (
     (1, 128, 128, 8, 1, 1, 512), (4, 128, 128, 8, 1, 2, 512), (4, 128, 128, 8, 4, 2, 512),
     (4, 128, 256, 8, 1, 1, 2048), (4, 128, 256, 8, 2, 2, 1024), (4, 128, 256, 8, 8, 3, 1024),
     (2, 128, 256, 8, 4, 1, 4096), (1, 128, 256, 8, 1, 2, 512), (8, 128, 256, 8, 8, 1, 2048),
@@ -70,14 +70,14 @@ def seconds_of(work: Callable[[], object]) -> float:
     return took / count
 
 
-# ---- what is measured, by what it is --------------------------------------------------------------------------------
+# ---- the works, by key ----------------------------------------------------------------------------------------------
 
 
 def measure(group: Group) -> dict[tuple, float]:
     """Measure the seconds of a call of each work, the median over turns and ranks, and of messages.
 
     A machine that others use, too, is now faster and now slower. So before each work there is a probe, always the same,
-    and what counts is how many times as long as it the work takes.
+    and the work's time is measured relative to the probe's.
     """
     alone = group.split(group.rank, "one rank")
     works, standard = dict(works_of(alone)), probe(alone)
@@ -87,7 +87,7 @@ def measure(group: Group) -> dict[tuple, float]:
         work()
     for _ in range(TURNS):
         for key, work in works.items():
-            probes.append(probed(group, standard))
+            probes.append(time_probe(group, standard))
             ratios[key].append(seconds_of(work) / probes[-1])
     together = group.allgather_objects((ratios, median(probes)))
     alone.free()
@@ -96,9 +96,9 @@ def measure(group: Group) -> dict[tuple, float]:
         ("probe",): usual} | messages(group)
 
 
-def probed(group: Group, standard: Callable[[], object]) -> float:
-    """CPU time of the probe, whenever all ranks have met: ranks that share a core then take turns, as in a step, and
-    each finds the caches as another one has left them.
+def time_probe(group: Group, standard: Callable[[], object]) -> float:
+    """Return the CPU time of the probe after all ranks have met: ranks that share a core then take turns, as in a step,
+    and each finds the caches as another one has left them.
     """
     times = []
     for _ in range(3):
@@ -110,12 +110,12 @@ def probed(group: Group, standard: Callable[[], object]) -> float:
 
 
 def probe(alone: Group) -> Callable[[], object]:
-    """Do a little of everything that a step does, for some milliseconds."""
+    """Return a function that does a little of everything that a step does, for some milliseconds."""
     return passes(SHARDS[PROBE], TensorParallelRegion(alone))[1]
 
 
 def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:
-    """Return the works by key: kind and sizes."""
+    """Yield the works, each with its key: kind and sizes."""
     yield from ((("product", *shape), product(*shape)) for shape in PRODUCTS)
     for sizes in CORES:
         forward, backward = core(*sizes)
@@ -128,8 +128,8 @@ def works_of(alone: Group) -> Iterator[tuple[tuple, Callable[[], object]]]:
 
 
 def product(n: int, k: int, m: int) -> Callable[[], object]:
-    """Call the three products of a matrix [k, m] that a step needs, one a call: x w, dy w^T, and x^T dy added to a
-    gradient.
+    """Return a function that computes one of the three products of a matrix [k, m] that a step needs, in turn: x w,
+    dy w^T, and x^T dy added to a gradient.
     """
     rng = np.random.default_rng(0)
     x, w, dy = (rng.normal(size=shape).astype(np.float32) for shape in ((n, k), (k, m), (n, m)))
@@ -139,13 +139,13 @@ def product(n: int, k: int, m: int) -> Callable[[], object]:
 
 
 def core(b: int, s: int, a: int, d: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Compute attention's core, softmax included: forward, and backward."""
+    """Return two functions: the forward of attention's core, softmax included, and its backward."""
     q, k, v, dy = np.random.default_rng(0).normal(size=(4, b, s, a, d)).astype(np.float32)
     cache = attention_core(q, k, v, True)[1]
     return lambda: attention_core(q, k, v, True), lambda: attention_core_backward(dy, cache)
 
 
-def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
+def passes(shard: ShardSizes, region: TensorParallelRegion) -> tuple[Callable[[], object], Callable[[], object]]:
     """Return two functions: a forward; and a forward with its backward."""
     c, rng = shard.model, np.random.default_rng(0)
     tensors = gpt_tensors(c, range(c.num_layers))
@@ -165,21 +165,21 @@ def passes(shard: Shard, region: TensorParallelRegion) -> tuple[Callable[[], obj
 
 
 def units_of(tree: GPT) -> GPT:
-    """Return units as a stage's loop asks for them."""
+    """Return a tree's units, as a stage's loop materializes them."""
     return replace(tree, embedding=tree_map(lambda table: Unit("table", table), tree.embedding),
                    blocks={layer: Unit("block", block) for layer, block in tree.blocks.items()},
                    final_layernorm=Unit("norm", tree.final_layernorm))
 
 
 def update(alone: Group) -> Callable[[], object]:
-    """Run Adam on a model with UPDATED parameters, with the norm before."""
+    """Return a function that runs Adam on the model UPDATED, after computing the norm of its gradients."""
     trainer = Trainer(ModelState(UPDATED, connect(alone, ParallelConfig()), 1, Precision("float32")),
                       OptimizerConfig(1e-4, 1))
     return lambda: trainer.optimizer.step(trainer.state.gradients.own, alone)
 
 
 def copy() -> Callable[[], object]:
-    """Copy COPIED bytes, the size of a layer's activations: they are read, and written."""
+    """Return a function that copies COPIED bytes, the size of a layer's activations: it reads and writes them."""
     x = np.ones(COPIED // 4, np.float32)
     y = np.empty_like(x)
     return lambda: np.copyto(y, x)

@@ -1,12 +1,13 @@
-"""How much faster is a step on more ranks? Weak and strong scaling of t, p and d, on this machine.
+"""Weak and strong scaling of t, p and d on this machine: how much faster a step is on more ranks.
 
     .venv/bin/python benchmarks/measured_scaling.py [--plot benchmarks/measured_scaling.svg]
 
-Strong: one GPT and one batch, shared out over 1 to 8 ranks. Weak: the work grows with the ranks, by t in a wider model,
-by p in a deeper one, by d in a larger batch; what counts are FLOP/s of a rank, beside those of one. Where each rank has
-a core of its own the time is the wall's; beyond that it is the virtual clock's, on which every rank has a device of its
-own, and messages take what a fast network needs. Each is held against one rank on the same clock. The machine may be
-twice as fast a minute later, where others use it, too: so what counts is a step beside a small piece of work before it.
+Strong scaling divides one GPT and one batch among 1 to 8 ranks. In weak scaling the work grows with the ranks: by t in
+a wider model, by p in a deeper one, by d in a larger batch; it compares the FLOP/s of a rank with those of one rank
+alone. If each rank has a core of its own, the time is the wall clock's. Otherwise it is the virtual clock's, on which
+every rank has a device of its own, and messages take the time of a fast network. The baseline is one rank on the same
+clock. A machine that others use, too, may be twice as fast a minute later: so each step is measured relative to a small
+piece of work before it.
 """
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -43,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def strong_plan(kind: str, n: int) -> Plan:
     """Return the plan with the same model and batch for all."""
-    return shared_out(gpt(LAYERS, 256), kind, n, B)
+    return parallel_plan(gpt(LAYERS, 256), kind, n, B)
 
 
 def weak_plan(kind: str, n: int) -> Plan:
     """Return the plan with work that grows with n."""
     layers, width = (n if kind == "p" else 4), (WIDTHS[n] if kind == "t" else 256)
-    return shared_out(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
+    return parallel_plan(gpt(layers, width), kind, n, 4 * n if kind == "d" else 4)
 
 
 def gpt(layers: int, width: int) -> ModelConfig:
@@ -59,7 +60,7 @@ def gpt(layers: int, width: int) -> ModelConfig:
     return ModelConfig(layers, width, 8, 256, 128, hidden_dropout=0.0, attention_dropout=0.0)
 
 
-def shared_out(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
+def parallel_plan(model: ModelConfig, kind: str, n: int, batch: int) -> Plan:
     """Return the plan over n ranks of one kind. A pipeline has microbatches of one sample, the others of two."""
     t, p, d = (n if kind == one else 1 for one in "tpd")
     b = 1 if kind == "p" else 2

@@ -3,6 +3,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from mpi_impl.reports.charts import finish
+
 COLORS = {"t": "#0072B2", "p": "#D55E00", "d": "#009E73"}
 NAMES = {"t": "tensor parallel", "p": "pipeline", "d": "data parallel"}
 
@@ -16,10 +18,9 @@ def draw_predictions(names: Sequence[str], predicted: Sequence[float], measured:
     axes.plot([1e3 * predicted[i] for i in order], range(len(names)), "|", markersize=14, markeredgewidth=2.5,
               color="#D55E00", label="predicted")
     axes.set(yticks=range(len(names)), yticklabels=[names[i] for i in order], ylim=(len(names) - 0.5, -0.5),
-             xlim=(0, None), xlabel="ms of a step")
-    axes.tick_params(labelsize=8.5)
+             xlim=(0, None))
     axes.legend(frameon=False, loc="lower right")
-    finish(axes, "x")
+    finish(axes, "ms of a step", "", "x")
     return figure
 
 
@@ -31,7 +32,8 @@ def draw_scaling(strong: Mapping[str, Mapping[int, float]], weak: Mapping[str, M
     ranks = sorted({n for found in strong.values() for n in found})
     left.plot(ranks, ranks, color="#B0B0B0", linestyle="--", linewidth=1, label="ideal")
     right.plot(ranks, [1] * len(ranks), color="#B0B0B0", linestyle="--", linewidth=1)
-    for axes, curves in ((left, strong), (right, weak)):
+    for axes, curves, title in ((left, strong, "strong scaling: times as fast as one rank"),
+                                (right, weak, "weak scaling: FLOP/s of a rank, beside one rank's")):
         for kind, found in curves.items():
             axes.plot(list(found), list(found.values()), color=COLORS[kind], label=NAMES[kind], zorder=2)
             for n, value in found.items():
@@ -39,18 +41,9 @@ def draw_scaling(strong: Mapping[str, Mapping[int, float]], weak: Mapping[str, M
                           markerfacecolor=COLORS[kind] if n <= cores else "white")
         axes.set_xscale("log", base=2)
         axes.set_xticks(ranks, map(str, ranks))
-        axes.set_xlabel("ranks; full circles: wall clock, hollow ones: virtual clock")
-        finish(axes, "both")
+        finish(axes, "ranks; full circles: wall clock, hollow ones: virtual clock", title, "both")
     left.set_yscale("log", base=2)
     left.set_yticks(ranks, map(str, ranks))
-    left.set_title("strong scaling: times as fast as one rank", loc="left", fontsize=11)
     right.set_ylim(0, 1.15)
-    right.set_title("weak scaling: FLOP/s of a rank, beside one rank's", loc="left", fontsize=11)
     left.legend(frameon=False)
     return figure
-
-
-def finish(axes, grid: str) -> None:
-    axes.grid(axis=grid, color="#E4E4E4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

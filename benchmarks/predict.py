@@ -1,15 +1,14 @@
-"""Is the planner right? The step time that it predicts beside the one that ranks take, for many topologies.
+"""The step times that the planner predicts, beside those that ranks take, for many topologies.
 
     .venv/bin/python benchmarks/predict.py
 
-One GPT, one batch, on 1 to 8 ranks: every way to share it out that is on the list below. Where there is a core for each
-rank, the time is the wall's, and messages take what calibrate.py finds; where ranks outnumber cores it is the virtual
-clock's (mpi_impl/comm/clock.py), on which messages take what its link says.
+They train one GPT on one batch, on 1 to 8 ranks, with every topology of the list below. If there is a core for each
+rank, the time is the wall clock's, and messages take the time that calibrate.py finds. If ranks outnumber cores, it is
+the virtual clock's (mpi_impl/comm/clock.py), on which messages take the time of its link.
 
-The machine is measured before each turn of all topologies. But one that others use, too, may be twice as fast a minute
-later, and ranks that share a core slow one another down. So before each step all ranks do the same small piece of work,
-and the profile is taken as many times as fast or slow as that was: `predicted` is what the planner says of the machine
-as it was then.
+The machine is measured before each turn of all topologies. But a machine that others use, too, may be twice as fast a
+minute later, and ranks that share a core slow one another down. So before each step all ranks do the same small piece
+of work, and the profile is scaled by its speed: `predicted` is the planner's prediction for the machine as it was then.
 """
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +34,7 @@ MODEL = ModelConfig(num_layers=8, hidden_size=256, num_attention_heads=8, vocab_
                     hidden_dropout=0.0, attention_dropout=0.0)
 B = 16      # samples of a step
 
-# t, p, d, b, and what else.
+# t, p, d, b, and other choices of ParallelConfig.
 TOPOLOGIES: list[tuple[int, int, int, int, dict]] = [
     (1, 1, 1, 4, {}), (2, 1, 1, 4, {}), (1, 2, 1, 4, {}), (1, 1, 2, 4, {}),
     (4, 1, 1, 4, {}), (1, 4, 1, 2, {}), (1, 1, 4, 4, {}), (2, 2, 1, 4, {}), (2, 1, 2, 4, {}), (1, 2, 2, 2, {}),
@@ -55,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     turns = measure(plans, args.turns, args.steps, list(map(is_virtual, plans)), calibrate)
     hardware, usual = profile(calibrations, ranks), median(one["probe",] for one in calibrations)
     measured = [median(one.step for one in found) for found in turns]
-    predicted = [median(step_time(plan, slowed(on_clock(hardware, plan), one.probe / usual)).total for one in found)
+    predicted = [median(step_time(plan, slow_down(on_clock(hardware, plan), one.probe / usual)).total for one in found)
                  for plan, found in zip(plans, turns)]
     print(f"\n{table(plans, predicted, measured)}\n\n{verdict(predicted, measured)}")
     if args.plot:
         from pictures import draw_predictions  # matplotlib takes a second to import
 
         from mpi_impl.runtime.pictures import save
-        save(draw_predictions([named(plan) for plan in plans], predicted, measured), args.plot)
+        save(draw_predictions([label(plan) for plan in plans], predicted, measured), args.plot)
 
 
 def plan_of(topology: tuple[int, int, int, int, dict]) -> Plan:
@@ -79,23 +78,23 @@ def on_clock(hardware: Hardware, plan: Plan) -> Hardware:
     return replace(hardware, inside=INFINIBAND, between=INFINIBAND) if is_virtual(plan) else hardware
 
 
-def slowed(hardware: Hardware, times: float) -> Hardware:
+def slow_down(hardware: Hardware, times: float) -> Hardware:
     """Return a device on which everything except messages takes this many times as long."""
     return replace(hardware, peak=hardware.peak / times, bandwidth=hardware.bandwidth / times,
                    overhead=(hardware.overhead[0] * times, hardware.overhead[1] * times))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
-def named(plan: Plan) -> str:
+def label(plan: Plan) -> str:
     (t, p, d), v = shape_of(plan), plan.parallel.virtual_pipeline_size
     return ", ".join([f"t {t}, p {p}, d {d}, b {plan.b}", *([f"v {v}"] if v else []), *savings(plan.parallel)])
 
 
 def table(plans: Sequence[Plan], predicted: Sequence[float], measured: Sequence[float]) -> str:
     rows = [["topology", "clock", "predicted", "measured", "off by"]]
-    rows += [[named(plan), "virtual" if is_virtual(plan) else "wall", f"{1e3 * p:.1f} ms", f"{1e3 * m:.1f} ms",
+    rows += [[label(plan), "virtual" if is_virtual(plan) else "wall", f"{1e3 * p:.1f} ms", f"{1e3 * m:.1f} ms",
               f"{p / m - 1:+.1%}"] for plan, p, m in zip(plans, predicted, measured, strict=True)]
     return aligned(rows, left=(0, 1))
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from machine import probe, probed
+from machine import probe, time_probe
 
 from mpi_impl.comm.clock import VirtualClock
 from mpi_impl.comm.group import Group, Instruments
@@ -28,14 +28,14 @@ WARM = 2        # steps before those that count
 LIMIT = 300.0   # seconds that ranks have for a turn
 
 
-class Measured(NamedTuple):
+class StepTimes(NamedTuple):
     """Seconds, as medians over steps."""
 
     step: float     # of the slowest rank
     probe: float    # of machine.py's probe before each step, which tells how fast the machine was then
 
 
-def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measured:
+def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> StepTimes:
     """Train with the plan on all of these ranks, in float32."""
     clock = VirtualClock() if virtual else None
     topology = connect(Group(ranks.comm, "world", Instruments(trace=Trace(clock))), plan.parallel)
@@ -45,14 +45,14 @@ def step_seconds(ranks: Group, plan: Plan, virtual: bool, steps: int) -> Measure
     batch, found, probes, alone = [GPTBatch(tokens, targets)] * plan.m, [], [], ranks.split(ranks.rank, "one rank")
     standard = probe(alone)
     for _ in range(WARM + steps):
-        probes.append(median(ranks.allgather_objects(probed(ranks, standard))))
+        probes.append(median(ranks.allgather_objects(time_probe(ranks, standard))))
         began = together(ranks, clock)
         trainer.step(batch, plan.m * plan.b * plan.parallel.data_parallel_size)
         ended = clock.now() if clock else time.perf_counter()
         found.append(max(ranks.allgather_objects(ended - began)))
     disconnect(topology)
     alone.free()
-    return Measured(median(found[WARM:]), median(probes[WARM:]))
+    return StepTimes(median(found[WARM:]), median(probes[WARM:]))
 
 
 def together(ranks: Group, clock: VirtualClock | None) -> float:
@@ -81,14 +81,14 @@ def parse(prog: str, description: str, argv: Sequence[str] | None) -> argparse.N
 
 
 def measure(plans: Sequence[Plan], turns: int, steps: int, virtual: Sequence[bool],
-            before: Callable[[Pool], object] | None = None) -> list[list[Measured]]:
+            before: Callable[[Pool], object] | None = None) -> list[list[StepTimes]]:
     """Measure the step of each plan, by the wall's clock or the virtual one, in each turn.
 
-    What is to be done `before` each turn gets a pool with a rank for each core, and at least two.
+    `before` is called before each turn with a pool that has a rank for each core, and at least two.
     """
-    found: list[list[Measured]] = [[] for _ in plans]
+    found: list[list[StepTimes]] = [[] for _ in plans]
     most = max(plan.parallel.world_size for plan in plans)
-    with Pool(max(2, cores())) as few, Pool(most) as many:      # the ones sleep while the others work
+    with Pool(max(2, cores())) as few, Pool(most) as many:      # one pool sleeps while the other one works
         for turn in range(turns):
             print(f"turn {turn + 1} of {turns}", end=" ", flush=True)
             if before:

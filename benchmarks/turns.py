@@ -1,22 +1,27 @@
 """Programs that are timed in turn: each waits, without spinning, until it is told to take a few steps.
 
 On a machine that others use, too, two timings taken minutes apart cannot be compared. So all contenders are started
-first, each with as many processes as it has ranks, and then they take turns: a few steps of the one while the others
-sleep in a system call, a few of the next, and around again. The program side is `serve(step)`; it needs nothing but the
-standard library, so that any Python can take part.
+first, each with a process for each of its ranks, and then they take turns: one takes a few steps while the others sleep
+in a system call. The program side is `serve(step)`; it needs nothing but the standard library, so that any Python can
+take part.
 """
 import json
 import os
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import median
 
+HERE = Path(__file__).parent
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}     # of every contender's processes
 PLACE = "BENCHMARK_SOCKET"      # the variables that tell a process where the referee listens
-PROCESS = "BENCHMARK_PROCESS"   # and which of the commands it is
+PROCESS = "BENCHMARK_PROCESS"   # and the number of its command
 START_LIMIT = 120.0             # seconds until all processes of a contender must be there
 STEPS_LIMIT = 600.0             # and until a turn must be over; the first one compiles, where there is a compiler
 
@@ -32,8 +37,8 @@ class Contender:
             listener.bind(path)
             listener.listen(processes)
             listener.settimeout(1.0)
-            self.started = [subprocess.Popen(command, env={**os.environ, **environment, PLACE: path,
-                                                           PROCESS: str(i)})
+            variables = {**os.environ, **ENVIRONMENT, **environment, PLACE: path}
+            self.started = [subprocess.Popen(command, env={**variables, PROCESS: str(i)})
                             for i, command in enumerate(commands)]
             self.connections: list[socket.socket] = []
             deadline = time.monotonic() + START_LIMIT
@@ -80,6 +85,32 @@ class Contender:
             except subprocess.TimeoutExpired:
                 process.kill()
         self.folder.cleanup()
+
+
+def median_times(contenders: Iterable[Contender], turns: int, steps: Callable[[Contender], int]) -> dict[str, float]:
+    """Return the median seconds of a step of each contender, by name. All are started first, and end with this call.
+
+    `steps` warms a contender up, and returns the number of its steps in a turn.
+    """
+    with ExitStack() as stack:
+        started = [stack.enter_context(closing(one)) for one in contenders]
+        each = {one: steps(one) for one in started}
+        times: dict[str, list[float]] = {one.name: [] for one in started}
+        for _ in range(turns):
+            for one in started:
+                times[one.name] += one.turn(each[one])
+        return {name: median(found) for name, found in times.items()}
+
+
+def program(name: str) -> list[str]:
+    """Return the command that runs a contender's program."""
+    return [sys.executable, str(HERE / "contenders" / f"{name}.py")]
+
+
+def launched(ranks: int, name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a contender's program on ranks."""
+    python, script = program(name)
+    return [python, "-m", "mpi_impl.launch", "-n", str(ranks), script, *arguments]
 
 
 def serve(step: Callable[[], object]) -> None:

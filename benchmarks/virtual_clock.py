@@ -1,15 +1,15 @@
-"""How far is a step from the papers' formulas? Measured on the virtual clock, for five schedules.
+"""The time of a step beside the papers' formulas, measured on the virtual clock, for five schedules.
 
     for p in 2 4 8; do .venv/bin/python -m mpi_impl.launch -n $p benchmarks/virtual_clock.py; done
 
-Real ranks train a small GPT. Each rank's clock goes on by its own CPU time and by what messages take (mpi_impl/comm/
-clock.py), so 8 ranks on 2 cores read what 8 devices would. Twice: once every action takes the CPU time that it took
-("raw"), which is noisy, for ranks share cores and caches; once it takes the median of the last 51 of its kind and stage
-("usual"), as it would on devices of their own, and what then is left are dependencies, messages and overheads.
+Real ranks train a small GPT. Each rank's clock advances by its own CPU time and by the time of messages (mpi_impl/comm/
+clock.py), so 8 ranks on 2 cores read the time of 8 devices. It measures twice: with the CPU time of every action
+("raw"), which is noisy, since ranks share cores and caches; and with the median of the last 51 actions of its kind and
+stage ("usual"), as on devices of their own, which leaves dependencies, messages and overheads.
 
-F, I and W are medians, too (I and W are halves of B where a schedule does not cut it). A step's time is the longest of
-the ranks' own spans, as the zero-bubble paper has it, where ranks that start later also end later, and this slant costs
-nothing; 1F1B and its kin have none. The median over steps is printed beside the closed form:
+F, I and W are medians, too (I and W are halves of B where a schedule does not split it). A step's time is the longest
+of the ranks' own spans, as in the zero-bubble paper, where ranks that start later also end later, and this slant costs
+nothing; 1F1B and its relatives have none. The program prints the median over steps beside the closed form:
 
     m (F + I + W) of the slowest rank, plus for each of the other p - 1 ranks
         F + I + W        gpipe, 1f1b         (Narayanan et al. 2021, section 2.2)

@@ -12,6 +12,14 @@ class Work(NamedTuple):
     b: int      # samples
     V: int      # tokens in the vocabulary
 
+    def __str__(self) -> str:
+        return ", ".join(f"{letter} {size}" for letter, size in self._asdict().items())
+
+    @property
+    def argument(self) -> str:
+        """Return the sizes as the contenders' programs take them: '512,6,8,256,8,8192'."""
+        return ",".join(map(str, self))
+
     @property
     def tokens(self) -> int:
         return self.b * self.s

@@ -8,7 +8,7 @@ matplotlib.rcParams.update({"svg.hashsalt": "shardlab", "font.family": "sans-ser
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle  # noqa: E402
 
-WHOLE, RANKS = "#e4e4e4", ("#8ab6e8", "#f5b277")      # held by all ranks; by rank 0, by rank 1
+WHOLE, RANKS = "#e4e4e4", ("#8ab6e8", "#f5b277")      # on all ranks; on rank 0, on rank 1
 FADED = {"#8ab6e8": "#e2eefb", "#f5b277": "#fdeede"}
 
 
@@ -19,9 +19,9 @@ def matrix(axes, x, y, width, height, color, name, shape):
     axes.text(x + width / 2, y - 0.1, shape, ha="center", va="top", fontsize=8.5, color="#555555")
 
 
-def arrow(axes, start, end, **style):
+def arrow(axes, start, end):
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color="#444444",
-                                   shrinkA=0, shrinkB=0, **style))
+                                   shrinkA=0, shrinkB=0))
 
 
 def operator(axes, x, name, forward, backward):
@@ -34,7 +34,7 @@ def operator(axes, x, name, forward, backward):
 
 
 def lane(axes, rank, y):
-    """Draw what one rank does between f and g."""
+    """Draw the computation of one rank between f and g."""
     color = RANKS[rank]
     axes.add_patch(FancyBboxPatch((2.75, y - 1.12), 9.1, 2.24, boxstyle="round,pad=0.02,rounding_size=0.12",
                                   facecolor=FADED[color], edgecolor="none"))
@@ -54,14 +54,14 @@ def lane(axes, rank, y):
 
 
 def whole_matrices(axes, y):
-    """Draw A and B before the split, in the colours of the ranks that hold their parts."""
+    """Draw A and B before they are split, in the colours of the ranks that hold their shards."""
     for rank, color in enumerate(RANKS):
         matrix(axes, 3.95 + 1.3 * rank, y - 0.4, 1.3, 0.8, color, f"$A_{rank}$", "")
         matrix(axes, 8.8, y + 0.05 - 0.65 * rank, 0.8, 0.65, color, f"$B_{rank}$", "")
     axes.text(3.75, y, "$A$ =", ha="right", va="center", fontsize=13)
     axes.text(8.6, y, "$B$ =", ha="right", va="center", fontsize=13)
-    axes.text(5.25, y - 0.55, "cut by columns", ha="center", va="top", fontsize=9.5, color="#555555")
-    axes.text(9.2, y - 0.75, "cut by rows", ha="center", va="top", fontsize=9.5, color="#555555")
+    axes.text(5.25, y - 0.55, "split by columns", ha="center", va="top", fontsize=9.5, color="#555555")
+    axes.text(9.2, y - 0.75, "split by rows", ha="center", va="top", fontsize=9.5, color="#555555")
 
 
 def main():

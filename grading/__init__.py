@@ -1,6 +1,6 @@
-"""How the labs are checked: answers run on limited ranks of their own, and what is wrong is said in words that teach.
+"""The checks of the labs: they run answers on limited ranks, and explain what is wrong.
 
-In a notebook `%load_ext grading` gives the magic `%%answer`, which marks the cells that are handed in.
+In a notebook `%load_ext grading` loads the magic `%%answer`, which marks the cells that students submit.
 """
 from grading.answers import load_ipython_extension
 from grading.checks import CheckFailed, each, expect, expect_dicts, expect_equal, expect_values, passed, run, run_given

@@ -1,12 +1,12 @@
 """The cells that students submit: the magic `%%answer`, and the same cells read from a notebook."""
 MAGIC = "%%answer"
 
-# The sources of the answers that checks are about, by name: those of this notebook, or of the submission in hand.
+# The sources of the answers that are being checked, by name: those of this notebook, or of one submission.
 CURRENT: dict[str, str] = {}
 
 
-class CellFailed(Exception):
-    """An answer whose own cell has failed, after the error has been shown. It ends `Run All`, without a traceback."""
+class AnswerCellFailed(Exception):
+    """The failure of an answer's own cell, whose error has been shown. It ends `Run All`, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -19,22 +19,22 @@ def source_of(cell: str) -> str:
 
 
 def name_of(cell) -> str | None:
-    """Return which answer a cell is, by its first line, else by nbgrader's mark; None if it is none.
+    """Return the name of the answer in a cell: that in its first line, else nbgrader's name; None if it is no answer.
 
-    The first line comes first, since it is what counts in the notebook: a cell that was copied keeps nbgrader's name.
+    The first line decides, as it does in the notebook: a copied cell keeps nbgrader's name.
     """
     if cell.cell_type != "code":
         return None
     first, _, _ = cell.source.lstrip("\n").partition("\n")
     about = cell.metadata.get("nbgrader", {})
-    said = first[len(MAGIC):].strip() if first.startswith(MAGIC) else ""
-    if said.isidentifier():
-        return said
+    written = first[len(MAGIC):].strip() if first.startswith(MAGIC) else ""
+    if written.isidentifier():
+        return written
     return about.get("grade_id") if about.get("solution") and not about.get("task") else None
 
 
 def answers_of(notebook) -> dict[str, str]:
-    """Return the answers of a notebook by name. If two have one name, the last counts, as when all cells are run."""
+    """Return the answers of a notebook by name. Of two with one name the last counts, as when all cells are run."""
     return {name: source_of(cell.source) for cell in notebook.cells if (name := name_of(cell))}
 
 
@@ -43,14 +43,14 @@ def load_ipython_extension(shell) -> None:
     CURRENT.clear()
 
     def answer(line: str, cell: str) -> None:
-        """%%answer NAME: this cell is handed in. It runs here as any cell does, and checks run it on ranks."""
+        """Mark this cell as an answer to submit, and run it: %%answer NAME. Checks run it on ranks."""
         name = line.strip()
         if not name.isidentifier():
             print(f"{MAGIC} needs the name of the task, as in the first line of this cell.")
             return
         CURRENT[name] = "\n" + cell
-        # IPython drops an empty first line: with a comment in place of the magic, errors name the lines that one sees.
+        # IPython drops an empty first line: a comment in place of the magic keeps the line numbers right.
         if not shell.run_cell(f"# {name}\n{cell}").success:
-            raise CellFailed(f"The answer {name} has failed, as is shown above.")
+            raise AnswerCellFailed(f"The answer {name} has failed: see the error above.")
 
     shell.register_magic_function(answer, "cell")

@@ -1,4 +1,4 @@
-"""What the labs' checks are written in: run an answer on ranks, compare, and say what is wrong so that one learns.
+"""The functions in which the labs' checks are written: run an answer on ranks, compare, and explain what is wrong.
 
     xs = list(check_data("ring_all_reduce").normal(size=(4, 10)))
     outcome = run(4, "ring_all_reduce", each(xs), allow=("send", "receive"))
@@ -14,8 +14,8 @@ from grading.lab_group import OPERATIONS
 from grading.sandbox import AnswerFailed, Each, Outcome, Sandbox
 
 SANDBOX = Sandbox()
-GIVEN = Sandbox()       # of functions that the lab gives: no answer has run there, and could have changed what they do
-LIMIT = 5.0     # seconds for a run, if a check says nothing else
+GIVEN = Sandbox()       # for the lab's own functions: no answer has run there, which could have changed them
+LIMIT = 5.0             # seconds for a run of a check that does not set its own
 
 
 class CheckFailed(AssertionError):
@@ -26,28 +26,28 @@ class CheckFailed(AssertionError):
 
 
 def each(values: Sequence) -> Each:
-    """Make an argument of which every rank gets its own."""
+    """Make an argument that is different on each rank: rank r gets values[r]."""
     return Each(values)
 
 
 def run(n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS, limit: float | None = None,
         hint: str = "") -> Outcome:
-    """Run the answer `function` on n limited ranks, as `function(group, *args)`; for n = None as `function(*args)`.
+    """Call the answer's `function(group, *args)` on n limited ranks, or `function(*args)` on one if n is None.
 
-    It may use the operations of group that `allow` names, and must be done within `limit` seconds. Raises CheckFailed,
-    with the hint if ranks hang.
+    It may use the operations of group that `allow` names, and must end within `limit` seconds. Raises CheckFailed, with
+    the hint if ranks hang.
     """
     if not CURRENT:
         raise CheckFailed("There is no answer to check yet: run the cells that begin with %%answer, from the top.")
     try:
         return SANDBOX.run(CURRENT, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
-        raise CheckFailed(f"{failed}{hinted(hint if failed.hangs else '')}") from None
+        raise CheckFailed(f"{failed}{format_hint(hint if failed.hangs else '')}") from None
 
 
 def run_given(source: str, n: int | None, function: str, *args, allow: Collection[str] = OPERATIONS,
               limit: float | None = None) -> Outcome:
-    """Run a function like `run`, but one that the lab gives as text instead of an answer. Raises CheckFailed."""
+    """Call a function as `run` does, but one from this text instead of an answer. Raises CheckFailed."""
     try:
         return GIVEN.run({"given": source}, function, args, n, allow, limit or LIMIT)
     except AnswerFailed as failed:
@@ -63,23 +63,23 @@ def close() -> None:
 def expect(true: bool, what: str, hint: str = "") -> None:
     """Raise CheckFailed with this sentence unless the condition is true."""
     if not true:
-        raise CheckFailed(f"{what}{hinted(hint)}")
+        raise CheckFailed(f"{what}{format_hint(hint)}")
 
 
 def expect_equal(found: Sequence, expected: Sequence, what: str, hint: str = "", tolerance: float = 1e-10) -> None:
-    """Check every rank's array (or number), to a tolerance relative to the largest expected element.
+    """Check every rank's array (or number). The tolerance is relative to the largest expected element; 0 is to the bit.
 
-    With tolerance 0 to the bit. Raises CheckFailed: which rank, which element, what was expected and what came.
+    Raises CheckFailed, which names the rank, the element, its expected and its actual value.
     """
     for rank, (mine, right) in enumerate(zip(found, expected, strict=True)):
         who = f"rank {rank} of {len(expected)}: " if len(expected) > 1 else ""
         problem = difference(mine, np.asarray(right), tolerance)
         if problem:
-            raise CheckFailed(f"{who}{what} is not right. {problem}{hinted(hint)}")
+            raise CheckFailed(f"{who}{what} is not right. {problem}{format_hint(hint)}")
 
 
 def expect_values(results: Sequence, names: Sequence[str]) -> list[list]:
-    """Split what the ranks returned, one value for each name, into a list for each name."""
+    """Check that every rank returned one value for each name. Return a list of the ranks' values for each name."""
     for rank, result in enumerate(results):
         expect(isinstance(result, list | tuple) and len(result) == len(names),
                f"rank {rank} should return {len(names)} values: {', '.join(names)}.", "look at the last line.")
@@ -103,9 +103,9 @@ def difference(mine: Any, right: np.ndarray, tolerance: float) -> str:
     try:
         mine = np.asarray(mine)
     except ValueError:
-        return "What was returned is no array: its rows differ in length."
+        return "The returned value is no array: its rows differ in length."
     if mine.dtype.kind not in "biuf":
-        return f"What was returned is no array of numbers, but {mine.dtype}."
+        return f"The returned value is no array of numbers, but {mine.dtype}."
     if mine.shape != right.shape:
         return f"Expected an array of shape {list(right.shape)}, got {list(mine.shape)}."
     if right.size == 0:
@@ -127,5 +127,5 @@ def passed(what: str) -> None:
     print(f"passed: {what}")
 
 
-def hinted(hint: str) -> str:
+def format_hint(hint: str) -> str:
     return f"\nHint: {hint}" if hint else ""

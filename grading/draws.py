@@ -2,8 +2,8 @@
 
 An answer that can draw the numbers of all ranks needs no messages. So while a submission is graded, the numbers depend
 on a seed that is never sent to an answer's process; on the answers, so that a table of results from an earlier
-submission is useless; and on the check and on how often it has drawn, so that no numbers come twice, and nothing that
-an answer keeps from one run helps it in another.
+submission is useless; and on the check and its previous draws, so that no numbers occur twice, and nothing that an
+answer keeps from one run helps it in another.
 """
 import hashlib
 import json
@@ -29,7 +29,7 @@ class Draws:
         self.check, self.count = "", 0
 
     def begin(self, check: str) -> None:
-        """Begin with a check, whose numbers do not depend on what other checks have drawn."""
+        """Begin a check. Its numbers do not depend on the draws of other checks."""
         self.check, self.count = check, 0
 
     def generator(self, name: str) -> np.random.Generator:
@@ -42,12 +42,12 @@ GRADED: list[Draws] = []        # of the submission that is being graded; empty 
 
 
 def check_data(name: str) -> np.random.Generator:
-    """Return the random generator of a check. In a notebook the same name gives the same numbers each time."""
+    """Return a check's random generator. In a notebook the same name gives the same numbers each time."""
     return GRADED[-1].generator(name) if GRADED else generator(PUBLIC, name)
 
 
 @contextmanager
-def graded(seed: str, answers: Mapping[str, str]) -> Iterator[Draws]:
+def secret_draws(seed: str, answers: Mapping[str, str]) -> Iterator[Draws]:
     """Let all checks draw from this secret seed, for these answers."""
     GRADED.append(Draws(seed, answers))
     try:
@@ -57,7 +57,7 @@ def graded(seed: str, answers: Mapping[str, str]) -> Iterator[Draws]:
 
 
 def generator(*key) -> np.random.Generator:
-    """Return the generator of a key, which is made of texts and numbers."""
+    """Return the generator of a key of strings and numbers."""
     return np.random.default_rng(int(digest(*key), 16))
 
 

@@ -1,8 +1,8 @@
 """Grade a submission: the instructor's checks on the student's answers.
 
-The checks run here, as they stand in the instructor's own notebook. Of the submission only the answers are taken, and
-they run on limited ranks. So nothing that a student has written runs beside a check, or can read one; and what the
-checks draw comes from a secret seed (`grading/draws.py`).
+The checks of the instructor's notebook run in this process, the answers of the submission on limited ranks, and the
+rest of the submission is ignored. So no student's code can read a check or run in its process. The checks draw their
+random numbers from a secret seed (`grading/draws.py`).
 """
 import contextlib
 import io
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from grading import checks
 from grading.answers import CURRENT, answers_of
-from grading.draws import Draws, graded, new_seed
+from grading.draws import Draws, new_seed, secret_draws
 
 
 class Mark(NamedTuple):
@@ -25,9 +25,9 @@ class Mark(NamedTuple):
 
 
 def grade(source, submitted, seed: str | None = None) -> list[Mark]:
-    """Return the marks of a submitted notebook, in the order of the checks in the instructor's `source`.
+    """Return the marks of a submitted notebook, in the order of the checks in the instructor's notebook `source`.
 
-    The checks draw their random numbers from the seed. Without one a new one is drawn, and printed.
+    The checks draw their random numbers from `seed` (default: a new one, which is printed).
     """
     if seed is None:
         seed = new_seed()
@@ -36,7 +36,7 @@ def grade(source, submitted, seed: str | None = None) -> list[Mark]:
     CURRENT.update({name: "" for name in answers_of(source)} | answers_of(submitted))
     checks.close()      # each submission has ranks of its own
     try:
-        with graded(seed, CURRENT) as draws:
+        with secret_draws(seed, CURRENT) as draws:
             return marks(source, draws)
     finally:
         checks.close()
@@ -44,14 +44,14 @@ def grade(source, submitted, seed: str | None = None) -> list[Mark]:
 
 
 def no_marks(source, said: str) -> list[Mark]:
-    """Return zero points for all checks, for a reason that makes it pointless to run them."""
+    """Return zero points and this message for all checks, without running them."""
     cells = [(cell, cell.metadata.get("nbgrader", {})) for cell in source.cells if cell.cell_type == "code"]
     return [Mark(about["grade_id"], title(cell.source), 0.0, float(about["points"]), said)
             for cell, about in cells if about.get("grade")]
 
 
 def marks(source, draws: Draws) -> list[Mark]:
-    """Run the locked cells of a notebook from top to bottom; those with points are the checks."""
+    """Run the locked cells of a notebook from top to bottom. Return the marks of those with points, the checks."""
     names: dict = {"__name__": "checks"}
     found = []
     for cell in source.cells:
@@ -63,13 +63,13 @@ def marks(source, draws: Draws) -> list[Mark]:
         if not about.get("grade"):
             exec(compile(code, about["grade_id"], "exec"), names)
             continue
-        right, said = checked(code, about["grade_id"], names)
+        right, said = run_check(code, about["grade_id"], names)
         points = float(about["points"])
         found.append(Mark(about["grade_id"], title(cell.source), points if right else 0.0, points, said))
     return found
 
 
-def checked(code: str, name: str, names: dict) -> tuple[bool, str]:
+def run_check(code: str, name: str, names: dict) -> tuple[bool, str]:
     """Run one check. Return whether it passed, and its message."""
     printed = io.StringIO()
     try:
@@ -77,9 +77,9 @@ def checked(code: str, name: str, names: dict) -> tuple[bool, str]:
             exec(compile(code, name, "exec"), names)
     except checks.CheckFailed as failed:
         return False, f"{printed.getvalue()}{failed}"
-    except Exception as error:      # what was returned was of a kind that the check did not foresee
+    except Exception as error:      # the answer returned a value that the check did not expect
         last = "".join(traceback.format_exception_only(error)).strip()
-        return False, (f"{printed.getvalue()}What the answer returned could not be checked ({last}). "
+        return False, (f"{printed.getvalue()}The value that the answer returned could not be checked ({last}). "
                        "Is it of the kind that the task asks for?")
     return True, printed.getvalue()
 

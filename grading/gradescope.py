@@ -1,10 +1,9 @@
 """Grade one submission for Gradescope: `python -m grading.gradescope SOURCE.ipynb SUBMISSION RESULTS.json`.
 
-SOURCE is the instructor's notebook, SUBMISSION a notebook or the folder that holds it, RESULTS what Gradescope reads.
-Whatever the submission is, there are results. The exit status is not 0 only if something else is wrong.
+SOURCE is the instructor's notebook, SUBMISSION a notebook or its folder, RESULTS the file that Gradescope reads. Every
+submission gets results, whatever is in it. The exit status is not 0 only if something else is wrong.
 """
 import json
-import os
 from pathlib import Path
 
 import nbformat
@@ -13,7 +12,7 @@ from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark, no_marks
 from grading.submission import Graded, grade_file
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_folder, writing
+from mpi_impl.runtime.files import check_folder, write_whole
 from reference.errors import UserError
 
 VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
@@ -23,32 +22,29 @@ def main() -> None:
     parser = ArgumentParser(prog="grading.gradescope", description="Grade one submission, and write results.json.")
     parser.add_argument("source", metavar="SOURCE.ipynb", type=Path, help="the instructor's notebook")
     parser.add_argument("submission", metavar="SUBMISSION", type=Path, help="a notebook, or the folder that holds it")
-    parser.add_argument("results", metavar="RESULTS.json", type=Path, help="what is written")
+    parser.add_argument("results", metavar="RESULTS.json", type=Path, help="the file to write")
     parser.add_argument("--hidden-tests", choices=VISIBILITIES, default="visible",
-                        help="when students see what a check says that has hidden tests (default: %(default)s)")
+                        help="when students see the message of a check with hidden tests (default: %(default)s)")
     parser.add_argument("--seed-file", metavar="FILE", type=Path, help=f"the course's {SEED_FILE}, from which the "
                         "checks' random numbers come (default: a new seed, which is printed)")
     options = parser.parse_args()
-    source = instructors(options.source)
+    source = read_source(options.source)
     seed = read_seed(options.seed_file) if options.seed_file else None
     check_folder(str(options.results.absolute().parent))
     hidden = {cell.metadata.nbgrader["grade_id"] for cell in source.cells if "BEGIN HIDDEN TESTS" in cell.source}
     graded = grade_file(source, options.submission, options.source.name, seed)
     results = results_of(graded, hidden, options.hidden_tests)
-    with writing(str(options.results)):
-        aside = options.results.with_name(f".{options.results.name}.{os.getpid()}")
-        aside.write_text(json.dumps(results, indent=1))
-        os.replace(aside, options.results)
+    write_whole(str(options.results), json.dumps(results, indent=1))
     print(results["output"])
 
 
-def instructors(path: Path):
-    """Return the instructor's notebook. Raises UserError."""
+def read_source(path: Path):
+    """Read the instructor's notebook. Raises UserError."""
     try:
         source = nbformat.read(path, as_version=4)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}. It should be the instructor's notebook.") from error
-    except Exception as error:      # nbformat has many
+    except Exception as error:      # nbformat raises many kinds
         raise UserError(f"{path} is not a notebook ({type(error).__name__}). Make it with ./run.sh labs.") from error
     if not no_marks(source, ""):
         raise UserError(f"{path} has no checks: it should be the instructor's notebook, made with ./run.sh labs.")
@@ -56,13 +52,14 @@ def instructors(path: Path):
 
 
 def results_of(graded: Graded, hidden: set[str], visibility: str) -> dict:
-    """Return Gradescope's results.json. If a student may not see every check, it omits the total."""
-    told = [f"{graded.points:g} of {graded.of:g} points."] if visibility == "visible" else ["The lab has been graded."]
-    return {"output": " ".join(told + graded.remarks), "visibility": "visible", "stdout_visibility": "hidden",
+    """Return the contents of Gradescope's results.json, without the total if students may not see every check."""
+    total = f"{graded.points:g} of {graded.of:g} points." if visibility == "visible" else "The lab has been graded."
+    return {"output": " ".join([total, *graded.remarks]), "visibility": "visible", "stdout_visibility": "hidden",
             "tests": [test_of(mark, visibility if mark.check in hidden else "visible") for mark in graded.marks]}
 
 
 def test_of(mark: Mark, visibility: str) -> dict:
+    """Return the entry of one check in results.json."""
     return {"name": mark.title, "score": mark.points, "max_score": mark.of, "output": mark.said,
             "status": "passed" if mark.points == mark.of else "failed", "visibility": visibility}
 

@@ -1,7 +1,7 @@
-"""What the system itself holds an answer's process to, whatever the process does: Landlock and seccomp, of Linux.
+"""Limits of an answer's process that Linux itself enforces: Landlock and seccomp. Neither can be undone.
 
-Landlock (5.13 and newer): no file but those below some folders is opened, and those for reading alone. Seccomp: there
-are no new processes, threads or sockets, and no signals. Both are for good.
+Landlock (5.13 and newer) allows the process to open only files in some folders, and only for reading. Seccomp forbids
+new processes, threads and sockets, and signals.
 """
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ import struct
 import sys
 from collections.abc import Collection
 
-# System calls of Landlock, alike on all architectures, and its rights: files 0 to 12, refer, truncate, ioctl.
+# System calls of Landlock, the same on all architectures, and its rights: files 0 to 12, refer, truncate, ioctl.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 PR_SET_NO_NEW_PRIVS, VERSION, PATH_BENEATH = 38, 1, 1
 RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
@@ -35,13 +35,13 @@ REFUSED = {
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SECCOMP = {"x86_64": 317, "aarch64": 277}       # the system call itself
 SET_FILTER, ALL_THREADS = 1, 1
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06     # words of the little language that filters are written in
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06     # instructions of a filter
 ALLOW, PERMISSION_DENIED, KILL = 0x7FFF0000, 0x00050001, 0x80000000
-X32 = 0x40000000                                # numbers from here on are the same calls of another convention
+X32 = 0x40000000                                # numbers from here on are the same calls in another convention
 
 
 def system() -> ctypes.CDLL | None:
-    """Return the C library, if this is Linux."""
+    """Return the C library, or None if this is not Linux."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
     return None
@@ -54,8 +54,9 @@ def landlock_version() -> int:
 
 
 def landlock(readable: Collection[str]) -> bool:
-    """Allow this thread, and threads that it will start, to open only these folders, for reading. Return whether it
-    can.
+    """Allow this thread, and threads that it starts later, to open only these folders, for reading.
+
+    Return whether Landlock is available.
     """
     libc, version = system(), landlock_version()
     if libc is None or version < 1:
@@ -78,7 +79,7 @@ def landlock(readable: Collection[str]) -> bool:
 
 
 def seccomp() -> bool:
-    """Forbid the refused system calls to all threads of this process. Return whether it can."""
+    """Forbid the refused system calls to all threads of this process. Return whether seccomp is available."""
     libc, machine = system(), platform.machine()
     if libc is None or machine not in REFUSED:
         return False

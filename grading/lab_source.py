@@ -1,11 +1,11 @@
 """A lab as its author writes it, `notebooks/labs/*.py`, converted to nbgrader's notebook.
 
-A source is a jupytext percent script. What a code cell is stands in its first line:
+A source is a jupytext percent script. The first line of a code cell says what it is:
 
-    # %% answer="ring_all_reduce"            the student's: what is between BEGIN SOLUTION and END SOLUTION is cut
-    # %% check="check_all_reduce" points=10  a check: what is between BEGIN HIDDEN TESTS and END HIDDEN TESTS is cut
-    # %% locked="tools"                      the instructor's, without points: what checks need
-    # %%                                     for the student to play with; nobody grades or restores it
+    # %% answer="ring_all_reduce"            a task; BEGIN SOLUTION to END SOLUTION is removed for students
+    # %% check="check_all_reduce" points=10  a check; BEGIN HIDDEN TESTS to END HIDDEN TESTS is removed for students
+    # %% locked="tools"                      the instructor's code that checks need, without points
+    # %%                                     a cell for students to play with; it is not graded
 """
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def notebook_of(source: Path):
 
 
 def nbgrader_metadata(cell_type: str, said: dict, i: int) -> dict:
-    """Return nbgrader's metadata for a kind of cell. Texts are locked, so that a task stays as it was set."""
+    """Return nbgrader's metadata for a cell; `said` is from its first line. Texts are locked, so tasks stay as set."""
     if cell_type != "code":
         about = {"grade_id": f"text_{i}", "grade": False, "solution": False, "locked": True}
     elif "answer" in said:

@@ -1,7 +1,8 @@
 """nbgrader's grading of a lab through `grading.grade`, on limited ranks, without running the student's notebook.
 
-`nbgrader_config.py` of a course calls `configure`. Then `nbgrader autograde` takes from a submission the answers alone,
-puts them into the instructor's notebook, and writes below each check what it said: with no error it gives its points.
+`nbgrader_config.py` of a course calls `configure`. Then `nbgrader autograde` puts the answers of a submission, and
+nothing else of it, into the instructor's notebook, and writes each check's message below it. A check without an error
+gives its points.
 """
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,25 @@ from nbgrader.preprocessors import (AssignLatePenalties, CheckCellMetadata, Clea
 from grading.answers import MAGIC, name_of
 from grading.draws import SEED_FILE, read_seed
 from grading.grade import Mark
-from grading.submission import Unreadable, found_in, grade_file, read
+from grading.submission import Unreadable, find_notebook, grade_file, read
 
-# What Canvas calls the files of "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
+# The names of the files of Canvas's "Download Submissions": liddellalice_LATE_17_4711_lab1_collectives-2.ipynb
 CANVAS_FILE = r".*/[^_/]+_(LATE_)?(?P<student_id>\d+)_\d+_(?P<file_id>.+?)(-\d+)?\.ipynb$"
 
 
 def configure(c) -> None:
-    """Configure nbgrader; `c` is its configuration, as from `get_config()`."""
+    """Configure nbgrader; `c` is the result of its `get_config()`."""
     c.CourseDirectory.course_id = "shardlab"
     c.FileNameCollectorPlugin.named_regexp = CANVAS_FILE
-    c.Autograde.pre_convert_hook = the_lab_alone
+    c.Autograde.pre_convert_hook = select_lab
     c.Autograde.exporter_class = LabExporter
     c.Autograde.autograde_preprocessors = [RunChecks, LimitOutput, SaveAutoGrades, AssignLatePenalties,
-                                           ClearHiddenTests,    # or students would see them in their feedback
+                                           ClearHiddenTests,    # else students would see them in their feedback
                                            CheckCellMetadata]
 
 
-def the_lab_alone(notebooks: list[str], **_) -> None:
-    """Let nbgrader see only the lab's own notebook, which `LabExporter` finds, whatever is in a student's folder."""
+def select_lab(notebooks: list[str], **_) -> None:
+    """Replace the notebooks of a student's folder by the lab's own, which `LabExporter` makes, whatever is there."""
     folder = Path(notebooks[0]).parent
     notebooks[:] = [str(folder / f"{folder.name}.ipynb")]
 
@@ -40,46 +41,49 @@ def the_lab_alone(notebooks: list[str], **_) -> None:
 class LabExporter(NotebookExporter):
     """An exporter that replaces a submission by the instructor's notebook with the student's answers.
 
-    So nbgrader meets no file that it cannot read, no cell that is missing, twice, or other than it should be, and who
-    opens the result meets no page that a student has written.
+    So nbgrader gets no unreadable file, and no missing, duplicated or changed cell, and whoever opens the result gets
+    no page that a student has written.
     """
 
     def from_filename(self, filename: str, resources=None, **options):
+        """Export the instructor's notebook with the answers of the submission in this file."""
         path, about = Path(filename), resources["nbgrader"]
         try:
-            submitted = read(found_in(path.parent, path.name))
+            submitted = read(find_notebook(path.parent, path.name))
         except Unreadable:
             submitted = nbformat.from_dict({"cells": []})
         converter: Any = self.parent
-        return self.from_notebook_node(assembled(source(converter.coursedir, about), submitted), resources, **options)
+        notebook = assemble(read_source(converter.coursedir, about), submitted)
+        return self.from_notebook_node(notebook, resources, **options)
 
 
 class RunChecks(NbGraderPreprocessor):
-    """A preprocessor that replaces nbgrader's Execute."""
+    """A preprocessor that replaces nbgrader's Execute: it grades on limited ranks."""
 
     def preprocess(self, nb, resources):
+        """Grade a submission, and write the message of each check below it."""
         about, coursedir = resources["nbgrader"], self.parent.parent.coursedir
         folder = Path(coursedir.format_path(coursedir.submitted_directory, about["student"], about["assignment"]))
         seed_file = Path(coursedir.root) / SEED_FILE
         seed = read_seed(seed_file) if seed_file.exists() else None
-        graded = grade_file(source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
+        graded = grade_file(read_source(coursedir, about), folder, f"{about['notebook']}.ipynb", seed)
         by_check = {mark.check: mark for mark in graded.marks}
         for cell in nb.cells:
             if mark := by_check.get(cell.metadata.get("nbgrader", {}).get("grade_id")):
                 cell.outputs = [output_of(mark)]
         if graded.remarks:
-            said = "\n".join(f"- {escaped(remark)}" for remark in graded.remarks)
-            nb.cells.insert(0, nbformat.v4.new_markdown_cell(said))
+            listed = "\n".join(f"- {escape(remark)}" for remark in graded.remarks)
+            nb.cells.insert(0, nbformat.v4.new_markdown_cell(listed))
         return nb, resources
 
 
-def source(coursedir, about: dict):
-    """Return the instructor's notebook."""
+def read_source(coursedir, about: dict):
+    """Read the instructor's notebook."""
     folder = coursedir.format_path(coursedir.source_directory, ".", about["assignment"])
     return nbformat.read(Path(folder) / f"{about['notebook']}.ipynb", as_version=4)
 
 
-def assembled(source, submitted):
+def assemble(source, submitted):
     """Return the instructor's notebook with the answers of a submission."""
     given = {name: cell.source for cell in submitted.cells if (name := name_of(cell))}
     for cell in source.cells:
@@ -91,12 +95,12 @@ def assembled(source, submitted):
 
 
 def output_of(mark: Mark):
-    """Return a cell's output for nbgrader: an error means no points."""
+    """Return the output of a check's cell for nbgrader: an error means no points."""
     if mark.points < mark.of:
         return nbformat.v4.new_output("error", ename="CheckFailed", evalue=mark.said, traceback=mark.said.splitlines())
     return nbformat.v4.new_output("stream", name="stdout", text=mark.said)
 
 
-def escaped(text: str) -> str:
-    """Escape a text for a page of Markdown: its names are chosen by students."""
+def escape(text: str) -> str:
+    """Escape a text for Markdown: it may contain names that students have chosen."""
     return "".join(f"&#{ord(c)};" if c in "<>&*_`[]\\$|" else c for c in text)

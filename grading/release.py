@@ -1,13 +1,14 @@
 """Make a course of the labs: `python -m grading.release [FOLDER]`, which is `./run.sh labs`.
 
-    nbgrader_config.py              how nbgrader grades labs; yours to add to, once it is there
-    check_seed.txt                  the secret from which grading draws random numbers; it stays once it is there
+    nbgrader_config.py              nbgrader's configuration; made once, and then yours to change
+    check_seed.txt                  the secret seed of the checks' random numbers; made once
     source/LAB/LAB.ipynb            the instructor's notebook, made from notebooks/labs/LAB.py
-    release/LAB/LAB.ipynb           the student's, made from it by nbgrader
+    release/LAB/LAB.ipynb           the student's notebook, which nbgrader makes from it
     gradescope/LAB.zip              an autograder for Gradescope
-    gradebook.db                    nbgrader's; it stays, as do submissions and what has been graded
+    gradebook.db                    nbgrader's gradebook; it is kept, as are submissions and grades
 
-Made again it is made the same. What would endanger submissions, or changes made by hand, is refused before anything is.
+A second run makes the same files. A run that could damage submissions, or lose changes made by hand, is refused before
+it writes anything.
 """
 import hashlib
 import json
@@ -28,15 +29,15 @@ from traitlets.config import PyFileConfigLoader
 from grading.draws import SEED_FILE, new_seed, read_seed
 from grading.lab_source import labs, notebook_of
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.runtime.files import check_folder, reading, writing
+from mpi_impl.runtime.files import check_folder, reading, replacing, writing
 from reference.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("reference", "mpi_impl", "grading")
-NEEDED = ("numpy", "mpi4py", "mpich", "ml-dtypes", "nbformat")      # by whoever grades, of requirements.lock
+NEEDED = ("numpy", "mpi4py", "mpich", "ml-dtypes", "nbformat")      # of requirements.lock, for grading
 TIME = (1980, 1, 1, 0, 0, 0)        # of every file in a zip, so that it is always the same
 
-CONFIG = '''"""nbgrader's configuration of this course. What you add stays, whenever ./run.sh labs is run again."""
+CONFIG = '''"""nbgrader's configuration of this course. ./run.sh labs never overwrites it: add what you need."""
 from grading.nbgrader_checks import configure
 
 c = get_config()
@@ -78,13 +79,13 @@ exec .venv/bin/python -m grading.gradescope --seed-file {seed_file} {lab}.ipynb 
 def main() -> None:
     parser = ArgumentParser(prog="./run.sh labs", description="Make a course of the labs, for nbgrader and Gradescope.")
     parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=ROOT / "runs" / "course",
-                        help="where to (default: runs/course)")
+                        help="the course's folder (default: runs/course)")
     make_course(parser.parse_args().folder.absolute())
 
 
 def make_course(folder: Path, sources: list[Path] | None = None) -> None:
     """Make or renew the course in this folder, of these labs or of all. Raises UserError."""
-    made = {source.stem: signed(notebook_of(source)) for source in sources or labs()}
+    made = {source.stem: sign(notebook_of(source)) for source in sources or labs()}
     check_course(folder)
     for lab, notebook in made.items():
         check_unchanged(folder / "source" / lab / f"{lab}.ipynb")
@@ -103,16 +104,16 @@ def make_course(folder: Path, sources: list[Path] | None = None) -> None:
 
 
 def course_seed(path: Path) -> str:
-    """Return the secret seed of the course, a new one if there is none yet. It lies where nbgrader copies nothing."""
+    """Return the secret seed of the course, which is made if it is missing. nbgrader does not copy its file."""
     if not path.exists():
         write(path, f"{new_seed()}\n".encode())
     return read_seed(path)
 
 
-# ---- what must not be lost ----
+# ---- checks that nothing is lost ----
 
 def check_course(folder: Path) -> None:
-    """Check that the folder is a course, or new. Raises UserError."""
+    """Check that the folder is a course, or empty. Raises UserError."""
     check_folder(str(folder))
     with reading(str(folder)):
         strange = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -128,7 +129,7 @@ def check_unchanged(path: Path) -> None:
     try:
         notebook = nbformat.read(path, as_version=4)
         changed = notebook.metadata.get("shardlab", {}).get("made") != digest(notebook)
-    except Exception:       # nbformat has many
+    except Exception:       # nbformat raises many kinds
         changed = True
     if changed:
         raise UserError(f"{path} has been changed by hand, and this would be lost. Make the change in notebooks/labs/"
@@ -136,11 +137,11 @@ def check_unchanged(path: Path) -> None:
 
 
 def check_submissions(folder: Path, lab: str, notebook) -> None:
-    """Check that graded submissions can be graded again: the lab has the same cells. Raises UserError."""
+    """Check that graded submissions can be graded again, since the lab still has the same cells. Raises UserError."""
     database = folder / "gradebook.db"
     if not database.exists():
         return
-    with opened(database) as gradebook:
+    with open_gradebook(database) as gradebook:
         try:
             known = gradebook.find_notebook(lab, lab)
         except MissingEntry:
@@ -149,23 +150,23 @@ def check_submissions(folder: Path, lab: str, notebook) -> None:
     now = {about(cell)["grade_id"] for cell in notebook.cells if about(cell)}
     if submissions and before != now:
         other = ", ".join(sorted(before ^ now))
-        raise UserError(f"{lab} has {submissions} submissions in {database}, which have other cells than it has now "
-                        f"({other}). In a course that runs, change what is in a cell, but neither the number nor the "
-                        "names of cells; or make a new course in another folder.")
+        raise UserError(f"{lab} has {submissions} submissions in {database}, but its cells have changed since then "
+                        f"({other}). In a running course change the contents of cells, but neither their number nor "
+                        "their names; or make a new course in another folder.")
 
 
-def opened(database: Path) -> Gradebook:
+def open_gradebook(database: Path) -> Gradebook:
     """Open nbgrader's gradebook. Raises UserError."""
     find_programs()
     try:
         return Gradebook(f"sqlite:///{database}", "shardlab")
-    except Exception as error:      # those of a database
+    except Exception as error:      # of the database
         raise UserError(f"{database} is not a gradebook of nbgrader's ({type(error).__name__}). Move it away, or put a "
                         "copy of the right one there.") from error
 
 
 def find_programs() -> None:
-    """Put this Python's folder on PATH: nbgrader starts alembic, which PATH has only if .venv has been activated."""
+    """Put this Python's folder on PATH, where nbgrader finds alembic. An activated .venv has done so already."""
     beside = str(Path(sys.executable).parent)
     if beside not in os.get_exec_path():
         os.environ["PATH"] = os.pathsep.join([beside, *os.get_exec_path()])
@@ -177,20 +178,20 @@ def about(cell) -> dict:
     return cell.metadata.get("nbgrader", {})
 
 
-def signed(notebook):
-    """Add a digest that reveals changes."""
+def sign(notebook):
+    """Add a digest that reveals changes made by hand."""
     notebook.metadata["shardlab"] = {"made": digest(notebook)}
     return notebook
 
 
 def digest(notebook) -> str:
-    """Return the digest of what matters in a notebook; Jupyter changes the rest when it saves one."""
+    """Return the digest of a notebook's cells; Jupyter changes the rest when it saves."""
     cells = [[cell.cell_type, cell.source, about(cell)] for cell in notebook.cells]
     return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
 
 
 def release(folder: Path, lab: str) -> None:
-    """Let nbgrader make the student's notebook, and write the lab into the gradebook."""
+    """Let nbgrader make the student's notebook, and add the lab to the gradebook."""
     find_programs()
     config = PyFileConfigLoader("nbgrader_config.py", path=str(folder)).load_config()
     config.CourseDirectory.root = str(folder)
@@ -203,18 +204,17 @@ def release(folder: Path, lab: str) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all, and make its folder. Raises UserError."""
     with writing(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_bytes(data)
-        os.replace(aside, path)
+    with replacing(str(path)) as aside:
+        Path(aside).write_bytes(data)
 
 
 # ---- Gradescope ----
 
 def autograder(lab: str, notebook, seed: str) -> bytes:
-    """Make Gradescope's zip: setup, start, and everything that is needed for it."""
+    """Make Gradescope's zip: its two scripts, and all files that they need."""
     lock = (ROOT / "requirements.lock").read_text()
     files = {"setup.sh": SETUP, "run_autograder": RUN.format(lab=lab, seed_file=SEED_FILE),
              SEED_FILE: f"{seed}\n", f"{lab}.ipynb": nbformat.writes(notebook),

@@ -1,33 +1,32 @@
-"""The sandbox: runs answers on limited ranks (`grading/limited_rank.py`), in separate processes, and reports errors."""
+"""The sandbox, which runs answers on limited ranks (`grading/limited_rank.py`) and reports their errors."""
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grading.lab_group import OPERATIONS
-from grading.values import LARGEST, from_bytes, to_bytes
+from grading.values import LARGEST, PRINTED, from_bytes, to_bytes
 from mpi_impl.launching.pool import Answer, Pool, stories
 
 RANKS = 8
-SHOWN = 500         # characters of what an answer has printed, where it failed
-TOLD = 4000         # characters of a traceback
-PRINTED = 20_000    # characters that a rank may have printed
-PAST = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
+LONGEST_OUTPUT = 500        # characters of a failed answer's output
+LONGEST_TRACEBACK = 4000    # characters
+WAITS_FOR = {"send": "to send to", "receive": "to receive from", "exchange": "to exchange with"}
 
 
 class AnswerFailed(Exception):
     """An answer that did not finish on every rank. The message is for its author."""
 
-    hangs = False       # whether that is all: no rank has failed, but some were not done in time
+    hangs = False       # True if no rank has failed, but some have reached the time limit
 
 
 class Each:
-    """An argument of which every rank gets its own: `each([a, b, c])` on three ranks."""
+    """An argument that is different on each rank: `each([a, b, c])` on three ranks."""
 
     def __init__(self, values: Sequence):
         self.values = list(values)
 
 
 class Outcome(NamedTuple):
-    """The result of an answer on each rank, how many elements each has sent, and what it has printed."""
+    """The result of an answer on each rank, the number of elements that it has sent, and its output."""
 
     results: list
     sent: list[int]
@@ -35,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 class Sandbox:
-    """Limited ranks. They start at the first run, and again after one that hung."""
+    """Limited ranks. They start with the first run, and again after a run that hung."""
 
     def __init__(self, size: int = RANKS):
         self.pool = Pool(size, program="grading.limited_rank", largest=LARGEST + (1 << 20))
@@ -44,19 +43,19 @@ class Sandbox:
             limit: float) -> Outcome:
         """Call `function(group, *args)` on n ranks, or `function(*args)` on one if n is None, within `limit` seconds.
 
-        `answers` are the sources of all cells that are handed in, by name. Raises AnswerFailed.
+        `answers` has the sources of all submitted cells, by name. Raises AnswerFailed.
         """
         ranks = n or 1
         for value in args:
             if isinstance(value, Each) and len(value.values) != ranks:
                 raise ValueError(f"each(...) has {len(value.values)} values for {ranks} ranks")
         common = {"answers": dict(answers), "function": function, "with_group": n is not None, "allow": list(allow)}
-        # A rank is sent its own arguments alone: an answer can find whatever is in its process.
+        # A rank gets only its own arguments: an answer can find everything in its process.
         calls = [to_bytes({**common, "args": [value.values[rank] if isinstance(value, Each) else value
                                               for value in args]}) for rank in range(ranks)]
-        found = [shortened(answer) for answer in self.pool.answers(calls, limit)[0]]
+        found = [shorten(answer) for answer in self.pool.answers(calls, limit)[0]]
         if any(answer.what != "returned" for answer in found):
-            failed = AnswerFailed(what_failed(function, found, limit))
+            failed = AnswerFailed(describe_failure(function, found, limit))
             failed.hangs = all(answer.what in ("returned", "stuck") for answer in found)
             raise failed
         try:
@@ -70,65 +69,62 @@ class Sandbox:
         self.pool.close()
 
 
-def shortened(answer: Answer) -> Answer:
-    """Shorten a long traceback in the middle, and replace characters that some files cannot hold."""
+def shorten(answer: Answer) -> Answer:
+    """Shorten a long traceback in the middle and a failed answer's output at its end, and sanitize both."""
     detail = answer.detail
-    if len(detail) > TOLD:
-        detail = f"{detail[:TOLD // 2]}\n[...]\n{detail[-TOLD // 2:]}"
-    detail, printed = presentable(detail), presentable(answer.printed[:PRINTED])
-    if answer.what != "returned" and len(printed) > SHOWN:
-        printed = f"{printed[:SHOWN]} ...\n"
-    return answer._replace(detail=detail, printed=printed)
+    if len(detail) > LONGEST_TRACEBACK:
+        detail = f"{detail[:LONGEST_TRACEBACK // 2]}\n[...]\n{detail[-LONGEST_TRACEBACK // 2:]}"
+    printed = sanitize(answer.printed[:PRINTED])
+    if answer.what != "returned" and len(printed) > LONGEST_OUTPUT:
+        printed = f"{printed[:LONGEST_OUTPUT]} ...\n"
+    return answer._replace(detail=sanitize(detail), printed=printed)
 
 
-def presentable(text: str) -> str:
-    """Return a text without lone surrogates, which no file can hold, and without control characters, which move a
-    cursor.
-    """
+def sanitize(text: str) -> str:
+    """Replace lone surrogates, which no file can hold, and control characters, which move a cursor."""
     text = str(text).encode(errors="replace").decode()
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def what_failed(function: str, found: list[Answer], limit: float) -> str:
-    """Describe for the answer's author what each rank did, and which waits for which."""
+def describe_failure(function: str, found: list[Answer], limit: float) -> str:
+    """Describe for the answer's author what each rank did, and which rank it waits for."""
     ranks, stuck = len(found), [rank for rank, answer in enumerate(found) if answer.what == "stuck"]
     where = f" on {ranks} ranks" if ranks > 1 else ""
-    head = f"{function} did not come to an end{where}."
+    head = f"{function} did not finish{where}."
     if stuck and all(answer.what in ("stuck", "returned") for answer in found):
-        head = f"{function} was not done within {limit:g} seconds{where}."
-    lines = [head, *waits({rank: waiting(found[rank].result) for rank in stuck})]
+        head = f"{function} did not finish within {limit:g} seconds{where}."
+    lines = [head, *describe_waits({rank: read_waiting(found[rank].result) for rank in stuck})]
     return "\n".join(lines) + "\n" + "".join(stories(found)).rstrip()
 
 
-def waiting(result: bytes) -> tuple | None:
-    """Return the operation in which a stuck rank is, and the rank for which it waits; None if the report does not say.
-    """
+def read_waiting(result: bytes) -> tuple | None:
+    """Return the operation of a stuck rank and the rank that it waits for, or None if its report names none."""
     try:
         operation, other = from_bytes(result)
-        known = operation in OPERATIONS and (other is None if operation not in PAST else type(other) is int)
+        known = operation in OPERATIONS and (other is None if operation not in WAITS_FOR else type(other) is int)
         return (operation, other) if known else None
     except (ValueError, TypeError):
         return None
 
 
-def waits(waiting: Mapping[int, Any]) -> list[str]:
-    """Describe what each stuck rank waits for, and the cycle, if they wait in one."""
+def describe_waits(waiting: Mapping[int, Any]) -> list[str]:
+    """Describe what each stuck rank waits for, and the cycle if there is one."""
     lines = []
     for rank, what in waiting.items():
         if what is None:
-            lines.append(f"rank {rank} computes, or sleeps, and waits for no rank: does a loop never end?")
+            lines.append(f"rank {rank} computes or sleeps, and waits for no rank: is there an endless loop?")
         elif what[1] is None:
             lines.append(f"rank {rank} is in {what[0]}, which needs all ranks.")
         else:
-            lines.append(f"rank {rank} waits {PAST[what[0]]} rank {what[1]}.")
-    circle = circle_of({rank: what[1] for rank, what in waiting.items() if what and what[1] is not None})
-    if circle:
-        lines.append(f"They wait in a circle: {' -> '.join(map(str, [*circle, circle[0]]))}. Somebody must go first.")
+            lines.append(f"rank {rank} waits {WAITS_FOR[what[0]]} rank {what[1]}.")
+    cycle = find_cycle({rank: what[1] for rank, what in waiting.items() if what and what[1] is not None})
+    if cycle:
+        lines.append(f"They wait in a cycle: {' -> '.join(map(str, [*cycle, cycle[0]]))}. One rank must go first.")
     return lines
 
 
-def circle_of(waits_for: Mapping[int, int]) -> list[int]:
-    """Return ranks of which each waits for the next, and the last for the first; [] if there is no such cycle."""
+def find_cycle(waits_for: Mapping[int, int]) -> list[int]:
+    """Return the ranks of a cycle, in which each waits for the next and the last for the first; [] if there is none."""
     for start in waits_for:
         path = [start]
         while (following := waits_for.get(path[-1])) is not None:

@@ -1,4 +1,4 @@
-"""Submissions, which may contain anything: read without trust, and graded; oddities are reported in sentences."""
+"""Submissions, which may contain anything: they are read without trust, and oddities are reported in sentences."""
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,8 @@ class Unreadable(Exception):
 
 
 class Graded(NamedTuple):
+    """The result of grading a submission."""
+
     marks: list[Mark]
     remarks: list[str]      # sentences about the submission as a whole
 
@@ -29,10 +31,12 @@ class Graded(NamedTuple):
 
 
 def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> Graded:
-    """Return the marks, by the instructor's notebook `source`, of this notebook, or of the one of that name in this
-    folder. `seed` is that of the checks' random numbers."""
+    """Grade a notebook, or the one of this name in a folder, with the checks of the instructor's notebook `source`.
+
+    `seed` is the seed of the checks' random numbers.
+    """
     try:
-        submitted = read(found_in(path, name) if path.is_dir() else path)
+        submitted = read(find_notebook(path, name) if path.is_dir() else path)
     except Unreadable as problem:
         return Graded(no_marks(source, str(problem)), [str(problem)])
     said = remarks(source, submitted)
@@ -41,8 +45,8 @@ def grade_file(source, path: Path, name: str = "", seed: str | None = None) -> G
     return Graded(grade(source, submitted, seed), said)
 
 
-def found_in(folder: Path, name: str) -> Path:
-    """Return the notebook of this name in a folder, or the only one. Raises Unreadable."""
+def find_notebook(folder: Path, name: str) -> Path:
+    """Return the path of the notebook of this name in a folder, else of the only one. Raises Unreadable."""
     if (folder / name).is_file():
         return folder / name
     others = [path for path in sorted(folder.glob("*.ipynb")) if path.is_file()]
@@ -54,7 +58,7 @@ def found_in(folder: Path, name: str) -> Path:
 
 
 def read(path: Path):
-    """Return the cells of a notebook: kind, text, and nbgrader's metadata. Raises Unreadable."""
+    """Read the cells of a notebook: kind, text, and nbgrader's metadata. Raises Unreadable."""
     try:
         if path.stat().st_size > LARGEST:
             raise Unreadable(f"{path.name} is larger than {LARGEST >> 20} MB: clear its outputs, and submit it again.")
@@ -72,11 +76,12 @@ def read(path: Path):
 
 
 def cells_of(notebook: dict) -> list:
+    """Return the cells of a notebook of any version of the format."""
     return notebook["cells"] if "cells" in notebook else notebook["worksheets"][0]["cells"]      # before 2015
 
 
 def cell_of(cell: dict) -> dict:
-    """Return the fields of a cell that grading needs, with the types that they should have."""
+    """Return the fields of a cell that grading needs, converted to their proper types."""
     text = cell.get("source", cell.get("input", ""))
     text = "".join(text) if isinstance(text, list) else str(text)
     metadata = cell.get("metadata", {})
@@ -87,17 +92,12 @@ def cell_of(cell: dict) -> dict:
 
 
 def remarks(source, submitted) -> list[str]:
-    """List what is odd about a submission."""
+    """Return sentences about answers that are missing, duplicated or unknown."""
     tasks, given = list(answers_of(source)), [name for cell in submitted.cells if (name := name_of(cell))]
     if not set(tasks) & set(given):
-        return [f"None of the answers of this lab ({', '.join(tasks)}) is in it: is it the notebook of another lab?"]
-    said = [f"The answer {name} is not there." for name in tasks if name not in given]
+        return [f"It contains none of the answers of this lab ({', '.join(tasks)}): is it the notebook of another lab?"]
+    said = [f"The answer {name} is missing." for name in tasks if name not in given]
     said += [f"The answer {name} is there {given.count(name)} times: the last one counts."
              for name in tasks if given.count(name) > 1]
-    return said + [f"{presentable(name)} is no task of this lab: has the first line of its cell been changed?"
-                   for name in dict.fromkeys(given) if name not in tasks]
-
-
-def presentable(name: str) -> str:
-    """Return a name that a student has chosen, fit for a sentence."""
-    return f"{name[:40]} ..." if len(name) > 40 else name
+    return said + [f"{name[:40]}{' ...' * (len(name) > 40)} is no task of this lab: has the first line of its cell "
+                   "been changed?" for name in dict.fromkeys(given) if name not in tasks]

@@ -1,19 +1,19 @@
-"""Where do two runs part? `python -m mpi_impl.compare A B` names the first tensor in which they differ.
+"""A comparison of two runs: `python -m mpi_impl.compare A B` names the first tensor in which they differ.
 
     python -m mpi_impl.compare "-n 1 --global-batch-size 8" "-n 4 --global-batch-size 8 --tensor-model-parallel-size 2"
     python -m mpi_impl.compare recorded/one recorded/four
 
 A and B are the same training run on two topologies: same model, data, seed and batch. Each is either a folder that
 `pretrain_gpt --record DIR` has written, or pretrain_gpt's options, quoted, with the number of ranks: then it is run
-here, for its first two iterations, and recorded. Every rank's part of every tensor that both have is compared: the
-parameters, the activations, their gradients, the weights' gradients before and after they are summed over ranks, what
-the optimizer makes of them (mpi_impl/recording/names.py has the list, in order).
+here, for its first two iterations, and recorded. It compares every rank's shard of every tensor that both runs have:
+the parameters, the activations, their gradients, the weights' gradients before and after they are summed over ranks,
+and the updated parameters (mpi_impl/recording/names.py has the list, in order).
 
-How to read it. What is named is the first tensor *in the order of computation* that is wrong, so everything it was
-computed from was right: the mistake stands between the tensor before it and this one. The tensors after it are listed
+How to read it: it names the first tensor *in the order of computation* that is wrong, so everything from which that was
+computed is right, and the mistake is between the tensor before it and this one. It also lists the tensors after it,
 because they often tell more: an activation that differs on one tensor-parallel rank alone is another story than one
-that differs on all. With --dtype float64 rounding is so small that what differs is a mistake. In formats of fewer
-digits a first update may differ visibly and rightly, so what follows it is compared less strictly.
+that differs on all. With --dtype float64 rounding is so small that any difference is a mistake. In formats of fewer
+digits a correct first update may differ visibly, so all tensors after it are compared less strictly.
 
 The exit status is 0 if the runs agree, and 1 if they differ.
 """
@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
 from mpi_impl.launching.entry import ArgumentParser, run_alone
-from mpi_impl.recording.completeness import check_whole, listed
+from mpi_impl.recording.completeness import check_whole, format_iterations
 from mpi_impl.recording.differences import Findings, TensorDifference, compare
 from mpi_impl.recording.recording import Recording, read
 from mpi_impl.runtime.tables import aligned
@@ -39,7 +39,7 @@ def main() -> None:
                             "'-n RANKS' and pretrain_gpt's")
     options = parser.parse_args()
     with ExitStack() as until_compared:
-        a, b = (recorded(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
+        a, b = (recording_of(name, run, until_compared) for name, run in (("A", options.A), ("B", options.B)))
         check_whole(a, b)
         found = compare(a, b)
         print(report(found, a, b))
@@ -49,7 +49,7 @@ def main() -> None:
 # ---- the runs -------------------------------------------------------------------------------------------------------
 
 
-def recorded(name: str, run: str, until_compared: ExitStack) -> Recording:
+def recording_of(name: str, run: str, until_compared: ExitStack) -> Recording:
     """Read a recording, or record a run now, in a folder that lasts until the runs are compared."""
     if not run.startswith("-"):
         return read(run)
@@ -57,7 +57,7 @@ def recorded(name: str, run: str, until_compared: ExitStack) -> Recording:
     print(f"running {name}: {run}", flush=True)
     ranks, options = ranks_and_options(name, run)
     command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), "-m", "mpi_impl.pretrain_gpt", *options,
-               "--record", folder, "--exit-interval", "2", "--eval-iters", "0"]      # as many as are recorded
+               "--record", folder, "--exit-interval", "2", "--eval-iters", "0"]      # two are recorded
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode:
         raise UserError(f"Run {name} ended with status {done.returncode}, and has said:\n{done.stdout.strip()}")
@@ -79,17 +79,17 @@ def ranks_and_options(name: str, run: str) -> tuple[int, list[str]]:
     return options.n, others
 
 
-# ---- what was found -------------------------------------------------------------------------------------------------
+# ---- the report -----------------------------------------------------------------------------------------------------
 
 
 def report(found: Findings, a: Recording, b: Recording) -> str:
-    formats = " and ".join(sorted({a.about["format"], b.about["format"]}))
+    formats = " and ".join(sorted({a.about.format, b.about.format}))
     if found.differences:
         return "\n".join([*first(found), "", *table(found.differences)])
     worst = found.worst
     assert worst is not None, "recordings that are whole have tensors in common"
     alone = f"; {found.alone:,} more are in one alone, since topologies and kernels differ" if found.alone else ""
-    when = listed(sorted({key.iteration for key in a.parts}))
+    when = format_iterations(sorted({key.iteration for key in a.parts}))
     return (f"A and B agree: {found.compared:,} tensors of {when} were compared, in {formats}{alone}. They differ "
             f"most in {worst.key}: by {worst.size:.1e}, which is {worst.relative:.1e} of {worst.unit_is}; "
             f"{worst.allowed:.0e} is allowed.")

@@ -1,4 +1,4 @@
-"""Evaluate a model on published data, on any number of ranks, which changes no figure:
+"""The evaluation of a model on published data, on any number of ranks, which changes no figure:
 
     mpirun -np 8 python -m mpi_impl.evaluate --task wikitext103 --data-path wiki.test.tokens --load GPT
     mpirun -np 8 python -m mpi_impl.evaluate --task lambada --data-path lambada_test.jsonl --load-hf GPT2

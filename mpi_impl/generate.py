@@ -6,39 +6,32 @@ import time
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import connect
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.generation.decoding import generate
-from mpi_impl.generation.replica import loaded
-from mpi_impl.generation.sources import ModelSource, find
+from mpi_impl.generation.sources import ModelSource, find, load_model
 from mpi_impl.generation.stream import Stream
 from mpi_impl.launching.entry import run
-from mpi_impl.programs.generation_options import Settings, check_top_k, parse
+from mpi_impl.programs.generation_options import GenerationSettings, check_top_k, parse
 from mpi_impl.programs.program import Program, run_program
-from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.files import read_text
 from reference.config import ModelConfig, check_model_fits
 from reference.errors import UserError
 from reference.parallel.stages import stages_of_ranks
-from reference.precision import Precision
 
 
 class Generation(Program):
     """One rank's part of the program."""
 
-    def __init__(self, settings: Settings, ranks: Group):
+    def __init__(self, settings: GenerationSettings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
         self.tokenizer: Tokenizer | None = None       # on rank 0 only
         source, self.prompts, self.eod = ranks.broadcast_object(self.prepare)
         self.model: ModelConfig = source.model
-        topology, precision = connect(ranks, settings.parallel), Precision(self.args.dtype)
-        like = np.empty_like(self.device.like, dtype=dtype_of(precision.compute))
-        read = source.reader(ranks, topology.place.tensor, precision.main)
-        self.replica = loaded(self.model, topology, like, read)
+        topology = connect(ranks, settings.parallel)
+        self.replica = load_model(source, topology, self.args.dtype, self.device.like)
         placed = ranks.hosts().describe(topology.tensor.size)
         self.introduction = "\n".join(filter(None, [source.describe(), self.device.description, placed,
                                                    self.about_length()]))
@@ -54,7 +47,7 @@ class Generation(Program):
         stages_of_ranks(model, self.settings.parallel)      # raises if there are more stages than layers
         check_top_k(self.settings.sampling.top_k, model)
         self.tokenizer = source.tokenizer(self.args)
-        prompts = [encoded(prompt, self.tokenizer, model) for prompt in prompts_of(self.args)]
+        prompts = [encode_prompt(prompt, self.tokenizer, model) for prompt in read_prompts(self.args)]
         return source, prompts, self.tokenizer.eod
 
     def about_length(self) -> str:
@@ -92,8 +85,8 @@ class Generation(Program):
         return tokens
 
 
-def prompts_of(args) -> list[str]:
-    """Return the prompts that the options name. Raises UserError for a file that cannot be read, or has none."""
+def read_prompts(args) -> list[str]:
+    """Return the prompts that the options name. Raises UserError for a file that cannot be read, or is empty."""
     if args.prompts_file is None:
         return args.prompt or [""]
     text = read_text(args.prompts_file).replace("\r\n", "\n")
@@ -102,16 +95,16 @@ def prompts_of(args) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def encoded(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
+def encode_prompt(prompt: str, tokenizer: Tokenizer, model: ModelConfig) -> list[int]:
     """Return a prompt's tokens. Raises UserError if it is no text, or longer than the model can see."""
     try:
         prompt.encode("utf-8")
-    except UnicodeEncodeError as error:      # bytes of the command line that are none
+    except UnicodeEncodeError as error:      # bytes of the command line that are not
         raise UserError(f"--prompt {prompt!r} is not UTF-8 text.") from error
     tokens, n = tokenizer.encode(prompt), model.max_position_embeddings
     if len(tokens) > n:
         raise UserError(f"The prompt {prompt[:40]!r}... has {len(tokens):,} tokens, but the model has {n:,} positions, "
-                        "and there would be no room for what it is to go on with. Give a shorter one.")
+                        "which leaves no room for a continuation. Give a shorter one.")
     return tokens
 
 

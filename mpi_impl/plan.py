@@ -1,17 +1,18 @@
-"""How to share a model out over a cluster, before a single GPU-hour is spent:
+"""The fastest way to shard a model over a cluster, found before a single GPU-hour is spent:
 
     python -m mpi_impl.plan --num-gpus 512 --preset gpt2-8.3b --global-batch-size 512 --hardware dgx-2h
 
-All ways are looked at, those that do not fit into memory are dropped, and the others ranked by how long a step takes.
-Formulas alone: one process, no ranks. How near they come to what was measured: mpi_impl/experiments/scaling_study.py
-for the papers' clusters, benchmarks/predict.py for the machine at hand.
+It tries all plans, drops those that do not fit into memory, and ranks the others by the time of a step. It needs
+formulas alone: one process, no ranks. mpi_impl/experiments/scaling_study.py compares the formulas with measurements on
+the papers' clusters, benchmarks/predict.py with measurements on the machine at hand.
 """
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launching.entry import run_alone
+from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.planning import profiles
-from mpi_impl.planning.candidates import PLAYED, PlanSearch, Timed, check
+from mpi_impl.planning.candidates import SIMULATED, PlanSearch, Timed, check
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.reasons import reasons
 from mpi_impl.programs.presets import PRESETS
@@ -23,8 +24,40 @@ from reference.costs.parameters import parameters
 from reference.costs.step_time import flops_of_step, flops_per_second
 from reference.errors import UserError
 
-SIZES = {"num_layers": "L", "hidden_size": "H", "num_attention_heads": "A", "seq_length": "S"}
+SIZES = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
 VOCABULARY = {"gpt": 51_200, "bert": 30_592}     # padded, as in the papers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """The cluster and its work."""
+
+    num_gpus: int = option_field(metavar="N", help="or other devices, one for each rank")
+    global_batch_size: int = option_field(metavar="B", help="samples of a step")
+    hardware: str = option_field(
+        "dgx-a100", f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it", "NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizeOptions:
+    """The model."""
+
+    preset: str | None = option_field(None, "a model of the first paper; or give the sizes:",
+                                      choices=[name for models in PRESETS.values() for name in models])
+    num_layers: int | None = option_field(None, metavar="L")
+    hidden_size: int | None = option_field(None, metavar="H")
+    num_attention_heads: int | None = option_field(None, metavar="A")
+    seq_length: int | None = option_field(None, metavar="S")
+    vocab_size: int | None = option_field(None, f"default: {VOCABULARY['gpt']}, and {VOCABULARY['bert']} for a BERT",
+                                          "V")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ClusterOptions, ModelSizeOptions):
+    """The output."""
+
+    best: int = option_field(6, f"how many plans to show, at most {SIMULATED}", "N")
+    plot: str | None = option_field(None, "draw their memory and their time", "FILE")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,49 +72,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw(args.plot, job, best)
 
 
-# ---- options --------------------------------------------------------------------------------------------------------
-
-
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="mpi_impl.plan", description="Find the fastest way to share a model out over GPUs.")
-    p.add_argument("--num-gpus", type=int, required=True, metavar="N", help="or other devices, one for each rank")
-    p.add_argument("--global-batch-size", type=int, required=True, metavar="B", help="samples of a step")
-    p.add_argument("--hardware", default="dgx-a100", metavar="NAME",
-                   help=f"{', '.join(profiles.known())}, or a file as benchmarks/calibrate.py writes it "
-                        "(default: dgx-a100)")
-    p.add_argument("--preset", choices=[name for models in PRESETS.values() for name in models],
-                   help="a model of the first paper; or give the sizes:")
-    for name, metavar in SIZES.items():
-        p.add_argument(option(name), type=int, metavar=metavar)
-    p.add_argument("--vocab-size", type=int, metavar="V", help="default: 51200, and 30592 for a BERT")
-    p.add_argument("--best", type=int, default=6, metavar="N",
-                   help=f"how many plans to show (default: 6; at most {PLAYED})")
-    p.add_argument("--plot", metavar="FILE", help="draw their memory and their time")
-    return p
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    args = parser().parse_args(argv)
-    if not 1 <= args.best <= PLAYED:
-        raise UserError(f"--best is {args.best}, but must be at least 1, and at most {PLAYED}.")
+def parse(argv: Sequence[str] | None) -> PlanOptions:
+    args = PlanOptions(**parse_given("mpi_impl.plan", "Find the fastest way to shard a model over GPUs.", PlanOptions,
+                                     argv))
+    if not 1 <= args.best <= SIMULATED:
+        raise UserError(f"--best is {args.best}, but must be at least 1, and at most {SIMULATED}.")
     check_outputs(args)
     return args
 
 
-def model_of(args: argparse.Namespace) -> ModelConfig:
+def model_of(args: PlanOptions) -> ModelConfig:
     """Return the model of the preset, or of the sizes, which come first. Raises UserError if one is missing."""
     architecture = next((one for one, models in PRESETS.items() if args.preset in models), "gpt")
-    preset = PRESETS[architecture].get(args.preset, {})
-    sizes: dict[str, int] = {name: preset[name] for name in SIZES if name in preset}
-    sizes |= {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
+    preset = PRESETS[architecture].get(args.preset or "", {})
+    given = {name: size for name in (*SIZES, "vocab_size") if (size := getattr(args, name)) is not None}
+    sizes: dict[str, int] = {"vocab_size": VOCABULARY[architecture]} | preset | given
     if missing := [name for name in SIZES if name not in sizes]:
         raise UserError(f"Which model? Without --preset it needs {', '.join(map(option, missing))}.")
-    words = VOCABULARY[architecture] if args.vocab_size is None else args.vocab_size
-    return ModelConfig(sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"], words,
+    return ModelConfig(sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"], sizes["vocab_size"],
                        sizes["seq_length"], architecture=architecture, heads=ARCHITECTURES[architecture][0])
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def summary(job: PlanSearch) -> str:
@@ -106,7 +118,7 @@ def table(job: PlanSearch, best: Sequence[Timed]) -> str:
     for one in best:
         p = one.plan.parallel
         rows.append([*map(str, one.shape), str(p.virtual_pipeline_size or 1), str(one.plan.b), str(one.plan.m),
-                     str(p.zero_stage), "cut" if p.sequence_parallel else "whole", p.recompute.granularity,
+                     str(p.zero_stage), "split" if p.sequence_parallel else "whole", p.recompute.granularity,
                      gigabytes(sum(one.plan.memory)), f"{one.seconds:.3g}", f"{one.time.idle / one.seconds:.1%}",
                      f"{flops_per_second(one.plan, one.seconds) / 1e12:.3g}",
                      f"{utilization(flops_of_step(one.plan), one.seconds, job.n, job.hardware.peak):.1%}"])

@@ -1,17 +1,18 @@
-"""Draw pipeline schedules above one another, as the simulator plays them:
+"""A picture of pipeline schedules above one another, as the simulator plays them:
 
     python -m mpi_impl.plot_schedule --schedule 1f1b --schedule zb-h1 -p 4 -m 8 --output schedules.png
 
 One process; it starts no ranks.
 """
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mpi_impl.launching.entry import ArgumentParser, run_alone
+from mpi_impl.launching.entry import run_alone
+from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.reports.timelines.timelines import slices_of
 from mpi_impl.runtime.files import read_text
 from mpi_impl.runtime.outputs import check_outputs
-from reference.config import require_not_negative
+from reference.config import option, require_not_negative
 from reference.errors import UserError
 from reference.schedules.actions import Schedule, from_csv
 from reference.schedules.generators import SCHEDULES, make, takes_v
@@ -21,46 +22,60 @@ from reference.schedules.validate import validate
 LARGEST_CSV = 1 << 23      # bytes: of a schedule with as many actions as reference.schedules.generators lists
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """The schedules."""
+
+    schedule: tuple[str, ...] = option_field(
+        (), "may be given again, for another panel (default: 1f1b)", choices=SCHEDULES, repeated=True)
+    p: int = option_field(4, "ranks, for every --schedule")
+    m: int = option_field(8, "microbatches, for every --schedule")
+    v: int | None = option_field(None, "stages on each rank, for every --schedule that lets you choose")
+    csv: tuple[str, ...] = option_field(
+        (), "draw the schedule in this file, which reference.schedules --csv may have printed", "F",
+        repeated=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeOptions:
+    """Their times."""
+
+    forward: float = option_field(1.0, "time of the forward on all layers of a rank", "T")
+    input_gradient: float = option_field(1.0, "time of the input gradient on all layers of a rank", "T")
+    weight_gradient: float = option_field(1.0, "time of the weight gradient on all layers of a rank", "T")
+    communication: float = option_field(0.0, "time that what is sent is under way (default: 0)", "T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotOptions(ScheduleOptions, TimeOptions):
+    """The output."""
+
+    output: str = option_field("schedule.png", "the picture, a .png, .pdf or .svg", "F")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv)
-    schedules = [*named(options), *(read_csv(path) for path in options.csv)]
+    schedules = [*named_schedules(options), *map(read_csv, options.csv)]
     check_outputs(options)
     names = [*options.schedule, *options.csv]
     timelines = [simulate(schedule, times(schedule, options)) for schedule in schedules]
-    draw(options.output, [sized(name, schedule) for name, schedule in zip(names, schedules)], timelines)
+    draw(options.output, [title(name, schedule) for name, schedule in zip(names, schedules)], timelines)
     for name, schedule, timeline in zip(names, schedules, timelines):
         print(summary(name, schedule, timeline))
     print(f"schedules drawn in {options.output}")
 
 
-def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(prog="mpi_impl.plot_schedule", description="Draw pipeline schedules, say what they cost.")
-    parser.add_argument("--schedule", action="append", default=[], choices=SCHEDULES,
-                        help="may be given again, for another panel (default: 1f1b)")
-    parser.add_argument("-p", type=int, default=4, help="ranks, for every --schedule (default: 4)")
-    parser.add_argument("-m", type=int, default=8, help="microbatches, for every --schedule (default: 8)")
-    parser.add_argument("-v", type=int, help="stages on each rank, for every --schedule that lets you choose")
-    parser.add_argument("--csv", action="append", default=[], metavar="F",
-                        help="draw the schedule in this file, which reference.schedules --csv may have printed")
-    for part in ("forward", "input gradient", "weight gradient"):
-        parser.add_argument(f"--{part.replace(' ', '-')}", type=float, default=1.0, metavar="T",
-                            help=f"time of the {part} on all layers of a rank (default: 1)")
-    parser.add_argument("--communication", type=float, default=0.0, metavar="T",
-                        help="time that what is sent is under way (default: 0)")
-    parser.add_argument("--output", default="schedule.png", metavar="F",
-                        help="the picture, a .png, .pdf or .svg (default: schedule.png)")
-    options = parser.parse_args(argv)
+def parse_options(argv: Sequence[str] | None) -> PlotOptions:
+    given = parse_given("mpi_impl.plot_schedule", "Draw pipeline schedules, say what they cost.", PlotOptions, argv)
+    options = PlotOptions(**({} if "csv" in given else {"schedule": ("1f1b",)}) | given)
     for part in ("forward", "input_gradient", "weight_gradient"):
-        if not 1e-9 <= getattr(options, part) <= 1e9:
-            raise UserError(f"--{part.replace('_', '-')} is {getattr(options, part):g}, but must be a time from 1e-9 "
-                            "to 1e9.")
+        if not 1e-9 <= (time := getattr(options, part)) <= 1e9:
+            raise UserError(f"{option(part)} is {time:g}, but must be a time from 1e-9 to 1e9.")
     require_not_negative("communication", options.communication)
-    if not options.schedule and not options.csv:
-        options.schedule = ["1f1b"]
     return options
 
 
-def named(options: argparse.Namespace) -> list[Schedule]:
+def named_schedules(options: PlotOptions) -> list[Schedule]:
     """Make the schedules asked for by name. Those that take -v get it; if none does, the first one says so."""
     choose = [name for name in options.schedule if takes_v(name)]
     return [make(name, options.p, options.m, options.v if name in choose or not choose else None)
@@ -83,7 +98,7 @@ def read_csv(path: str) -> Schedule:
     return schedule
 
 
-def times(schedule: Schedule, options: argparse.Namespace) -> Times:
+def times(schedule: Schedule, options: TimeOptions) -> Times:
     """Return the times of stages: each takes an equal share of the time that its rank's layers take."""
     rank_of, placement = schedule.rank_of(), schedule.placement()
     shares = [1 / len(placement[rank_of[stage]]) for stage in range(schedule.stages)]
@@ -92,7 +107,7 @@ def times(schedule: Schedule, options: argparse.Namespace) -> Times:
     return Times(forward, i, w, options.communication)
 
 
-def sized(name: str, schedule: Schedule) -> str:
+def title(name: str, schedule: Schedule) -> str:
     """Return `1f1b, p = 4, m = 8`, with v where every rank has v > 1 stages."""
     stages = {len(stages) for stages in schedule.placement()}
     v = f", v = {max(stages)}" if len(stages) == 1 and max(stages) > 1 else ""
@@ -101,7 +116,7 @@ def sized(name: str, schedule: Schedule) -> str:
 
 def summary(name: str, schedule: Schedule, timeline: Timeline) -> str:
     """Tell in a line what a schedule costs."""
-    return (f"{sized(name, schedule)}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (idle / "
+    return (f"{title(name, schedule)}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble_fraction:.4g} (idle / "
             f"ideal time), stages' activations in flight {' '.join(map(str, activations_in_flight(schedule)))}")
 
 

@@ -1,6 +1,5 @@
 """Train a BERT: `mpirun -np 8 python -m mpi_impl.pretrain_bert --tensor-model-parallel-size 4 ...`."""
 from mpi_impl.data.bert import BERTDataset
-from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.launching.entry import run
@@ -17,12 +16,6 @@ class PretrainingBERT(Pretraining):
         assert tokenizer is not None
         return BERTDataset(IndexedDataset(prefix), self.args.seq_length, self.args.seed, self.args.split, tokenizer,
                            self.args.mask_prob, self.args.short_seq_prob)
-
-    def baseline(self, dataset: Dataset, vocab_size: int) -> None:
-        """Return None: what masked tokens cost without context depends on which are masked."""
-
-    def conclude(self) -> None:
-        """Do nothing: a BERT writes no text."""
 
 
 main = PretrainingBERT.main

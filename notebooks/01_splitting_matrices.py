@@ -28,7 +28,8 @@ random = np.random.default_rng(1)
 # describe the token; $A$ is what the model has learnt. We have $t$ workers. Each is called a *rank* and has a number,
 # from 0 to $t - 1$; the piece of a matrix that one rank holds is its *shard*.
 #
-# **By rows of X.** Each rank takes some of the tokens, and needs all of $A$. Grey is what every rank must hold:
+# **By rows of X.** Each rank takes some of the tokens, and needs all of $A$. Grey matrices are needed whole on every
+# rank:
 
 # %%
 rows, h, columns, t = 6, 4, 16, 4
@@ -68,12 +69,12 @@ draw_matrices([by_columns("X", rows, h, t), "x", by_rows("A", h, columns, t), "=
 X, A = random.normal(size=(rows, h)), random.normal(size=(h, columns))
 Y = X @ A
 
-words = [x @ A for x in np.array_split(X, t, axis=0)]
-cols = [X @ a for a in np.array_split(A, t, axis=1)]
+rows_of_Y = [x @ A for x in np.array_split(X, t, axis=0)]
+columns_of_Y = [X @ a for a in np.array_split(A, t, axis=1)]
 partial = [x @ a for x, a in zip(np.array_split(X, t, axis=1), np.array_split(A, t, axis=0))]
 
-print("by rows of X:    joined as rows    ", np.allclose(np.concatenate(words, axis=0), Y))
-print("by columns of A: joined as columns ", np.allclose(np.concatenate(cols, axis=1), Y))
+print("by rows of X:    joined as rows    ", np.allclose(np.concatenate(rows_of_Y, axis=0), Y))
+print("by columns of A: joined as columns ", np.allclose(np.concatenate(columns_of_Y, axis=1), Y))
 print("by rows of A:    added up          ", np.allclose(sum(partial), Y))
 print("by rows of A:    rank 0's alone    ", np.allclose(partial[0], Y))
 
@@ -85,7 +86,7 @@ print("by rows of A:    rank 0's alone    ", np.allclose(partial[0], Y))
 # $$Y = \mathrm{GeLU}(X A)\, B.$$
 #
 # $A$ has four times as many columns as rows, and $B$ four times as many rows as columns. GeLU is a smooth nonlinear
-# function, applied to each element by itself. Without it two products would be no more than one.
+# function, applied to each element by itself. Without it the two products could be replaced by a single one.
 #
 # We want every rank to hold $1/t$ of $A$ and $1/t$ of $B$. For $A$ there were two ways, by columns and by rows. Which?
 
@@ -171,9 +172,9 @@ draw_bars({"columns, then rows: Y": {"sent": megabytes * ring_all_reduce(b * s *
 # And splitting by rows first costs even more: after GeLU every rank has all of $\mathrm{GeLU}(XA)$, so it holds $t$
 # times as much, and splitting $B$ costs another sum.
 #
-# The biases of the MLP follow the same logic. That of $A$ has an element for each *column*: it is split with them. That
-# of $B$ belongs to $Y$. If every rank adds it to its partial sum, it is added $t$ times. It must be added **once, after
-# the sum**. In the textbook, `reference/layers/mlp.py`, that is this line:
+# The biases of the MLP follow the same logic. The bias of $A$ has an element for each *column*, so it is split with the
+# columns. The bias of $B$ belongs to $Y$. If every rank adds it to its partial sum, it is added $t$ times. It must be
+# added **once, after the sum**. In the textbook, `reference/layers/mlp.py`, that is this line:
 
 # %%
 import inspect

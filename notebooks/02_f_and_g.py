@@ -19,9 +19,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mpi_impl.notebook.pictures.charts import draw_curves
-from mpi_impl.notebook.pictures.maps import Map, alike, dealt, draw_maps
+from mpi_impl.notebook.pictures.maps import Map, draw_maps, replicated
 from mpi_impl.notebook.pictures.ring import draw_ring, ring_all_reduce
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, owners_of
 from mpi_impl.reports.charts import finish
 from reference.comm.collectives import all_reduce
 from reference.comm.mappings import SequenceParallelRegion, TensorParallelRegion
@@ -58,8 +58,8 @@ region = TensorParallelRegion()
 f = np.column_stack([np.concatenate(region.enter([e] * t)) for e in np.eye(n)])
 g = np.column_stack([region.leave(np.split(e, t))[0] for e in np.eye(n * t)])
 
-draw_maps([Map("f", f, out=dealt(n * t, t), into=alike(n)), Map("g", g, out=alike(n), into=dealt(n * t, t))],
-          "f copies, g adds up")
+draw_maps([Map("f", f, out=owners_of(n * t, t), into=replicated(n)),
+           Map("g", g, out=replicated(n), into=owners_of(n * t, t))], "f copies, g adds up")
 
 # %% [markdown]
 # The strips show which rank has a number: outputs to the left of the matrix, inputs above it. f says "every rank gets
@@ -143,7 +143,7 @@ def loss(x):
 
 # %%
 def numerical(function, x, step=1e-5):
-    """The gradient of function(x) with respect to the array x, which is moved in place."""
+    """Return the gradient of function(x) with respect to the array x, which is moved in place."""
     gradient = np.empty_like(x)
     for i in np.ndindex(x.shape):
         before = x[i]
@@ -176,7 +176,7 @@ for name, backward in {"f as it is": region, "dropped": Dropped(), "twice": Twic
 for name, dxs in found.items():
     off = np.abs(np.array(dxs) - measured).max() / np.abs(measured).max()
     print(f"{name:10}  right: {off < 1e-6!s:5}  off by {off:4.0%} of the largest element;"
-          f"  alike on all ranks: {all(np.array_equal(dx, dxs[0]) for dx in dxs)}")
+          f"  identical on all ranks: {all(np.array_equal(dx, dxs[0]) for dx in dxs)}")
 
 # %% [markdown]
 # In the picture each point is one element of $dX$ on one rank: the measured value to the right, the computed one
@@ -224,7 +224,7 @@ blocks = split(initialize(tensors, seed=1, dtype=np.float64), tensors, t)
 first_x, last_dy = random.normal(size=(2, 2, 6, h))
 
 def gradients(backward):
-    """Of each layer, each rank's."""
+    """Return for each layer a list of the ranks' gradients."""
     xs, dys, caches, grads = [first_x] * t, [last_dy] * t, [], {}
     for i in range(L):
         xs, cache = sharded_block_forward(xs, [p[i] for p in blocks], deep, region)
@@ -264,7 +264,7 @@ print("dropped, layers 1 to 8: dA is off by", *(f"{part:.0%}" for part in off))
 # %%
 for name, layers in {"as it is": right, "dropped": dropped, "twice": twice}.items():
     gains = [grads.input_layernorm.weight for grads in layers[0]]
-    print(f"{name:9} gradient of the first layer's gain alike on all ranks:",
+    print(f"{name:9} gradient of the first layer's gain identical on all ranks:",
           all(np.allclose(gain, gains[0]) for gain in gains))
 
 # %% [markdown]
@@ -337,8 +337,8 @@ print("at the end each piece on each rank is", np.unique(steps[-1].held), "= 1 +
 print("steps:", len(steps) - 1, "= 2 (t - 1)")
 
 # %% [markdown]
-# On real ranks. `ring_reduce_scatter` is in the demo of collectives, sends and receives and all; `group.reduce_scatter`
-# is MPI's own.
+# On real ranks. `ring_reduce_scatter` is the demo's version, written with sends and receives; `group.reduce_scatter` is
+# MPI's own.
 
 # %%
 # %%ranks 4
@@ -347,8 +347,8 @@ from reference.comm.ring import ring_all_gather
 
 numbers = np.full(12, 2 ** rank)                              # N = 12, a piece has 3
 _, by_hand = ring_reduce_scatter(group, numbers)
-at_once = group.reduce_scatter(numbers, 0, "the same")
-print(f"piece {by_hand}, the same from MPI: {np.array_equal(by_hand, at_once)}")
+by_mpi = group.reduce_scatter(numbers, 0, "the same")
+print(f"piece {by_hand}, the same from MPI: {np.array_equal(by_hand, by_mpi)}")
 print("sent:", group.ledger.elements(operation="send"), "numbers; N (t-1)/t is", ring_all_gather(12, size))
 
 # %% [markdown]
@@ -377,19 +377,19 @@ draw_curves({"everything through rank 0": [size - 1 for size in sizes],
 
 # %%
 t = 3
-cut = SequenceParallelRegion()
+by_positions = SequenceParallelRegion()
 
-def deal(e):
-    """The pieces [1, positions, 1] of t ranks from a vector of what all of them hold."""
+def pieces_of(e):
+    """Split the vector of all ranks' numbers into each rank's piece [1, positions, 1]."""
     return [piece.reshape(1, -1, 1) for piece in np.split(e, t)]
 
 def vector(pieces):
     return np.concatenate([piece.ravel() for piece in pieces])
 
-gather = np.column_stack([vector(cut.enter(deal(e))) for e in np.eye(n)])
-scatter = np.column_stack([vector(cut.leave(deal(e))) for e in np.eye(n * t)])
-draw_maps([Map("all-gather", gather, out=dealt(n * t, t), into=dealt(n, t)),
-           Map("reduce-scatter", scatter, out=dealt(n, t), into=dealt(n * t, t))], "in the places of f and g")
+gather = np.column_stack([vector(by_positions.enter(pieces_of(e))) for e in np.eye(n)])
+scatter = np.column_stack([vector(by_positions.leave(pieces_of(e))) for e in np.eye(n * t)])
+draw_maps([Map("all-gather", gather, out=owners_of(n * t, t), into=owners_of(n, t)),
+           Map("reduce-scatter", scatter, out=owners_of(n, t), into=owners_of(n * t, t))], "instead of f and g")
 
 # %%
 print("the same numbers as f and g:", np.array_equal(gather, f) and np.array_equal(scatter, g))
@@ -400,8 +400,8 @@ print("the same numbers as f and g:", np.array_equal(gather, f) and np.array_equ
 # the same amount is sent: f and g send nothing in one direction and an all-reduce in the other, and these send half of
 # it in each direction.
 #
-# On the four ranks of before: the same layer, the same shards, another region. Of the four positions each rank now has
-# one.
+# On the same four ranks, here are the same layer and the same shards with another region. Each rank now has one of the
+# four positions.
 
 # %%
 # %%ranks 4
@@ -421,14 +421,14 @@ print(traffic_table(group.ledger))
 print("every rank's dX is its position of the measured one:", np.allclose(np.concatenate(ranks["dx"], 1), measured))
 
 # %% [markdown]
-# (`dy.copy()`: an all-reduce puts its result where its input was.) To the byte as much as f and g: four times half an
-# all-reduce. There is one thing more to choose. The all-gathered $X$ is needed again in the backward, for $dA$. A rank
-# can keep it, and with it all positions; or keep its own positions only, and gather again, as the paper does. That is
-# the last line but one of the ledger: a quarter more to send, for less to keep.
+# (`dy.copy()`: an all-reduce puts its result where its input was.) It sends as much as f and g, to the byte: four times
+# half an all-reduce. There is one more choice. The all-gathered $X$ is needed again in the backward, for $dA$. A rank
+# can keep it, and with it all positions; or keep its own positions only, and gather again, as the paper does. The last
+# rows of the ledger show it: a rank sends a quarter more, and keeps less.
 #
-# One thing is *not* free any more. Whatever is applied outside, such as a gain of a layer norm, or the last bias of the
-# MLP, has met a rank's own positions only. Its gradient is a partial sum, to be added up at the end of a step:
-# `complete` in `reference/comm/mappings.py`.
+# One thing is *not* free any more. A tensor that is applied outside the region, such as the gain of a layer norm or the
+# last bias of the MLP, is applied only to a rank's own positions. Its gradient is a partial sum, to be added up at the
+# end of a step: `complete` in `reference/comm/mappings.py`.
 
 # %%
 db = ranks["grads"]
@@ -443,8 +443,8 @@ print("the ranks' sum is:", np.allclose(sum(grads.b_out for grads in db), whole)
 # |---|---|---|---|
 # | f, into the region | nothing: all have $x$ | all-reduce | $0 + 2N(t-1)/t$ |
 # | g, out of the region | all-reduce | nothing: all have $dy$ | $2N(t-1)/t + 0$ |
-# | with sequence parallelism, in f's place | all-gather | reduce-scatter | $N(t-1)/t + N(t-1)/t$ |
-# | with sequence parallelism, in g's place | reduce-scatter | all-gather | $N(t-1)/t + N(t-1)/t$ |
+# | with sequence parallelism, instead of f | all-gather | reduce-scatter | $N(t-1)/t + N(t-1)/t$ |
+# | with sequence parallelism, instead of g | reduce-scatter | all-gather | $N(t-1)/t + N(t-1)/t$ |
 #
 # - The backward of a linear map is its transpose. To copy and to add up are transposes of one another.
 # - $\langle f x, y \rangle = \langle x, f^* y \rangle$ with random $x$ and $y$ tests any such pair in two lines.

@@ -59,15 +59,15 @@ text = "the cat sat on the mat and the cat".split()
 words = sorted(set(text))
 b, s, h, a, d = 1, len(text), 32, 4, 8
 
-def place(n):
-    """n [s] -> [s, 8]: cosines and sines of four angles, that grow with the position at four speeds."""
+def encode(n):
+    """Return [s, 8] for positions n [s]: cosines and sines of four angles, which grow with n at four speeds."""
     angles = np.outer(n, [1.3, 0.7, 0.4, 0.2])
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
 
 n = np.arange(s)
 x = np.zeros((b, s, h))
 x[0, n, [words.index(word) for word in text]] = 1         # numbers 0 to 7: which word
-x[0, :, 8:16] = place(n)                                  # 8 to 15: where
+x[0, :, 8:16] = encode(n)                                  # 8 to 15: where
 x[0, :, 16] = 1                                           # 16: always
 
 # %% [markdown]
@@ -77,18 +77,18 @@ x[0, :, 16] = 1                                           # 16: always
 #
 # | head | query | key |
 # |---|---|---|
-# | 0 | my place, one back | the other's place |
+# | 0 | my position, minus 1 | the other's position |
 # | 1 | my word | the other's word |
 # | 2 | nothing, so that all scores are 0 | nothing |
-# | 3 | place 0, always | the other's place |
+# | 3 | position 0, always | the other's position |
 
 # %%
 w = np.zeros((h, 3, a, d))
 w[:, 2] = random.normal(size=(h, a, d))                               # values: anything
-one_back = np.linalg.lstsq(place(n), place(n - 1), rcond=None)[0]     # turns a place into that before
+one_back = np.linalg.lstsq(encode(n), encode(n - 1), rcond=None)[0]     # turns a position into the one before
 w[8:16, 0, 0], w[8:16, 1, 0] = 6 * one_back, np.eye(8)                # head 0
 w[0:8, 0, 1], w[0:8, 1, 1] = 15 * np.eye(8), np.eye(8)                # head 1
-w[16, 0, 3], w[8:16, 1, 3] = 6 * place(np.zeros(1)), np.eye(8)        # head 3
+w[16, 0, 3], w[8:16, 1, 3] = 6 * encode(np.zeros(1)), np.eye(8)        # head 3
 
 p = Attention(w, np.zeros((3, a, d)), random.normal(size=(h, h)) / np.sqrt(h), random.normal(size=h))
 y, cache = attention_forward(x, p, causal=True)
@@ -102,10 +102,10 @@ owners = owners_of(a, t)
 draw_patterns(cache.core.probs[0], owners, text, titles)
 
 # %% [markdown]
-# A row is a position, and shows where it looks; the darker, the larger the share. Grey is hidden: the future. Each head
-# has a picture of its own, to which no other head contributes. That is the point: **heads do not interact**, until a
-# last matrix mixes their results, the *output projection* $[h, h]$. So we distribute them: two ranks, two heads each.
-# The colours show which rank has which head.
+# A row is a position, and shows where it looks; the darker, the larger the share. Grey positions are hidden: they are
+# in the future. Each head has a picture of its own, to which no other head contributes. That is the point: **heads do
+# not interact**, until a last matrix mixes their results, the *output projection* $[h, h]$. So we distribute them: two
+# ranks, two heads each. The colours show which rank has which head.
 #
 # ## Why not some other way?
 #
@@ -166,12 +166,13 @@ c = ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=a, vocab_size=1
 tensors = attention_tensors(c)
 
 def straight_through(t):
-    """Each rank's tensors; all but w_qkv are right."""
-    cuts = np.split(p.w_qkv.reshape(h, 3 * h), t, axis=1)
-    return [replace(shard, w_qkv=cut.reshape(shard.w_qkv.shape)) for shard, cut in zip(split(p, tensors, t), cuts)]
+    """Return each rank's tensors, of which all but w_qkv are right."""
+    pieces = np.split(p.w_qkv.reshape(h, 3 * h), t, axis=1)
+    return [replace(shard, w_qkv=piece.reshape(shard.w_qkv.shape))
+            for shard, piece in zip(split(p, tensors, t), pieces)]
 
 def off(shards):
-    """By how much what these ranks compute is off, relative to the largest element."""
+    """Return the largest error of the result of these ranks, relative to the largest element."""
     ys, _ = sharded_attention_forward([x] * len(shards), shards, True, TENSOR_PARALLEL)
     return np.abs(ys[0] - y).max() / np.abs(y).max()
 
@@ -226,7 +227,7 @@ print(inspect.getsource(sharded_attention_forward))
 
 # %%
 def largest(size, divisor):
-    """The mean over 300 random queries of the largest share among 64 random keys."""
+    """Return the largest share among 64 random keys, averaged over 300 random queries."""
     draws = np.random.default_rng(size)
     q, k = draws.normal(size=(300, size)), draws.normal(size=(64, size))
     return softmax(q @ k.T / divisor).max(-1).mean()
@@ -275,7 +276,7 @@ probs = cache.core.probs[0]
 print(f"w_qkv {mine.w_qkv.shape}, projection {mine.w_out.shape}, shares [a/t, s, s] {probs.shape}")
 
 # %% [markdown]
-# Nobody has sent anything for these. Here are the four ranks' own arrays:
+# No rank has sent anything to compute these shares. Here are the four ranks' own arrays:
 
 # %%
 draw_patterns(np.concatenate(ranks["probs"]), range(4), text, titles)

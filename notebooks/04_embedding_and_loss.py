@@ -20,7 +20,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars
 from mpi_impl.notebook.pictures.shards import by_columns, draw_matrices, whole
-from mpi_impl.notebook.pictures.vocabulary import draw_lookup, draw_words
+from mpi_impl.notebook.pictures.vocabulary import draw_lookup, draw_vocabulary
 from reference.config import ModelConfig
 from reference.layers import embedding
 from reference.layers.embedding import Embedding, local_ids, word_tensor
@@ -106,8 +106,8 @@ for rank, p in enumerate(split(Embedding(E, None), tensors, 2)):
 #
 # ## What padding must not do
 #
-# Padding is there so that all ranks have arrays of one shape. Real sizes: the vocabulary of GPT-2, padded to a multiple
-# of 128 on each rank, as in Megatron (matrices of such sizes are faster):
+# Padding is there so that all ranks have arrays of one shape. Here are real sizes: the vocabulary of GPT-2, padded to a
+# multiple of 128 on each rank, as in Megatron (matrices of such sizes are faster):
 
 # %%
 gpt2 = ModelConfig(num_layers=48, hidden_size=1600, num_attention_heads=25, vocab_size=50257,
@@ -129,13 +129,13 @@ for ranks_ in (1, 2, 4, 8):
 # $$\text{logits} = X E^T$$
 #
 # To use $E$ once more, rather than a second table, is called *tying*; GPT-2 does it. It saves $V h$ parameters, and for
-# us it means that the sharding is given. $E$ split by rows is $E^T$ split by columns. So it is a product of the first
-# kind (walkthrough 1): each rank computes the logits of its own tokens, and nothing is sent. Before it comes f, because
-# every rank uses all of $X$.
+# us it means that the sharding is given. $E$ split by rows is $E^T$ split by columns. So this product is split by
+# columns (walkthrough 1): each rank computes the logits of its own tokens, and nothing is sent. Before it comes f,
+# because every rank uses all of $X$.
 
 # %%
 draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + -V % t, t), "=",
-               by_columns("logits", len(text), V + -V % t, t)], t, "logits: a product cut by columns")
+               by_columns("logits", len(text), V + -V % t, t)], t, "logits: a product split by columns")
 
 # %% [markdown]
 # Which part of $E$'s gradient is on which rank? Tokens that were looked up get a part from the embedding. All tokens
@@ -145,10 +145,10 @@ draw_matrices([whole("X", len(text), h), "x", by_columns("E transposed", h, V + 
 # Our model has no layers in between, so $X$ is the embedding itself. And the padding?
 
 # %%
-words = [p.word for p in shards]
-logits, _ = embedding.sharded_logits_forward(xs, words, V, TENSOR_PARALLEL)
+tables = [p.word for p in shards]
+logits, _ = embedding.sharded_logits_forward(xs, tables, V, TENSOR_PARALLEL)
 for rank, part in enumerate(logits):
-    print(f"rank {rank}: logits {part.shape}, after the first word {part[0, 0].round(2)}")
+    print(f"rank {rank}: logits {part.shape}, after the first token {part[0, 0].round(2)}")
 
 # %% [markdown]
 # The logit of padding is **minus infinity**. Otherwise it would be 0 (a row of zeros, times $x$), and 0 is a logit like
@@ -172,13 +172,13 @@ mean = cross_entropy(z, targets)[0].mean()
 
 for ranks_ in (1, 2, 3, 5):
     none = -V % ranks_                                                # tokens that do not exist
-    as_word = np.concatenate([z, np.zeros((1, 12, none))], axis=-1)
+    as_token = np.concatenate([z, np.zeros((1, 12, none))], axis=-1)
     masked = np.concatenate([z, np.full((1, 12, none), -np.inf)], axis=-1)
-    print(f"t = {ranks_}, {none} padded: loss {cross_entropy(as_word, targets)[0].mean():.4f} with logit 0,"
+    print(f"t = {ranks_}, {none} padded: loss {cross_entropy(as_token, targets)[0].mean():.4f} with logit 0,"
           f"  right with minus infinity: {np.isclose(cross_entropy(masked, targets)[0].mean(), mean)}")
 
 # %% [markdown]
-# ## Three numbers a position
+# ## Three numbers for each position
 #
 # Each rank has the logits of its own tokens. To get the loss we could gather them all: then each rank has $[b, s, V]$
 # and does what one process would do. But look at the formula. All it needs from 50,000 logits is *two* numbers: the sum
@@ -210,8 +210,8 @@ print(f"loss: log {sum(sums):.3f} - ({sum(picked):.3f}) = {np.log(sum(sums)) - s
 
 # %% [markdown]
 # Three all-reduces (one of them takes the maximum, not the sum), each of one number for each position. In the textbook,
-# for all positions together, this is way 3 of three (`reference/layers/cross_entropy.py` has all of them). [Shoeybi et
-# al. 2019](https://arxiv.org/abs/1909.08053) (section 3) have the idea, but do not mention the maximum.
+# for all positions together, this is the third of three ways (`reference/layers/cross_entropy.py` has all of them).
+# [Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053) (section 3) have the idea, but do not mention the maximum.
 
 # %%
 from reference.layers.cross_entropy import (gathered_cross_entropy, sharded_cross_entropy_backward,
@@ -263,7 +263,7 @@ with np.errstate(over="ignore"):
 
 # %%
 dlogits = sharded_cross_entropy_backward(np.ones_like(loss), caches)
-draw_words({"logits": np.concatenate(here), "gradient: probability, less 1 for the target":
+draw_vocabulary({"logits": np.concatenate(here), "gradient: probability, minus 1 for the target":
             np.concatenate([part[0, at] for part in dlogits])}, vocabulary, t, target)
 
 # %% [markdown]
@@ -301,7 +301,7 @@ mine, region = shards[rank], TensorParallelRegion(group)
 x, cache = embedding_forward(tokens, mine, region)
 ids, held, *_ = cache
 logits, kept = logits_forward(x, mine.word, V, region)
-print(f"found {held.sum():2} of {tokens.size} words; x {x.shape}, logits {logits.shape}")
+print(f"found {held.sum():2} of {tokens.size} tokens; x {x.shape}, logits {logits.shape}")
 
 # %%
 # %%ranks 4
@@ -372,7 +372,7 @@ print(f"{ring_all_gather(gpt2.vocab_size, 8) / (3 * ring_all_reduce(1, 8)):,.0f}
 
 # %%
 draw_bars({f"{name}: {way}": {"held": 4e-6 * s * padded / part}
-           for name, (s, _) in sizes.items() for way, part in (("gathered", 1), ("a rank's words", 8))},
+           for name, (s, _) in sizes.items() for way, part in (("gathered", 1), ("a rank's tokens", 8))},
           "MB of logits on each of 8 ranks for one text, in float32", unit=" MB")
 
 # %% [markdown]

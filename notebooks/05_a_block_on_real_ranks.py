@@ -24,7 +24,7 @@ from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.masks import Drawn, draw_masks
 from reference.config import ModelConfig, ParallelConfig
 
-t, b, s = 4, 2, 16      # ranks; a microbatch of b texts, s positions (words) each
+t, b, s = 4, 2, 16      # ranks; a microbatch of b texts, s positions (tokens) each
 c = ModelConfig(num_layers=1, hidden_size=64, num_attention_heads=8, vocab_size=1, max_position_embeddings=s,
                 init_method_std=0.2, hidden_dropout=0.2, attention_dropout=0.2)
 h = c.hidden_size
@@ -85,18 +85,18 @@ from reference.params import initialize, leaves, split
 
 tensors = block_tensors(c)
 for name, tensor in leaves(tensors):
-    cut = "every rank has all of it" if tensor.split is None else f"axis {tensor.split} is cut"
-    print(f"{name:32} {str(tensor.shape):15} on each rank {str(tensor.local_shape(t)):15} {cut}")
+    how = "replicated" if tensor.split is None else f"sharded along axis {tensor.split}"
+    print(f"{name:32} {str(tensor.shape):15} on each rank {str(tensor.local_shape(t)):15} {how}")
 
 # %%
-def on_each_rank(c, t, whole):
-    """Elements of a block that a rank holds: of what every rank has whole, or of what is cut."""
-    found = [tensor for _, tensor in leaves(block_tensors(c)) if (tensor.split is None) == whole]
+def on_each_rank(c, t, replicated):
+    """Count the elements of a block on a rank: those of its replicated tensors, or of its sharded ones."""
+    found = [tensor for _, tensor in leaves(block_tensors(c)) if (tensor.split is None) == replicated]
     return sum(np.prod(tensor.local_shape(t)) for tensor in found)
 
 for n in (1, 8):
-    print(f"GPT-3, t = {n}: of a block each rank has {on_each_rank(gpt3, n, whole=False):>13,} weights of its own, "
-          f"and {on_each_rank(gpt3, n, whole=True):,} that every rank has")
+    print(f"GPT-3, t = {n}: of a block each rank has {on_each_rank(gpt3, n, replicated=False):>13,} sharded weights "
+          f"and {on_each_rank(gpt3, n, replicated=True):,} replicated ones")
 
 # %% [markdown]
 # ## On four ranks
@@ -138,7 +138,7 @@ p = initialize_shard(tensors, seed=1, dtype=np.float64, t=size, rank=rank)
 dropout = Dropout(c, seed=1, step=0, layer=0)
 
 def through(region, x, dy, dropout):
-    """Forward and backward of this rank's part of the block."""
+    """Run forward and backward of this rank's shard of the block."""
     with region.group.ledger.phase("forward"):
         y, cache = block_forward(x, p, c, region, LayerContext(dropout))
     grads = tree_map(np.zeros_like, p)
@@ -158,7 +158,7 @@ print(f"heads {rank * 2} and {rank * 2 + 1}: Q, K and V {p.attention.w_qkv.shape
 
 # %%
 def off(found, expected):
-    """The largest difference in any tensor, relative to the tensor's largest element."""
+    """Return the largest difference in any tensor, relative to the tensor's largest element."""
     return max(np.abs(a - b).max() / np.abs(b).max() for (_, a), (_, b) in zip(leaves(found), leaves(expected)))
 
 for what, found, expected in [("y", ranks["y"], [y] * t), ("dx", ranks["dx"], [dx] * t),
@@ -204,8 +204,8 @@ print(f"GPT-3 on 8 ranks: each sends {megabytes:,.0f} MB for a block and a micro
 #
 # ## Dropout: which rank draws what?
 #
-# There are two kinds of places where a block drops. *Outside* the regions, after attention and after the MLP, all ranks
-# hold the same array, and must keep it the same: **all must draw the same mask**. *Inside*, attention drops some of its
+# A block has dropout in two kinds of places. *Outside* the regions, after attention and after the MLP, all ranks hold
+# the same array, and must keep it the same: **all must draw the same mask**. *Inside*, attention drops some of its
 # probabilities, and each rank has other heads: **each must draw its own**.
 #
 # Here a mask is not a sequence of random numbers but a function: whether an element is kept depends on the seed, the
@@ -220,7 +220,7 @@ print("rank 1's two heads are heads 2 and 3 of the whole:", np.array_equal(every
 
 # %% [markdown]
 # These are the masks that the four ranks have just drawn, for the first text: attention's, $[s, s]$ for each head, and
-# the first 16 columns of the one after attention. Dropped is white.
+# the first 16 columns of the one after attention. Dropped elements are white.
 
 # %%
 # %%ranks 4
@@ -228,7 +228,7 @@ inside, outside = cache.attention.core.mask.keep[0], cache.attention_mask.keep[0
 
 # %%
 def drawn():
-    """The masks that the ranks have now."""
+    """Return the masks that the ranks have now."""
     heads = [Drawn(f"head {2 * rank + i}", mask, rank) for rank, both in enumerate(ranks["inside"])
              for i, mask in enumerate(both)]
     return {"inside:\neach its own": heads,
@@ -262,7 +262,7 @@ draw_masks({"outside, with\na seed for\neach rank": drawn()["outside:\nall the s
 target = np.random.default_rng(6).normal(size=x.shape)
 
 def learn(seed, steps=25):
-    """Plain gradient steps -> at each step the loss, and how far the ranks' copies of a gain are apart."""
+    """Take plain gradient steps. Return for each step the loss, and how far the ranks' copies of a gain are apart."""
     weights, losses, apart = p, [], []
     for step in range(steps):
         region, grads = TensorParallelRegion(group), tree_map(np.zeros_like, p)
@@ -341,12 +341,12 @@ from mpi_impl.comm.mappings import SequenceParallelRegion
 
 n = x.shape[1] // size
 mine = slice(rank * n, (rank + 1) * n)
-y_cut, cache_cut, dx_cut, grads_cut = through(SequenceParallelRegion(group), x[:, mine], dy[:, mine], dropout)
-print(f"positions {mine.start} to {mine.stop - 1}: y {y_cut.shape}")
+y_own, cache_own, dx_own, grads_own = through(SequenceParallelRegion(group), x[:, mine], dy[:, mine], dropout)
+print(f"positions {mine.start} to {mine.stop - 1}: y {y_own.shape}")
 ledger = group.ledger
 
 # %%
-for what, found, expected in [("y", ranks["y_cut"], y), ("dx", ranks["dx_cut"], dx)]:
+for what, found, expected in [("y", ranks["y_own"], y), ("dx", ranks["dx_own"], dx)]:
     joined = np.concatenate(found, axis=1)
     print(f"{what}, joined along the positions: off by less than 1e-12?", off(joined, expected) < 1e-12)
 
@@ -359,17 +359,17 @@ for what, found, expected in [("y", ranks["y_cut"], y), ("dx", ranks["dx_cut"], 
 def gain(grads):
     return grads.input_layernorm.weight
 
-print(f"the gain's gradient on rank 0 is off by {off(gain(ranks['grads_cut'][0]), gain(grads)):.0%}")
+print(f"the gain's gradient on rank 0 is off by {off(gain(ranks['grads_own'][0]), gain(grads)):.0%}")
 
 # %%
 # %%ranks 4
-for (_, tensor), (_, grad) in zip(leaves(tensors), leaves(grads_cut)):
+for (_, tensor), (_, grad) in zip(leaves(tensors), leaves(grads_own)):
     if tensor.split is None:
         group.all_reduce(grad, "weights outside")
 
 # %%
 print("all gradients off by less than 1e-12?",
-      all(off(*pair) < 1e-12 for pair in zip(ranks["grads_cut"], split(grads, tensors, t))))
+      all(off(*pair) < 1e-12 for pair in zip(ranks["grads_own"], split(grads, tensors, t))))
 
 # %% [markdown]
 # What does it send? An all-reduce *is* a reduce-scatter and then an all-gather: each of the two costs half. So the
@@ -406,7 +406,7 @@ from reference.config import Recompute
 from reference.costs.activation_inventory import array_bytes
 
 def kept(cache):
-    """Bytes in a block's cache."""
+    """Return the bytes in a block's cache."""
     outside = array_bytes(cache.input_layernorm, cache.attention.x, cache.attention_mask,
                           cache.post_attention_layernorm, cache.mlp[0], cache.mlp_mask)
     core = array_bytes(getattr(cache.attention.core, "probs", None), getattr(cache.attention.core, "mask", None))
@@ -415,7 +415,7 @@ def kept(cache):
 _, cache, _, _ = through(TensorParallelRegion(group), x, dy, dropout)
 selective = LayerContext(dropout, Recompute("selective"))
 y_lean, cache_lean = block_forward(x[:, mine], p, c, SequenceParallelRegion(group), selective)
-found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_cut),
+found = {"tensor parallel": kept(cache), "+ sequence parallel": kept(cache_own),
          "+ selective recompute": kept(cache_lean), "full recompute instead": {"outside": x[:, mine].nbytes}}
 
 # %%
@@ -425,9 +425,9 @@ from reference.config import Recompute
 from reference.costs.activation_inventory import ActivationInventory, total
 from reference.precision import Precision
 
-cut = ParallelConfig(t, sequence_parallel=True)
-ways = [ParallelConfig(t), cut, replace(cut, recompute=Recompute("selective")),
-        replace(cut, recompute=Recompute("full"))]
+sequence = ParallelConfig(t, sequence_parallel=True)
+ways = [ParallelConfig(t), sequence, replace(sequence, recompute=Recompute("selective")),
+        replace(sequence, recompute=Recompute("full"))]
 for (name, parts), way in zip(ranks["found"][0].items(), ways):
     expected = total(ActivationInventory(c, b, s, Precision("float64"), way).layer())
     print(f"{name:24} {sum(parts.values()):>9,} bytes measured on rank 0; predicted, item by item: {expected:>9,}")
@@ -460,7 +460,7 @@ grads_lean = tree_map(np.zeros_like, p)
 dx_lean = block_backward(dy[:, mine], p, cache_lean, c, grads_lean, ImmediateSink(), region)
 
 _, second = block_forward(x[:, mine], p, c, region, LayerContext(dropout))      # full recompute, from the input alone
-first = cache_cut
+first = cache_own
 print("the same masks the second time, inside and outside:",
       np.array_equal(second.attention.core.mask.keep, first.attention.core.mask.keep),
       np.array_equal(second.mlp_mask.keep, first.mlp_mask.keep))

@@ -27,22 +27,22 @@ p, m = 4, 8
 # %% [markdown]
 # ## Stages
 #
-# Consecutive layers on one rank are a *stage*. With $L$ layers on $p$ ranks a stage has $L/p$ of them. Forward (F), a
-# stage computes from the output of the stage before it: an array $[b, s, h]$, the *activations*. Backward (B), it
-# receives from the stage after it how the loss depends on its own output, the *gradient* of that array. From this, and
-# from the activations that it must have kept until then, it computes the gradients of its own weights, and the gradient
-# for the stage before.
+# Consecutive layers on one rank are a *stage*. With $L$ layers on $p$ ranks a stage has $L/p$ of them. In its forward
+# (F) a stage computes from the output of the stage before it: an array $[b, s, h]$, the *activations*. In its backward
+# (B) it receives from the stage after it how the loss depends on its own output, the *gradient* of that array. From
+# this, and from the activations that it must have kept until then, it computes the gradients of its own weights, and
+# the gradient for the stage before.
 #
 # If all samples of a step go through together, this is what four ranks do. A backward takes about twice as long as a
 # forward, since it computes two matrix products for each one of the forward.
 
 # %%
-draw_schedules({"all samples at once": make("gpipe", p, 1)})
+draw_schedules({"all samples together": make("gpipe", p, 1)})
 
 # %% [markdown]
-# Hatched is idle. One rank works at a time, and four devices are as slow as one. (The *bubble fraction* above it is the
-# ratio of idle time to working time; we come to it. The *makespan* is the total time.) The remedy: divide the samples
-# of a step into $m$ *microbatches*. While rank 1 works on the first one, rank 0 takes the second.
+# Hatched areas are idle time. One rank works at a time, and four devices are as slow as one. (The *bubble fraction*
+# above it is the ratio of idle time to working time; we come to it. The *makespan* is the total time.) The remedy:
+# divide the samples of a step into $m$ *microbatches*. While rank 1 works on the first one, rank 0 takes the second.
 
 # %%
 draw_schedules({f"{m} microbatches": make("gpipe", p, m)})
@@ -51,11 +51,11 @@ draw_schedules({f"{m} microbatches": make("gpipe", p, m)})
 # That is GPipe. A forward of one microbatch, which is the unit of time here, is an eighth of what it was above. So:
 
 # %%
-print(f"all samples at once: {play(make('gpipe', p, 1)).makespan:g}; {m} microbatches: "
+print(f"all samples together: {play(make('gpipe', p, 1)).makespan:g}; {m} microbatches: "
       f"{play(make('gpipe', p, m)).makespan / m:g}; if nobody ever waited: {play(make('gpipe', p, 1)).work:g}")
 
 # %% [markdown]
-# What is left of the idle time is where the pipeline fills and where it drains. It is called the *bubble*.
+# The remaining idle time is where the pipeline fills and where it drains. It is called the *bubble*.
 #
 # ## A schedule is data
 #
@@ -117,7 +117,7 @@ draw_bubbles("gpipe", ps=[2, 4, 8, 16], ms=[1, 2, 4, 8, 16, 32, 64, 128])
 # ## 1F1B: the same bubble, less memory
 #
 # GPipe has another fault, which the timeline does not show. The activations of a forward are kept until its backward,
-# and all backwards come at the end: each rank holds those of all $m$ microbatches. Yet more microbatches were the
+# and all backwards come at the end: each rank holds those of all $m$ microbatches. But more microbatches were the
 # remedy.
 #
 # *1F1B*, one forward, one backward, does each backward as early as it can. A rank starts with one forward for each rank
@@ -129,8 +129,8 @@ both = {name: make(name, p, m) for name in ("gpipe", "1f1b")}
 draw_schedules(both)
 
 # %% [markdown]
-# The idle time is in other places, but the amount is the same. And this is *in flight* on each rank: forwards whose
-# backward has not come yet:
+# The idle time is in other places, but the amount is the same. The next picture shows how many microbatches are *in
+# flight* on each rank: those whose forward has begun, and whose backward has not ended:
 
 # %%
 draw_held(both)
@@ -318,7 +318,7 @@ from mpi_impl.reports.timelines.timelines import slices_of
 
 predicted = slices_of(simulate(both["1f1b"], times))
 print("measured and predicted start and end of every action are equal:", ranks["done"] == predicted)
-timelines_figure([Panel("predicted, if all stages were alike and messages took no time", slices_of(play(both["1f1b"]))),
+timelines_figure([Panel("predicted, with equal stages, and messages that take no time", slices_of(play(both["1f1b"]))),
                   Panel("measured on four ranks", ranks["done"])], seconds=False)
 
 # %% [markdown]
@@ -393,8 +393,8 @@ complain(make("1f1b", 2, 4), blocking=True)
 complain(make("1f1b", 2, 4))
 
 # %% [markdown]
-# What is treacherous about it: MPI copies small messages and lets the sender go on. So the program passes its tests
-# with small arrays, and hangs with large ones.
+# This bug hides well: MPI copies small messages and lets the sender continue. So the program passes its tests with
+# small arrays, and hangs with large ones.
 #
 # ## Play with it
 #
@@ -405,7 +405,7 @@ complain(make("1f1b", 2, 4))
 draw_schedules({"interleaved, v = 3": make("interleaved", p, m, v=3)})
 
 # %%
-from mpi_impl.notebook.pipeline_sliders import explore_schedules
+from mpi_impl.notebook.sliders import explore_schedules
 
 explore_schedules(schedule="interleaved", p=p, m=m, v=3)
 

@@ -67,7 +67,7 @@ params = initialize(gpt_tensors(model), SEED, "float64")
 loss, gradient = loss_and_gradients(GPTBatch(tokens, targets), params, model)
 
 def apart(found, expected):
-    """The largest difference of two trees of tensors, relative to the largest element."""
+    """Return the largest difference of two trees of tensors, relative to the largest element."""
     pairs = [(x, y) for (_, x), (_, y) in zip(leaves(found), leaves(expected))]
     return float(max(abs(x - y).max() for x, y in pairs) / max(abs(y).max() for _, y in pairs))
 
@@ -92,12 +92,12 @@ counts = np.array([6, 6, 6, 1])                             # tokens that count,
 mask = (np.arange(s) < counts[:, None]).astype(float)       # [4, s]
 
 def gradient_of(samples, weights):
-    """Of the weighted sum of these samples' losses."""
+    """Return the gradient of the weighted sum of these samples' losses."""
     _, cache = gpt_forward(tokens[samples], params, model, targets[samples])
     return gpt_backward(weights, params, cache, model)[1]
 
 def summed(weights):
-    """Each of four replicas takes one sample, and the gradients are added up."""
+    """Return the sum of the gradients of four replicas with one sample each."""
     return all_reduce_trees([gradient_of([r], weights[r:r + 1]) for r in range(4)])[0]
 
 right = mask / mask.sum()                                   # by the global count
@@ -108,10 +108,10 @@ print("by the global count: the same?", apart(summed(right), one_process) < 1e-1
 print(f"by its own count: off by {apart(summed(wrong), one_process):.0%} of the largest element")
 
 # %%
-draw_bars({"each word, anywhere": {"by the global count": 100 * right[0, 0]},
-           "each word of replicas 0 to 2": {"each by its own count": 100 * wrong[0, 0]},
-           "the one word of replica 3": {"each by its own count": 100 * wrong[3, 0]}},
-          "% of the loss that one word makes up", unit=" %")
+draw_bars({"each token, anywhere": {"by the global count": 100 * right[0, 0]},
+           "each token of replicas 0 to 2": {"each by its own count": 100 * wrong[0, 0]},
+           "the one token of replica 3": {"each by its own count": 100 * wrong[3, 0]}},
+          "% of the loss that one token contributes", unit=" %")
 
 # %% [markdown]
 # The one token of the short text counts as much as six others. No error, no strange loss: only a model that learns most
@@ -407,7 +407,7 @@ for m, name in (1, "stages"), (4, "four"):
         print(f"m = {m}, stage {stage}: as the formula says: {abs(one['sent'] - formula) < 1e-6}")
 
 # %% [markdown]
-# ### Whole for a while
+# ### Stage 3: a layer is whole while it is used
 #
 # In stage 3 a layer must be whole while it is used, and the next one is on its way meanwhile. So besides its shard a
 # rank holds about two layers, whatever their number. This is the loop (`prefetch` begins to gather, `materialized`
@@ -424,7 +424,7 @@ depths = {layers: train(3, layers=layers, steps=1) for layers in (2, 4, 8)}
 for layers, found in depths.items():
     held = found["held"]
     print(f"{layers} layers: {8 * found['psi']:6,} bytes of parameters in all, {held.parameters:6,} kept here, "
-          f"{held.gathered:6,} gathered at most at once")
+          f"{held.gathered:6,} gathered at any time, at most")
 
 # %% [markdown]
 # ### Even less: offloading
@@ -437,8 +437,8 @@ for layers, found in depths.items():
 # %%
 # %%ranks 4
 offloaded = train(3, offload=True)
-near = offloaded["held"]
-print(f"near: {near.parameters + near.gradients + near.optimizer:,} bytes, far: {near.offloaded:,} bytes,",
+held = offloaded["held"]
+print(f"on the device: {sum(held[:3]):,} bytes; offloaded: {held.offloaded:,} bytes;",
       f"same losses: {np.allclose(offloaded['losses'], stages[3]['losses'], rtol=1e-12, atol=0)}")
 
 # %% [markdown]

@@ -105,7 +105,7 @@ for name, course in weight.items():
 weights = random.normal(size=50_000) * 0.02
 
 def share_lost(form, rate):
-    """Of updates by this much, the share that leaves a weight where it is."""
+    """Return the share of updates by `rate` that leave a weight unchanged."""
     return np.mean(rounded(rounded(weights, form) + rate, form) == rounded(weights, form))
 
 rates = np.exp2(np.arange(-22, -6, 1 / 4) + 1 / 8)
@@ -205,9 +205,9 @@ def sizes(layers):
                        init_method_std=0.2, untie_embeddings_and_output_weights=True)
 
 def batch(step):
-    """The words count on from the first: what comes next can be learnt."""
-    words = (np.random.default_rng(step).integers(V, size=(B, 1)) + np.arange(s + 1)) % V
-    return words[:, :-1], words[:, 1:]
+    """Return tokens that count up from a random first one, so that the next token can be learnt."""
+    tokens = (np.random.default_rng(step).integers(V, size=(B, 1)) + np.arange(s + 1)) % V
+    return tokens[:, :-1], tokens[:, 1:]
 
 def trainer_on(topology, precision, layers=2, rate=1e-3):
     return Trainer(ModelState(sizes(layers), topology, 1, precision),
@@ -410,7 +410,7 @@ slowly = {"float32": train(Precision("float32"), rate=2e-4),
 # %%
 no_scale = ranks["no_scale"][0]
 draw_curves({"float32": runs["float32"]["losses"], "float16 without a scale": no_scale["losses"]}, "step", "loss",
-            "a batch of 4 million words")
+            "a batch of 4 million tokens")
 
 # %%
 slowly = ranks["slowly"][0]

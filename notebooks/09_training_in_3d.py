@@ -82,7 +82,7 @@ from reference.costs.parameters import parameters
 model = replace(tiny_gpt(4, heads=8), hidden_dropout=0.1, attention_dropout=0.1,
                 untie_embeddings_and_output_weights=False)
 BATCH, STEPS = 8, 12
-print(f"{parameters(model):,} parameters; {BATCH} samples of {POSITIONS} words a step, such as",
+print(f"{parameters(model):,} parameters; {BATCH} samples of {POSITIONS} tokens a step, such as",
       *global_batch(0, BATCH)[0][0])
 
 # %% [markdown]
@@ -175,9 +175,9 @@ from reference.models.gpt import gpt_tensors
 from reference.params import initialize, initialize_shard, leaves, split
 
 tensors = gpt_tensors(model)
-cut_up = split(initialize(tensors, SEED, np.float64), tensors, 8)[5]
+drawn_whole = split(initialize(tensors, SEED, np.float64), tensors, 8)[5]
 drawn_alone = initialize_shard(tensors, SEED, np.float64, 8, 5)
-print(all(np.array_equal(one, other) for (_, one), (_, other) in zip(leaves(cut_up), leaves(drawn_alone))))
+print(all(np.array_equal(one, other) for (_, one), (_, other) in zip(leaves(drawn_whole), leaves(drawn_alone))))
 
 # %% [markdown]
 # The usual way is to give a generator a seed and draw in order. Then either all ranks have one seed, and hold the
@@ -200,9 +200,9 @@ print("a seed for each rank: the same model on 2 and on 4 ranks?",
 from reference.parallel.data_parallel import samples_of
 
 for d, b in ((1, 4), (2, 1), (2, 2), (8, 1)):
-    dealt = [[list(range(BATCH))[samples_of(replica, k, d, b)] for k in range(BATCH // (d * b))]
-             for replica in range(d)]
-    print(f"d = {d}, b = {b}:", "   ".join(f"replica {replica}: {mine}" for replica, mine in enumerate(dealt[:3])),
+    assigned = [[list(range(BATCH))[samples_of(replica, k, d, b)] for k in range(BATCH // (d * b))]
+                for replica in range(d)]
+    print(f"d = {d}, b = {b}:", "   ".join(f"replica {replica}: {mine}" for replica, mine in enumerate(assigned[:3])),
           "..." if d > 3 else "")
 
 # %% [markdown]
@@ -217,7 +217,7 @@ from reference.dropout import Dropout
 from reference.ops import draw_mask
 
 def masks_of(t, sample=3):
-    """What t ranks draw for their heads: [heads, positions x positions] each."""
+    """Return the masks that t ranks draw for their heads: [heads, positions x positions] each."""
     heads = model.num_attention_heads // t
     at = Dropout(model, SEED, step=1, sample=sample).at(layer=2)
     shape, like = (1, heads, POSITIONS, POSITIONS), np.zeros(0)
@@ -303,12 +303,12 @@ figure
 # %%
 from mpi_impl.notebook.plan import plan
 
-earnest = plan("39.1B", t=8, p=2, d=32, v=1, m=48, zero_stage=0)
-for kind, size in earnest.messages._asdict().items():
+realistic = plan("39.1B", t=8, p=2, d=32, v=1, m=48, zero_stage=0)
+for kind, size in realistic.messages._asdict().items():
     print(f"{kind:<9} {size / 1e9:8.1f} GB a step")
 
 # %% [markdown]
-# ## A bug of one word
+# ## A bug in one line
 #
 # Gradients are summed over the replicas in pieces, called buckets. When the last contribution to a bucket has arrived,
 # its sum begins. This is the line:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mpi_impl.notebook.pictures.charts import draw_bars, draw_curves
 from mpi_impl.notebook.pictures.choices import Machine, choices, draw_choices, gigabytes, idle, seconds
-from mpi_impl.notebook.plan import draw_plan, plan, published
+from mpi_impl.notebook.plan import MODELS, draw_plan, plan
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.flops import iteration_flops, training_seconds, utilization
@@ -113,7 +113,7 @@ draw_plan(plan("39.1B", t=8, p=2, d=4, v=1, m=32, zero_stage=0))
 # the activations at $t = 8$. (The plan above is without it, and so holds more than here.)
 
 # %%
-model = published("39.1B")
+model = MODELS["39.1B"]
 draw_choices(choices(model, n=64, B=128), 80, "39.1 billion parameters on 64 GPUs, B = 128")
 
 # %% [markdown]
@@ -173,8 +173,8 @@ for B in (32, 128):
 # (section 3.2, takeaway 1): **tensor parallelism up to the size of a server, then pipelines across servers.**
 #
 # The estimate is rough. It does not know that small matrices are slower than large ones (another price of a large $t$),
-# that one all-reduce may use several links of a server at once, or that some messages hide behind computing. It gets
-# the order right, not the seconds.
+# that one all-reduce may use several links of a server at the same time, or that some messages hide behind computing.
+# It gets the order right, not the seconds.
 #
 # ## Rule 2: just enough model parallelism, then replicas
 #
@@ -227,7 +227,7 @@ print(played, "=", (m + p - 1) * (forward + backward))
 alpha, beta, bs = 1.0, 1.0, [1, 2, 4, 8, 16, 32]
 
 def busy(b, samples):
-    """The share of the ideal time in which samples are computed."""
+    """Return the time that computing these samples needs, as a share of the time that it takes."""
     return samples * beta / ((samples / b + p - 1) * (alpha + beta * b))
 
 for samples in (32, 128, 512):
@@ -372,8 +372,8 @@ explore(**start)
 #    without ZeRO? Which sends least?
 # 2. for 145.6B on 64 GPUs with $m = 64$ that fits. What helps against the green part, and why does a longer pipeline
 #    not?
-# 3. for 1T, with a bubble under 50 %. The sliders have none: what fills the memory, and which of the savings above is
-#    missing on them?
+# 3. for 1008.0B, with a bubble under 50 %. The sliders have none: what fills the memory, and which of the savings above
+#    is missing on them?
 #
 # Does the first task have an answer? A search, without ZeRO and without sequence parallelism, with $m$ from 8 to 32:
 

@@ -274,8 +274,9 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def option(name: str) -> str:
-    """Return the command line's form of a name: `hidden_size` -> `--hidden-size`. A formula stays as it is."""
-    return name if " " in name else "--" + name.replace("_", "-")
+    """Return the command line's form of a name: `hidden_size` -> `--hidden-size`, `p` -> `-p`. A formula stays."""
+    dashes = "-" if len(name) == 1 else "--"
+    return name if " " in name else dashes + name.replace("_", "-")
 
 
 def require_positive(name: str, value: int) -> None:

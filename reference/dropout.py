@@ -16,6 +16,7 @@ results of different inputs. With the common state inside, the first heads of al
 another: draws that should be independent are the same t times over.
 """
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 from reference import counter_rng
@@ -39,6 +40,10 @@ class Site(NamedTuple):
     def scale(self) -> float:
         """Return the factor for the elements that are kept."""
         return 1 / (1 - self.rate)
+
+    def moved(self, *steps: int) -> "Site":
+        """Return the Site of the part of this array that begins at these indices, 0 along the axes after them."""
+        return self._replace(first=tuple(map(sum, zip_longest(self.first, steps, fillvalue=0))))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What travels through all layers of one forward pass, beside their input and their parameters."""
+"""The arguments that all layers of one forward pass share, beside their input and their parameters."""
 from typing import Any, NamedTuple
 
 from reference.config import Recompute
@@ -26,7 +26,7 @@ class LayerContext(NamedTuple):
 
     @property
     def first_position(self):
-        """The position of the first token: in generation, the number of tokens in the KV cache."""
+        """Return the position of the first token: in generation, the number of tokens in the KV cache."""
         return 0 if self.kv_cache is None else length_of(self.kv_cache)
 
 

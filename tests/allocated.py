@@ -1,9 +1,9 @@
-"""How much is allocated while something is at work: NumPy tells tracemalloc of every array."""
+"""The peak of allocated memory: NumPy reports every array to tracemalloc."""
 import tracemalloc
 
 
 def most_bytes(act) -> int:
-    """The most that there is at once, while `act()` runs, of what it allocates."""
+    """Return the peak of the bytes that `act()` allocates."""
     tracemalloc.start()
     try:
         act()

@@ -1,6 +1,6 @@
-"""A case of the theorems: a model's sizes, a batch's, and a seed for the numbers in them; and what is equal.
+"""The cases of the theorems, and the equality of arrays: sizes of a model and of a batch, with a seed for the numbers.
 
-Ranks import this, and so it does without hypothesis, which `tests/strategies.py` draws cases with.
+Ranks import this, so it does without hypothesis, with which `tests/strategies.py` draws cases.
 """
 from dataclasses import dataclass
 
@@ -32,26 +32,25 @@ class Case:
 
     @property
     def region(self):
-        """Of the textbook."""
+        """Return the textbook's region for this case."""
         return SequenceParallelRegion(self.keep_gathered_inputs) if self.sequence_parallel else TENSOR_PARALLEL
 
     @property
     def dropout(self) -> Dropout:
-        """Of a microbatch that is not the first, in some step and layer."""
+        """Return the Dropout of a microbatch that is not the first, in some step and layer."""
         return Dropout(self.model, self.seed, step=3, sample=2, layer=1)
 
     def array(self, what: str, *shape):
-        """float64, of order 1; an independent draw for each name."""
+        """Draw float64 of order 1, independently for each name."""
         rng = np.random.default_rng([self.seed, *what.encode()])
         return rng.integers(-4, 5, shape).astype(float) if self.integers else rng.normal(size=shape)
 
     def ids(self, what: str, *shape):
-        """Words of the vocabulary: int64."""
+        """Draw tokens of the vocabulary, int64."""
         return np.random.default_rng([self.seed, *what.encode()]).integers(0, self.model.vocab_size, shape)
 
     def batch(self, what: str, count: int):
-        """Samples for the model (reference/batches.py), of any lengths and weights; questions, where it is to choose.
-        """
+        """Draw a batch of samples for the model (reference/batches.py), with any lengths and weights."""
         kind, s = batch_type(self.model), self.s
         if kind is GPTBatch:
             return GPTBatch(self.ids(f"tokens {what}", count, s), self.ids(f"targets {what}", count, s))
@@ -66,24 +65,24 @@ class Case:
         return BERTBatch(tokens, types, targets, weights, lengths, swapped)
 
     def params(self, tensors):
-        """A tree of whole tensors, all of them random, biases and norms too; h of them sum to O(1)."""
+        """Draw a tree of whole tensors, biases and norms too. Sums of h elements are of order 1."""
         scale = 1.0 if self.integers else 1 / np.sqrt(self.model.hidden_size)
         return tree_map(lambda named: scale * self.array(named.name, *named.leaf.shape), with_names(tensors))
 
     def x(self, what: str = "x"):
-        """[b, s, h]."""
+        """Draw x [b, s, h]."""
         return self.array(what, self.b, self.s, self.model.hidden_size)
 
 
-def cut(batch, some: slice):
-    """Some samples of a batch."""
+def take(batch, samples: slice):
+    """Return some samples of a batch."""
     if isinstance(batch, GPTBatch):
-        return GPTBatch(batch.tokens[some], batch.targets[some])
-    return type(batch).unpack(batch.pack()[some])
+        return GPTBatch(batch.tokens[samples], batch.targets[samples])
+    return type(batch).unpack(batch.pack()[samples])
 
 
 def close(actual, expected, tolerance=1e-11):
-    """Equal within the tolerance, relative to the largest expected element (or to 1, if that is larger)."""
+    """Assert equality within the tolerance, relative to the largest expected element (or to 1, if that is larger)."""
     assert actual.shape == expected.shape, f"shape {actual.shape} is not {expected.shape}"
     difference = np.abs(actual - expected).max(initial=0)
     limit = tolerance * max(1.0, np.abs(expected).max(initial=0))
@@ -91,7 +90,7 @@ def close(actual, expected, tolerance=1e-11):
 
 
 def trees_close(actual, expected, tolerance=1e-11):
-    """The same tensors, each close; an error names the tensor."""
+    """Assert that two trees have the same tensors, each close. An error names the tensor."""
     for (name, x), (other, y) in zip(leaves(actual), leaves(expected), strict=True):
         assert name == other
         try:

@@ -1,4 +1,4 @@
-"""What all tests share: a pool of ranks, and how many examples hypothesis draws."""
+"""Fixtures and options of all tests: a pool of ranks, and the number of examples that hypothesis draws."""
 import os
 from pathlib import Path
 
@@ -54,13 +54,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def ranks():
-    """A pool of eight ranks: `ranks.run(4, function, *args)` runs `function(group, *args)` on four of them."""
+    """Start a pool of eight ranks: `ranks.run(4, function, *args)` runs `function(group, *args)` on four of them."""
     with Pool(8) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def small_pools():
-    """The same for tests that leave ranks hanging, which then are started anew: no more of them than a run takes."""
+    """Start pools for tests that leave ranks hanging: each run restarts no more ranks than it takes."""
     with SmallPools() as pools:
         yield pools

@@ -36,7 +36,7 @@ class FakeCuda:
         pass
 
     def __init__(self, gpus: int = 1, nccl: bool = True, free: int = 10**12):
-        """A machine with so many GPUs."""
+        """Imitate a machine with so many GPUs."""
         self.gpus, self.free, self.used, self.pool = gpus, free, None, 0
         self.streams: dict[int, FakeStream] = {}
         self.current = FakeStream(self, is_current=True)
@@ -82,7 +82,7 @@ def fake_cuda(**machine):
 
 @contextmanager
 def on_gpus(group, way: str):
-    """`with on_gpus(group, way) as cupy:` the group's arrays on a device go one of three ways."""
+    """Let the group's arrays on a device go one of three ways, in `with on_gpus(group, way) as cupy:`."""
     with fake_cuda() as cupy:
         group.instruments.device_path = {"staged": lambda: DevicePath(PinnedStaging()), "mpi": lambda: DevicePath(None),
                                          "nccl": lambda: DevicePath(PinnedStaging(), NCCL())}[way]()
@@ -199,13 +199,14 @@ class FakeCommunicator:
 
 
 class Call:
-    """What one rank has told NCCL to do on a stream."""
+    """One rank's call of NCCL on a stream."""
 
     over = False
 
     def __init__(self, communicator, name, codes, send, receive, own, stream, result):
-        """`codes` are alike on all ranks. Where the memory of `send` and `receive` overlaps, send is at the address
-        `own`. `result` is a function of what all ranks have sent [size, sent].
+        """Post the call. `codes` are identical on all ranks; `result` is a function of all that they sent [size, sent].
+
+        Where the memory of `send` and `receive` overlaps, send is at the address `own`.
         """
         comm, self.name, self.send, self.receive, self.result = communicator.comm, name, send, receive, result
         self.mine = send.elements().copy()
@@ -231,7 +232,7 @@ class Call:
             self.send.elements()[...] = self.mine       # which NCCL has yet to read
 
     def arrived(self) -> bool:
-        """Whether it is over. Calls of a stream end in the order in which they began."""
+        """Report whether the call has ended. Calls of a stream end in the order in which they began."""
         if not self.over and self.stream.waiting[0] is self and MPI.Request.Testall(self.requests):
             self.end()
         return self.over

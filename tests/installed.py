@@ -5,7 +5,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def installed(modules):
-    """`import` finds these. (mock.patch.dict would forget what is imported meanwhile, and not all can be so twice.)
+    """Let `import` find these modules.
+
+    (mock.patch.dict would forget modules that are imported meanwhile, and some cannot be imported twice.)
     """
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)

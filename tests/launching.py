@@ -1,4 +1,4 @@
-"""How tests run small programs on ranks: for real, through mpi_impl.launch, from a folder of their own."""
+"""Small programs that tests start on real ranks, through mpi_impl.launch, from a folder of their own."""
 import os
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from reference.errors import UserError
 
 
 def write_program(folder: Path, main: str) -> Path:
-    """A program whose `main()` has this body, in which `rank` is the rank and `wait()` waits for all the others."""
+    """Write a program whose `main()` has this body, in which `rank` is the rank and `wait()` waits for all others."""
     body = textwrap.indent(textwrap.dedent(main), "    ")
     head = "def main():\n    rank, wait = world().rank, world().comm.Barrier\n"
     program = folder / "program.py"
@@ -28,7 +28,7 @@ def write_program(folder: Path, main: str) -> Path:
 
 
 def environment(more: dict[str, str] | None = None) -> dict[str, str]:
-    """This process's environment variables and these, with Shardlab importable from any folder."""
+    """Return this process's environment variables and these; Shardlab can be imported from any folder."""
     return os.environ | {"PYTHONPATH": str(ROOT)} | (more or {})
 
 
@@ -45,7 +45,7 @@ def launch(ranks: int, *program, env: dict[str, str] | None = None) -> subproces
 
 @contextmanager
 def launched(ranks: int, program: Path) -> Iterator[subprocess.Popen]:
-    """The same while it runs; it is ended with the `with` block."""
+    """Yield a running job, and end it with the `with` block."""
     line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(ranks), str(program)]
     pipe = subprocess.PIPE
     with subprocess.Popen(line, env=environment(), stdout=pipe, stderr=pipe, text=True) as job:

@@ -23,23 +23,23 @@ REAL = replace(IDEAL, name="real", efficiency=((8.0, 0.1), (64.0, 0.5), (512.0, 
 
 
 def model_of(L: int, a: int = 4, head: int = 8, s: int = 16, V: int = 96) -> ModelConfig:
-    """A GPT with V words, to which none are padded where t divides V."""
+    """Return a GPT with V tokens; where t divides V, none are padded."""
     return ModelConfig(L, a * head, a, V, s, make_vocab_size_divisible_by=1)
 
 
 @st.composite
 def plans(draw, even: bool = False, most_m: int = 5):
-    """Of a small GPT: any t, p, d, v, m and b, and what is saved. `even`: all stages have as many layers."""
+    """Draw plans of a small GPT: any t, p, d, v, m and b. With `even`, all stages have the same number of layers."""
     t, p, d, b = (draw(st.sampled_from(some)) for some in ((1, 2, 4), (1, 2, 3, 4), (1, 2, 3), (1, 2)))
     v = draw(st.sampled_from((None, 2, 3))) if p > 1 else None
     groups = draw(st.integers(1, most_m))
     m = groups * p if v else draw(st.integers(1, most_m * p))
     stages = p * (v or 1)
     L = stages * draw(st.integers(1, 2)) if even else draw(st.integers(stages, 2 * stages + 1))
-    cut = t > 1 and draw(st.booleans())
+    sharded = t > 1 and draw(st.booleans())
     parallel = ParallelConfig(
         t, p, d, "interleaved" if v else "1f1b", v, zero_stage=draw(st.integers(0, 3 if d > 1 else 0)),
-        sequence_parallel=cut, keep_gathered_inputs=cut and draw(st.booleans()),
-        scatter_gather_tensors_in_pipeline=cut or draw(st.booleans()),
+        sequence_parallel=sharded, keep_gathered_inputs=sharded and draw(st.booleans()),
+        scatter_gather_tensors_in_pipeline=sharded or draw(st.booleans()),
         recompute=Recompute(draw(st.sampled_from(RECOMPUTE))))
     return Plan(model_of(L, draw(st.sampled_from((4, 8))), draw(st.sampled_from((4, 32)))), parallel, m, b)

@@ -52,13 +52,13 @@ def planted(module_name: str, right: str, wrong: str) -> Iterator[None]:
 
 
 def planted_run(group, bug: Bug, function: Callable, *args):
-    """For a pool: `function(group, *args)` on each rank, with the bug planted there."""
+    """Run `function(group, *args)` on a rank of a pool, with the bug planted there."""
     with planted(*bug):
         return function(group, *args)
 
 
 def assert_caught(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable, *args, timeout: float = 30.0) -> None:
-    """`function` passes on n ranks, and with the bug planted it fails."""
+    """Assert that `function` passes on n ranks, and fails with the bug planted."""
     buggy_codes(bug)                # here too, since a stale bug must not count as caught
     pool.run(n, function, *args, timeout=timeout)
     try:
@@ -70,7 +70,7 @@ def assert_caught(pool: Pool | SmallPools, n: int, bug: Bug, function: Callable,
 
 
 def buggy_codes(bug: Bug) -> dict[str, CodeType]:
-    """The code objects of the functions that the bug changes, by qualified name. Imports nothing."""
+    """Return the code objects of the functions that the bug changes, by qualified name. Import nothing."""
     source = source_of(bug.module)
     if (count := source.count(bug.right)) != 1:
         raise StaleBug(f"`{bug.right}` occurs {count} times in {bug.module}, where it should occur once.")
@@ -97,7 +97,7 @@ def source_of(module_name: str) -> str:
 
 
 def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The module's functions and its classes' methods, with their qualified names."""
+    """Yield the module's functions and its classes' methods, with their qualified names."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
             yield prefix + node.name, node
@@ -106,7 +106,7 @@ def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Fun
 
 
 def bodies(tree: ast.Module) -> dict[str, list[str]]:
-    """The bodies of all functions, as text without line numbers. A name that stands twice keeps both."""
+    """Return the bodies of all functions, as text without line numbers. A name that stands twice keeps both."""
     found: dict[str, list[str]] = {}
     for name, node in functions_of(tree):
         found.setdefault(name, []).extend(ast.dump(statement) for statement in node.body)
@@ -114,14 +114,14 @@ def bodies(tree: ast.Module) -> dict[str, list[str]]:
 
 
 def skeleton(tree: ast.Module) -> str:
-    """The module without the bodies of its functions. Empties the tree."""
+    """Return the module without the bodies of its functions. Empty the tree."""
     for _, node in functions_of(tree):
         node.body = []
     return ast.dump(tree)
 
 
 def function_codes(code: CodeType) -> dict[str, CodeType]:
-    """The code objects of a module's functions and of its classes' methods, by qualified name."""
+    """Return the code objects of a module's functions and of its classes' methods, by qualified name."""
     found: dict[str, CodeType] = {}
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -131,7 +131,7 @@ def function_codes(code: CodeType) -> dict[str, CodeType]:
 
 
 def find_function(module: ModuleType, qualified_name: str) -> FunctionType:
-    """The live function, from under its decorators."""
+    """Return the live function, from under its decorators."""
     found: Any = module
     for name in qualified_name.split("."):
         found = inspect.getattr_static(found, name)

@@ -1,4 +1,4 @@
-"""What the tests of the pool run on ranks. It imports little, since they are started again and again."""
+"""Functions that the tests of the pool run on ranks, with few imports, since the ranks start again and again."""
 import ctypes
 import os
 import signal
@@ -72,7 +72,7 @@ def give_a_lambda(group):
 
 
 def split_and_free(group, times):
-    """The size of a part of the group that is made and freed so many times."""
+    """Split off and free a subgroup so many times; return its size."""
     for _ in range(times):
         pair = group.split(group.rank // 2, "pair")
         size = pair.size

@@ -6,7 +6,7 @@ from reference.errors import UserError
 
 
 def pretrain(group, options):
-    """A GPT."""
+    """Pretrain a GPT with these options."""
     PretrainingGPT(parse(options, group.size), group).run()
 
 
@@ -15,7 +15,7 @@ def pretrain_bert(group, options):
 
 
 def refusal(group, act, *args) -> str:
-    """The sentence said in place of `act(group, *args)`, alike on all ranks; "" if it is done."""
+    """Return the sentence that `act(group, *args)` raises, identical on all ranks; "" if it raises none."""
     try:
         act(group, *args)
         said = ""

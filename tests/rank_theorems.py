@@ -1,8 +1,7 @@
-"""Sharded = unsharded on real ranks, a function for each layer: run by every rank of a group, which has t ranks.
+"""Sharded = unsharded on real ranks, a function for each layer: every rank of a group of t ranks runs it.
 
-Rank 0 computes the whole layer with the textbook, for all: where cores are few that is faster than each for itself.
-Each rank computes its own share with the machine, and compares. With `wrap` arrays are of another library: the
-machine's are wrapped, the textbook's are not.
+Rank 0 computes the whole layer with the textbook for all ranks: on few cores that is faster than on each rank. Each
+rank computes its own shard with the machine, and compares. With `wrap` the machine's arrays are of another library.
 """
 import traceback
 
@@ -31,12 +30,12 @@ def as_is(x):
 
 
 def host(x):
-    """What a device array holds; a host array as it is."""
+    """Copy a device array to the host; return a host array as it is."""
     return x if isinstance(x, np.ndarray) else x.get()
 
 
 def wrapped(x, wrap):
-    """Where there is an x."""
+    """Wrap x, unless it is None."""
     return None if x is None else wrap(x)
 
 
@@ -60,14 +59,14 @@ class Share:
         self.grads = self.layout.views(self.flat)
 
     def outside(self, x):
-        """What this rank holds of x [b, s, h] outside the region."""
+        """Return this rank's shard of x [b, s, h] outside the region."""
         return self.wrap(spread(x, self.case)[self.group.rank].copy())
 
     def outside_equals(self, mine, expected, tolerance=1e-11):
         close(host(mine), spread(expected, self.case)[self.group.rank], tolerance)
 
     def gradients_equal(self, expected, tolerance):
-        """The ranks' gradients, joined, are the whole ones; replicated ones are alike; padding got nothing."""
+        """Assert that the ranks' gradients join to the whole, replicated ones are identical, and padding has none."""
         def check(everyone):
             shards = self.case.region.complete([self.layout.views(flat - 1) for flat in everyone], self.tensors)
             trees_close(join(shards, self.tensors), expected, tolerance)
@@ -78,7 +77,7 @@ class Share:
 
 
 def first_checks(group, value, check) -> None:
-    """`check` all ranks' values, on rank 0 alone, which is faster. What it finds wrong fails every rank."""
+    """Call `check` with all ranks' values, on rank 0 alone, which is faster. Its failure fails every rank."""
     everyone, fault = group.comm.gather(value), ""
     if group.rank == 0:
         try:
@@ -238,7 +237,7 @@ def loss_equals_whole(group, case: Case, scale=1.0, wrap=as_is, tolerance=1e-11)
 
 
 def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
-    """BERT's head for masked words."""
+    """Check BERT's head for masked tokens."""
     c = case.model
     tensors = {"head": textbook_heads.masked_lm_tensors(c), "word": textbook_embedding.word_tensor(c)}
 
@@ -264,7 +263,7 @@ def masked_lm_equals_whole(group, case: Case, wrap=as_is, tolerance=1e-11):
 
 
 def model_equals_whole(group, case: Case, recompute: Recompute = KEEP_ALL, wrap=as_is):
-    """The whole model: the losses of all its heads, and every gradient."""
+    """Check the whole model: the losses of all its heads, and every gradient."""
     c, tensors = case.model, textbook_model.model_tensors(case.model)
 
     def whole():

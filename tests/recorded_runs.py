@@ -3,7 +3,7 @@ import numpy as np
 
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.parallel.pipeline import Pipeline
-from mpi_impl.recording.recorder import RecordedSteps, Recorder, description
+from mpi_impl.recording.recorder import RecordedSteps, Recorder, facts_of
 from mpi_impl.recording.recording import Recording, TensorPart, in_memory
 from mpi_impl.training.batches import Batches
 from mpi_impl.training.trainer import Trainer
@@ -49,7 +49,7 @@ def batches_of(of: Case, topology) -> Batches:
 
 
 def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, form: str):
-    """On a rank: what was run, and what this rank has seen."""
+    """Run on a rank; return the facts of the run, and the parts that this rank has seen."""
     with connected(group, plan.parallel(group.size, of)) as topology:
         trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
         if order is not None:
@@ -58,22 +58,22 @@ def recorded(group, of: Case, plan: Plan, order: Schedule | None, steps: int, fo
         for step in range(steps):
             trainer.step(batches.microbatches_of("train", step), BATCH, recorder)
             taken += recorder.pop_parts()
-        return description(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
+        return facts_of(trainer.state, trainer.optimizer.config, BATCH, of.s), taken
 
 
 def record(ranks, n: int, of: Case, plan: Plan = ALONE, order: Schedule | None = None, steps=2, bug: Bug | None = None,
            form="float64") -> Recording:
-    """On n ranks of the pool. With `order` a pipeline's stages do their work in that order."""
+    """Record a run on n ranks of the pool. With `order` a pipeline's stages do their work in that order."""
     job = (recorded, of, plan, order, steps, form)
     found = ranks.run(n, *job) if bug is None else ranks.run(n, planted_run, bug, *job)
     return in_memory(found[0][0], [one for _, taken in found for one in taken])
 
 
 def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
-    """On a rank: a run that is recorded on disk -> what was run, what this rank has seen, and what is said of it."""
+    """Record a run on disk, on a rank; return its facts, the parts that this rank has seen, and the printed lines."""
     with connected(group, plan.parallel(group.size, of)) as topology:
         trainer, batches = trainer_of(of, topology, form), batches_of(of, topology)
-        about, said = description(trainer.state, trainer.optimizer.config, BATCH, of.s), []
+        about, said = facts_of(trainer.state, trainer.optimizer.config, BATCH, of.s), []
         recorded, taken = RecordedSteps(trainer.state, folder, about, said.append), []
         for step in range(steps):
             observer = recorded.observer
@@ -85,10 +85,10 @@ def written(group, of: Case, plan: Plan, folder: str, steps: int, form: str):
 
 
 def bits(recording: Recording) -> dict:
-    """Every tensor's values."""
+    """Return every tensor's values, by key."""
     return {key: bits_of(recording, parts) for key, parts in recording.parts.items()}
 
 
 def bits_of(recording: Recording, parts: list[TensorPart]) -> dict:
-    """Of parts of one tensor."""
+    """Return the bits of the parts of one tensor."""
     return {(part.rank, part.first): np.array(recording.load(part)).tobytes() for part in parts}

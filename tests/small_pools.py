@@ -7,7 +7,7 @@ SIZES = (2, 4, 8)
 
 
 class SmallPools:
-    """As a pool of eight ranks: each run is one of the smallest pool that has as many."""
+    """A pool of eight ranks in parts: each run gets the smallest pool that has enough ranks."""
 
     def __init__(self, program: str = "mpi_impl.launching.pool_rank", largest: int | None = None):
         self.pools, self.program = {size: Pool(size, largest=largest) for size in SIZES}, program

@@ -76,7 +76,7 @@ class Refused(TypeError):
 
 @dataclasses.dataclass
 class Queue:
-    """What the device was told to compute on its current stream, and what the host has waited for: as many things."""
+    """The numbers of computations that the device was given on its current stream, and that the host has waited for."""
 
     launched: int = 0
     finished: int = 0
@@ -122,7 +122,7 @@ LENT: dict[int, list[Lent]] = {}
 
 
 def owner(elements: np.ndarray) -> np.ndarray:
-    """Of the memory that a view shows."""
+    """Return the array that owns the memory of a view."""
     while isinstance(elements.base, np.ndarray):
         elements = elements.base
     return elements
@@ -139,7 +139,7 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
     # --- explicit transfers
 
     def get(self, *, out=None) -> np.ndarray:
-        """A copy on the host, in `out` if it is given."""
+        """Copy to the host, into `out` if it is given."""
         QUEUE.finish()
         if out is None:
             return self._elements.copy()
@@ -164,7 +164,7 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
         self._elements[...] = host
 
     def item(self):
-        """The one element, as a Python number: waits for the device and says so."""
+        """Return the one element as a Python number. Wait for the device, and say so."""
         QUEUE.finish()
         return self._elements.item()
 
@@ -172,12 +172,12 @@ class SpyArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def data(self) -> "Memory":
-        """Where the elements lie."""
+        """Return the memory of the elements."""
         return Memory(self._elements)
 
     @property
     def __cuda_array_interface__(self) -> dict:
-        """For an MPI that is CUDA-aware, which reads the memory at once, whatever the device has yet to do."""
+        """Describe the memory for a CUDA-aware MPI, which reads it immediately, whatever the device has yet to do."""
         if QUEUE.launched > QUEUE.finished:
             raise Refused("A CUDA-aware MPI takes what lies in memory, before the device has put it there: synchronise "
                           "first.")
@@ -283,7 +283,7 @@ def run(name, function, parameters, args, kwargs):
 
 
 def computed(result) -> bool:
-    """Whether the device had something to do for this, as it has not for a view or a shape."""
+    """Report whether the device had to compute this result, as it has not for a view or a shape."""
     return result is None or isinstance(result, np.generic) or (isinstance(result, np.ndarray) and result.base is None)
 
 
@@ -299,13 +299,13 @@ def as_tuple(key):
 
 
 def with_ellipsis(key):
-    """The same key, made to give a view even where NumPy would give a scalar."""
+    """Return a key that gives a view even where NumPy would give a scalar."""
     key = as_tuple(key)
     return key if any(k is Ellipsis for k in key) else (*key, ...)
 
 
 def leaves(value):
-    """What is in nested tuples, lists and dictionaries."""
+    """Yield the elements of nested tuples, lists and dictionaries."""
     if isinstance(value, (tuple, list, dict)):
         for element in value.values() if isinstance(value, dict) else value:
             yield from leaves(element)
@@ -314,7 +314,7 @@ def leaves(value):
 
 
 def replaced(value, old, new):
-    """The same nest of tuples, lists, dictionaries and dataclasses, with `new(x)` for every x of the type `old`."""
+    """Copy a nest of tuples, lists, dictionaries and dataclasses, with `new(x)` for every x of the type `old`."""
     if isinstance(value, old):
         return new(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -330,12 +330,12 @@ def replaced(value, old, new):
 
 
 def to_plain(value):
-    """The elements behind the spies, themselves: for this file alone."""
+    """Return the elements behind the spies, themselves: for this file alone."""
     return replaced(value, SpyArray, lambda spy: spy._elements)
 
 
 def to_spy(value):
-    """NumPy's results as arrays on the device, zero-dimensional ones too; views stay views."""
+    """Return NumPy's results as arrays on the device, zero-dimensional ones too; views stay views."""
     def seen(host):
         spy = SpyArray.__new__(SpyArray)
         spy._elements = np.asarray(host)

@@ -1,4 +1,4 @@
-"""What hypothesis draws for the theorems: a model's sizes, a batch's, and a seed for the numbers in them."""
+"""The strategies of hypothesis for the theorems: sizes of a model and of a batch, with a seed for the numbers."""
 from hypothesis import strategies as st
 
 from reference.config import ARCHITECTURES, ModelConfig, Recompute
@@ -17,8 +17,8 @@ def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), **model_cho
     architecture = draw(st.sampled_from(architectures))
     t = draw(sizes)
     heads = t * draw(st.integers(1, 2))
-    cut = t > 1 and draw(st.booleans(), "sequence parallel")
-    s = t * draw(st.integers(1, 2)) if cut else draw(st.integers(1, 6))
+    sharded = t > 1 and draw(st.booleans(), "sequence parallel")
+    s = t * draw(st.integers(1, 2)) if sharded else draw(st.integers(1, 6))
     pairs, turned = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]))   # of dimensions of a head
     choices = dict(
         num_layers=draw(st.integers(1, 3)), hidden_size=heads * 2 * pairs, rotary_percent=turned / pairs,
@@ -33,10 +33,10 @@ def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), **model_cho
         hidden_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])), attention_dropout=draw(st.sampled_from([0.0, 0.1, 0.5])),
     ) | model_choices
     return Case(t, ModelConfig(**choices), draw(st.integers(1, 3)), s, draw(st.integers(0, 2**32 - 1)), integers,
-                cut, cut and draw(st.booleans(), "keep gathered inputs"))
+                sharded, sharded and draw(st.booleans(), "keep gathered inputs"))
 
 
 def recomputes():
-    """Every way to keep less of the activations, and none."""
+    """Draw any Recompute, `none` included."""
     return st.one_of(st.sampled_from([Recompute(), Recompute("selective")]),
                      st.builds(Recompute, st.just("full"), st.sampled_from(["uniform", "block"]), st.integers(1, 3)))

@@ -1,4 +1,4 @@
-"""Without what notebooks, tests and labs need besides, everything else works: `pip install ".[mpich]"` is enough."""
+"""The base install: `pip install ".[mpich]"` is enough for everything but notebooks, tests and labs."""
 import subprocess
 import sys
 
@@ -59,7 +59,7 @@ def python(tmp_path):
 
 
 def test_what_a_base_install_lacks():
-    """What only the other extras bring; and nothing that a dependency of the base brings along."""
+    """Only packages of the other extras are blocked, and no dependency of the base."""
     assert {"IPython", "ipywidgets", "jupyter_client", "nbformat", "nbgrader", "jupytext", "pytest"} <= lacking()
     assert not {"numpy", "mpi4py", "matplotlib", "PIL", "tokenizers", "scipy"} & lacking()
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of the planner compute from what they measure; and that all they measure can be run."""
+"""The planner's benchmarks: their computations from measurements, and that all their measurements can run."""
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -44,7 +44,7 @@ def test_the_factors_of_times_that_are_such_sums_are_found(factors):
 
 
 def seconds(hardware, shard) -> tuple[float, float]:
-    """Forward and backward of a shard, alone: what the model of time says, less the messages."""
+    """Return the seconds of a shard's forward and backward by the model of time, without messages."""
     plan = Plan(shard.model, ParallelConfig(shard.t), m=1, b=shard.b)
     work = work_of(plan, hardware, shard.L, first=True, last=True)
     return tuple(sum(part.products + part.kernels for part in parts) for parts in (work[:1], work[1:]))
@@ -75,7 +75,7 @@ def test_the_sizes_tell_the_factors_apart():
 
 
 def test_ranks_take_the_steps_of_a_plan_on_either_clock(ranks):
-    """As many as are asked for, of which some do not count; the slowest rank's time is everyone's."""
+    """The slowest rank's time is every rank's."""
     model = ModelConfig(2, 16, 2, 32, 8, hidden_dropout=0, attention_dropout=0)
     for virtual in (False, True):
         found = ranks.run(4, steps.step_seconds, Plan(model, ParallelConfig(2, 2), m=2), virtual, 2)
@@ -92,7 +92,7 @@ def test_the_verdict_counts_errors_and_pairs():
 
 def test_every_topology_is_another_and_there_are_twelve_at_least():
     plans = [predict.plan_of(topology) for topology in predict.TOPOLOGIES]
-    assert len({predict.named(plan) for plan in plans}) == len(plans) >= 12
+    assert len({predict.label(plan) for plan in plans}) == len(plans) >= 12
     assert all(plan.m * plan.b * plan.parallel.data_parallel_size == predict.B for plan in plans)
     assert {kind for plan in plans for kind, size in zip("tpd", predict.shape_of(plan)) if size > 1} == set("tpd")
 
@@ -109,9 +109,9 @@ def test_a_slower_machine_is_slower_in_all_but_messages():
     plan = predict.plan_of((2, 2, 1, 4, {}))
     free = replace(BARE, inside=Link(0, np.inf), between=Link(0, np.inf), overhead=(1e-3, 2e-3),
                    passes=load("dgx-a100").passes)
-    times = [predict.step_time(plan, hardware).total for hardware in (free, predict.slowed(free, 1.7))]
+    times = [predict.step_time(plan, hardware).total for hardware in (free, predict.slow_down(free, 1.7))]
     assert times[1] == pytest.approx(1.7 * times[0])
-    assert predict.slowed(BARE, 1.7).inside == BARE.inside
+    assert predict.slow_down(BARE, 1.7).inside == BARE.inside
 
 
 @pytest.mark.parametrize("kind", "tpd")
@@ -132,7 +132,7 @@ def test_scaling_holds_each_rank_against_one_on_the_same_clock(monkeypatch):
     perfectly, every share is 1.
     """
     def measure(plans, turns, each, virtual):
-        return [[steps.Measured(slow * (1 + fake) * flops_of_step(plan) / plan.parallel.world_size, slow)
+        return [[steps.StepTimes(slow * (1 + fake) * flops_of_step(plan) / plan.parallel.world_size, slow)
                  for slow in (1.0, 3.0, 0.5)] for plan, fake in zip(plans, virtual)]
 
     monkeypatch.setattr(measured_scaling, "measure", measure)

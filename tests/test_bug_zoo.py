@@ -22,10 +22,10 @@ from tests.mpi_impl.test_zero import no_gradient_outlives_its_use, units_come_an
 from tests.planted import Bug, assert_caught, planted
 from tests.training_theorems import Plan
 
-# Four heads on two ranks; 10 words, so that the second rank's table ends in padding.
+# Four heads on two ranks; 10 tokens, so that the second rank's table ends in padding.
 MODEL = ModelConfig(2, 16, 4, 10, 6, make_vocab_size_divisible_by=3)
 CASE = Case(2, MODEL, 2, 5, seed=7)
-CUT = Case(2, MODEL, 2, 6, seed=7, sequence_parallel=True)      # each of two ranks has three positions
+SHARDED = Case(2, MODEL, 2, 6, seed=7, sequence_parallel=True)      # each of two ranks has three positions
 TRAINING = (CASE, 2, 2)   # steps, microbatches
 FULL, IN_PAIRS = Recompute("full"), Recompute("full", "uniform", 2)
 
@@ -62,13 +62,13 @@ ON_RANKS: dict[str, tuple] = {
         Bug("mpi_impl.layers.embedding", "local_ids(tokens, region.rank * len(p.word),",
             "local_ids(tokens, region.rank * len(p.word) + 1,"),
         rank_theorems.embedding_equals_whole, CASE),
-    "words of other ranks not zeroed": (
+    "tokens of other ranks not zeroed": (
         Bug("mpi_impl.layers.embedding", "lookup(ids, p.word) * held[..., None]", "lookup(ids, p.word)"),
         rank_theorems.embedding_equals_whole, CASE),
-    "the gradient of words of other ranks kept": (
+    "the gradient of tokens of other ranks kept": (
         Bug("mpi_impl.layers.embedding", "lookup_backward(dx * held[..., None], ", "lookup_backward(dx, "),
         rank_theorems.embedding_equals_whole, CASE),
-    "padding not masked": (          # it takes probability from the real words
+    "padding not masked": (          # it takes probability from the real tokens
         Bug("reference.layers.embedding", "logits[..., real:] = -np.inf", "pass"),
         rank_theorems.logits_equal_whole, CASE),
     # the loss
@@ -86,7 +86,7 @@ ON_RANKS: dict[str, tuple] = {
             "return [microbatches[0].tokens.size]"),
         training_theorems.training_equals_one_process, *TRAINING),
     # attention
-    "QKV cut across, not by heads": (    # [Q | K | V] in two: the first rank gets Q and half of K
+    "QKV split across, not by heads": (              # [Q | K | V] in two: the first rank gets Q and half of K
         Bug("reference.params", "return np.split(np.pad(x, padding), t, tensor.split)[rank]",
             "return (np.split(np.pad(x, padding), t, tensor.split)[rank] if x.ndim < 4 else\n"
             "            np.split(x.reshape(len(x), -1), t, 1)[rank].reshape(tensor.local_shape(t)))"),
@@ -98,33 +98,33 @@ ON_RANKS: dict[str, tuple] = {
     "an all-gather without its reduce-scatter": (    # each rank's own positions, of its own partial sum alone
         Bug("mpi_impl.comm.mappings", "return self.group.reduce_scatter(dx, SEQUENCE, reason)",
             "n = dx.shape[1] // self.size\n        return dx[:, self.rank * n:(self.rank + 1) * n]"),
-        rank_theorems.mlp_equals_whole, CUT),
-    "a reduce-scatter of what is alike already": (   # it is summed once more: t times too large
+        rank_theorems.mlp_equals_whole, SHARDED),
+    "a reduce-scatter of identical arrays": (        # it is summed once more: t times too large
         Bug("mpi_impl.layers.embedding", 'region.leave(partial, "embedding output")',
             'region.leave(region.group.all_reduce(partial, "words"), "embedding output")'),
-        rank_theorems.embedding_equals_whole, CUT),
+        rank_theorems.embedding_equals_whole, SHARDED),
     "a reduce-scatter backward, too": (              # of dy, which holds the rank's own positions only
         Bug("mpi_impl.comm.mappings", "return self.group.all_gather(dy, SEQUENCE, reason)",
             "return self.group.reduce_scatter(self.group.all_gather(dy, SEQUENCE, reason).repeat(self.size, 1), "
             "SEQUENCE, reason)"),
-        rank_theorems.attention_equals_whole, CUT),
+        rank_theorems.attention_equals_whole, SHARDED),
     "every rank's positions begin at 0": (
         Bug("mpi_impl.layers.embedding", "p.position[first + positions.start:first + positions.stop]",
             "p.position[:x.shape[1]]"),
-        rank_theorems.embedding_equals_whole, CUT),
+        rank_theorems.embedding_equals_whole, SHARDED),
     "the gradient of positions that other ranks have": (
         Bug("mpi_impl.layers.embedding", "grads.position[region.positions(dx)] +=", "grads.position[:dx.shape[1]] +="),
-        rank_theorems.embedding_equals_whole, CUT),
+        rank_theorems.embedding_equals_whole, SHARDED),
     # dropout
     "one mask for the heads of all ranks": (         # Megatron's common state, used inside: draws that repeat t times
         Bug("mpi_impl.layers.attention", "first_head=region.rank * q.shape[2]", "first_head=0"),
         rank_theorems.attention_equals_whole, CASE),
-    "another mask on each rank, outside": (          # the rank's own state: what should be alike drifts apart
+    "another mask on each rank, outside": (          # the rank's own state: identical activations drift apart
         Bug("mpi_impl.layers.block", "dropout.hidden(site,", "dropout.at(dropout.layer + region.rank).hidden(site,"),
         rank_theorems.block_equals_whole, CASE),
     "one mask for the positions of all ranks": (
         Bug("mpi_impl.layers.block", "dropout.hidden(site, region.positions(x).start)", "dropout.hidden(site)"),
-        rank_theorems.block_equals_whole, CUT),
+        rank_theorems.block_equals_whole, SHARDED),
     "one mask for all layers": (
         Bug("mpi_impl.models.stage", "region, context.at(layer))", "region, context.at(0))"),
         rank_theorems.model_equals_whole, CASE),
@@ -138,19 +138,19 @@ ON_RANKS: dict[str, tuple] = {
     "a group's layers backward in the order of the forward": (
         Bug("mpi_impl.models.stage", "for layer in reversed(layers):", "for layer in layers:"),
         rank_theorems.model_equals_whole, CASE, IN_PAIRS),
-    "nothing dropped when it is computed again": (
+    "a recomputed layer without dropout": (
         Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace(dropout=None))"),
         rank_theorems.model_equals_whole, CASE, FULL),
-    "something else dropped when it is computed again": (    # a state that has moved on
+    "a recomputed layer with another mask": (        # a state that has moved on
         Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace("
             "dropout=cache.context.dropout and cache.context.dropout.__class__(c, 1, 1)))"),
         rank_theorems.model_equals_whole, CASE, IN_PAIRS),
-    "caches kept, though they are computed again": (         # right, and nothing is saved
+    "caches kept, though they are recomputed": (     # right, and nothing is saved
         Bug("mpi_impl.models.stage", "LayersCache(layers, None, x) if", "LayersCache(layers, caches, x) if"),
         only_inputs_are_kept, CASE, FULL),
     "caches there while the next ones are made": (
         Bug("mpi_impl.models.stage", "        if keep:\n", "        if True:\n"), only_inputs_are_kept, CASE, FULL),
-    "the core kept, though it is computed again": (
+    "the core kept, though it is recomputed": (
         Bug("mpi_impl.layers.attention", "inputs if context.recompute.selective else core", "core"),
         only_inputs_are_kept, CASE, Recompute("selective")),
     # gradients and optimizer
@@ -177,7 +177,7 @@ ON_RANKS: dict[str, tuple] = {
 
 @pytest.fixture(scope="module")
 def ranks(small_pools):
-    """Many bugs leave ranks hanging."""
+    """Return small pools, since many bugs leave ranks hanging."""
     return small_pools
 
 
@@ -188,38 +188,38 @@ def test_on_ranks(ranks, name):
     assert_caught(ranks, CASE.t * replicas, bug, theorem, *args)
 
 
-def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4, cut=False, layers=9, **plan):
-    """Two steps of a model of nine layers, with clipping at work: the ranks that it takes, theorem and arguments."""
+def trained(schedule="1f1b", chunks=None, t=1, p=2, d=1, m=4, sequence_parallel=False, layers=9, **plan):
+    """Return ranks, theorem and arguments: two steps of a model of nine layers, whose gradients are clipped."""
     model = ModelConfig(layers, 8, 2, 10, 6, make_vocab_size_divisible_by=3)
-    case = Case(t, model, 2, 6 if cut else 5, seed=7, sequence_parallel=cut)
+    case = Case(t, model, 2, 6 if sequence_parallel else 5, seed=7, sequence_parallel=sequence_parallel)
     return (t * p * d, training_theorems.training_equals_one_process, case, 2, m, 0.05,
             training_theorems.Plan(p, schedule, chunks, bucket_size=300, **plan))
 
 
 def small(d=1, p=1, m=2, **choices):
-    """The same of a model of three layers, without a pipeline."""
+    """Return the same for a model of three layers, without a pipeline."""
     return trained(d=d, p=p, m=m, layers=3, **choices)
 
 
 def zero(stage, **choices):
-    """The same on two replicas that divide the work."""
+    """Return the same for two replicas that shard the states."""
     return small(d=2, zero_stage=stage, **choices)
 
 
 def observed(theorem, stage, **choices):
-    """A theorem on what two replicas hold, of that model."""
+    """Return another theorem, about the states that two replicas hold, with its arguments."""
     _, _, case, *_, plan = zero(stage, **choices)
     return 2, theorem, case, 2, plan
 
 
 def run(theorem, *work, t=1, p=2, schedule="1f1b", chunks=None):
-    """Another theorem on that model, without replicas."""
+    """Return another theorem on the model of `trained`, without replicas, with its arguments."""
     _, _, case, _, m, _, plan = trained(schedule, chunks, t, p)
     return t * p, theorem, case, *(work or [m]), plan
 
 
 def played(schedule, t=1, shape=(2, 3, 4)):
-    """A schedule without a model."""
+    """Return a theorem on a schedule without a model, with its arguments."""
     return t * schedule.p, every_message_arrives, schedule, ParallelConfig(t, schedule.p), shape, "d"
 
 
@@ -280,7 +280,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.training.batches", "topology.place.pipeline in (0, topology.pipeline.size - 1)",
             "topology.place.pipeline == 0"), *run(training_theorems.ledger_equals_formulas, PassCounts(2, 8, 0, 0))),
     # messages
-    "no tags": (                                                 # in a V a rank's neighbour sends both ways at once
+    "no tags": (                                                 # in a V neighbours send both ways at the same time
         Bug("mpi_impl.parallel.pipeline", TAG, "return 0"), *trained("zb-v")),
     "tags without the microbatch": (                             # right as long as ranks keep them in one order
         Bug("mpi_impl.parallel.pipeline", TAG, 'return 2 * action.stage + (action.kind == "F")'), *played(TURNED)),
@@ -305,7 +305,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
             "        self.sent.append(self.group.post_send(y, step.to,"),
         *run(training_theorems.ledger_equals_formulas, PassCounts(1, 4, 0, 0), t=2)),
     # weight gradients, put off by I
-    "W forgets the last of what I held": (
+    "W forgets the last product that I deferred": (
         Bug("mpi_impl.parallel.sinks", "in self.calls:", "in self.calls[:-2]:"), *trained("zb-h1")),
     "W does nothing": (
         Bug("mpi_impl.parallel.passes", "self.deferred.pop((action.stage, action.microbatch)).drain()",
@@ -328,32 +328,32 @@ IN_A_PIPELINE: dict[str, tuple] = {
     # sequence parallelism: what is on every rank was applied to its own positions, so gradients are partial sums
     "gradients of replicated tensors not summed": (              # and each rank's norms go another way
         Bug("mpi_impl.parallel.model_state", "if self.topology.config.sequence_parallel:", "if False:"),
-        *small(t=2, cut=True)),
-    "those of the biases forgotten": (
+        *small(t=2, sequence_parallel=True)),
+    "the biases' gradients not summed": (
         Bug("mpi_impl.parallel.model_state", REPLICATED, f'{REPLICATED} and not piece.of.name.endswith("b_out")'),
-        *small(t=2, cut=True)),
-    "those of the norms forgotten": (
+        *small(t=2, sequence_parallel=True)),
+    "the norms' gradients not summed": (
         Bug("mpi_impl.parallel.model_state", REPLICATED, f'{REPLICATED} and "layernorm" not in piece.of.name'),
-        *small(t=2, cut=True)),
-    "those of the positions forgotten": (
+        *small(t=2, sequence_parallel=True)),
+    "the positions' gradients not summed": (
         Bug("mpi_impl.parallel.model_state", REPLICATED, f'{REPLICATED} and "position" not in piece.of.name'),
-        *small(t=2, cut=True)),
+        *small(t=2, sequence_parallel=True)),
     "split tensors' gradients summed, too": (                    # columns of one rank to columns of another
-        Bug("mpi_impl.parallel.model_state", REPLICATED, "True"), *small(t=2, cut=True)),
-    "what is cut already cut once more on its way": (            # a receiver gets parts of other positions
+        Bug("mpi_impl.parallel.model_state", REPLICATED, "True"), *small(t=2, sequence_parallel=True)),
+    "a sharded activation scattered once more": (                # a receiver gets parts of other positions
         Bug("reference.config", "whole = self.sequence_parallel or not self", "whole = not self"),
-        *trained(t=2, cut=True)),
+        *trained(t=2, sequence_parallel=True)),
     # dropout
-    "every microbatch drops alike": (
+    "every microbatch draws the same mask": (
         Bug("mpi_impl.training.trainer", "samples_of(replica, k, d, b).start", "samples_of(replica, 0, d, b).start"),
         *small()),
-    "every replica drops alike": (
+    "every replica draws the same mask": (
         Bug("mpi_impl.training.trainer", "samples_of(replica, k, d, b).start", "samples_of(0, k, d, b).start"),
         *small(d=2)),
-    "every step drops alike": (
+    "every step draws the same mask": (
         Bug("mpi_impl.training.trainer", "self.state.seed, self.iteration, sample",
             "self.state.seed, 1, sample"), *small()),
-    "an evaluation drops": (
+    "an evaluation with dropout": (
         Bug("mpi_impl.parallel.passes", "[EVALUATION] * len(microbatches)",
             "[LayerContext(__import__('reference.dropout').dropout.Dropout(model, 1, 1))] * len(microbatches)"),
         *small()),
@@ -381,7 +381,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         Bug("mpi_impl.parallel.zero", "            flat[...] = 0\n", ""), *zero(2, p=2, schedule="zb-h2", m=4)),
     "the tied table in a bucket with others": (                  # one stage sums its first half, the other its second
         Bug("reference.parallel.layout", " or ALONE in (unit, units[-1])", ""), *zero(1, p=2)),
-    "far shards not stored": (                                   # the copy that was loaded has changed, and is gone
+    "offloaded shards not stored": (                             # the copy that was loaded has changed, and is gone
         Bug("mpi_impl.training.optimizer", "buffer.store(place, values)", "pass"), *zero(1, cpu_offload=True)),
     # what was whole for a while, and stays: right results, and no memory saved
     "a name that keeps a block": (
@@ -389,7 +389,7 @@ IN_A_PIPELINE: dict[str, tuple] = {
         *observed(units_come_and_go, 3, recompute=Recompute("full", "uniform", 3))),
     "a name that keeps the tables": (
         Bug("mpi_impl.models.stage", "del tables ", "pass "), *observed(units_come_and_go, 3)),
-    "nothing on its way": (                                      # right, and every block waits for its parameters
+    "nothing prefetched": (                                      # right, and every block waits for its parameters
         Bug("mpi_impl.models.units", "units[following].prefetch()", "pass"), *observed(units_come_and_go, 3)),
     "whole gradients kept": (
         Bug("mpi_impl.parallel.zero", "del self.whole[bucket]", "pass"), *observed(no_gradient_outlives_its_use, 2)),
@@ -430,37 +430,37 @@ ORIGINAL = replace(BERT, apply_residual_connection_post_layernorm=True)
 CHOICE = replace(BERT, heads=("choice",))
 
 
-def of_bert(theorem, *args, model=BERT, cut=False):
-    """A theorem about a BERT on two ranks."""
-    return 2, theorem, replace(CUT if cut else CASE, model=model), *args
+def of_bert(theorem, *args, model=BERT, sequence_parallel=False):
+    """Return a theorem about a BERT on two ranks, with its arguments."""
+    return 2, theorem, replace(SHARDED if sequence_parallel else CASE, model=model), *args
 
 
-def trained_bert(p=1, d=1, m=2, model=BERT, cut=False, layers=3, **plan):
-    """The main theorem about it: on two ranks that share its layers or its replicas, or on more."""
-    n, theorem, case, *args = trained(p=p, d=d, m=m, cut=cut, layers=layers, **plan)
+def trained_bert(p=1, d=1, m=2, model=BERT, sequence_parallel=False, layers=3, **plan):
+    """Return the main theorem about a BERT, on the ranks of a pipeline and of replicas."""
+    n, theorem, case, *args = trained(p=p, d=d, m=m, sequence_parallel=sequence_parallel, layers=layers, **plan)
     return n, theorem, replace(case, model=replace(model, num_layers=layers)), *args
 
 
 OF_BERT: dict[str, tuple] = {
     # what counts in the loss
-    "a mean of the replicas' means": (                           # each has masked another number of words
+    "a mean of the replicas' means": (                           # each has masked another number of tokens
         Bug("mpi_impl.training.trainer",
             'self.topology.data.all_reduce(to_host(mine).astype(np.float64), "weights of the losses")',
             "to_host(mine).astype(np.float64) * self.topology.data.size"), *trained_bert(d=2)),
     "a mean of the microbatches' means": (
         Bug("mpi_impl.parallel.passes", "[weights / total for weights,",
             "[weights / max(weights.sum(), 1) / len(self.microbatches) for weights,"), *trained_bert()),
-    "words that were not masked count": (
+    "tokens that were not masked count": (
         Bug("mpi_impl.parallel.passes", "[weights / total for weights,", "[(0 * weights + 1) / total for weights,"),
         *trained_bert()),
     # padding
-    "padding is looked at": (
+    "padding is attended to": (
         Bug("mpi_impl.layers.attention", "causal, site, context.lengths)", "causal, site)"),
         *of_bert(rank_theorems.attention_equals_whole, False)),
-    "padding is looked at when a layer is computed again": (
+    "padding is attended to in a recomputed layer": (
         Bug("mpi_impl.models.stage", "region, cache.context)", "region, cache.context._replace(lengths=None))"),
         *of_bert(rank_theorems.model_equals_whole, FULL)),
-    "a stage in the middle is not told of padding": (            # that it needs no words is true of a GPT
+    "a stage in the middle does not get the lengths": (          # it needs no tokens, which is enough for a GPT
         Bug("mpi_impl.training.batches", "not model.causal or topology.place.pipeline in",
             "topology.place.pipeline in"),
         3, training_theorems.ledger_equals_formulas, replace(CASE, t=1, model=replace(BERT, num_layers=3)),
@@ -472,21 +472,21 @@ OF_BERT: dict[str, tuple] = {
     # token types
     "token types of the first positions on every rank": (
         Bug("mpi_impl.layers.embedding", "token_types[:, positions]", "token_types[:, :x.shape[1]]"),
-        *of_bert(rank_theorems.embedding_equals_whole, cut=True)),
+        *of_bert(rank_theorems.embedding_equals_whole, sequence_parallel=True)),
     "one token type gets the gradient of both": (
         Bug("mpi_impl.layers.embedding", "[~second, second]", "[second | True, second]"),
         *of_bert(rank_theorems.embedding_equals_whole)),
     # heads
     "every rank's first position is [CLS]": (
         Bug("mpi_impl.comm.mappings", "return self.group.broadcast(y, reason)", "return y"),
-        *of_bert(rank_theorems.model_equals_whole, cut=True)),
+        *of_bert(rank_theorems.model_equals_whole, sequence_parallel=True)),
     "every rank's first position learns what [CLS] does": (
         Bug("mpi_impl.comm.mappings", "return dy if self.rank == 0 else np.zeros_like(dy)", "return dy"),
-        *of_bert(rank_theorems.model_equals_whole, cut=True, model=CHOICE)),
+        *of_bert(rank_theorems.model_equals_whole, sequence_parallel=True, model=CHOICE)),
     "one head's gradient in the place of the other's": (
         Bug("mpi_impl.models.bert", "dnormed += lm_loss_backward(", "dnormed = lm_loss_backward("),
         *of_bert(rank_theorems.model_equals_whole)),
-    "the bias of the first words on every rank": (
+    "the bias of the first tokens on every rank": (
         Bug("mpi_impl.layers.heads", "    logits += p.bias  ",
             "    logits += region.group.broadcast(p.bias.copy(), 'bias')  "),
         *of_bert(rank_theorems.masked_lm_equals_whole)),
@@ -579,7 +579,7 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
         Bug("reference.layers.cross_entropy", "shifted = shard - highest[..., None]",
             "shifted = shard - shard.max(-1, keepdims=True)"),
         textbook_theorems.losses_agree, CASE),
-    "QKV cut across, not by heads": (
+    "QKV split across, not by heads": (
         Bug("reference.params", "return np.split(np.pad(x, padding), t, tensor.split)[rank]",
             "return (np.split(np.pad(x, padding), t, tensor.split)[rank] if x.ndim < 4 else\n"
             "            np.split(x.reshape(len(x), -1), t, 1)[rank].reshape(tensor.local_shape(t)))"),
@@ -589,27 +589,25 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
             "np.full_like(microbatch, 1 / microbatch.size)"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "replicas' gradients not summed": (
-        Bug("reference.parallel.data_parallel",
-            "tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))\n",
-            "tree\n"),
+        Bug("reference.parallel.data_parallel", "return [total for _ in trees]", "return trees"),
         textbook_theorems.replicas_equal_one_process, CASE, 2, 1),
     "gradients of replicated tensors not summed": (      # though each rank has seen its own positions only
         Bug("reference.comm.mappings", "parts[rank] if tensor.split is not None", "parts[rank] if True"),
-        textbook_theorems.mlp_equals_whole, CUT),
+        textbook_theorems.mlp_equals_whole, SHARDED),
     "every rank's positions begin at 0": (
         Bug("reference.layers.embedding", "xs[rank] + p.position[positions]",
             "xs[rank] + p.position[:positions.stop - positions.start]"),
-        textbook_theorems.embedding_equals_whole, CUT),
+        textbook_theorems.embedding_equals_whole, SHARDED),
     "one mask for the positions of all ranks": (
         Bug("reference.layers.block", "dropout.hidden(site, positions.start)", "dropout.hidden(site)"),
-        textbook_theorems.block_equals_whole, CUT),
+        textbook_theorems.block_equals_whole, SHARDED),
     "one mask for the heads of all ranks": (
         Bug("reference.layers.attention", "first_head=rank * p.b_qkv.shape[1]", "first_head=0"),
         textbook_theorems.attention_equals_whole, CASE),
     "the output kept, where the input is needed": (
         Bug("reference.models.stage", "LayersCache(layers, None, xs) if", "LayersCache(layers, None, ys) if"),
         textbook_theorems.model_equals_whole, CASE, FULL),
-    "nothing dropped when it is computed again": (
+    "a recomputed layer without dropout": (
         Bug("reference.models.stage", "region, cache.context)", "region, cache.context._replace(dropout=None))"),
         textbook_theorems.model_equals_whole, CASE, FULL),
     "the gradient past a norm forgotten": (
@@ -619,7 +617,7 @@ IN_THE_TEXTBOOK: dict[str, tuple] = {
     "every rank's first position is [CLS]": (
         Bug("reference.models.bert", "loss = region.of_first_position(list(found))[0]",
             "loss = sum(found) / len(found)"),
-        textbook_theorems.model_equals_whole, replace(CUT, model=BERT)),
+        textbook_theorems.model_equals_whole, replace(SHARDED, model=BERT)),
     "a residual forgotten backward": (
         Bug("reference.layers.block", "return dx + dy, grads", "return dx, grads"),
         textbook_theorems.gradients_are_derivatives, CASE),

@@ -1,4 +1,4 @@
-"""What is made from pyproject.toml, or repeats a line of it, agrees with it."""
+"""The files that are made from pyproject.toml, or repeat a line of it, agree with it."""
 import copy
 import re
 import tomllib
@@ -26,7 +26,7 @@ def test_environments_for_conda_are_up_to_date(path):
 
 
 def conda_and_pip(text: str) -> tuple[list[str], list[str]]:
-    """The dependencies of an environment for conda: those of its channel, and those of pip."""
+    """Return a conda environment's dependencies: those of its channel, and those of pip."""
     dependencies = yaml.safe_load(text)["dependencies"]
     by_pip = [one["pip"] for one in dependencies if isinstance(one, dict)]
     return [one for one in dependencies if isinstance(one, str)], sum(by_pip, [])

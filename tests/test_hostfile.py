@@ -1,4 +1,4 @@
-"""A host file is read in one format, filled in order, and written for whichever MPI; what is wrong is a sentence."""
+"""A host file is read in either format, filled in order, and written for any MPI; what is wrong gets a sentence."""
 import json
 import os
 import sys
@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.launching import hostfile
-from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, filled, is_here, parse_line, read_hosts,
-                                         written_for)
-from mpi_impl.launching.launch import exported, launch_environment, launcher, machinefile, mpi_vendor
+from mpi_impl.launching.hostfile import (OTHER_MEANS, Host, check_reachable, fill_hosts, format_for, is_here,
+                                         parse_line, read_hosts)
+from mpi_impl.launching.launch import export_arguments, launch_environment, launcher, machinefile, mpi_vendor
 from reference.errors import UserError
 from tests.launching import command, launch, write_program
 
@@ -22,12 +22,12 @@ HOSTS = st.lists(st.tuples(st.from_regex("[a-z][a-z0-9.-]{0,5}", fullmatch=True)
 
 @given(HOSTS, st.sampled_from(["MPICH", "Open MPI", "Intel MPI"]), st.data())
 def test_a_file_of_either_kind_is_read_and_written_for_any_mpi(tmp_path_factory, hosts, vendor, data):
-    """Comments, blank lines and spaces are nothing; and what is written for a launcher reads as the same hosts."""
+    """Comments, blank lines and spaces do not count; and a file written for a launcher reads as the same hosts."""
     path = tmp_path_factory.getbasetemp() / "hosts"
     spellings = ["{} slots={}", "{}:{}", "  {}\tslots = {}  # four", "# who\n\n{}:{}"]
     path.write_text("\n".join(data.draw(st.sampled_from(spellings)).format(*host) for host in hosts) + "\n")
     assert read_hosts(str(path)) == hosts
-    path.write_text(written_for(vendor, hosts))
+    path.write_text(format_for(vendor, hosts))
     assert read_hosts(str(path)) == hosts
     assert ("slots=" in path.read_text()) == (vendor == "Open MPI")
 
@@ -37,7 +37,7 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     """The i-th rank is on the host of the i-th slot; a host that gets no rank is not named."""
     slots = [host.name for host in hosts for _ in range(host.slots)]
     ranks = data.draw(st.integers(1, len(slots)))
-    assert [host.name for host in filled(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
+    assert [host.name for host in fill_hosts(hosts, ranks, "hosts") for _ in range(host.slots)] == slots[:ranks]
 
 
 @pytest.mark.parametrize("text, sentence", [
@@ -49,7 +49,7 @@ def test_hosts_are_filled_one_after_the_other(hosts, data):
     ("node1:-1\n", "gives node1 -1 slots, but"),
     ("node1:two\n", "gives node1 two slots, but"),
     ("node1 slots=1.5\n", "gives node1 1.5 slots, but"),
-    ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4', but a line has a host and its slots and no"),
+    ("node1:4\n\nnode2 max_slots=4\n", "line 3 is 'node2 max_slots=4', but a line has only a host and its slots"),
     ("me@node1:4\n", "line 1 is 'me@node1:4', but a line"),
     ("node1:2\nnode2:2\nnode1:2\n", "names the host node1 2 times. Give it one line, with all of its slots."),
     ("node1:2\nnode2:1\n", "have 3 slots in all. Start fewer ranks, or give the hosts more slots."),
@@ -59,7 +59,7 @@ def test_nonsense_is_a_sentence(tmp_path, text, sentence):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError) as refused:
-        filled(read_hosts(str(path)), 4, str(path))
+        fill_hosts(read_hosts(str(path)), 4, str(path))
     assert f"--hostfile {path}" in str(refused.value) and sentence in str(refused.value)
 
 
@@ -70,7 +70,7 @@ def test_it_is_said_before_anything_starts(tmp_path):
 
 
 def test_a_line_is_named_where_it_is_wrong():
-    with pytest.raises(UserError, match=r"^here is 'node1 4', but a line has a host"):
+    with pytest.raises(UserError, match=r"^here is 'node1 4', but a line has only a host"):
         parse_line("node1 4", "here")
 
 
@@ -97,7 +97,7 @@ def test_a_host_that_does_not_answer_is_a_sentence(tmp_path, monkeypatch):
 
 
 def use_ssh(folder, monkeypatch, script: str) -> None:
-    """Let this be what ssh does."""
+    """Replace ssh by a script."""
     (folder / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -155,8 +155,8 @@ def test_ssh_is_told_to_ask_nothing_and_open_mpi_what_to_take_along(monkeypatch)
     assert "PRTE_MCA_plm_ssh_args" not in launch_environment("Open MPI", 4)
     environment = launch_environment("MPICH", 4, True)
     assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
-    assert exported("MPICH", environment) == []
-    names = exported("Open MPI", environment)[1::2]
+    assert export_arguments("MPICH", environment) == []
+    names = export_arguments("Open MPI", environment)[1::2]
     assert {"PYTHONPATH", "GLIBC_TUNABLES", "SHARDLAB_WORLD_SIZE"} <= set(names) and "HOSTNAME" not in names
 
 

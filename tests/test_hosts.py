@@ -34,7 +34,7 @@ OPTIONS = """--num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-lengt
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """The hosts, with a host file for either, and something to learn."""
+    """Start the hosts, with host files and a corpus."""
     folder = tmp_path_factory.mktemp("hosts")
     write_indexed(folder / "tokens", [np.arange(5000) % 20], 21)
     (folder / "hostfile").write_text("alpha slots=2    # where commands are given\nbeta:2\n")
@@ -52,25 +52,25 @@ def launched(two, *arguments, hosts: str | None = "hostfile", **settings) -> sub
 
 
 def ended(job: subprocess.Popen) -> tuple[int, str, str]:
-    """-> its status, output and errors; a job that hangs fails the test."""
+    """Return a job's status, output and errors. A job that hangs fails the test."""
     output, errors = job.communicate(timeout=PATIENCE)
     return job.returncode, output, errors
 
 
 def given(two) -> list:
-    """The options that all runs have in common."""
+    """Return the options that all runs have in common."""
     return [*OPTIONS, "--data-path", two.folder / "tokens"]
 
 
 def trained(two, *options, hosts: str | None = "hostfile") -> str:
-    """The output of a run that ends well."""
+    """Return the output of a run that ends well."""
     status, output, errors = ended(launched(two, "-m", "mpi_impl.pretrain_gpt", *given(two), *options, hosts=hosts))
     assert status == 0 and not errors, errors
     return output
 
 
 def losses(output: str) -> list[str]:
-    """Each iteration's loss and gradient norm, as they are printed."""
+    """Return each iteration's loss and gradient norm, as they are printed."""
     return re.findall(r"loss +([\d.]+) \| grad norm +([\d.]+)", output)
 
 

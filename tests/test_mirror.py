@@ -8,96 +8,167 @@ from pathlib import Path
 import pytest
 
 import mpi_impl
+from mpi_impl.comm.group import Group
+from reference.comm import collectives
 
-ROOT = Path(mpi_impl.__file__).parent
-MIRRORED = [f"{folder}.{path.stem}" for folder in ("layers", "models")
-            for path in sorted((ROOT / folder).glob("*.py")) if path.stem not in ("__init__", "units")]    # see below
-# units.py: what a stage's loop asks for, since ranks gather tensors with ZeRO-3. The textbook's are always there.
-ONLY_ON_RANKS = {"region", "group", "grads", "sink"}      # where to send, and where gradients go
+MACHINE = Path(mpi_impl.__file__).parent
+TEXTBOOK = MACHINE.parent / "reference"
+FOLDERS = sorted(path.parent.name for path in TEXTBOOK.glob("*/__init__.py")
+                 if (MACHINE / path.parent.name / "__init__.py").exists())
+FILES = [f"{folder}.{path.stem}" for folder in FOLDERS for path in sorted((TEXTBOOK / folder).glob("[!_]*.py"))]
+TWINS = [file for file in FILES if (MACHINE / f"{file.replace('.', '/')}.py").exists()]
+
+ONLY_ON_RANKS = {"region", "group", "grads", "sink", "reason"}   # where to send, and why; where gradients go
 ONE_RANKS = {"shards": "p", "words": "word", "xs": "x", "ys": "y", "dxs": "dx", "dys": "dy", "caches": "cache",
              "blocks": "p"}      # and of a stage's parameters, those of blocks, in turn
 # The textbook makes a table's gradient in the table's image. The machine adds to one that is there, and asks for no
-# table: what ZeRO-3 does not ask for it need not gather.
+# table: it need not gather what ZeRO-3 does not ask for.
 WITHOUT = {"embedding_backward": "p"}
-# Parts of layers_backward: the textbook's is shorter, since its parameters are all there, and it has no ledger. And of
-# block_forward: two steps of the textbook's, which are one kernel on a GPU.
-INSIDE_ANOTHER = {"turns", "forward_again", "add_branch_and_norm", "drawn_at"}
 
-# A region on a rank gathers logits, where the textbook has all of them in a list, and knows a length from one shard.
-REGIONS_ONLY_ON_RANKS = {"gather", "gather_backward", "length"}
-# It does not complete the gradients of replicated tensors: the trainer does, for all layers in one call.
-REGIONS_ONLY_IN_THE_TEXTBOOK = {"complete"}
+# The names that stand in one of two twin files alone, and the reason. Beside these, the machine's file may import a
+# name from the textbook's; and it needs no declarations of tensors, which the layout of a rank's buffers reads.
+ALONE = {
+    "comm.mappings": {
+        "region_of": "the textbook's callers choose a region themselves",
+        "TensorParallelRegion.gather TensorParallelRegion.gather_backward SequenceParallelRegion.gather "
+        "SequenceParallelRegion.gather_backward": "the textbook has all ranks' logits in a list",
+        "TensorParallelRegion.length SequenceParallelRegion.length": "a rank has one shard, and asks for the length",
+        "TensorParallelRegion.complete SequenceParallelRegion.complete":
+            "the machine's ModelState completes the gradients of all replicated tensors in one call",
+    },
+    "generation.decoding": {
+        "allowed_tokens": "a step of the textbook's next_token, which the machine calls through Sampling",
+        "last_logits": "the logits come through a pipeline, and are gathered",
+    },
+    "layers.attention": {"heads_forward": "the whole layer and each shard share it; a rank has only one shard"},
+    "layers.block": {
+        "norms_forward norms_backward residuals_backward": "loops over ranks",
+        "add_branch_and_norm": "two steps of the textbook's block_forward: one kernel on a GPU",
+        "local_site": "a step of the textbook's add_branch, which the machine has twice",
+    },
+    "layers.cross_entropy": {
+        "gathered_cross_entropy unsafe_cross_entropy": "the two ways that are worse",
+        "softmax_minus_target": "it is a kernel",
+    },
+    "layers.embedding": {"position_gradient token_type_gradient": "the whole layer and its shards share them"},
+    "layers.mlp": {"rows_first_mlp_forward": "the wrong way"},
+    "models.gpt": {"gpt_logits": "no program needs the logits of all positions on one rank"},
+    "models.model": {"batch_type sequences_of": "facts about a ModelConfig, which the machine imports elsewhere"},
+    "models.stage": {
+        "add_table": "the machine adds both gradients of a table to one buffer",
+        "has_head stage_of join_stages": "facts about a stage's tree, which the machine imports elsewhere",
+        "turns forward_again": "parts of layers_backward, which is longer on ranks: it gathers and has a ledger",
+    },
+    # Where replicas and stages share the work, the textbook plays all ranks in one function, and the machine has an
+    # object for what one of them holds.
+    "parallel.data_parallel": {
+        "samples_of": "the machine imports it elsewhere",
+        "data_parallel_gradients all_reduce_trees": "all replicas, one after another",
+        "Gradients": "one replica's gradients, summed while the backward goes on",
+    },
+    "parallel.pipeline": {
+        "pipeline_gradients in_time tie": "all stages, in the order of time",
+        "split_into_stages": "a rank draws its own stage",
+        "Pipeline tag": "one stage's actions and messages",
+    },
+    "parallel.zero": {
+        "ZeroTrainer ZeroRank each": "all ranks, side by side",
+        "Stage0 Stage1 Stage2 Stage3": "one rank's choices in each stage",
+        "ScatteredGradients ShardedGradients GradientsOfUnit": "one rank's gradients in stages 1 to 3",
+        "Parameters ShardedParameters GatheredUnit": "one rank's parameters",
+    },
+    "training.trainer": {
+        "loss_and_gradients": "on ranks a schedule's actions compute both",
+        "Trainer.update": "the machine's Adam",
+        "Trainer.in_format": "the machine's ModelState holds rounded weights beside the master weights",
+        "StepResult": "a rank's results have more fields than fit into a tuple",
+        "Trainer.compute_step": "a step that an observer may see again",
+        "Trainer.evaluate Trainer.pipeline Trainer.contexts": "forwards alone, on the same stages",
+        "Trainer.total_weights Trainer.whole_losses Trainer.on_host": "sums over the replicas",
+        "Trainer.held": "the bytes of one rank",
+    },
+}
+# The names that both files have, with other arguments.
+OTHER_ARGUMENTS = {
+    "generation.decoding": {
+        "generate": "a Replica has the parameters and the ModelConfig of its rank",
+        "next_token": "the textbook's maps logits to a token; the machine's asks the last stage for it",
+    },
+    "training.trainer": {
+        "Trainer": "a ModelState has the model, the seed and the precision of its rank",
+        "Trainer.step": "a replica gets its own microbatches, and finds out itself that a step must be skipped",
+    },
+}
 
 
-def functions(module):
-    return {name: function for name, function in vars(module).items()
-            if inspect.isfunction(function) and function.__module__ == module.__name__}
+def definitions(module):
+    """Return a module's own functions and classes, and the classes' public methods, by name."""
+    own = {name: one for name, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__
+           and (inspect.isfunction(one) or inspect.isclass(one))}
+    return own | {f"{name}.{method}": function for name, one in own.items() if inspect.isclass(one)
+                  for method, function in inspect.getmembers(one, inspect.isfunction) if not method.startswith("_")}
+
+
+def twins_of(name, theirs):
+    """Return the textbook's functions or classes of a name in the machine: the whole layer's, and the sharded one's."""
+    return [theirs[twin] for twin in (name, f"sharded_{name}") if twin in theirs]
+
+
+def names_alone(ours, theirs, imported):
+    """Return the names that only one of two twin files has; of a class that only one has, no methods."""
+    found = {name for name in ours if not twins_of(name, theirs)}
+    found |= {name for name in theirs if name.removeprefix("sharded_") not in ours and name not in imported
+              and not re.search(r"_tensors?$", name)}
+    return {name for name in found if "." not in name or name.partition(".")[0] in ours.keys() & theirs.keys()}
 
 
 def arguments(function):
-    """Their names; of a list over ranks, that of what one rank has."""
+    """Return the names of the arguments; for a list over ranks, the name of one rank's element."""
     return [ONE_RANKS.get(name, name) for name in inspect.signature(function).parameters]
 
 
-def fits(function, twin, only_on_ranks=ONLY_ON_RANKS):
-    """The machine's arguments are the twin's, in order, and beside them only what ranks need and the twin lacks."""
+def fits(function, twin):
+    """Report whether the machine's arguments are the twin's, in order, and beside them only what ranks need."""
     theirs = [argument for argument in arguments(twin) if argument != WITHOUT.get(function.__name__)]
-    beside = only_on_ranks - set(theirs)
+    beside = ONLY_ON_RANKS - set(theirs)
     return [argument for argument in arguments(function) if argument not in beside] == theirs
 
 
-@pytest.mark.parametrize("name", MIRRORED)
-def test_a_twin_has_the_same_arguments_and_its_communication_beside(name):
-    textbook, machine = (importlib.import_module(f"{package}.{name}") for package in ("reference", "mpi_impl"))
-    theirs = functions(textbook)
-    for name, function in functions(machine).items():
-        twins = [theirs[twin] for twin in (name, f"sharded_{name}") if twin in theirs]
-        assert twins or name in INSIDE_ANOTHER, f"{machine.__name__}.{name} has no twin in the textbook"
-        assert not twins or any(fits(function, twin) for twin in twins), (name, *map(arguments, [function, *twins]))
+@pytest.mark.parametrize("file", TWINS)
+def test_twin_files_have_the_same_names_but_for_those_with_a_reason(file):
+    textbook, machine = (importlib.import_module(f"{package}.{file}") for package in ("reference", "mpi_impl"))
+    ours, theirs = definitions(machine), definitions(textbook)
+    imported = {name for name, one in theirs.items() if vars(machine).get(name) is one}
+    assert names_alone(ours, theirs, imported) == {name for names in ALONE.get(file, ()) for name in names.split()}
 
 
-def regions(package):
-    """The classes of the package's mappings, by name."""
-    module = importlib.import_module(f"{package}.comm.mappings")
-    return {name: one for name, one in vars(module).items()
-            if inspect.isclass(one) and one.__module__ == module.__name__}
+@pytest.mark.parametrize("file", TWINS)
+def test_twins_have_the_same_arguments_and_communication_beside(file):
+    textbook, machine = (importlib.import_module(f"{package}.{file}") for package in ("reference", "mpi_impl"))
+    theirs = definitions(textbook)
+    differ = {name for name, one in definitions(machine).items() if (twins := twins_of(name, theirs))
+              and not any(fits(one, twin) for twin in twins)}
+    assert differ == OTHER_ARGUMENTS.get(file, {}).keys()
 
 
-def test_the_regions_are_the_same():
-    assert regions("mpi_impl").keys() == regions("reference").keys()
-
-
-@pytest.mark.parametrize("name", regions("reference"))
-def test_a_region_has_its_twins_methods_and_their_reasons_beside(name):
-    """And it is made of the same arguments, beside its group."""
-    machine, textbook = regions("mpi_impl")[name], regions("reference")[name]
-    ours, theirs = (dict(inspect.getmembers(one, inspect.isfunction)) for one in (machine, textbook))
-    del ours["__init__"]
-    theirs.pop("__init__", None)
-    assert ours.keys() - theirs.keys() == REGIONS_ONLY_ON_RANKS
-    assert theirs.keys() - ours.keys() == REGIONS_ONLY_IN_THE_TEXTBOOK
-    for method in ours.keys() & theirs.keys():
-        assert fits(ours[method], theirs[method], {"reason"}), (method, *map(arguments, [ours[method], theirs[method]]))
-    assert fits(machine, textbook, {"group"})
-
-
-def test_every_layer_of_the_textbook_is_in_the_machine():
-    missing = [f"{folder}/{path.name}" for folder in ("layers", "models")
-               for path in (ROOT.parent / "reference" / folder).glob("*.py")
-               if not (ROOT / folder / path.name).exists()]
-    assert not missing
+def test_every_file_of_the_textbook_has_a_twin_or_is_imported_by_the_machine():
+    """The collectives' twins are the methods of a Group."""
+    source = "\n".join(path.read_text() for path in MACHINE.rglob("*.py"))
+    missing = {file for file in FILES if file not in TWINS and f"from reference.{file} import" not in source}
+    assert missing == {"comm.collectives"}
+    assert definitions(collectives).keys() <= {name for name, _ in inspect.getmembers(Group, inspect.isfunction)}
 
 
 def test_the_textbook_stands_alone():
-    """NumPy and the standard library only; nothing of the machine."""
+    """It imports NumPy and the standard library alone, nothing of the machine."""
     allowed = {"numpy", "reference", *sys.stdlib_module_names}
-    for path in (ROOT.parent / "reference").rglob("*.py"):
+    for path in TEXTBOOK.rglob("*.py"):
         imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
         assert imported <= allowed, f"{path.name} imports {imported - allowed}"
 
 
 def test_only_comm_calls_mpi():
-    """launch.py asks which library mpi4py has, to find its mpiexec; it sends nothing."""
-    users = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")
+    """launch.py asks which library mpi4py has, to find its mpiexec, and sends nothing."""
+    users = {str(path.relative_to(MACHINE)) for path in MACHINE.rglob("*.py")
              if re.search(r"^\s*(from|import) mpi4py", path.read_text(), re.M)}
     assert {user for user in users if not user.startswith("comm/")} == {"launching/launch.py"}

@@ -50,7 +50,7 @@ class Box:
 
 @pytest.fixture
 def victim(tmp_path, monkeypatch):
-    """A module of its own for each test."""
+    """Import a module of its own for each test."""
     name = f"victim_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)

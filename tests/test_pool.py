@@ -1,4 +1,4 @@
-"""The pool runs functions on real ranks, tells what went wrong there, and is ready for the next run."""
+"""The pool runs functions on real ranks, reports their failures, and is ready for the next run."""
 import signal
 import subprocess
 import sys

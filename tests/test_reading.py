@@ -14,7 +14,7 @@ def test_the_lengths_in_the_guide_are_those_of_the_files():
 
 
 def test_day_one_is_at_most_2000_lines_of_code():
-    """And its total is that of its rows."""
+    """Its total is the sum of its rows."""
     lengths = [int(row["length"].replace(",", "")) for row in ROW.finditer(DAY_ONE)]
     assert len(lengths) > 20 and sum(lengths) <= 2000, f"day one has {sum(lengths):,} lines"
     assert TOTAL.search(DAY_ONE)["length"] == f"{sum(lengths):,}"

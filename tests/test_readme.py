@@ -49,12 +49,12 @@ PROSE = [ROOT / name for name in PAGES] + sorted(ROOT.glob("notebooks/**/*.py"))
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_does_not_count_tests(path):
-    """How many there are depends on the day, and how many are skipped on the machine."""
+    """Their number changes from day to day, and the number of skipped ones with the machine."""
     assert not re.search(r"\d (passed|failed|(unit )?tests?|theorems)\b", path.read_text())
 
 
 def test_the_picture_is_the_one_its_script_draws(tmp_path):
-    """docs/mlp_split.svg is not older than docs/mlp_split.py: every word of the script's labels is in it."""
+    """docs/mlp_split.svg is not older than docs/mlp_split.py: the script's labels are in it."""
     svg = (ROOT / "docs/mlp_split.svg").read_text()
-    for label in ("cut by columns", "cut by rows", "forward: all-reduce", "backward: all-reduce", "rank 1"):
+    for label in ("split by columns", "split by rows", "forward: all-reduce", "backward: all-reduce", "rank 1"):
         assert f"<!-- {label} -->" in svg

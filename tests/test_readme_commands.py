@@ -11,7 +11,7 @@ import mpi_impl.evaluation.arguments as evaluation
 import mpi_impl.programs.arguments as training
 import mpi_impl.programs.generation_options as generation
 from mpi_impl import compare, plan
-from mpi_impl.data.prepare import preparation
+from mpi_impl.data.prepare import options as preparation
 from mpi_impl.demos import memory, mlp
 from mpi_impl.experiments import layer_norm_order
 from tests.base_install import base_environment
@@ -29,9 +29,9 @@ PARSE = {
     "mpi_impl.data.prepare": lambda options, n: preparation.parse(options),
     "mpi_impl.compare": lambda options, n: [training.parse(mine, ranks) for ranks, mine in
                                             (compare.ranks_and_options("A or B", run) for run in options)],
-    "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parser().parse_args(options),
+    "mpi_impl.experiments.layer_norm_order": lambda options, n: layer_norm_order.parse_options(options),
     "mpi_impl.demos.memory": memory.parse_options,
-    "mpi_impl.demos.mlp": mlp.parse_options,
+    "mpi_impl.demos.mlp": mlp.HIDDEN_SIZE.parse,
 }
 QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.demos.memory")
 
@@ -55,7 +55,7 @@ NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
 
 @pytest.fixture
 def clone(tmp_path):
-    """A fresh clone, and beside it what READMEs say a reader has: texts."""
+    """Make a fresh clone, with the texts that the READMEs say a reader has."""
     folder = copy_as_cloned(tmp_path / "clone")
     (folder / "texts").mkdir()
     texts = [path.read_text() for path in sorted(folder.glob("reference/*.py"))]
@@ -100,7 +100,7 @@ def test_quick_commands_work_in_a_fresh_clone(clone):
 
 @pytest.mark.deep
 def test_all_commands_work_in_a_fresh_clone(clone):
-    """In the order of the READMEs, except that what loads a model comes after what saves it."""
+    """They run in the order of the READMEs, but a command that loads a model comes after the one that saves it."""
     in_order = sorted(COMMANDS, key=lambda command: command.program == "mpi_impl.generate")
     failed = [run(command, clone) for command in in_order if command.program not in NOT_RUN]
     assert not list(filter(None, failed))

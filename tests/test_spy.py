@@ -172,7 +172,7 @@ def test_whole_structures_move_to_the_device_and_back():
 # --- on ranks
 
 def collectives(group, host):
-    """Every collective, on host arrays and on spies: the same numbers, and never a host array from a spy."""
+    """Assert that every collective gives the same on host arrays and on spies, and never a host array from a spy."""
     for call in (lambda x: group.all_reduce(x, "test"), lambda x: group.all_reduce(x, "test", op="max"),
                  lambda x: group.all_gather(x, 1, "test"), lambda x: group.reduce_scatter(x, 0, "test"),
                  lambda x: group.broadcast(x, "test")):
@@ -190,7 +190,7 @@ def test_collectives_work_on_device_arrays(ranks, n):
 # --- against CuPy itself, where it is installed (a GPU is not needed)
 
 def taken_by_cupy(function):
-    """The parameters of a CuPy function, or of a compiled method, whose docstring begins with its signature."""
+    """Return the parameters of a CuPy function, or of a compiled method, whose docstring begins with its signature."""
     try:
         return list(inspect.signature(function).parameters)
     except ValueError:

@@ -48,7 +48,7 @@ def on_spies(group, theorem, case):
 @FEWER
 @given(cases(sizes=st.integers(1, 4), architectures=ANY_MODEL), recomputes())
 def test_model(ranks, case, recompute):
-    """With recompute, dropout on: masks are drawn on the device."""
+    """Recompute and dropout are on: masks are drawn on the device."""
     ranks.run(case.t, theorems.model_equals_whole, case, recompute, SpyArray)
 
 
@@ -76,7 +76,7 @@ def test_textbook(case, recompute):
 @FEWER
 @given(cases(sizes=st.integers(1, 4)))
 def test_the_rest_of_the_textbook(case):
-    """What training does not use: logits, parallel linear layers, the other losses, the wrong split of the MLP."""
+    """Training does not use the logits, parallel linear layers, the other losses, and the wrong split of the MLP."""
     p, tokens = case.params(gpt_tensors(case.model)), case.ids("tokens", case.b, case.s)
     close(gpt_logits(SpyArray(tokens), tree_map(SpyArray, p), case.model).get(), gpt_logits(tokens, p, case.model))
     t, h, x, region = case.t, case.model.hidden_size, case.x(), case.region
@@ -136,8 +136,8 @@ def test_training_on_a_device(ranks, kind, t, p, d, schedule, chunks, untied, st
     """
     model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4,
                         untie_embeddings_and_output_weights=untied and kind == "rope", **KINDS[kind])
-    for scatter, cut in ((True, False), (False, t > 1)):
-        case = Case(t, model, 2, 6, seed=3, sequence_parallel=cut)
+    for scatter, sharded in ((True, False), (False, t > 1)):
+        case = Case(t, model, 2, 6, seed=3, sequence_parallel=sharded)
         ranks.run(t * p * d, train_on_spies, case, training_theorems.Plan(
             p, schedule, chunks, scatter, bucket_size=200, zero_stage=stage, cpu_offload=offload, recompute=recompute))
 

@@ -1,4 +1,4 @@
-"""Sharded = unsharded in the textbook, a function for each layer. They raise AssertionError where it is not so."""
+"""Sharded = unsharded in the textbook, a function for each layer, which raises AssertionError otherwise."""
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from tests.cases import KEEP_ALL, Case, close, trees_close
 
 
 def column_parallel_equals_whole(case: Case, gather_output: bool, tolerance=1e-11):
-    """Y = X A + b by columns: the ranks' outputs side by side are the whole output."""
+    """Check Y = X A + b by columns: the ranks' outputs side by side are the whole output."""
     h, m = case.model.hidden_size, 3 * case.t
     tensors = column_parallel_tensors(h, m, std=1.0)
     p, x, dy = case.params(tensors), case.x(), case.array("dy", case.b, case.s, m)
@@ -51,7 +51,7 @@ def column_parallel_equals_whole(case: Case, gather_output: bool, tolerance=1e-1
 
 
 def row_parallel_equals_whole(case: Case, tolerance=1e-11):
-    """Y = X A + b by rows: the ranks' partial sums add up, and the bias is added once."""
+    """Check Y = X A + b by rows: the ranks' partial sums add up, and the bias is added once."""
     n, h = 3 * case.t, case.model.hidden_size
     tensors = row_parallel_tensors(n, h, std=1.0)
     p, x, dy = case.params(tensors), case.array("x", case.b, case.s, n), case.x("dy")
@@ -67,7 +67,7 @@ def row_parallel_equals_whole(case: Case, tolerance=1e-11):
 
 
 def mlp_equals_whole(case: Case, tolerance=1e-11):
-    """The MLP by columns, then rows."""
+    """Check the MLP by columns, then rows."""
     c, tensors = case.model, mlp_tensors(case.model)
     p, x, dy = case.params(tensors), case.x(), case.x("dy")
     y, cache = mlp_forward(x, p, c.activation)
@@ -99,7 +99,7 @@ def attention_equals_whole(case: Case, causal: bool = True, recompute: Recompute
 
 
 def block_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
-    """A transformer block: two regions in a row, and what stands between them."""
+    """Check a transformer block: two regions in a row, and the norms and residual sums between them."""
     c, tensors = case.model, block_tensors(case.model)
     p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
     context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
@@ -115,7 +115,7 @@ def block_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
 
 
 def embedding_equals_whole(case: Case, tolerance=1e-11):
-    """The embedding by vocabulary: every word is looked up by exactly one rank."""
+    """Check the embedding by vocabulary: exactly one rank looks up each token."""
     tensors = embedding_tensors(case.model)
     p, tokens, dx = case.params(tensors), case.ids("tokens", case.b, case.s), case.x("dx")
     token_types = token_types_of(case)
@@ -130,7 +130,7 @@ def embedding_equals_whole(case: Case, tolerance=1e-11):
 
 
 def logits_equal_whole(case: Case, tolerance=1e-11):
-    """The logits by vocabulary: side by side they are the whole, and padding is minus infinity."""
+    """Check the logits by vocabulary: the ranks' logits side by side are the whole, and padding is minus infinity."""
     c, tensor = case.model, word_tensor(case.model)
     (word,), x = case.params({"word": tensor}).values(), case.x()
     dlogits = case.array("dlogits", case.b, case.s, c.vocab_size)
@@ -150,7 +150,7 @@ def logits_equal_whole(case: Case, tolerance=1e-11):
 
 
 def masked_lm_equals_whole(case: Case):
-    """BERT's head for masked words: its own layer outside the region, the logits and their bias by vocabulary."""
+    """Check BERT's head for masked tokens: its layer outside the region, the logits and their bias by vocabulary."""
     c, tensors = case.model, {"head": masked_lm_tensors(case.model), "word": word_tensor(case.model)}
     p, x, dlogits = case.params(tensors), case.x(), case.array("dlogits", case.b, case.s, case.model.vocab_size)
     logits, cache = masked_lm_forward(x, *p.values(), c)
@@ -172,7 +172,7 @@ def masked_lm_equals_whole(case: Case):
 
 
 def losses_agree(case: Case, scale: float = 1.0):
-    """The loss from split logits, three ways, and its gradient."""
+    """Check the loss from sharded logits, three ways, and its gradient."""
     logits = scale * case.array("logits", case.b, case.s, 3 * case.t)
     targets = case.ids("targets", case.b, case.s) % logits.shape[-1]
     dloss, parts = case.array("dloss", case.b, case.s), np.split(logits, case.t, -1)
@@ -188,7 +188,7 @@ def losses_agree(case: Case, scale: float = 1.0):
 
 
 def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
-    """The whole model: the losses of all its heads, and every gradient; padding gets none."""
+    """Check the whole model: the losses of all its heads, and every gradient; padding gets none."""
     c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
     p = case.params(tensors)
     losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
@@ -205,7 +205,7 @@ def model_equals_whole(case: Case, recompute: Recompute = KEEP_ALL):
 
 
 def sharded_model_forward(batch, shards, c, region, context):
-    """Of whichever model it is -> the losses of its heads."""
+    """Return the losses of either model's heads, and the cache."""
     if c.architecture == "bert":
         return sharded_bert_forward(batch, shards, c, region, context)
     loss, cache = sharded_gpt_forward(batch.tokens, shards, c, batch.targets, region, context)
@@ -213,7 +213,7 @@ def sharded_model_forward(batch, shards, c, region, context):
 
 
 def sharded_model_backward(dlosses, shards, cache, c, region):
-    """-> each rank's gradients."""
+    """Return each rank's gradients of either model."""
     if c.architecture == "bert":
         return sharded_bert_backward(dlosses, shards, cache, c, region)
     return sharded_gpt_backward(*dlosses, shards, cache, c, region)
@@ -247,13 +247,13 @@ def stages_equal_whole(case: Case, cuts):
 
 
 def pick(tensors, values):
-    """The tree of `tensors`, with values by name."""
+    """Return the tree of `tensors`, with values by name."""
     named = iter(name for name, _ in leaves(tensors))
     return tree_map(lambda _: values[next(named)], tensors)
 
 
 def recompute_changes_nothing(case: Case, recompute: Recompute):
-    """In one process: losses and gradients to the last bit, dropout on."""
+    """Check losses and gradients to the last bit, in one process, with dropout."""
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
     losses, cache = model_forward(None, p, c, batch, LayerContext(case.dropout))
     again, light = model_forward(None, p, c, batch, LayerContext(case.dropout, recompute))
@@ -263,9 +263,9 @@ def recompute_changes_nothing(case: Case, recompute: Recompute):
 
 
 def gradients_are_derivatives(case: Case):
-    """Of every tensor of the model, one element at a random place and one direction through all of its elements.
+    """Compare the gradient of a random sum of all losses, with dropout, with central differences.
 
-    Backward is asked for the gradient of a random sum of all losses, dropout on; central differences measure it.
+    For every tensor: in one element at a random place, and in one direction through all of its elements.
     """
     # ReLU's corner would be hit now and then, and the norm of two nearly equal numbers bends within a step.
     c = replace(case.model, activation="gelu", layernorm_epsilon=0.1)
@@ -289,14 +289,14 @@ def gradients_are_derivatives(case: Case):
 
 
 def one_place(rng, shape):
-    """Zeros, and a one somewhere."""
+    """Return zeros, with a one at a random place."""
     direction = np.zeros(shape)
     direction[tuple(rng.integers(0, n) for n in shape)] = 1
     return direction
 
 
 def replicas_equal_one_process(case: Case, d: int, m: int):
-    """d replicas with m microbatches each: the loss and the gradients of the whole batch."""
+    """Check that d replicas with m microbatches each get the loss and the gradients of the whole batch."""
     p, batch = case.params(gpt_tensors(case.model)), d * m * case.b
     tokens, targets = case.ids("tokens", batch, case.s), case.ids("targets", batch, case.s)
     dropout = replace(case.dropout, sample=0)
@@ -309,54 +309,54 @@ def replicas_equal_one_process(case: Case, d: int, m: int):
 
 
 def spread(x, case: Case):
-    """x [b, s, h] as t ranks hold it outside the regions."""
+    """Return x [b, s, h] as t ranks hold it outside the regions."""
     return np.split(x, case.t, 1) if case.sequence_parallel else [x] * case.t
 
 
 def collect(xs, case: Case):
-    """The inverse: the whole, of which replicated parts are alike."""
+    """Invert `spread`; assert that replicated arrays are identical."""
     if case.sequence_parallel:
         return np.concatenate(xs, 1)
-    alike_on_all(xs)
+    assert_identical(xs)
     return xs[0]
 
 
 def gradients_equal(shard_grads, grads, tensors, case: Case, tolerance=1e-11):
-    """Joined, the ranks' gradients are the whole ones, once those of replicated tensors are complete."""
+    """Assert that the ranks' gradients join to the whole ones, once those of replicated tensors are complete."""
     complete = case.region.complete(shard_grads, tensors)
     trees_close(join(complete, tensors), grads, tolerance)
     for mine in complete:
-        tree_map(lambda tensor, first, other: tensor.split is not None or alike_on_all([first, other]),
+        tree_map(lambda tensor, first, other: tensor.split is not None or assert_identical([first, other]),
                  tensors, complete[0], mine)
 
 
 def padding_gets_nothing(shards, tensors, t):
-    """Whatever `join` drops from the ranks' shards is zero: splitting the whole gives them back."""
+    """Assert that `join` drops only zeros from the ranks' shards: splitting the whole gives them back."""
     for again, shard in zip(split(join(shards, tensors), tensors, t), shards, strict=True):
         trees_close(tree_map(np.asarray, shard), again, 0.0)
 
 
-def alike_on_all(arrays):
+def assert_identical(arrays):
     for array in arrays:
         assert (array == arrays[0]).all(), "a replicated tensor's gradient differs between ranks"
 
 
 def upstream(case: Case, losses):
-    """A random gradient for each head's losses."""
+    """Draw a random gradient for each head's losses."""
     return tuple(case.array(f"dloss {i}", *loss.shape) for i, loss in enumerate(losses))
 
 
 def lengths_of(case: Case):
-    """int64 [b]: of the samples, where the case's model is given padding."""
+    """Return the samples' lengths, int64 [b], or None for a GPT, which has no padding."""
     return None if case.model.architecture == "gpt" else case.batch("", case.b).lengths[:case.b]
 
 
 def token_types_of(case: Case):
-    """int64 [b, s], where the case's model is given them."""
+    """Return token types, int64 [b, s], or None for a GPT."""
     return None if case.model.architecture == "gpt" else case.batch("", case.b).token_types[:case.b]
 
 
 def rotary_of(case: Case):
-    """rope's angles where the case's model has rope."""
+    """Return rope's cos and sin, or None where positions are learned."""
     c = case.model
     return rotary_cos_sin(case.s, c.rotary_size, np.empty(0)) if c.position_embedding_type == "rope" else None

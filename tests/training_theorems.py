@@ -1,4 +1,4 @@
-"""Training on t x p x d real ranks is training in one process: run by every rank of a group, and compared on rank 0."""
+"""Theorems about training on t x p x d real ranks: every rank of a group runs them, and rank 0 compares."""
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ from reference.precision import Precision
 from reference.schedules.actions import Schedule
 from reference.schedules.simulate import activations_in_flight
 from reference.training import trainer as training
-from tests.cases import KEEP_ALL, Case, close, cut, trees_close
+from tests.cases import KEEP_ALL, Case, close, take, trees_close
 from tests.rank_theorems import as_is, first_checks, host
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a case's work is shared by ranks, beside t: the pipeline, the replicas, and what is kept where."""
+    """The parallelism of a case beside t: the pipeline, the replicas, and the states that each keeps."""
 
     p: int = 1
     schedule: str = "1f1b"
@@ -55,7 +55,7 @@ class Plan:
 
 @contextmanager
 def connected(group, parallel: ParallelConfig):
-    """The topology, for as long as the `with` block lasts."""
+    """Yield the topology, for as long as the `with` block lasts."""
     topology = connect(group, parallel)
     try:
         yield topology
@@ -64,7 +64,7 @@ def connected(group, parallel: ParallelConfig):
 
 
 class Found(NamedTuple):
-    """What one rank says after a step."""
+    """The results of one rank after a step."""
 
     place: Place
     result: StepResult
@@ -76,10 +76,10 @@ class Found(NamedTuple):
 
 def training_equals_one_process(group, case: Case, steps: int, microbatches: int, clip_grad: float = 0.5,
                                 plan: Plan = Plan(), wrap=as_is, order: Schedule | None = None):
-    """The main theorem: losses, norms, clipped gradients and weights are one process's, step by step; evaluation too.
+    """Prove the main theorem: losses, norms, clipped gradients and weights are one process's, in evaluation too.
 
-    Also, every rank holds as many caches at once as the simulator says. With `order` the stages do their work in that
-    order, whatever the schedule's name.
+    Also, every rank's peak number of caches is the simulator's. With `order` the stages do their work in that order,
+    whatever the schedule's name.
     """
     with connected(group, plan.parallel(group.size, case)) as topology:
         # eps is above the rounding in a gradient that is zero otherwise, the key bias's: Adam must not blow that up.
@@ -99,21 +99,21 @@ def training_equals_one_process(group, case: Case, steps: int, microbatches: int
             first_checks(group, found, lambda everyone, samples=samples: step_equals(
                 textbook.step(samples), textbook.params, in_flight, everyone))
         fewer = (microbatches + 1) // 2 * topology.data.size * case.b     # an evaluation takes any number
-        samples = cut(samples, slice(fewer))
+        samples = take(samples, slice(fewer))
         loss = sum(ours.evaluate(dealt(ours, case.b, samples, wrap), fewer))
         first_checks(group, loss, lambda everyone: close(np.array(everyone), np.full(len(everyone), (
             training.loss_and_gradients(samples, textbook.params, case.model)[0]))))
 
 
 def dealt(trainer: Trainer, b: int, samples, wrap=as_is) -> list:
-    """This replica's microbatches. What the rank need not know of them is made nonsense, so that it cannot use it."""
+    """Return this replica's microbatches, with nonsense in the fields that the rank must not need."""
     d, r = trainer.topology.data.size, trainer.topology.place.data
     rows = len(samples.tokens) // sequences_of(trainer.state.model)
     if not has_embedding(trainer.state.layout.tensors):
         samples = nonsense(samples, "tokens", "token_types")
     if not has_head(trainer.state.layout.tensors, trainer.state.model):
         samples = nonsense(samples, "targets", "swapped", "answers")
-    mine = [cut(samples, samples_of(r, k, d, b)) for k in range(rows // (d * b))]
+    mine = [take(samples, samples_of(r, k, d, b)) for k in range(rows // (d * b))]
     return [type(batch)(*(x if x is None else wrap(x) for x in batch)) for batch in mine]
 
 
@@ -122,7 +122,7 @@ def nonsense(samples, *names):
 
 
 def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -> None:
-    """Every rank reports one process's loss and norm; every replica has its gradients and weights."""
+    """Assert that every rank has one process's loss and norm, and every replica its gradients and weights."""
     loss, norm, grads = expected
     for found in everyone:
         close(np.array([found.result.loss, found.result.grad_norm]), np.array([loss, norm]))
@@ -139,7 +139,7 @@ def step_equals(expected, params, in_flight: list[int], everyone: list[Found]) -
 
 
 def ledger_equals_formulas(group, case: Case, work: PassCounts, plan: Plan):
-    """What a pipeline's ranks have sent, added up, is what the formulas say, to the element, and nothing else."""
+    """Assert that a pipeline's ranks together send what the formulas predict, to the element, and nothing else."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
         together = Ledger()
@@ -172,7 +172,7 @@ class Words:
 
 
 def no_cache_outlives_its_use(group, case: Case, microbatches: int, plan: Plan):
-    """While an evaluation runs, a rank has no cache from an earlier forward; after a step it has none at all."""
+    """Assert that an evaluation holds no cache of an earlier forward, and that a step leaves none."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float64")), OptimizerConfig(1e-2, 10))
         batch = microbatches * topology.data.size * case.b
@@ -197,5 +197,5 @@ def forward_of_an_evaluation(*args):
 
 
 def live_caches() -> int:
-    """Of stages, on this rank."""
+    """Count the caches of stages on this rank."""
     return sum(type(x) is StageCache for x in gc.get_objects())

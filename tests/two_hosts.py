@@ -67,7 +67,7 @@ Host stranger
 
 
 def why_not() -> str:
-    """The reason why there can be no such hosts here; "" if they can be."""
+    """Return the reason why there can be no such hosts here; "" if there can be."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "two hosts in one machine are namespaces of Linux, which root alone may make"
     for program in ("ip", "sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "hostname"):
@@ -80,7 +80,7 @@ def why_not() -> str:
 
 
 def search_path() -> str:
-    """Where ip and sshd are is not on everybody's PATH."""
+    """Return a PATH with the folders of ip and sshd, which not every PATH has."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
@@ -93,7 +93,7 @@ class Host:
     """One of them."""
 
     def __init__(self, name: str, folder: Path):
-        """Returns when its first process is there, with all of its namespaces."""
+        """Start a host, and return when its first process is there, with all its namespaces."""
         self.name = name
         with (folder / f"{name}.log").open("w") as log:
             self.holder = subprocess.Popen(
@@ -106,7 +106,7 @@ class Host:
         wait_for(lambda: os.readlink(f"/proc/{self.first}/exe").endswith("sshd"), f"{name}'s ssh server")
 
     def inside(self, *command) -> list[str]:
-        """The command line that runs this one there."""
+        """Return the command line that runs this one on the host."""
         return ["nsenter", f"--target={self.first}", *(f"--{name}" for name in NAMESPACES), *map(str, command)]
 
     def ip(self, *arguments) -> None:
@@ -115,7 +115,7 @@ class Host:
                        env=os.environ | {"PATH": search_path()})
 
     def processes(self) -> dict[int, str]:
-        """What runs there beside the ssh server, by pid: the command lines."""
+        """Return the command lines of the processes beside the ssh server, by pid."""
         found = {}
         here = os.readlink(f"/proc/{self.first}/ns/pid")
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -167,7 +167,7 @@ class TwoHosts:
             host.ip("link", "set", "link0", "up")
 
     def cut(self) -> None:
-        """The link: nothing arrives any more, and nobody is told."""
+        """Cut the link: nothing arrives any more, and no one is notified."""
         self.hosts[1].ip("link", "set", "link0", "down")
 
     def mend(self) -> None:

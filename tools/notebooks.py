@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="as 01_splitting_matrices (default: all of them)")
     for source in sources(parser.parse_args().names):
         print(f"{source.stem} ...", flush=True)
-        nbformat.write(executed(from_source(source)), source.with_suffix(".ipynb"))
+        nbformat.write(execute(from_source(source)), source.with_suffix(".ipynb"))
 
 
 def sources(names: list[str]) -> list[Path]:
@@ -45,7 +45,7 @@ def from_source(source: Path):
     return notebook
 
 
-def executed(notebook):
+def execute(notebook):
     """Run a notebook and return it with outputs. Raises CellExecutionError if a cell fails that is not tagged
     raises-exception.
     """
@@ -67,7 +67,7 @@ def stable(output):
     return output
 
 
-def said(notebook) -> list[list[str]]:
+def printed_outputs(notebook) -> list[list[str]]:
     """Return the output of each code cell as text, to compare two runs; a picture is only its kind.
 
     Lines of the packages move with every change to them, so a traceback keeps those of cells alone.

@@ -1,8 +1,8 @@
-"""Where a step's time goes on a GPU, by events on its stream before and after each piece of work.
+"""The time of a step on a GPU by kind of work, from events on its stream before and after each piece of work.
 
-Time inside of a piece that belongs to another kind counts for the outer one: products of attention are attention. What
-is in no piece is CuPy's own element-wise work, and waiting for the next kernel to be launched. To record some thousands
-of events takes the host time, too: a step that is looked at so is slower.
+A piece of work inside another one counts for the outer one: products of attention are attention. The rest is CuPy's own
+element-wise work, and waiting for the next kernel to be launched. Recording some thousands of events takes the host
+time, too: a step that is measured in this way is slower.
 """
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def time_of_steps(step: Callable[[], object], steps: int) -> dict[str, float]:
         clock = Clock(cupy)
         for kind, places in KINDS.items():
             for place, name in places:
-                patches.enter_context(mock.patch.object(place, name, clock.timed(kind, getattr(place, name))))
+                patches.enter_context(mock.patch.object(place, name, clock.time_calls(kind, getattr(place, name))))
         for _ in range(2 * steps):
             found.append(clock.of_step(step))
     return {kind: median(one[kind] for one in found[steps:]) for kind in (*KINDS, REST, "step")}
@@ -50,7 +50,7 @@ class Clock:
         event.record()
         return event
 
-    def timed(self, kind: str, function: Callable) -> Callable:
+    def time_calls(self, kind: str, function: Callable) -> Callable:
         @wraps(function)
         def work(*arguments, **keywords):
             if self.inside:

@@ -71,7 +71,7 @@ class ParallelCrossEntropy(torch.autograd.Function):
         return probs.mul_(dloss / elsewhere.numel()), None
 
 
-class Block(nn.Module):
+class TorchBlock(nn.Module):
     def __init__(self, work):
         super().__init__()
         h = work.h
@@ -97,12 +97,12 @@ def row_parallel(x, linear):
     return Leave.apply(F.linear(x, linear.weight)) + linear.bias
 
 
-class GPT(nn.Module):
+class TorchGPT(nn.Module):
     def __init__(self, work):
         super().__init__()
         self.word = nn.Parameter(0.02 * torch.randn(work.V // SIZE, work.h))
         self.position = nn.Parameter(0.02 * torch.randn(work.s, work.h))
-        self.blocks = nn.ModuleList(Block(work) for _ in range(work.L))
+        self.blocks = nn.ModuleList(TorchBlock(work) for _ in range(work.L))
         self.norm = nn.LayerNorm(work.h)
 
     def forward(self, tokens, targets):
@@ -124,8 +124,8 @@ def main():
     if SIZE > 1:
         dist.init_process_group("gloo", rank=RANK)
     device = torch.device("cuda" if "--cuda" in sys.argv else "cpu")
-    torch.manual_seed(0)     # what every rank has whole is then alike on all
-    model = GPT(work).to(device)
+    torch.manual_seed(0)     # replicated parameters are then identical on every rank
+    model = TorchGPT(work).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     loss_of = torch.compile(model) if "--compile" in sys.argv else model
     data = torch.Generator().manual_seed(0)

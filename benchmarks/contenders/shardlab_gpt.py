@@ -1,9 +1,9 @@
 """One rank of Shardlab's side of cpu_step.py and cuda_step.py: a training step of a tensor-parallel GPT, when told to.
 
-Started with the sizes of a work, as 512,6,8,256,8,8192, and the number of microbatches that a step has, all alike; with
-`--sequence-parallel`, that is on, and keeps what it gathers, so that it sends no more than without. In float32 on CPU
-cores; with `--cuda` in bfloat16 on a GPU, and with `--where` as well the process takes a few steps by itself and prints
-where their time goes, as JSON: milliseconds of a step by kind of work (gpu_times.py).
+Its arguments are the sizes of a work, as 512,6,8,256,8,8192, and the number of identical microbatches of a step.
+`--sequence-parallel` turns that on, and keeps gathered inputs, so that it sends no more than without. The step is in
+float32 on CPU cores; with `--cuda` in bfloat16 on a GPU. With `--where`, too, the process takes a few steps by itself
+and prints the milliseconds of a step by kind of work, as JSON (gpu_times.py).
 """
 import json
 import sys
@@ -30,9 +30,10 @@ def main() -> None:
     work, microbatches, ranks = Work(*map(int, sys.argv[1].split(","))), int(sys.argv[2]), world()
     model = ModelConfig(work.L, work.h, work.a, work.V, work.s, hidden_dropout=0.0, attention_dropout=0.0)
     optimizer = OptimizerConfig(lr=1e-4, lr_decay_iters=1, lr_decay_style="constant", clip_grad=0.0)
-    cut, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
+    sequence, cuda = "--sequence-parallel" in sys.argv, "--cuda" in sys.argv
     like = device_of("cuda" if cuda else "cpu", ranks).like
-    topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=cut, keep_gathered_inputs=cut))
+    topology = connect(ranks, ParallelConfig(ranks.size, sequence_parallel=sequence,
+                                            keep_gathered_inputs=sequence))
     trainer = Trainer(ModelState(model, topology, 1, Precision("bfloat16" if cuda else "float32"), like), optimizer)
     batch = moved_to(np.random.default_rng(0).integers(work.V, size=(2, work.b, work.s)), like)
 

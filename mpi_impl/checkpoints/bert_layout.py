@@ -1,16 +1,16 @@
-"""BERT in transformers, twice: its `bert` has the original order of norms and residual connections, and its
-`megatron-bert` the rearranged one (reference/layers/block.py). The same tensors serve both, and only the norms have
-other names. The weight of a layer is [out, in] there (a Linear), and q, k and v are three layers.
+"""The two layouts of BERT in transformers: its `bert` has the original order of norms and residual connections, and its
+`megatron-bert` the rearranged one (reference/layers/block.py). Both have the same tensors, with other names for norms.
+The weight of a layer is [out, in] there (a Linear), and q, k and v are three layers.
 
 In the original order a norm ends a layer there, and begins the next one here. Both compute the same, except for dropout
-in training: they drop the embedding after its norm, and here it is before, as in the rearranged order. And before the
-head for choices they drop once more.
+in training: they apply it to the embedding after its norm, and we before it, as in the rearranged order. And they apply
+it once more before the head for choices.
 """
 import re
 from collections.abc import Callable
 from functools import partial
 
-from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place, query_key_or_value
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -39,11 +39,12 @@ MATRICES = ("w", "w_qkv", "w_in", "w_out")       # of layers, which are transpos
 def places(module_of_norm: Callable[[str, int, int], str], name: str, tensor: Tensor,
            num_layers: int) -> list[TensorPlace]:
     """Return a tensor's places: three for q, k and v, else one. `module_of_norm` knows the order of norms."""
-    theirs, turn = their_name(module_of_norm, name, num_layers), name.split(".")[-1] in MATRICES
+    theirs, transposed = their_name(module_of_norm, name, num_layers), name.split(".")[-1] in MATRICES
     if not name.endswith("_qkv"):
-        return [place(theirs, tensor, turn)]
+        return [place(theirs, tensor, transposed)]
     h = tensor.shape[-2] * tensor.shape[-1]
-    return [TensorPlace(theirs.format(which), (h, h) if turn else (h,), query_key_or_value(i, turn), axis=0, length=h)
+    shape = (h, h) if transposed else (h,)
+    return [TensorPlace(theirs.format(which), shape, axis=0, length=h, transposed=transposed, qkv=i)
             for i, which in enumerate(QKV)]
 
 
@@ -92,7 +93,7 @@ BERT = TransformersLayout(
         "position_embedding_type": ("absolute", "how attention knows positions"),
         "is_decoder": (False, "that a position sees only those before it"),
         "add_cross_attention": (False, "that each layer also attends to another model's output"),
-        "tie_word_embeddings": (True, "that masked words are predicted with the embedding's table")},
+        "tie_word_embeddings": (True, "that masked tokens are predicted with the embedding's table")},
     options={"position_embedding_type": "learned_absolute", "untie_embeddings_and_output_weights": False,
              "apply_residual_connection_post_layernorm": True},
     places=partial(places, original), prefix="bert.", heads=("cls.", "classifier."),

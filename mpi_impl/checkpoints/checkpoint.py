@@ -3,7 +3,7 @@
 A rank saves its own optimizer states as boxes of whole tensors (reference/parallel/boxes.py), whatever the topology. A
 rank that loads finds the stored boxes that overlap its own, and reads just those parts: no rank holds more of the model
 than in training, but for its part of one tensor at a time. If several ranks hold the same (the replicas' copies without
-ZeRO, replicated tensors, a tied word table), one saves it, and all load it.
+ZeRO, replicated tensors, a tied embedding table), one saves it, and all load it.
 
 The order of the data, dropout and the learning rate are functions of the seed and of two counters: those are saved.
 """
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from mpi_impl.checkpoints import on_disk
-from mpi_impl.checkpoints.manifest import Manifest, Sealed, Stored, file_of, key_of, state_of
+from mpi_impl.checkpoints.manifest import FORMAT, FileSeal, Manifest, StoredTensor, file_of, key_of, text_of
+from mpi_impl.comm.group import Group
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.runtime.arrays import moved_to, to_host
 from mpi_impl.runtime.tables import bytes_of
@@ -60,16 +61,16 @@ def save(trainer: Trainer, root: str, settings: dict[str, Any]) -> str:
     aside = world.broadcast_object(lambda: on_disk.make_aside(root, trainer.iteration), "a folder for the checkpoint")
     try:
         saved = world.collect_objects(lambda: save_shards(trainer, aside), "the checkpoint's shards")
-        manifest = world.broadcast_object(lambda: finish(trainer, root, aside, settings, saved),
+        manifest = world.broadcast_object(lambda: write_manifest(trainer, root, aside, settings, saved),
                                           "the checkpoint's manifest")
     except UserError:
-        world.broadcast_object(lambda: on_disk.discard(aside), "the end of what could not be saved")
+        world.broadcast_object(lambda: on_disk.discard(aside), "the removal of a checkpoint that cannot be saved")
         raise
     return (f"saved iteration {trainer.iteration}: {bytes_of(manifest.size)} in "
             f"{time.perf_counter() - began:.1f} s, {on_disk.folder_of(root, trainer.iteration)}")
 
 
-def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, Sealed]]:
+def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], dict[str, FileSeal]]:
     """Write a file for each state of this rank; return the names and boxes of its tensors, and the files."""
     place, rank = trainer.topology.place, trainer.topology.world.rank
     pieces = without_padding(trainer.state.saved, place.tensor)
@@ -79,11 +80,11 @@ def save_shards(trainer: Trainer, aside: str) -> tuple[list[tuple[str, Box]], di
     shapes = {key_of(name, box): shape_of(box) for name, box in boxes}
     names = {file_of(state, rank): state for state in trainer.state.optimizer_states}
     return boxes, {name: on_disk.write_tensors(os.path.join(aside, name), trainer.state.precision.main, shapes,
-                                             (finite(trainer, piece, state) for piece in pieces))
+                                             (load_finite(trainer, piece, state) for piece in pieces))
                    for name, state in names.items()}
 
 
-def finite(trainer: Trainer, piece: Piece, state: str):
+def load_finite(trainer: Trainer, piece: Piece, state: str):
     """Return a piece's elements, on the host. Raise UserError if they are not finite in the state's format."""
     values, form = to_host(trainer.state.optimizer_states[state].load(piece)), trainer.state.precision.form
     weights = state == "parameters"
@@ -95,18 +96,18 @@ def finite(trainer: Trainer, piece: Piece, state: str):
     return values
 
 
-def finish(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], saved: list) -> Manifest:
-    """Write the manifest, on rank 0, from all ranks' answers, when all shards are written."""
-    tensors = {name: Stored(tensor.shape, []) for name, tensor in leaves(model_tensors(trainer.state.model))}
-    sealed: dict[str, Sealed] = {}
+def write_manifest(trainer: Trainer, root: str, aside: str, settings: dict[str, Any], saved: list) -> Manifest:
+    """Write the manifest, on rank 0, from the results of save_shards on all ranks."""
+    tensors = {name: StoredTensor(tensor.shape, {}) for name, tensor in leaves(model_tensors(trainer.state.model))}
+    files: dict[str, FileSeal] = {}
     for rank, (boxes, its_files) in enumerate(saved):
-        sealed |= its_files
+        files |= its_files
         for name, box in boxes:
-            tensors[name].boxes.append((box, rank))
+            tensors[name].ranks_of_boxes[text_of(box)] = rank
     follows = trainer.scaler.scaling.loss_scale is None
-    manifest = Manifest(trainer.iteration, trainer.optimizer.iteration,
+    manifest = Manifest(FORMAT, trainer.iteration, trainer.optimizer.iteration,
                         trainer.scaler.state if follows else None, trainer.state.precision.main,
-                        model_of(trainer.state.model), settings, tensors, sealed)
+                        model_of(trainer.state.model), settings, tensors, files)
     on_disk.publish(root, aside, manifest)
     return manifest
 
@@ -150,8 +151,8 @@ def check_tokenizer(root: str, manifest: Manifest, tokenizer: Tokenizer, advice:
     if manifest.settings.get(TOKENIZER, tokenizer.fingerprint) != tokenizer.fingerprint:
         size, saved = tokenizer.vocab_size, manifest.model["vocab_size"]
         sizes = f" (it has {size:,} tokens, that one {saved:,})" if size != saved else ""
-        raise UserError(f"The tokenizer is another one than that of {on_disk.folder_of(root, manifest.iteration)}"
-                        f"{sizes}, so that the same ids mean other words. {advice}")
+        raise UserError(f"The tokenizer is not that of {on_disk.folder_of(root, manifest.iteration)}"
+                        f"{sizes}, so the same ids mean other tokens. {advice}")
 
 
 def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
@@ -161,18 +162,20 @@ def check_iterations(root: str, manifest: Manifest, train_iters: int) -> None:
                         f"to be loaded, has {manifest.iteration} behind it: nothing is left to do. Choose more.")
 
 
-def check_files(root: str, folder: str, sealed: dict[str, Sealed]) -> None:
-    for name, file in sealed.items():
-        on_disk.check_file(root, folder, name, file)
+def check_files(world: Group, root: str, manifest: Manifest, states: list[str]) -> None:
+    """Check the files of these states, each on one of the ranks. Raise UserError, on every rank, for a damaged one."""
+    def check() -> None:
+        for name, seal in list(manifest.files_of(states).items())[world.rank::world.size]:
+            on_disk.check_file(root, on_disk.folder_of(root, manifest.iteration), name, seal)
+
+    world.collect_objects(check, "the checkpoint's checksums")
 
 
 def load_states(trainer: Trainer, root: str, manifest: Manifest, states: list[str]) -> None:
-    """Load these states on all ranks, once all their files are checked."""
+    """Load these states on all ranks, after a check of all their files."""
     world, folder = trainer.topology.world, on_disk.folder_of(root, manifest.iteration)
-    files = [(name, file) for name, file in manifest.files.items() if state_of(name) in states]
-    world.collect_objects(lambda: check_files(root, folder, dict(files[world.rank::world.size])),
-                    "the checkpoint's checksums")
-    world.collect_objects(lambda: read_states(trainer, folder, manifest, states), "what the checkpoint holds")
+    check_files(world, root, manifest, states)
+    world.collect_objects(lambda: read_states(trainer, folder, manifest, states), "the content of the checkpoint")
 
 
 def read_states(trainer: Trainer, folder: str, manifest: Manifest, states: list[str]) -> None:
@@ -201,14 +204,14 @@ def describe(root: str, manifest: Manifest, settings: dict[str, Any], dtype: str
     if manifest.dtype != dtype:
         lines.append(f"its weights and moments are {manifest.dtype}, and {dtype} from now on")
     without_effect = {"initial_loss_scale"} if manifest.loss_scale is not None else set()
-    others = [changed(name, manifest.settings.get(name), value) for name, value in settings.items()
+    others = [describe_change(name, manifest.settings.get(name), value) for name, value in settings.items()
               if manifest.settings.get(name) != value and name not in without_effect]
     if others:
         lines.append(f"note: other settings than before, so the run is not the same: {', '.join(others)}")
     return "\n".join(lines)
 
 
-def changed(name: str, before, now) -> str:
+def describe_change(name: str, before, now) -> str:
     """Format a changed option: '--seed 2 (was 1)', '--bf16 (was not given)'. Flags are bools; None has no value."""
     text = option(name) if now is True else f"no {option(name)}" if now in (None, False) else f"{option(name)} {now}"
     was = "given" if before is True else "not given" if before in (None, False) else before

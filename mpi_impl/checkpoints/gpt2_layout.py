@@ -1,10 +1,10 @@
-"""GPT-2 in transformers. A matrix is [in, out] as it is here (they call that a Conv1D), and the numbers of every tensor
-lie in the same order: the last three axes of attention's w_qkv [h, 3, a, d] are one axis there, with all of q, then k,
-then v.
+"""The layout of GPT-2 in transformers. A matrix is [in, out] as it is here (their Conv1D), and the numbers of every
+tensor lie in the same order: the last three axes of w_qkv [h, 3, a, d] are one axis there, with all of q, then of k,
+then of v.
 """
 import re
 
-from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place, query_key_or_value
+from mpi_impl.checkpoints.huggingface_layout import TensorPlace, TransformersLayout, place
 from reference.params import Tensor
 
 OF_MODEL = {
@@ -30,13 +30,13 @@ def their_name(name: str) -> str:
 
 
 def places(name: str, tensor: Tensor, num_layers: int) -> list[TensorPlace]:
-    """Return a tensor's places: q, k and v are h columns each of one matrix; any other tensor is one there, too."""
+    """Return a tensor's places. q, k and v are h columns each of one matrix; any other tensor is one there, too."""
     theirs = their_name(name)
     if not name.endswith("_qkv"):
         return [place(theirs, tensor)]
     *before, _, a, d = tensor.shape
     h, shape = a * d, (*before, 3 * a * d)                                 # [h, 3h], or of the bias [3h]
-    return [TensorPlace(theirs, shape, query_key_or_value(i, turn=False), len(shape) - 1, i * h, h) for i in range(3)]
+    return [TensorPlace(theirs, shape, len(shape) - 1, i * h, h, qkv=i) for i in range(3)]
 
 
 GPT2 = TransformersLayout(

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.checkpoints.on_disk import write_tensors
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.runtime.arrays import moved_to
-from mpi_impl.runtime.files import LARGEST, path_inside, writing
+from mpi_impl.runtime.files import LARGEST, folder_aside, path_inside, writing
 from mpi_impl.runtime.formats import open_tensors, read_json
 from mpi_impl.training.trainer import Trainer
 from reference.config import ARCHITECTURES, ModelConfig
@@ -47,7 +46,7 @@ def places_of(model: ModelConfig) -> Iterator[tuple[str, Tensor, list[TensorPlac
         yield name, tensor, layout.places(name, tensor, model.num_layers)
 
 
-# ---- in -------------------------------------------------------------------------------------------------------------
+# ---- read -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Weights:
         """Return tensor-parallel rank `rank`'s shard of a tensor, [segment.shape]; padding is 0."""
         x = np.zeros(segment.shape, dtype)
         for place in self.places(segment):
-            part, there = place.share(x, rank)
+            part, there = place.shard_and_place(x, rank)
             if part.size:
                 part[...] = self.slice(place.name)[there]
         return x
@@ -189,7 +188,7 @@ def within_segment(piece: Piece) -> slice:
     return slice(piece.in_buffer.start - piece.of.offset, piece.in_buffer.stop - piece.of.offset)
 
 
-# ---- out ------------------------------------------------------------------------------------------------------------
+# ---- write ----------------------------------------------------------------------------------------------------------
 
 
 def save_model(trainer: Trainer, folder: str, tokenizer: Tokenizer | None) -> None:
@@ -197,7 +196,7 @@ def save_model(trainer: Trainer, folder: str, tokenizer: Tokenizer | None) -> No
 
     Raises UserError, on every rank, if a file cannot be written. The folder's content is then unchanged.
     """
-    tensors = gathered(trainer)
+    tensors = gather_tensors(trainer)
 
     def write() -> None:
         assert tokenizer is not None
@@ -217,8 +216,8 @@ def exhaust(tensors: Iterator) -> None:
 
 
 def write_model(folder: str, trainer: Trainer, tensors: Iterator, tokenizer: Tokenizer) -> None:
-    """Write all files aside, on rank 0, and then rename them into place."""
-    with writing(folder), TemporaryDirectory(dir=folder, prefix="unfinished-") as aside:
+    """Write all files aside, on rank 0, and rename them to their places."""
+    with writing(folder), folder_aside(folder) as aside:
         write_weights(os.path.join(aside, WEIGHTS), trainer, tensors)
         with open(os.path.join(aside, CONFIG), "w") as file:
             json.dump(config_of(trainer.state.model, tokenizer, trainer.state.main.dtype.name), file, indent=2)
@@ -234,7 +233,7 @@ def write_weights(path: str, trainer: Trainer, tensors: Iterator) -> None:
     write_tensors(path, trainer.state.main.dtype.name, shapes, tensors, metadata={"format": "pt"})
 
 
-def gathered(trainer: Trainer) -> Iterator:
+def gather_tensors(trainer: Trainer) -> Iterator:
     """Yield the elements of each whole tensor, in transformers' layout, on rank 0; nothing on the others.
 
     All ranks go through it.
@@ -258,15 +257,15 @@ def gathered(trainer: Trainer) -> Iterator:
                 receive.wait()
         if world.rank == 0:
             sources = shards if tensor.split is not None else shards[:1]
-            yield from as_theirs([shard.reshape(shape) for shard in sources], places)
+            yield from join_shards([shard.reshape(shape) for shard in sources], places)
 
 
-def as_theirs(shards: list, places: list[TensorPlace]) -> Iterator:
+def join_shards(shards: list, places: list[TensorPlace]) -> Iterator:
     """Yield each of their tensors that a tensor of ours makes, from its shards."""
     for (_, shape), parts in groupby(places, lambda place: (place.name, place.shape)):
         whole = np.empty(shape, shards[0].dtype)
         for place in parts:
             for rank, shard in enumerate(shards):
-                part, there = place.share(shard, rank)
+                part, there = place.shard_and_place(shard, rank)
                 whole[there] = part
         yield whole

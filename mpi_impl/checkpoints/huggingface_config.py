@@ -42,7 +42,7 @@ def class_of(model: ModelConfig) -> str:
     return layout_of(model).classes[model.heads]
 
 
-# ---- in -------------------------------------------------------------------------------------------------------------
+# ---- read -----------------------------------------------------------------------------------------------------------
 
 
 def read_config(folder: str, architecture: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def read_config(folder: str, architecture: str) -> dict[str, Any]:
         raise UserError(f"{path} says that model_type is {layout.model_type!r}, but this program has a "
                         f"{architecture.upper()}, so it must be {types}. Give the folder of such a model, or choose "
                         "another program.")
-    config = {name: checked(path, name, found.get(name, default), type(default))
+    config = {name: check_type(path, name, found.get(name, default), type(default))
               for name, default in layout.fields.items()}
     for name, (value, meaning) in layout.fixed.items():
         other = found.get(name, value)
@@ -97,7 +97,7 @@ def notes(folder: str) -> str:
                    for name, meant in slips.items())
 
 
-def checked(path: str, name: str, value, kind: type):
+def check_type(path: str, name: str, value, kind: type):
     """Return the value in the right type. An integer may stand for a float; a bool is no number."""
     if kind is float and type(value) is int and abs(value) <= 1 << 53:
         value = float(value)
@@ -107,7 +107,7 @@ def checked(path: str, name: str, value, kind: type):
     return value
 
 
-def adopted(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def adopt_options(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a folder decides: the model's, and its tokenizer, if it has one.
 
     Dropout is no part of the model: its option counts, if it is given. Raises UserError for another given option that
@@ -118,8 +118,8 @@ def adopted(folder: str, architecture: str, given: Mapping[str, Any]) -> dict[st
     model, tokenizer = model_options(config), tokenizer_in(folder)
     for name, value in model.items():
         if given.get(name, value) != value:
-            raise UserError(f"{option(name)} is {given[name]}, but {path} says {said(config, name)}. Leave the option "
-                            "out, or load another model.")
+            raise UserError(f"{option(name)} is {given[name]}, but {path} says {describe_field(config, name)}. Leave "
+                            "the option out, or load another model.")
     shares = {config[name] for name in layout.hidden_dropout}
     if len(shares) > 1 and "hidden_dropout" not in given:
         both = " and ".join(f"{name} is {config[name]}" for name in layout.hidden_dropout)
@@ -148,7 +148,7 @@ def fewer_heads(layout: TransformersLayout, found: dict[str, Any]) -> dict[str, 
     return {"bert_no_binary_head": True} if without else {}
 
 
-def said(config: dict[str, Any], name: str) -> str:
+def describe_field(config: dict[str, Any], name: str) -> str:
     """Describe the field of config.json that stands for an option."""
     layout = LAYOUTS[config["model_type"]]
     if name in layout.options:
@@ -172,7 +172,7 @@ def check_vocabulary(folder: str, tokenizer: Tokenizer) -> None:
     check_words(folder, tokenizer, advice)
 
 
-# ---- out ------------------------------------------------------------------------------------------------------------
+# ---- write ----------------------------------------------------------------------------------------------------------
 
 
 def check_expressible(args: Any, architecture: str) -> None:

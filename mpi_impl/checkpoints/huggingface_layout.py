@@ -2,8 +2,8 @@
 options in its config.json. There is one layout for GPT-2 (gpt2_layout.py), and two for BERT (bert_layout.py).
 
 The numbers are the same, but a matrix may be transposed, and one tensor of ours may be three of theirs, or a part of
-one. In every case a view of our array has the numbers in their order, so that one assignment copies a rank's shard in
-or out: of the whole tensor, or of a slice of the file.
+one. A view of our array always has the numbers in their order, so that one assignment copies a rank's shard from a
+slice of the file, or into a whole tensor.
 """
 import re
 from collections.abc import Callable
@@ -17,48 +17,35 @@ class TensorPlace(NamedTuple):
 
     name: str                      # of the tensor there, without the prefix
     shape: tuple[int, ...]         # of all of that tensor
-    view: Callable[[Any], Any]     # our tensor, or a rank's shard of it -> a view of this part, transposed as there
     axis: int | None               # the axis that tensor parallelism shards; None: replicated
     first: int = 0                 # the start of this part along the axis
     length: int = 0                # and its length
+    transposed: bool = False       # whether our matrix [n, m] is [m, n] there
+    qkv: int | None = None         # 0, 1, 2 for q, k, v, which are parts of our w_qkv or b_qkv
 
-    def share(self, shard, rank: int) -> tuple[Any, tuple[slice, ...]]:
-        """Return a view of rank `rank`'s shard of this part, and its place in the tensor of the file.
+    def shard_and_place(self, shard, rank: int) -> tuple[Any, tuple[slice, ...]]:
+        """Return a view of this part of rank `rank`'s shard of our tensor, and its place in the tensor of the file.
 
         Padding, at the end of the last shards, is not in the file, and so not in the view.
         """
-        part = self.view(shard)
+        if self.qkv is not None:                                       # [h, 3, a/t, d] -> [h, a/t d]
+            shard = shard[..., self.qkv, :, :].reshape(*shard.shape[:-3], -1)
+        if self.transposed:
+            shard = shard.T
         if self.axis is None:
-            return part, (slice(None),)
-        share, before = part.shape[self.axis], (slice(None),) * self.axis
-        start = min(rank * share, self.length)
-        stop = min(start + share, self.length)
-        return part[(*before, slice(stop - start))], (*before, slice(self.first + start, self.first + stop))
+            return shard, (slice(None),)
+        length, before = shard.shape[self.axis], (slice(None),) * self.axis
+        start = min(rank * length, self.length)
+        stop = min(start + length, self.length)
+        return shard[(*before, slice(stop - start))], (*before, slice(self.first + start, self.first + stop))
 
 
-def as_it_is(x):
-    return x
-
-
-def turned(x):
-    return x.T
-
-
-def place(name: str, tensor: Tensor, turn: bool = False) -> TensorPlace:
-    """Make the place of a tensor that is one there, too; with `turn` a matrix [n, m] is stored as [m, n]."""
+def place(name: str, tensor: Tensor, transposed: bool = False) -> TensorPlace:
+    """Return the place of a tensor that is one tensor there, too."""
     shape, axis = tensor.shape, tensor.split
-    if turn:
+    if transposed:
         shape, axis = shape[::-1], None if axis is None else len(shape) - 1 - axis
-    return TensorPlace(name, shape, turned if turn else as_it_is, axis, length=0 if axis is None else shape[axis])
-
-
-def query_key_or_value(i: int, turn: bool) -> Callable[[Any], Any]:
-    """Return a function that views q, k or v of w_qkv [h, 3, a, d] as [h, a d], or of b_qkv [3, a, d] as [a d]."""
-    def view(x):
-        part = x[..., i, :, :]
-        part = part.reshape(*part.shape[:-2], -1)
-        return part.T if turn else part
-    return view
+    return TensorPlace(name, shape, axis, length=0 if axis is None else shape[axis], transposed=transposed)
 
 
 class TransformersLayout(NamedTuple):

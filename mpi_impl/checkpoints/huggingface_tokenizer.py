@@ -14,7 +14,7 @@ WORD_PIECES, SETTINGS = "vocab.txt", "tokenizer_config.json"
 OPTIONS = ("vocab_file", "merge_file", "tokenizer_model")        # that name a tokenizer's files
 
 
-def tokenizer_in(folder: str) -> dict[str, str]:
+def tokenizer_in(folder: str) -> dict[str, Any]:
     """Return the options that choose the folder's own tokenizer; none, if it has none that is built here."""
     pairs, merges, pieces, settings = (os.path.join(folder, name)
                                        for name in (VOCABULARY, MERGES, WORD_PIECES, SETTINGS))

@@ -6,10 +6,11 @@ weights at their initial values, or point to another's files.
 """
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from math import prod
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from reference.parallel.boxes import Box, shape_of
 from reference.params import leaves
 from reference.precision import ScaleState
 
-FORMAT = 1
+FORMAT: Final = 1
 TYPES = {"float32": "F32", "float64": "F64"}     # as safetensors calls them
 STATES = ("parameters", "m", "v")                # of the optimizer
 MOST_BOXES = 1 << 14                             # of a tensor; a rank has a handful
@@ -30,45 +31,48 @@ Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """The size and the checksum of a file as it was written."""
+class FileSeal:
+    """The size and the checksum of a file when it was written."""
 
     bytes: Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True)
+class StoredTensor:
     """A tensor, and the place of its elements: each in one box, in the files of one rank."""
 
-    shape: tuple[int, ...]
-    boxes: list[tuple[Box, int]]
-
-
-@dataclass(frozen=True)
-class WrittenTensor:
-    """A tensor in JSON: the boxes as text."""
-
     shape: Annotated[tuple[Count, ...], Meta(min_length=1)]
-    ranks_of_boxes: Annotated[dict[str, Count], Meta(max_length=MOST_BOXES)]
+    ranks_of_boxes: Annotated[dict[str, Count], Meta(max_length=MOST_BOXES)]       # boxes as text: '0:3,4:8'
+
+    @cached_property
+    def boxes(self) -> list[tuple[Box, int]]:
+        """Return the boxes, each with its rank. Raise ValueError for a text that is no box."""
+        return [(box_of(text), rank) for text, rank in self.ranks_of_boxes.items()]
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of a checkpoint."""
 
+    format: Literal[1]
     iteration: Count                       # steps done
     updates: Count                         # of the weights: fewer, if steps were skipped
     loss_scale: ScaleState | None          # None unless the scale follows the gradients
     dtype: Annotated[str, Meta(pattern="^float(32|64)$")]      # of all states
     model: dict[str, Any]                  # the ModelConfig, without training's fields
     settings: dict[str, Any]               # of the run, by the options' names
-    tensors: dict[str, Stored]
-    files: dict[str, Sealed]
+    tensors: dict[str, StoredTensor]
+    files: dict[str, FileSeal]
 
     @property
     def size(self) -> int:
         """Return the bytes of all files."""
         return sum(file.bytes for file in self.files.values())
+
+    def files_of(self, states: Collection[str]) -> dict[str, FileSeal]:
+        """Return the files of these states."""
+        return {name: file for name, file in self.files.items() if name.rsplit("-", 1)[0] in states}
 
     @property
     def config(self) -> ModelConfig:
@@ -78,22 +82,13 @@ class Manifest:
         return msgspec.convert(self.model, ModelConfig)
 
     def text(self) -> str:
-        """Write it as JSON that a person can read."""
-        content = {field.name: getattr(self, field.name) for field in fields(self)}
-        content["tensors"] = {name: {"shape": shape, "ranks_of_boxes": {text_of(box): rank for box, rank in boxes}}
-                              for name, (shape, boxes) in self.tensors.items()}
-        content["files"] = {name: vars(file) for name, file in self.files.items()}
-        return json.dumps({"format": FORMAT} | content, indent=1) + "\n"
+        """Return it as JSON that a person can read."""
+        return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_text(cls, text: bytes) -> "Manifest":
-        """Read and check a manifest. Raises ValueError or RecursionError for anything else."""
-        written = msgspec.json.decode(text, type=WrittenManifest)
-        content = {field.name: getattr(written, field.name) for field in fields(cls)}
-        content["tensors"] = {name: Stored(tensor.shape, [(box_of(box), rank)
-                                                          for box, rank in tensor.ranks_of_boxes.items()])
-                              for name, tensor in written.tensors.items()}
-        manifest = cls(**content)
+        """Parse and check a manifest. Raise ValueError or RecursionError for anything else."""
+        manifest = msgspec.json.decode(text, type=cls)
         manifest.check()
         return manifest
 
@@ -110,21 +105,13 @@ class Manifest:
             if expected.get(name) != found.get(name):
                 raise ValueError(f"the tensor {name} is {found.get(name, 'missing')}, and "
                                  f"{expected.get(name, 'not there')} in the model that it describes")
-        for name, (shape, boxes) in self.tensors.items():
-            check_tiling(name, shape, [box for box, _ in boxes])
+        for name, tensor in self.tensors.items():
+            check_tiling(name, tensor.shape, [box for box, _ in tensor.boxes])
         ranks = {rank for tensor in self.tensors.values() for _, rank in tensor.boxes}
         files = {file_of(state, rank) for rank in ranks for state in STATES}
         if files != self.files.keys():
             raise ValueError(f"the file {min(files ^ self.files.keys())} is in its boxes or in its list of files, but "
                              "not in both")
-
-
-@dataclass(frozen=True)
-class WrittenManifest(Manifest):
-    """A manifest in JSON."""
-
-    tensors: dict[str, WrittenTensor]      # type: ignore[assignment]
-    format: Literal[1]
 
 
 def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
@@ -164,8 +151,3 @@ def key_of(tensor: str, box: Box) -> str:
 
 def file_of(state: str, rank: int) -> str:
     return f"{state}-{rank:05}.safetensors"
-
-
-def state_of(file: str) -> str:
-    """Return the state of a file: the inverse of file_of."""
-    return file.rsplit("-", 1)[0]

@@ -22,7 +22,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mpi_impl.checkpoints.manifest import FORMAT, TYPES, Manifest, Sealed, file_of, key_of
+from mpi_impl.checkpoints.manifest import FORMAT, TYPES, FileSeal, Manifest, file_of, key_of
 from mpi_impl.runtime.files import is_there, opened_to_read, read_bytes, writing
 from mpi_impl.runtime.formats import open_tensors, sentence
 from reference.errors import UserError
@@ -31,11 +31,12 @@ from reference.parallel.boxes import Box, inside, overlap, shape_of
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST, SEAL = "manifest.json", "manifest.json.sha256"
 
+
 def folder_of(root: str, iteration: int) -> str:
     return os.path.join(root, f"iter_{iteration:07}")
 
 
-# ---- written --------------------------------------------------------------------------------------------------------
+# ---- write ----------------------------------------------------------------------------------------------------------
 
 
 def check_free(root: str, iteration: int) -> None:
@@ -61,7 +62,7 @@ def make_aside(root: str, iteration: int) -> str:
 
 
 def write_tensors(path: str, dtype: str, shapes: dict[str, tuple[int, ...]], elements: Iterable,
-                  metadata: dict[str, str] | None = None) -> Sealed:
+                  metadata: dict[str, str] | None = None) -> FileSeal:
     """Write a safetensors file of these arrays. `elements` are their contents in order, in chunks of any size.
 
     So a rank needs no copy of its states: adjacent boxes are written directly from memory.
@@ -102,7 +103,7 @@ def discard(aside: str) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def write_synced(path: str, parts: Iterable) -> Sealed:
+def write_synced(path: str, parts: Iterable) -> FileSeal:
     """Write a file of these bytes, or arrays; it is on the disk when this returns. Raise UserError if that fails."""
     digest = hashlib.sha256()
     with writing(path), open(path, "wb") as file:
@@ -111,7 +112,7 @@ def write_synced(path: str, parts: Iterable) -> Sealed:
             digest.update(part)
         file.flush()
         os.fsync(file.fileno())
-        return Sealed(file.tell(), digest.hexdigest())
+        return FileSeal(file.tell(), digest.hexdigest())
 
 
 def sync_folder(path: str) -> None:
@@ -175,16 +176,16 @@ def read_manifest(root: str) -> Manifest:
     return manifest
 
 
-def check_file(root: str, folder: str, name: str, sealed: Sealed) -> None:
+def check_file(root: str, folder: str, name: str, seal: FileSeal) -> None:
     """Raise UserError if a file is not as it was written. It is read once, a chunk at a time."""
     path = os.path.join(folder, name)
     if not is_there(path):
         raise UserError(f"{path} is missing.{others(root)}")
     with opened_to_read(path) as file:
         size = os.fstat(file.fileno()).st_size
-        same = size == sealed.bytes and hashlib.file_digest(file, "sha256").hexdigest() == sealed.sha256
+        same = size == seal.bytes and hashlib.file_digest(file, "sha256").hexdigest() == seal.sha256
     if not same:
-        fault = (f"it has {size:,} bytes, and {sealed.bytes:,} were written" if size != sealed.bytes else
+        fault = (f"it has {size:,} bytes, and {seal.bytes:,} were written" if size != seal.bytes else
                  f"its checksum is not the one in {MANIFEST}")
         raise UserError(f"{path} is damaged: {fault}.{others(root)}")
 

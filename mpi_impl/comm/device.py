@@ -19,7 +19,7 @@ class Device(NamedTuple):
     """A device that a rank computes on."""
 
     like: Any                           # an empty array of the library that its arrays belong to
-    description: str                 # for a person; "" for CPU cores
+    description: str                    # for a person; "" for CPU cores
     path: DevicePath = DevicePath()     # of its arrays, to other ranks
     memory: "Memory | None" = None      # its own; None if it is the machine's
     gpus: Sequence[str] = ()            # the names of all GPUs of the run, each once

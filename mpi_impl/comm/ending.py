@@ -1,6 +1,6 @@
 """The end of ranks that fail together: which of them have reached it, and which one says why."""
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
@@ -10,19 +10,14 @@ SPEAKS = 32_767      # a tag, which every MPI allows
 
 
 def barrier_with_timeout(group: Members, seconds: float) -> bool:
-    """Wait for all ranks to come here, at most so many seconds. Report whether they did."""
-    request, deadline = group.comm.Ibarrier(), time.monotonic() + seconds
-    while not request.Test():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+    """Wait at most this long for all ranks to come here. Report whether they did."""
+    return comes_true(group.comm.Ibarrier().Test, seconds)
 
 
 def elect_speaker(group: Members, seconds: float) -> bool:
     """Report whether this rank is the one to speak, of those that ask: the first, or the lowest of several.
 
-    For threads of ranks that are stuck: no rank is waited for, but all hear of it within so many seconds. On several
+    For threads of ranks that are stuck: no rank is waited for, but all hear of it within this many seconds. On several
     hosts, if they are known, one rank speaks on each: a rank on the other side of a broken link hears nothing, and to
     send there is the end of MPICH, and of the rank.
     """
@@ -37,11 +32,16 @@ def elect_speaker(group: Members, seconds: float) -> bool:
     return not _heard_from(group, [rank for rank in here if rank < group.rank], seconds)
 
 
-def _heard_from(group: Members, sources: Iterable[int], seconds: float) -> bool:
+def _heard_from(group: Members, sources: Sequence[int], seconds: float) -> bool:
     """Report whether one of these ranks has said that it speaks, or says so in time."""
+    return comes_true(lambda: any(group.comm.Iprobe(source, SPEAKS) for source in sources), seconds)
+
+
+def comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Report whether a condition becomes true in time. MPI makes little progress unless it is asked again and again."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:      # MPI makes little progress unless it is asked, again and again
-        if any(group.comm.Iprobe(source, SPEAKS) for source in sources):
-            return True
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.01)
-    return False
+    return True

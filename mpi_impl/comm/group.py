@@ -14,7 +14,7 @@ from mpi_impl.comm.mpi_library import largest_tag
 from mpi_impl.comm.objects import ObjectGroup
 from mpi_impl.comm.pending import Pending
 from mpi_impl.comm.transports.choice import Transports
-from mpi_impl.comm.transports.transport import Call
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives
 from mpi_impl.runtime.arrays import is_half, on_device
 
 
@@ -74,10 +74,9 @@ class Group(ObjectGroup):
 
     def post_send(self, x, to: int, tag: int, reason: str) -> Pending:
         """Send x to rank `to`, which posts a receive with the same tag. x must not change until the wait is over."""
-        hosts = self.instruments.hosts
-        self._record("send", x, x.size, reason, hosts.crossing("send", [self.ranks[self.rank], self.ranks[to]]))
+        self._record("send", x, x.size, reason, [self.ranks[self.rank], self.ranks[to]])
         with self._posting(reason, x) as clock:
-            request = self.transports.choose(Call.MESSAGE, x).post_send(x, to, 2 * tag)
+            request = self.transports.choose(PointToPoint, x).post_send(x, to, 2 * tag)
             pending = Pending(self, f"send {reason}", [request], None, [self.ranks[to]])
             if clock is not None:
                 pending.stamp[0] = clock.tell()
@@ -87,7 +86,7 @@ class Group(ObjectGroup):
     def post_receive(self, x, source: int, tag: int, reason: str) -> Pending:
         """Receive into x what rank `source` sends with this tag. x has it once the wait is over."""
         with self._posting(reason, x) as clock:
-            request = self.transports.choose(Call.MESSAGE, x).post_receive(x, source, 2 * tag)
+            request = self.transports.choose(PointToPoint, x).post_receive(x, source, 2 * tag)
             pending = Pending(self, f"receive {reason}", [request], x, [self.ranks[source]])
             if clock is not None:
                 pending.takes = clock.link.seconds("send", 2, x.nbytes)
@@ -119,9 +118,9 @@ class Group(ObjectGroup):
         assert x.dtype == out.dtype, f"{x.dtype} cannot become {out.dtype} on the way"      # MPI would not notice
         assert operation == "all_gather" or not is_half(x), f"{x.dtype} is added up by blocking calls only"
         whole = x if x.size > out.size else out
-        self._record(operation, whole, whole.size, reason, self._crossing(operation))
+        self._record(operation, whole, whole.size, reason, self.ranks)
         with self._posting(reason, x) as clock:
-            request = self.transports.choose(Call.POSTED, x).post(operation, x, out)
+            request = self.transports.choose(PostedCollectives, x).post(operation, x, out)
             pending = Pending(self, reason, [request], out, self.others)
             if clock is not None:
                 pending.stamp[0] = clock.tell()
@@ -137,14 +136,14 @@ class Group(ObjectGroup):
 
         (With NCCL it is then on the device's stream, and no more: a trace shows when that was.)
         """
-        self._record(operation, x, elements, reason, self._crossing(operation, root))
+        self._record(operation, x, elements, reason, self.ranks, root)
         with self._waiting(reason, self.others) as clock:
             if clock is None:
-                yield self.transports.choose(Call.COLLECTIVE, x)
+                yield self.transports.choose(Collectives, x)
                 return
             latest = np.array([clock.tell()])
             self.transports.mpi.all_reduce(latest, "max")
-            yield self.transports.choose(Call.COLLECTIVE, x)
+            yield self.transports.choose(Collectives, x)
             clock.reach(latest[0] + clock.link.seconds(operation, self.size, elements * x.dtype.itemsize))
 
     @contextmanager
@@ -171,12 +170,10 @@ class Group(ObjectGroup):
             yield self._virtual_clock()
         self.trace.clock.resume()
 
-    def _record(self, operation, x, elements, reason, crossing):
-        self.ledger.record(operation, self.name, self.size, reason, elements, x.dtype, crossing)
-
-    def _crossing(self, operation, root=0) -> float | None:
-        """Return the share of a collective that crosses between hosts; None on one host."""
-        return self.instruments.hosts.crossing(operation, self.ranks, root)
+    def _record(self, operation, x, elements, reason, ranks, root=0):
+        """Write a call between these ranks of the world into the ledger, and how much of it crosses between hosts."""
+        self.ledger.record(operation, self.name, self.size, reason, elements, x.dtype,
+                           self.instruments.hosts.crossing(operation, ranks, root))
 
     def _virtual_clock(self) -> VirtualClock | None:
         """Return the clock, if ranks must tell one another what time it is; a rank alone need not."""

@@ -20,19 +20,19 @@ class TensorParallelRegion:
         self.group, self.rank, self.size = group, group.rank, group.size
 
     def enter(self, x, reason):
-        """f: return x, which every rank has."""
+        """Return x, which every rank has (f)."""
         return x
 
     def enter_backward(self, dx, reason):
-        """f: all-reduce, since every rank used x and its gradient is the sum. Overwrite dx."""
+        """All-reduce dx in place: every rank used x, so its gradient is the sum over the ranks (f backward)."""
         return self.group.all_reduce(dx, reason)
 
     def leave(self, partial, reason):
-        """g: all-reduce the partial sums. Overwrite them."""
+        """All-reduce the partial sums in place (g)."""
         return self.group.all_reduce(partial, reason)
 
     def leave_backward(self, dy, reason):
-        """g: return dy."""
+        """Return dy (g backward)."""
         return dy
 
     def keep(self, x, entered):

@@ -14,7 +14,7 @@ class Pending:
     """A call that was posted and goes on by itself, as far as MPI lets it: `wait` ends it, `poll` helps it on."""
 
     def __init__(self, group: "Group", reason: str, requests: list[Request], x, others: Sequence[int]):
-        """`others` are the ranks of the world that the call takes; x is its result."""
+        """Hold what is posted. `others` are the ranks of the world that the call takes; x is its result."""
         self.group, self.reason, self.requests, self.x, self.others = group, reason, requests, x, others
         self.stamp, self.takes = np.zeros(1), 0.0      # for a virtual clock: the latest start, and seconds from there
 

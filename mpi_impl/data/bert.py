@@ -5,7 +5,7 @@ import numpy as np
 
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import IndexedDataset
-from mpi_impl.data.masking import masked_positions, replaced
+from mpi_impl.data.masking import choose_positions, replace_masked
 from mpi_impl.data.spans import Spans
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
 from reference import counter_rng
@@ -36,17 +36,12 @@ class BERTDataset(Dataset):
                  masked_lm_prob: float = 0.15, short_seq_prob: float = 0.1):
         check_samples(tokenizer.name, seq_length, masked_lm_prob, short_seq_prob)
         assert isinstance(tokenizer, WordPieceTokenizer)
-        self.tokenizer = tokenizer
-        self.masked_lm_prob = masked_lm_prob
+        self.tokenizer, self.masked_lm_prob = tokenizer, masked_lm_prob
         self.spans = Spans(indexed, seq_length - SPECIAL_TOKENS, seed, short_seq_prob)
         super().__init__(indexed, seq_length, seed, split, len(self.spans.firsts))
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
-
-        They are int64 [count, BERTBatch.width(seq_length)], which BERTBatch.unpack reads. Raises UserError if the part
-        has no sample.
-        """
+        """Return samples as the base class says: int64 [count, BERTBatch.width(s)], which BERTBatch.unpack reads."""
         samples = self.order(part, first_sample, count)
         numbers = np.arange(first_sample, first_sample + count) if part == "train" else samples
 
@@ -60,8 +55,8 @@ class BERTDataset(Dataset):
         begins = text & (self.tokenizer.begins_word[tokens] | after_special)
         budgets = np.maximum(1, np.rint(self.masked_lm_prob * text.sum(1))).astype(np.int64)
         index = numbers[:, None] * self.seq_length + np.arange(self.seq_length)             # [count, s]
-        masked = masked_positions(begins, text, budgets, uniform, index)
-        seen = replaced(tokens, masked, self.tokenizer, uniform, index)
+        masked = choose_positions(begins, text, budgets, uniform, index)
+        seen = replace_masked(tokens, masked, self.tokenizer, uniform, index)
         lengths = length.sum(0) + SPECIAL_TOKENS
         return BERTBatch(seen, token_types, np.where(masked, tokens, 0), masked.astype(np.int64), lengths,
                          swapped).pack()
@@ -79,14 +74,14 @@ class BERTDataset(Dataset):
         order = np.array([swapped, ~swapped], np.int64)                 # [2, count]: 0 comes first in the text
         begin = np.take_along_axis(borders[:-1], order, 0)
         length = np.take_along_axis(np.diff(borders, axis=0), order, 0)
-        kept = shortened(length, target)
+        kept = shorten(length, target)
         begin += (length - kept) * (np.stack([uniform("end of A"), uniform("end of B")]) < 0.5)
         return begin, kept, swapped.astype(np.int64)
 
     def sequences(self, begin: np.ndarray, length: np.ndarray):
         """Return [CLS] A [SEP] B [SEP] and padding: tokens, token types int64 [count, s], and a bool mask of the text.
 
-        A [SEP] in the data, which ends a document, is no text.
+        A [SEP] in the data, which ends a document, is not text.
         """
         position = np.arange(self.seq_length)
         a, b = length[:, :, None]                                       # [count, 1]
@@ -101,10 +96,10 @@ class BERTDataset(Dataset):
         return tokens, in_second.astype(np.int64), inside & (tokens != self.tokenizer.sep)
 
 
-def shortened(length: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Take tokens from the longer of two pieces (the second of equals) until both have `target` together.
+def shorten(length: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Remove tokens from the longer of two pieces (the second of equals) until both have `target` together.
 
-    The arrays are int64 [2, count] and [count] -> [2, count].
+    Lengths are int64 [2, count], targets [count]; the result is [2, count].
     """
     a, b = length
     kept = np.minimum(a, np.maximum(target - b, (target + 1) // 2))
@@ -123,4 +118,4 @@ def check_samples(tokenizer_type: str, seq_length: int, masked_lm_prob: float, s
         raise UserError(f"--mask-prob {masked_lm_prob} leaves nothing to predict, or nothing to predict it from. "
                         "Give a share between 0 and 1, such as 0.15.")
     if not 0 <= short_seq_prob <= 1:
-        raise UserError(f"--short-seq-prob {short_seq_prob} is no probability. Give a number from 0 to 1.")
+        raise UserError(f"--short-seq-prob {short_seq_prob} is not a probability. Give a number from 0 to 1.")

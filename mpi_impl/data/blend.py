@@ -15,20 +15,18 @@ A data set is at most 1/2 of a sample from its share when there are two. One hal
 the error from above. So it is log2(K) / 2 for K data sets, rounded up before the division: 1 up to four, 3/2 up to
 eight, however long the sequence. (Megatron's rule for K data sets has no such closed form.)
 """
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
 
+from mpi_impl.data.dataset import PROPORTION
 from reference.errors import UserError
-
-WEIGHT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,30})?")  # "1e999999999" would be a number too, of a billion digits
 
 
 class Samples(Protocol):
-    """A data set that can be blended: an endless sequence of samples for each part."""
+    """An endless sequence of samples for each part (train, validation, test). Each is a row (reference/batches.py)."""
 
     def samples(self, part: str) -> int: ...
 
@@ -42,10 +40,10 @@ def parse_blend(words: Sequence[str]) -> list[tuple[Fraction, str]]:
     given = f"--data-path {' '.join(words)}"
     example = "Give a weight before each, as in --data-path 0.3 A 0.7 B."
     if len(words) % 2:
-        raise UserError(f"{given} is no list of weights and data sets: it has {len(words)} words. {example}")
+        raise UserError(f"{given} is not a list of weights and data sets: it has {len(words)} words. {example}")
     for weight in words[::2]:
-        if not (WEIGHT.fullmatch(weight) and Fraction(weight) > 0):
-            raise UserError(f"{given} has {weight} where a weight belongs, a plain number above 0 and below 1e9, such "
+        if not (PROPORTION.fullmatch(weight) and Fraction(weight) > 0):
+            raise UserError(f"{given} has {weight} where a weight belongs: a plain number above 0 and below 1e9, such "
                             f"as 30 or 0.25. {example}")
     return [(Fraction(weight), name) for weight, name in zip(words[::2], words[1::2])]
 
@@ -84,8 +82,8 @@ def deal(n: np.ndarray, weights: Sequence[Fraction]) -> tuple[np.ndarray, np.nda
         return source, n
     half = len(weights) // 2
     share = sum(weights[:half], Fraction(0)) / sum(weights)
-    given = _nearest(share, n)
-    first = _nearest(share, n + 1) > given          # the samples of the first half
+    given = nearest(share, n)
+    first = nearest(share, n + 1) > given          # the samples of the first half
     place = np.where(first, given, n - given)
     source[first], place[first] = deal(place[first], weights[:half])
     source[~first], place[~first] = deal(place[~first], weights[half:])
@@ -93,6 +91,6 @@ def deal(n: np.ndarray, weights: Sequence[Fraction]) -> tuple[np.ndarray, np.nda
     return source, place
 
 
-def _nearest(share: Fraction, n: np.ndarray) -> np.ndarray:
+def nearest(share: Fraction, n: np.ndarray) -> np.ndarray:
     """Return the integers nearest to share x n, halves upwards, in integers of any size."""
     return (2 * share.numerator * n + share.denominator) // (2 * share.denominator)

@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 import tokenizers
 
-from mpi_impl.data.corpus import Corpus, counted
-from mpi_impl.data.encode import encode_documents, encode_sentences, watched
+from mpi_impl.data.corpus import Corpus, format_count
+from mpi_impl.data.encode import encode_documents, encode_sentences, report_progress
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
-from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer, TrainedTokenizer, given_tokenizer, trained_type
+from mpi_impl.data.saved_tokenizer import SAVED
+from mpi_impl.data.tokenizer import Tokenizer, TrainedTokenizer
+from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_tokenizer, report_shortage
 from mpi_impl.runtime.files import folder_aside
 from reference.errors import UserError
 
-RECIPE = 1  # raise it when the same corpus and options begin to give other tokens: older caches are then ignored
+RECIPE = 1  # increase it when the same corpus and options begin to give other tokens: older caches are then ignored
 
 Report = Callable[[str], None]
 
@@ -28,66 +30,44 @@ class Prepared(NamedTuple):
     tokenizer: Tokenizer
 
 
-def prepare(
-    data_path: str | None = None,
-    tokenizer_type: str = "ByteLevelBPETokenizer",
-    vocab_size: int | None = None,
-    vocab_file: str | None = None,
-    merge_file: str | None = None,
-    cache: str | Path | None = None,
-    report: Report = print,
-    tokenizer_model: str | None = None,
-    split_sentences: bool = False,
-) -> Prepared:
+def prepare(data_path: str | None, choice: TokenizerChoice, split_sentences: bool = False,
+            cache: str | Path | None = None, report: Report = print) -> Prepared:
     """Prepare the tokens of a corpus, or find them in the cache: `data_path` is a Corpus or a Megatron prefix.
 
-    `vocab_size` is that of the tokenizer to train (4,096 when None), or the number of ids of a NullTokenizer. With
-    `split_sentences` each document has a sequence for each sentence, and no end-of-document token. The result is kept
-    in `cache` (~/.cache/shardlab when None; XDG_CACHE_HOME is honoured) under a hash of all that determines it.
+    With `split_sentences` each document has a sequence for each sentence, and no end-of-document token. The result is
+    kept in `cache` (~/.cache/shardlab when None; XDG_CACHE_HOME is honoured) under a hash of all that determines it.
     `report` is called with a sentence from time to time. Called on one rank. Raises UserError for options that do not
     go together, for data that Corpus or IndexedDataset refuses, and for a cache that cannot be written.
     """
-    tokenizer = given_tokenizer(tokenizer_type, vocab_size, vocab_file, merge_file, tokenizer_model)
-    if data_path and (prefix := _megatron_prefix(data_path)):
+    tokenizer = given_tokenizer(choice)
+    if data_path and (prefix := megatron_prefix(data_path)):
         if tokenizer is None:
-            raise UserError(
-                f"--data-path {data_path} is already tokenized, so {tokenizer_type} cannot be trained on it. Give the "
-                "tokenizer it was made with: --tokenizer-model with what was saved beside it, --tokenizer-type "
-                "GPT2BPETokenizer with --vocab-file and --merge-file, or --tokenizer-type NullTokenizer with "
-                "--vocab-size."
-            )
-        return _opened(prefix, tokenizer, report)
-
-    cache_folder = _cache_folder(cache)
-    if data_path and os.path.realpath(cache_folder) == os.path.realpath(data_path):
-        raise UserError(
-            f"--data-path {data_path} is the cache folder, whose files are no texts to learn from. Give another "
-            "--data-path or another --data-cache-path."
-        )
-    corpus = Corpus(data_path, leave_out=cache_folder)
-    asked = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
-    size = asked if tokenizer is None else tokenizer.vocab_size
-    sources = [*corpus.files, *(Path(file) for file in (vocab_file, merge_file, tokenizer_model) if file)]
-    folder = cache_folder / _key(sources, tokenizer_type, size, split_sentences)
-    wanted = trained_type(tokenizer_type) if tokenizer is None else tokenizer
+            raise UserError(f"--data-path {data_path} is already tokenized, so {choice.tokenizer_type} cannot be "
+                            "trained on it. Give the tokenizer it was made with: --tokenizer-model with what was saved "
+                            "beside it, --tokenizer-type GPT2BPETokenizer with --vocab-file and --merge-file, or "
+                            "--tokenizer-type NullTokenizer with --vocab-size.")
+        return open_tokens(prefix, tokenizer, report)
+    root = cache_folder(cache)
+    if data_path and os.path.realpath(root) == os.path.realpath(data_path):
+        raise UserError(f"--data-path {data_path} is the cache folder, whose files are not texts to learn from. Give "
+                        "another --data-path or another --data-cache-path.")
+    corpus = Corpus(data_path, leave_out=root)
+    wanted = tokenizer or TRAINED[choice.tokenizer_type]
+    size = tokenizer.vocab_size if tokenizer else choice.size_to_train
+    folder = root / key([*corpus.files, *map(Path, choice.paths().values())], choice.tokenizer_type, size,
+                        split_sentences)
     try:
-        if not _is_complete(folder, wanted):
-            _build(folder, corpus, wanted, size, split_sentences, report)
+        if not is_complete(folder, wanted):
+            build(folder, corpus, wanted, size, split_sentences, report)
     except OSError as error:
-        raise UserError(
-            f"The cache folder {cache_folder} cannot be written ({error}). Make room there, or give --data-cache-path "
-            "a folder that you can write."
-        ) from error
-    tokenizer = wanted.load(folder / "tokenizer.json") if isinstance(wanted, type) else wanted
-    if tokenizer.vocab_size < size:
-        report(
-            f"the vocabulary has {tokenizer.vocab_size:,} tokens, not the {size:,} asked for: the corpus is too small "
-            "to support more"
-        )
-    return _opened(str(folder / "tokens"), tokenizer, report)
+        raise UserError(f"The cache folder {root} cannot be written ({error}). Make room there, or give "
+                        "--data-cache-path a folder that you can write.") from error
+    tokenizer = wanted.load(folder / SAVED) if isinstance(wanted, type) else wanted
+    report_shortage(tokenizer, size, report)
+    return open_tokens(str(folder / "tokens"), tokenizer, report)
 
 
-def _megatron_prefix(data_path: str) -> str | None:
+def megatron_prefix(data_path: str) -> str | None:
     """Return PREFIX if the path is PREFIX, PREFIX.bin or PREFIX.idx. IndexedDataset reports a missing one."""
     for suffix in ".bin", ".idx":
         if data_path.endswith(suffix) and os.path.isfile(data_path):
@@ -97,49 +77,50 @@ def _megatron_prefix(data_path: str) -> str | None:
     return data_path if is_prefix else None
 
 
-def _opened(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
+def open_tokens(prefix: str, tokenizer: Tokenizer, report: Report) -> Prepared:
     """Open the data set, so that a damaged file is refused here, and report its size."""
     dataset = IndexedDataset(prefix)
-    documents = counted(len(dataset.document_indices) - 1, "document")
-    report(f"{counted(len(dataset.tokens), 'token')} in {documents}, vocabulary {tokenizer.vocab_size:,}: {prefix}.bin")
+    report(f"{format_count(len(dataset.tokens), 'token')} in "
+           f"{format_count(len(dataset.document_indices) - 1, 'document')}, vocabulary {tokenizer.vocab_size:,}: "
+           f"{prefix}.bin")
     return Prepared(prefix, tokenizer)
 
 
-# The cache: one folder for each result, which appears complete.
+# ---- the cache: one folder for each result, which appears complete ---------------------------------------------------
 
 
-def _cache_folder(cache: str | Path | None) -> Path:
+def cache_folder(cache: str | Path | None) -> Path:
     if cache is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "shardlab")
     return Path(cache).absolute()
 
 
-def _key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int, split_sentences: bool) -> str:
+def key(sources: Iterable[Path], tokenizer_type: str, vocab_size: int, split_sentences: bool) -> str:
     """Hash everything that determines the tokens; a file's path, size and time of change stand for its text."""
     stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
     text = json.dumps([RECIPE, tokenizers.__version__, tokenizer_type, vocab_size, split_sentences, stats])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) -> bool:
+def is_complete(folder: Path, tokenizer: Tokenizer | type[TrainedTokenizer]) -> bool:
     """Report whether the folder is complete, as it was when it appeared; remove one that was damaged since."""
     if not folder.is_dir():
         return False
     try:
         IndexedDataset(folder / "tokens")
         if isinstance(tokenizer, type):
-            tokenizer.load(folder / "tokenizer.json")
+            tokenizer.load(folder / SAVED)
         return True
     except UserError:
         shutil.rmtree(folder)
         return False
 
 
-def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
-           split_sentences: bool, report: Report) -> None:
+def build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedTokenizer], vocab_size: int,
+          split_sentences: bool, report: Report) -> None:
     """Make everything in a temporary folder and rename it into place, so that nothing can leave half of it.
 
-    Instead of a tokenizer there may be the type of one to be trained first.
+    `tokenizer` may be the type of one to be trained first.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder_aside(str(folder.parent)) as temporary:
@@ -147,15 +128,16 @@ def _build(folder: Path, corpus: Corpus, tokenizer: Tokenizer | type[TrainedToke
         aside.mkdir()
         if isinstance(tokenizer, type):
             report(f"training a {vocab_size:,}-token {tokenizer.method} on {corpus}")
-            trained = tokenizer.train(watched(corpus.documents(), "read", report), vocab_size)
-            trained.save(aside / "tokenizer.json")
+            trained = tokenizer.train(report_progress(corpus.documents(), "read", report), vocab_size)
+            trained.save(aside / SAVED)
             tokenizer = trained
         report(f"encoding {corpus} with {tokenizer.name}")
         encode = encode_sentences if split_sentences else encode_documents
-        documents = encode(watched(corpus.documents(), "encoded", report), tokenizer)
+        documents = encode(report_progress(corpus.documents(), "encoded", report), tokenizer)
         write_indexed(aside / "tokens", documents, tokenizer.vocab_size)
         if corpus.skipped:
-            report(f"passed over {counted(len(corpus.skipped), 'file')} without UTF-8 text: {corpus.skipped[0]} first")
+            report(f"skipped {format_count(len(corpus.skipped), 'file')} without UTF-8 text, the first of which is "
+                   f"{corpus.skipped[0]}")
         try:
             aside.rename(folder)
         except OSError:

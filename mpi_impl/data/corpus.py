@@ -5,6 +5,7 @@ import platform
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 
 class BadText(Exception):
-    """An error in bytes that are not text: its kind, and its description in words that follow 'it'."""
+    """An error in bytes that are not text: its kind, and its description, which follows the name of the file."""
 
     def __init__(self, kind: str, fault: str):
         super().__init__(fault)
@@ -30,8 +31,7 @@ class Corpus:
       - a text file: one document;
       - a file ending in .jsonl or .json: JSON lines, each an object whose key "text" is a document;
       - a folder: every file in it, sorted, without hidden files and folders and without the folder `leave_out` (the
-        cache, which is no text of ours); a .jsonl file is read as JSON lines, a file that is not UTF-8 text is skipped
-        and listed in `skipped`;
+        cache); a .jsonl file is read as JSON lines, a file that is not UTF-8 text is skipped and listed in `skipped`;
       - None: the source of the running Python's standard library, which every machine has.
 
     Raises UserError if the path is missing, cannot be looked up or leads to no file, and if a folder below it cannot be
@@ -40,20 +40,18 @@ class Corpus:
 
     def __init__(self, data_path: str | None, leave_out: Path | None = None, option: str = "--data-path"):
         if data_path == "":
-            raise UserError(
-                f"{option} is empty, which names nothing. Give a path, or leave the option out to take the standard "
-                "library of this Python."
-            )
+            raise UserError(f"{option} is empty, so it names nothing. Give a path, or leave the option out to take the "
+                            "standard library of this Python.")
         self.name = data_path or f"the standard library of Python {platform.python_version()}"
         self.option = option
-        self.files = _text_files(option, data_path, leave_out) if data_path else _standard_library(option)
+        self.files = text_files(option, data_path, leave_out) if data_path else standard_library_files(option)
         self.is_folder = data_path is None or kind(option, data_path) == "folder"
         self.skipped: list[Path] = []  # by the latest pass of documents()
 
     def __str__(self) -> str:
         size = sum(file.stat().st_size for file in self.files)
         amount = f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size:,} bytes"
-        return f"{self.name} ({counted(len(self.files), 'file')}, {amount})"
+        return f"{self.name} ({format_count(len(self.files), 'file')}, {amount})"
 
     def documents(self) -> Iterator[str]:
         """Yield the texts, one at a time and always in the same order, without empty ones.
@@ -61,13 +59,10 @@ class Corpus:
         Raises UserError for a file that cannot be read, a single file that is not text, a line that is not JSON or
         lacks its text (with the number of the line), and a corpus without a single character.
         """
-        self.skipped = []
-        empty = True
-        for file in self.files:
-            for text in self._texts(file):
-                if text:
-                    empty = False
-                    yield text
+        self.skipped, empty = [], True
+        for text in filter(None, chain.from_iterable(map(self.texts_of, self.files))):
+            empty = False
+            yield text
         if empty:
             raise UserError(f"The corpus is empty: there is no text in {self.name}. Give another {self.option}.")
 
@@ -75,10 +70,10 @@ class Corpus:
         """Report whether each line of this file of the corpus is a document; otherwise the whole file is one."""
         return file.suffix == ".jsonl" or (file.suffix == ".json" and not self.is_folder)
 
-    def _texts(self, file: Path) -> Iterator[str]:
+    def texts_of(self, file: Path) -> Iterator[str]:
         try:
             if self.is_json_lines(file):
-                yield from _json_lines(file)
+                yield from json_lines(file)
             else:
                 yield text_of_file(file.read_bytes())
         except BadText as bad:
@@ -89,7 +84,7 @@ class Corpus:
             raise UserError(f"{file} cannot be read ({error.strerror}). Check that you may read it.") from error
 
 
-def counted(n: int, noun: str) -> str:
+def format_count(n: int, noun: str) -> str:
     """Format a count: '1 file', '2 files', '1,000 files'."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
@@ -101,69 +96,62 @@ def kind(option: str, path: str) -> str:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a zero byte, which no path has
         return "nothing"
     except OSError as error:
-        raise UserError(
-            f"{option} {path} cannot be looked up ({error.strerror}). Check the path, and that you may enter each "
-            "folder on the way."
-        ) from error
+        raise UserError(f"{option} {path} cannot be looked up ({error.strerror}). Check the path, and that you may "
+                        "enter each folder on the way.") from error
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
-def _text_files(option: str, path: str, leave_out: Path | None) -> list[Path]:
+def text_files(option: str, path: str, leave_out: Path | None) -> list[Path]:
     found = kind(option, path)
     if found == "file":
         return [Path(path)]
     if found == "other":
-        raise UserError(f"{option} {path} is neither a file nor a folder, but a device or a pipe, which can be read "
-                        "once at most. Copy its text into a file.")
+        raise UserError(f"{option} {path} is a device or a pipe, neither a file nor a folder, and can be read only "
+                        "once. Copy its text into a file.")
     if found == "nothing":
         prefix = ", or the prefix of a Megatron .bin/.idx pair" if option == "--data-path" else ""
-        raise UserError(
-            f"{option} {path} does not exist. Give a text file, a folder of text files, JSON lines{prefix}; or leave "
-            "it out to take the standard library of this Python."
-        )
-    files = _files_under(option, Path(path), lambda name: not name.startswith("."), leave_out)  # no text of ours: .git
+        raise UserError(f"{option} {path} does not exist. Give a text file, a folder of text files, JSON "
+                        f"lines{prefix}; or leave it out to take the standard library of this Python.")
+    files = files_under(option, Path(path), lambda name: not name.startswith("."), leave_out)   # such as .git
     if not files:
         raise UserError(f"The corpus is empty: there is no file in the folder {path}. Give another {option}.")
     return files
 
 
-def _standard_library(option: str) -> list[Path]:
+def standard_library_files(option: str) -> list[Path]:
     """Return the .py files of the running Python, without its tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = _files_under(option, root, lambda name: name not in NOT_THE_LIBRARY)
+    files = files_under(option, root, lambda name: name not in NOT_THE_LIBRARY)
     sources = [file for file in files if file.suffix == ".py"]
     if not sources:
         raise UserError(f"This Python has no source of its standard library under {root}. Give a {option}.")
     return sources
 
 
-def _files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
+def files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:
     """Return all files below a folder, sorted, without unwanted names (files or folders) and `leave_out`.
 
     Raises UserError for a folder that cannot be read: to go on without it would silently train on less.
     """
 
     def refuse(error: OSError) -> NoReturn:
-        raise UserError(
-            f"{error.filename} cannot be read ({error.strerror}). Check that you may read it and enter its folder, or "
-            f"give a {option} without it."
-        ) from error
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}). Check that you may read it and enter its "
+                        f"folder, or give a {option} without it.") from error
 
     found = []
     left_out = leave_out and os.path.realpath(leave_out)
     try:
         for folder, subfolders, names in os.walk(root, onerror=refuse):
-            # folders that are removed here are not walked
-            subfolders[:] = [
-                name for name in filter(wanted, subfolders) if os.path.realpath(Path(folder, name)) != left_out
-            ]
+            # os.walk does not enter folders that are removed here.
+            subfolders[:] = [name for name in filter(wanted, subfolders)
+                             if os.path.realpath(Path(folder, name)) != left_out]
             found += [Path(folder, name) for name in filter(wanted, names)]
         return sorted(file for file in found if file.is_file())
     except OSError as error:
         refuse(error)
 
 
-# From bytes to texts.
+# ---- from bytes to texts ---------------------------------------------------------------------------------------------
 
 
 def text_of_file(data: bytes) -> str:
@@ -190,7 +178,7 @@ def text_of_line(line: bytes) -> str:
         raise BadText(BAD_JSON, 'is not a JSON object with a string under the key "text"') from error
 
 
-def _json_lines(file: Path) -> Iterator[str]:
+def json_lines(file: Path) -> Iterator[str]:
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.isspace():
@@ -198,7 +186,6 @@ def _json_lines(file: Path) -> Iterator[str]:
             try:
                 text = text_of_line(line)
             except BadText as bad:
-                raise UserError(
-                    f'{file}, line {number}, {bad.fault}. Mend the line; each one reads like {{"text": "a document"}}.'
-                ) from bad
+                raise UserError(f'{file}, line {number}, {bad.fault}. Correct the line: each one should read like '
+                                '{"text": "a document"}.') from bad
             yield text

@@ -23,17 +23,14 @@ class Dataset(ABC):
     """
 
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str, total: int):
-        self.indexed = indexed
-        self.seq_length = seq_length
-        self.seed = seed
-        self.split = split
+        self.indexed, self.seq_length, self.seed, self.split = indexed, seq_length, seed, split
         self.ranges = split_samples(split, total)
 
     @abstractmethod
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
         """Return samples first_sample, ..., first_sample + count - 1 of the sequence of `order`: int64 [count, n].
 
-        Each is a row, as in reference/batches.py. Raises UserError if the part has no sample.
+        Raises UserError if the part has no sample.
         """
 
     def samples(self, part: str) -> int:
@@ -50,15 +47,11 @@ class Dataset(ABC):
         n = self.samples(part)
         if n == 0:
             total = sum(map(len, self.ranges.values()))
-            raise UserError(
-                f"The {part} part of {self.indexed.prefix} has no sample: --split {self.split} leaves it none of "
-                f"{total:,}. Give it a larger share, more text, or a smaller --seq-length."
-            )
-        epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
+            raise UserError(f"The {part} part of {self.indexed.prefix} has no sample: --split {self.split} leaves it "
+                            f"none of {total:,}. Give it a larger share, more text, or a smaller --seq-length.")
         if part == "train":
-            for epoch in np.unique(epochs):
-                places[epochs == epoch] = shuffled(n, self.seed, int(epoch))[places[epochs == epoch]]
-        return self.ranges[part].start + places
+            return self.ranges[part].start + order_of_training(n, self.seed, first_sample, count)
+        return self.ranges[part].start + np.arange(first_sample, first_sample + count) % n
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Read all tokens once, a block at a time; raise UserError for the first outside [0, vocab_size)."""
@@ -66,11 +59,9 @@ class Dataset(ABC):
             outside = (block < 0) | (block >= vocab_size)
             if outside.any():
                 i = int(outside.argmax())
-                raise UserError(
-                    f"{self.indexed.prefix}.bin holds the token {block[i]} at position {start + i:,}, outside the "
-                    f"vocabulary of {vocab_size:,} tokens (0 to {vocab_size - 1:,}): it was made with another "
-                    "tokenizer. Give that tokenizer, or the --vocab-size it had."
-                )
+                raise UserError(f"{self.indexed.prefix}.bin holds the token {block[i]} at position {start + i:,}, "
+                                f"outside the vocabulary of {vocab_size:,} tokens (0 to {vocab_size - 1:,}): it was "
+                                "made with another tokenizer. Give that tokenizer, or the --vocab-size it had.")
 
 
 def split_samples(split: str, n: int) -> dict[str, range]:
@@ -82,17 +73,24 @@ def split_samples(split: str, n: int) -> dict[str, range]:
     plain = all(PROPORTION.fullmatch(word) for word in words)
     weights = [Fraction(word) for word in words] if plain else []  # exact: "0.9,0.1" does not lose a sample
     if not 1 <= len(weights) <= 3 or not any(weights):
-        raise UserError(
-            f"--split {split} is not a division into training, validation and test. Give up to three proportions that "
-            "are not all 0, each a plain number below 1e9 such as 30 or 0.25: for example 969,30,1."
-        )
+        raise UserError(f"--split {split} is not a division into training, validation and test. Give up to three "
+                        "proportions that are not all 0, each a plain number below 1e9 such as 30 or 0.25: for example "
+                        "969,30,1.")
     bounds = [round(n * sum(weights[:i]) / sum(weights)) for i in range(4)]
     return dict(zip(PARTS, map(range, bounds, bounds[1:]), strict=True))
 
 
+def order_of_training(n: int, seed: int, first_sample: int, count: int) -> np.ndarray:
+    """Return samples first_sample, ... of an endless sequence of n, in another order each epoch: int64 [count]."""
+    epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
+    for epoch in np.unique(epochs):
+        places[epochs == epoch] = shuffle(n, seed, int(epoch))[places[epochs == epoch]]
+    return places
+
+
 # A batch may reach over the end of an epoch into the next, and each data set of a blend has epochs of its own.
 @lru_cache(maxsize=8)
-def shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
+def shuffle(n: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of n samples in an epoch: int64 [n].
 
     It sorts raw random bits, which NumPy promises never to change; its own permutations may differ by version. Any

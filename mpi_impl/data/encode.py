@@ -6,10 +6,11 @@ memory when it lies in many files or in JSON lines.
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
-from mpi_impl.data.corpus import counted
+from mpi_impl.data.corpus import format_count
 from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.tokenizer import Tokenizer
 
@@ -17,11 +18,13 @@ PIECE = 1 << 20  # characters: a longer document is encoded in pieces, shorter o
 WORD_END = re.compile(r"\S(?=[ \n])")
 REPORT_EVERY = 5.0  # seconds
 
+Item = TypeVar("Item")
+
 
 def encode_documents(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield each document as int64 [tokens], closed by the end-of-document token."""
+    """Yield each document as int64 [tokens], the last of which is the end-of-document token."""
     document: list[np.ndarray] = []
-    for batch in _batches(_pieces(texts)):
+    for batch in group_by_size(split_into_pieces(texts), lambda piece: len(piece[0]), PIECE):     # work for every core
         for ids, (_, is_last) in zip(tokenizer.encode_batch([piece for piece, _ in batch]), batch, strict=True):
             document.append(np.array(ids, np.int64))
             if is_last:
@@ -35,38 +38,38 @@ def encode_sentences(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[lis
         yield [np.array(ids, np.int64) for ids in tokenizer.encode_batch(split_sentences(text)) if ids]
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Split the texts every PIECE characters or so; True marks the last piece of a text.
+def split_into_pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Split texts into pieces of about PIECE characters; True marks the last piece of a text.
 
-    A split comes after a word and before the blank, where the tokenizers split words themselves: no token changes.
+    A piece ends after a word and before the blank, where the tokenizers split words themselves: no token changes.
     """
     for text in texts:
         start = 0
-        while cut := WORD_END.search(text, start + PIECE):
-            yield text[start : cut.end()], False
-            start = cut.end()
+        while word_end := WORD_END.search(text, start + PIECE):
+            yield text[start:word_end.end()], False
+            start = word_end.end()
         yield text[start:], True
 
 
-def _batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Group pieces to keep every core busy: PIECE characters or a little more."""
-    batch, characters = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece[0])
-        if characters >= PIECE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def group_by_size(items: Iterable[Item], size_of: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
+    """Yield consecutive items in groups of size `least` together, or a little more; the last may be smaller."""
+    found, size = list[Item](), 0
+    for item in items:
+        found.append(item)
+        size += size_of(item)
+        if size >= least:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
-def watched(texts: Iterable[str], done: str, report: Callable[[str], None]) -> Iterator[str]:
-    """Yield the texts unchanged, with a report every few seconds."""
+def report_progress(texts: Iterable[str], done: str, report: Callable[[str], None]) -> Iterator[str]:
+    """Yield the texts unchanged, and report every few seconds what is `done` with them."""
     characters, last = 0, time.monotonic()
     for number, text in enumerate(texts, start=1):
         yield text
         characters += len(text)
         if time.monotonic() - last > REPORT_EVERY:
             last = time.monotonic()
-            report(f"{done} {counted(number, 'document')}, {characters / 1e6:.1f} million characters")
+            report(f"{done} {format_count(number, 'document')}, {characters / 1e6:.1f} million characters")

@@ -20,17 +20,12 @@ class GPTDataset(Dataset):
     def __init__(self, indexed: IndexedDataset, seq_length: int, seed: int, split: str = "969,30,1"):
         n = (len(indexed.tokens) - 1) // seq_length
         if n < 1:
-            raise UserError(
-                f"{indexed.prefix}.bin holds {len(indexed.tokens):,} tokens, too few for one sample of --seq-length "
-                f"{seq_length} + 1. Give more text or a smaller --seq-length."
-            )
+            raise UserError(f"{indexed.prefix}.bin holds {len(indexed.tokens):,} tokens, too few for one sample of "
+                            f"--seq-length {seq_length} + 1. Give more text or a smaller --seq-length.")
         super().__init__(indexed, seq_length, seed, split, n)
 
     def batch(self, part: str, first_sample: int, count: int) -> np.ndarray:
-        """Return samples first_sample, ..., first_sample + count - 1 of the sequence that `order` describes.
-
-        They are int64 [count, seq_length + 1]. Raises UserError if the part has no sample.
-        """
+        """Return samples as the base class says: int64 [count, seq_length + 1]."""
         starts = self.order(part, first_sample, count) * self.seq_length
         window = np.arange(self.seq_length + 1)
         return self.indexed.tokens[starts[:, None] + window].astype(np.int64)  # [count, 1] + [s + 1]
@@ -38,4 +33,4 @@ class GPTDataset(Dataset):
     def targets(self, part: str) -> np.ndarray:
         """Return all tokens that the part's samples predict, in stored order and type: [samples * seq_length]."""
         samples = self.ranges[part]
-        return self.indexed.tokens[samples.start * self.seq_length + 1 : samples.stop * self.seq_length + 1]
+        return self.indexed.tokens[samples.start * self.seq_length + 1:samples.stop * self.seq_length + 1]

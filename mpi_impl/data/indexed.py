@@ -54,29 +54,27 @@ def write_indexed(prefix: str | Path, documents: Iterable[Document], vocab_size:
         with open(aside / "bin", "wb") as file:
             for number, document in enumerate(documents):
                 for sequence in [document] if isinstance(document, np.ndarray) else document:
-                    _check_sequence(number, sequence, vocab_size)
+                    check_sequence(number, sequence, vocab_size)
                     file.write(sequence.astype(dtype).tobytes())
                     lengths.append(len(sequence))
                 bounds.append(len(lengths))
         with open(aside / "idx", "wb") as file:
-            _write_index(file, np.array(lengths, "<i4"), np.array(bounds, "<i8"), dtype)
+            write_index(file, np.array(lengths, "<i4"), np.array(bounds, "<i8"), dtype)
         idx_path.unlink(missing_ok=True)  # an old index must not stay beside new tokens
         os.replace(aside / "bin", bin_path)
         os.replace(aside / "idx", idx_path)
 
 
-def _check_sequence(number: int, sequence: np.ndarray, vocab_size: int) -> None:
+def check_sequence(number: int, sequence: np.ndarray, vocab_size: int) -> None:
     if sequence.ndim != 1 or sequence.dtype.kind not in "iu":
         raise TypeError(f"Document {number} is not a 1-D array of integers: {sequence.dtype} {list(sequence.shape)}.")
     outside = sequence[(sequence < 0) | (sequence >= vocab_size)]
     if outside.size:
-        raise UserError(
-            f"Document {number} holds the token {outside[0]}, outside the vocabulary of {vocab_size:,} tokens. "
-            "Give the vocabulary size of the tokenizer that made it."
-        )
+        raise UserError(f"Document {number} holds the token {outside[0]}, outside the vocabulary of {vocab_size:,} "
+                        "tokens. Give the vocabulary size of the tokenizer that made it.")
 
 
-def _write_index(file: BinaryIO, lengths: np.ndarray, bounds: np.ndarray, dtype: np.dtype) -> None:
+def write_index(file: BinaryIO, lengths: np.ndarray, bounds: np.ndarray, dtype: np.dtype) -> None:
     """Write PREFIX.idx for sequences of int32 [n] tokens, and documents that begin at the sequences int64 [d]."""
     sizes = lengths.astype("<i8") * dtype.itemsize  # in bytes: more than int32 counts
     code = next(code for code, known in TOKEN_TYPES.items() if known == dtype)
@@ -102,36 +100,34 @@ class IndexedDataset:
         bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
         for path, partner in (bin_path, idx_path), (idx_path, bin_path):
             if not is_there(str(path)):
-                raise UserError(f"{path} is missing: {partner.name} is of no use without it. Copy both files together.")
+                raise UserError(f"{path} is missing, and {partner.name} is useless without it. Copy both files.")
             check_readable(str(path))
         try:
-            dtype, n, d = _read_header(idx_path)
+            dtype, n, d = read_header(idx_path)
             index = np.memmap(idx_path, np.uint8, "r")
             self.sequence_lengths = np.frombuffer(index, "<i4", n, HEADER.size)
             self.sequence_pointers = np.frombuffer(index, "<i8", n, HEADER.size + 4 * n)
             self.document_indices = np.frombuffer(index, "<i8", d, HEADER.size + 12 * n)
-            self._check_index(idx_path, dtype.itemsize)
-            _check_size(bin_path, int(self.sequence_lengths.sum(dtype=np.int64)) * dtype.itemsize, idx_path)
+            self.check_index(idx_path, dtype.itemsize)
+            check_size(bin_path, int(self.sequence_lengths.sum(dtype=np.int64)) * dtype.itemsize, idx_path)
             self.tokens = np.asarray(np.memmap(bin_path, dtype, "r"))
         except OSError as error:
             raise UserError(f"{prefix}.bin and .idx cannot be read ({error}). Check that you may read them.") from error
 
-    def _check_index(self, path: Path, itemsize: int) -> None:
-        """Check that the sequences lie end to end, that the documents are in order, and that there is a token."""
+    def check_index(self, path: Path, itemsize: int) -> None:
+        """Raise UserError unless the sequences lie end to end, the documents are in order, and there is a token."""
         if not self.sequence_lengths.any():
             raise UserError(f"{path} lists no tokens: the data set is empty. Prepare it again from text.")
-        sound, end = _is_division(self.document_indices, len(self)), 0
+        sound, end = is_division(self.document_indices, len(self)), 0
         for start, lengths in blocks(self.sequence_lengths):
             ends = end + np.cumsum(lengths, dtype=np.int64) * itemsize
             begins = ends - lengths * np.int64(itemsize)
-            pointers = self.sequence_pointers[start : start + len(lengths)]
+            pointers = self.sequence_pointers[start:start + len(lengths)]
             sound = sound and bool((lengths >= 0).all() and (pointers == begins).all())
             end = int(ends[-1])
         if not sound:
-            raise UserError(
-                f"{path} is damaged: its sequences do not lie end to end, or its documents are not in order. "
-                "Copy it again, or prepare the data again."
-            )
+            raise UserError(f"{path} is damaged: its sequences do not lie end to end, or its documents are not in "
+                            "order. Copy it again, or prepare the data again.")
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -143,43 +139,43 @@ class IndexedDataset:
         return self.tokens[start : start + self.sequence_lengths[i]]
 
 
-def _is_division(bounds: np.ndarray, n: int) -> bool:
-    """Report whether the bounds go from 0 to n and never back."""
+def is_division(bounds: np.ndarray, n: int) -> bool:
+    """Report whether the bounds rise from 0 to n."""
     return len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == n and bool((np.diff(bounds) >= 0).all())
 
 
-def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+def read_header(path: Path) -> tuple[np.dtype, int, int]:
     """Read the token type, n and d of PREFIX.idx, and check its size against them."""
     with open(path, "rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size:
-        raise UserError(f"{path} is truncated: the header is {HEADER.size} bytes, it has {len(header)}. Copy it again.")
+        raise UserError(f"{path} is truncated: it has {len(header)} bytes, and the header takes {HEADER.size}. Copy it "
+                        "again.")
     magic, version, code, n, d = HEADER.unpack(header)
     if magic != MAGIC:
-        raise UserError(f"{path} is no Megatron index: it begins with {magic!r}, not {MAGIC!r}. Give another prefix.")
+        raise UserError(f"{path} is not a Megatron index: it begins with {magic!r}, not {MAGIC!r}. Give another "
+                        "prefix.")
     if version != VERSION:
         raise UserError(f"{path} has version {version} of the format, not {VERSION}. Prepare the data again.")
     if code not in TOKEN_TYPES:
         known = ", ".join(f"{code} ({dtype.name})" for code, dtype in TOKEN_TYPES.items())
         raise UserError(f"{path} has the token type {code}; the types that hold tokens are {known}. Prepare it again.")
-    _check_size(path, HEADER.size + 12 * n + 8 * d, path)
+    check_size(path, HEADER.size + 12 * n + 8 * d, path)
     return TOKEN_TYPES[code], n, d
 
 
-def _check_size(path: Path, expected: int, source: Path) -> None:
+def check_size(path: Path, expected: int, source: Path) -> None:
     size = path.stat().st_size
     if size != expected:
         fault = "is truncated" if size < expected else "is too long"
-        raise UserError(
-            f"{path} {fault}: {source.name} calls for {expected:,} bytes, it has {size:,}. "
-            "Copy both files again, or prepare the data again."
-        )
+        raise UserError(f"{path} {fault}: {source.name} asks for {expected:,} bytes, and it has {size:,}. Copy both "
+                        "files again, or prepare the data again.")
 
 
 def blocks(values: np.ndarray, size: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
     """Yield views of at most `size` elements, each with the index of its first, so that memory stays bounded."""
     for start in range(0, len(values), size):
-        yield start, values[start : start + size]
+        yield start, values[start:start + size]
 
 
 def fingerprint(prefix: str | Path) -> str:

@@ -17,7 +17,7 @@ BOUNDS = np.cumsum(WEIGHTS / WEIGHTS.sum())[:-1]    # divide the numbers from 0 
 Uniform = Callable[[str, np.ndarray], np.ndarray]   # (purpose, index) -> numbers between 0 and 1
 
 
-def masked_positions(begins, text, budgets, uniform: Uniform, index) -> np.ndarray:
+def choose_positions(begins, text, budgets, uniform: Uniform, index) -> np.ndarray:
     """Choose the positions to predict: bool [b, s].
 
         begins   bool [b, s]     whether a word begins here
@@ -56,7 +56,7 @@ def mask_words(masked: bytearray, turns: list[int], lengths: list[int], tokens_b
             budget -= tokens_before[word + n] - tokens_before[word]
 
 
-def replaced(tokens, masked, tokenizer: WordPieceTokenizer, uniform: Uniform, index) -> np.ndarray:
+def replace_masked(tokens, masked, tokenizer: WordPieceTokenizer, uniform: Uniform, index) -> np.ndarray:
     """Return the model's input: int64 [b, s], the tokens with the masked ones replaced."""
     chance = uniform("replace", index[masked])
     some_token = (uniform("token", index[masked]) * tokenizer.vocab_size).astype(np.int64)

@@ -38,11 +38,11 @@ def load(folder: str) -> Tokenizer:
         content = read_json(path, Object, LARGEST)
         if NullTokenizer.name in content:
             if type(size := content[NullTokenizer.name]) is not int:
-                raise ValueError("its size is no whole number")
+                raise ValueError("its size is not an integer")
             return NullTokenizer(size - 1)
         kind = type_of(content)
     except (ValueError, TypeError, KeyError) as error:      # bad JSON, bad UTF-8, or another kind of file
-        raise UserError(f"{path} is no tokenizer that was saved here ({error}).") from error
+        raise UserError(f"{path} is not a tokenizer that was saved here ({error}).") from error
     return kind.load(path)
 
 

@@ -33,14 +33,14 @@ def split_sentences(text: str) -> list[str]:
     """
     sentences, start = [], 0
     for candidate in CANDIDATE.finditer(text):
-        if _ends_line(text, candidate) or _ends_sentence(text, candidate):
+        if ends_line(text, candidate) or ends_sentence(text, candidate):
             sentences.append(text[start:candidate.end()])
             start = candidate.end()
     sentences.append(text[start:])
     return [plain for sentence in sentences if (plain := sentence.strip())]
 
 
-def _ends_line(text: str, candidate: re.Match[str]) -> bool:
+def ends_line(text: str, candidate: re.Match[str]) -> bool:
     """Report whether a line ends here that does not go on in the next."""
     line_end = text.find("\n", candidate.start(), candidate.end())
     if line_end < 0:
@@ -52,7 +52,7 @@ def _ends_line(text: str, candidate: re.Match[str]) -> bool:
     return not goes_on or not BEGINNING.match(text, candidate.end())
 
 
-def _ends_sentence(text: str, candidate: re.Match[str]) -> bool:
+def ends_sentence(text: str, candidate: re.Match[str]) -> bool:
     """Report whether there is a mark that ends a sentence, and not an abbreviation, before a possible beginning."""
     beginning = BEGINNING.match(text, candidate.end())
     if not candidate["mark"] or not beginning or beginning["first"].islower():

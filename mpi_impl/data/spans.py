@@ -34,12 +34,10 @@ class Spans:
         starts = indexed.sequence_pointers[kept] // indexed.tokens.itemsize
         self.borders = np.append(starts, len(indexed.tokens))
         self.documents = np.searchsorted(kept, indexed.document_indices)
-        self.firsts = self._firsts()
+        self.firsts = self.find_firsts()
         if not len(self.firsts):
-            raise UserError(
-                f"{indexed.prefix} has no document of two sentences or more, and BERT learns from pairs of them. "
-                "Prepare the data again with --split-sentences, or from longer texts."
-            )
+            raise UserError(f"{indexed.prefix} has no document of two sentences or more, and BERT learns from pairs of "
+                            "them. Prepare the data again with --split-sentences, or from longer texts.")
 
     def targets(self, first: np.ndarray) -> np.ndarray:
         """Return the target lengths of spans that begin with these sentences, in tokens: int64 [...]."""
@@ -54,7 +52,7 @@ class Spans:
         document_end = self.documents[np.searchsorted(self.documents, first, side="right")]
         return np.where(end > document_end - 2, document_end, end)  # no sentence is left over, nor a document's end
 
-    def _firsts(self) -> np.ndarray:
+    def find_firsts(self) -> np.ndarray:
         """Find the first sentence of each span, where the one before ends, in the same document or in the next."""
         firsts, first, n = array("q"), 0, len(self.borders) - 1
         for start in range(0, n, BLOCK):

@@ -10,12 +10,12 @@ def unigram_cross_entropy(dataset: GPTDataset, vocab_size: int) -> float:
 
     Every token of the vocabulary is counted once more than it occurs, so that none has probability zero.
     """
-    seen = _counts(dataset.targets("train"), vocab_size) + 1      # [V]
-    asked = _counts(dataset.targets("validation"), vocab_size)    # [V]
+    seen = count_tokens(dataset.targets("train"), vocab_size) + 1      # [V]
+    asked = count_tokens(dataset.targets("validation"), vocab_size)    # [V]
     return float(asked @ -np.log(seen / seen.sum()) / asked.sum())
 
 
-def _counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+def count_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """Count the occurrences of each token: int64 [V]."""
     counts = np.zeros(vocab_size, np.int64)
     for _, block in blocks(tokens):

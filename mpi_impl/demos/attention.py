@@ -1,28 +1,32 @@
 """Self-attention, sharded by heads over all ranks: `mpirun -np 4 python -m mpi_impl.demos.attention`.
 
-Shows which rank owns which heads, that a head's pattern needs no other rank, and the two all-reduces: one forward, one
-backward (Shoeybi et al. 2019, section 3, figure 3b).
+It shows which rank owns which heads, that a head's pattern needs no other rank, and the two all-reduces: one forward,
+one backward (Shoeybi et al. 2019, section 3, figure 3b).
 """
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
-                                     traffic_table)
+from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
+from mpi_impl.demos.sizes import ShardedSize
 from mpi_impl.kernels import linear
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launching.entry import run
 from mpi_impl.layers.attention import attention_backward, attention_forward
 from mpi_impl.parallel.sinks import ImmediateSink
-from reference.config import ModelConfig, require_divides, round_up
+from reference.config import ModelConfig
 from reference.layers import attention as textbook
 from reference.params import initialize, split, tree_map
 
 SAMPLES, POSITIONS, HEAD_SIZE = 2, 4, 4
 SHOWN = 4       # heads of a rank
 CAUSAL = True   # a position looks at itself and at those before it
+NUM_HEADS = ShardedSize(
+    "attention", "Show how ranks shard attention.", "num_attention_heads", "A", least=4,
+    help="a multiple of the number of ranks (default: the first from 4 on)",
+    why="Every rank gets an equal number of heads.",
+    numbers=lambda n, a: n * 12 * (a * HEAD_SIZE)**2)      # four matrices, gradients, the textbook's
 
 INTRODUCTION = """\
 In attention every position of a text looks at others, and takes from each what it needs. X has a row of h numbers
@@ -42,12 +46,8 @@ does nothing forward; backward it sums dX, since every rank used the whole X.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    a, d = parse_options(argv, ranks.size), HEAD_SIZE
+    a, d = NUM_HEADS.parse(argv, ranks.size), HEAD_SIZE
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
     c = ModelConfig(num_layers=1, hidden_size=a * d, num_attention_heads=a, vocab_size=1,
                     max_position_embeddings=POSITIONS, init_method_std=0.3)
@@ -87,9 +87,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.equal("the attention of every head", cache.core.probs, whole_cache.core.probs[:, first:first + n])
     check.equal("Y", y, whole_y)
     check.equal("dX", dx, whole_dx)
-    expected = split(whole_grads, tensors, ranks.size)[ranks.rank]
-    for field in fields(grads):
-        check.equal("every weight's gradient", getattr(grads, field.name), getattr(expected, field.name))
+    check.shards(ranks, "every weight's gradient", grads, whole_grads, tensors)
     check.conclude(ranks)
 
 
@@ -100,18 +98,5 @@ def patterns(first_head: int, probs) -> str:
     return "\n".join([*lines, "..."] if len(probs) > SHOWN else lines)
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """Return a, the number of heads. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.attention", description="Show how ranks shard attention.")
-    parser.add_argument("--num-attention-heads", type=int, metavar="A",
-                        help="a multiple of the number of ranks (default: the first from 4 on)")
-    a = parser.parse_args(argv).num_attention_heads
-    if a is None:
-        return round_up(4, n)
-    check_size("num_attention_heads", a, n * 12 * (a * HEAD_SIZE)**2)   # four matrices, gradients, the textbook's
-    require_divides("The number of ranks", n, "num_attention_heads", a, "Every rank gets an equal number of heads.")
-    return a
-
-
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,19 +1,23 @@
 """Collectives, the operations of all ranks: `mpirun -np 4 python -m mpi_impl.demos.collectives`.
 
-Broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that you can check every sum in your
-head; then the ring of sends and receives that explains their cost (Patarasuk and Yuan 2009).
+It shows broadcast, reduce-scatter, all-gather and all-reduce of a few whole numbers, so that you can check every sum in
+your head; then the ring of sends and receives that explains their cost (Patarasuk and Yuan 2009).
 """
 from collections.abc import Sequence
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.printing import Check, check_size, count, say, say_aligned, span, traffic_table
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.demos.printing import Check, count, say, say_aligned, span, traffic_table
+from mpi_impl.demos.sizes import ShardedSize
+from mpi_impl.launching.entry import run
 from reference.comm import collectives as textbook
-from reference.config import require_divides, round_up
 
 SHOWN = 8      # numbers of an array, and steps of a ring, that a line can hold
+ELEMENTS = ShardedSize(
+    "collectives", "Show the collectives.", "elements", "N", least=4,
+    help="of each rank's array, a multiple of the number of ranks (default: the first from 4 on)",
+    why="Every rank gets a piece of the same size.", numbers=lambda n, N: n * 8 * N)
 
 INTRODUCTION = """\
 This program runs on {ranks}. A rank is a process with a number, from 0 on: all run the same lines, but each has
@@ -35,12 +39,8 @@ more than 2 N, on any number of ranks. (In a broadcast around the ring the last 
 mean.)"""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    N, n = parse_options(argv, ranks.size), ranks.size
+    N, n = ELEMENTS.parse(argv, ranks.size), ranks.size
     say(ranks, INTRODUCTION.format(ranks=count(n)))
     x = np.arange(1, N + 1) + ranks.rank * (10 if N < 10 else 100)      # the leading digits show the rank
     with ranks.ledger.phase("collective"):
@@ -102,18 +102,5 @@ def numbers(x, wide: int, few: int = SHOWN) -> str:
     return " ".join(f"{value:{wide}}" for value in x[:few]) + (" ..." if len(x) > few else "")
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """Return N, the number of elements. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.collectives", description="Show the collectives.")
-    parser.add_argument("--elements", type=int, metavar="N",
-                        help="of each rank's array, a multiple of the number of ranks (default: the first from 4 on)")
-    N = parser.parse_args(argv).elements
-    if N is None:
-        return round_up(4, n)
-    check_size("elements", N, n * 8 * N)
-    require_divides("The number of ranks", n, "elements", N, "Every rank gets a piece of the same size.")
-    return N
-
-
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,6 +1,6 @@
 """The loss, from logits that are sharded by vocabulary: `mpirun -np 4 python -m mpi_impl.demos.cross_entropy`.
 
-Shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
+It shows the three small all-reduces that replace gathering all logits, and a gradient that needs no message (Shoeybi et
 al. 2019, section 3).
 """
 from collections.abc import Sequence
@@ -8,15 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
-from mpi_impl.demos.printing import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
-                                     shape, span, traffic_table)
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.demos.printing import (Check, count, first_elements, indent, say, say_aligned, say_each, shape, span,
+                                     traffic_table)
+from mpi_impl.demos.sizes import ShardedSize
+from mpi_impl.launching.entry import run
 from mpi_impl.layers.cross_entropy import cross_entropy_backward, cross_entropy_forward
-from reference.config import require_divides, round_up
 from reference.layers import cross_entropy as textbook
 
 SAMPLES, POSITIONS = 2, 3
 GPT2_TOKENS = 50_257      # its V
+VOCAB_SIZE = ShardedSize(
+    "cross_entropy", "Show the loss from sharded logits.", "vocab_size", "V", least=16,
+    help="tokens, a multiple of the number of ranks (default: the first from 16 on)",
+    why="Every rank has an equal number of logits.",
+    numbers=lambda n, V: n * 4 * SAMPLES * POSITIONS * V)      # logits and what is computed from them
 
 INTRODUCTION = """\
 At its end a language model predicts the next token: at each of s positions of b texts it has a number for every one of
@@ -39,12 +44,8 @@ rank can compute that alone, and sends nothing.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    V = parse_options(argv, ranks.size)
+    V = VOCAB_SIZE.parse(argv, ranks.size)
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
     random = np.random.default_rng(1)
     whole, dloss = 3 * random.normal(size=(SAMPLES, POSITIONS, V)), random.normal(size=(SAMPLES, POSITIONS))
@@ -98,24 +99,11 @@ def say_how(ranks: Group, logits, target: int) -> float:
                 f"target {picked:+.3f}" if here else "target not here: 0")
     total, picked = sum(ranks.allgather_objects(part)), sum(ranks.allgather_objects(picked))
     loss = np.log(total) - picked
-    say(ranks, indented("all:".ljust(len(f"rank {ranks.size - 1}: ")),
-                        f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
-                        f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}"))
+    say(ranks, indent("all:".ljust(len(f"rank {ranks.size - 1}: ")),
+                      f"largest logit {highest:+.3f},  sum of exp {total:.3f},  target {picked:+.3f}; so the loss is "
+                      f"log {total:.3f} - ({picked:+.3f}) = {loss:.3f}"))
     return loss
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """Return V, the size of the vocabulary. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.cross_entropy", description="Show the loss from sharded logits.")
-    parser.add_argument("--vocab-size", type=int, metavar="V",
-                        help="tokens, a multiple of the number of ranks (default: the first from 16 on)")
-    V = parser.parse_args(argv).vocab_size
-    if V is None:
-        return round_up(16, n)
-    check_size("vocab_size", V, n * 4 * SAMPLES * POSITIONS * V)     # logits and what is computed from them
-    require_divides("The number of ranks", n, "vocab_size", V, "Every rank has an equal number of logits.")
-    return V
-
-
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,7 +1,7 @@
 """A deadlock on real ranks, and how to find it: `mpirun -np 4 python -m mpi_impl.demos.deadlock`.
 
 In every rank a second thread prints the line in which the first one is stuck, and the rank for which it waits. The
-waits form a cycle, which the demo then breaks, so that it ends well. `reference.schedules.validate` finds the same
+waits form a cycle, which the demo then breaks, so that all ranks finish. `reference.schedules.validate` finds the same
 cycle beforehand, from nothing but the planned order of work.
 """
 import sys
@@ -16,7 +16,7 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.demos.printing import Check, prefix_with_ranks, say
+from mpi_impl.demos.printing import WIDTH, Check, prefix_with_ranks, say
 from mpi_impl.demos.tiny_gpt import POSITIONS, global_batch, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.parallel.passes import ForwardPass
@@ -30,7 +30,6 @@ from reference.training.trainer import loss_and_gradients
 
 PATIENCE = 1.0      # seconds in one wait, until the other threads look where the ranks are stuck
 SAMPLES = 2
-WIDTH = 118         # of a line
 
 ALONE = """\
 A deadlock is ranks that wait for one another for ever. A single rank has nobody to wait for, so there is nothing to
@@ -70,10 +69,6 @@ class Wait(NamedTuple):
     stack: list[str]     # of this file's lines, the innermost last
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ArgumentParser(prog="mpi_impl.demos.deadlock", description="Show a deadlock, and how to find it.").parse_args(argv)
     n = ranks.size
@@ -87,7 +82,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     with training_on(ranks, model, ParallelConfig(pipeline_model_parallel_size=n, pipeline_schedule="interleaved",
                                                   virtual_pipeline_size=2)) as trainer:
         batch = [GPTBatch(tokens, targets)]
-        circle, freed = stuck_and_freed(ranks, wrong, trainer, batch)
+        circle, freed = play_until_freed(ranks, wrong, trainer, batch)
         say(ranks, f"All came to the end of their lists; the loss is {freed:.10f}.\n\nNone of that had to happen. "
                    f"reference/schedules/validate.py checks them before anything runs, and says:\n{complaint(wrong)}\n")
         validate.validate(right)
@@ -104,12 +99,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
 # ---- the deadlock ---------------------------------------------------------------------------------------------------
 
 
-def stuck_and_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
+def play_until_freed(ranks: Group, wrong: Schedule, trainer: Trainer, batch: Sequence) -> tuple[list[int], float]:
     """Play the wrong order until it is stuck and freed. Return the cycle of ranks, and the loss."""
     steps, done = lower(wrong)[ranks.rank], set[Step]()
     work = ForwardPass(trainer.state.model, trainer.state.region, trainer.state.stage_params, batch,
                        trainer.total_weights(batch, SAMPLES))
-    first = Action(0, "F", 0)                     # what waits for nobody, and all that comes after it
+    first = Action(0, "F", 0)                     # it waits for nobody: do it, and all that comes after it
     behind = steps[steps.index(first):] if first in steps else []
     witness = Witness(ranks, lambda: play(ranks, behind, work, done))
     play(witness.watched, steps, work, done)
@@ -184,7 +179,7 @@ def circle_of(waits_for: Sequence[int]) -> list[int]:
     return seen[seen.index(rank):]
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def lists(schedule: Schedule) -> str:
@@ -211,4 +206,4 @@ def complaint(schedule: Schedule) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

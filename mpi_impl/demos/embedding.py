@@ -1,6 +1,6 @@
 """The table of tokens, sharded over all ranks: `mpirun -np 4 python -m mpi_impl.demos.embedding`.
 
-Shows which rank owns which tokens (here whole words), what each looks up in a sentence, and the all-reduce that
+It shows which rank owns which tokens (here whole words), what each looks up in a sentence, and the all-reduce that
 combines the lookups (Shoeybi et al. 2019, section 3).
 """
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import (Check, check_size, count, first_elements, indented, say, say_aligned, say_each,
-                                     shape, span, traffic_table)
+from mpi_impl.demos.printing import (Check, count, first_elements, indent, say, say_aligned, say_each, shape, span,
+                                     traffic_table)
+from mpi_impl.demos.sizes import check_size
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.layers.embedding import embedding_backward, embedding_forward
 from reference.config import ModelConfig
@@ -36,10 +37,6 @@ that it owns, at all their positions in the text, and has nothing to send.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     text, h = parse_options(argv)
     vocabulary = sorted(set(text))
@@ -63,7 +60,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         x, cache = embedding_forward(tokens, mine, TensorParallelRegion(ranks))
     ids, held, *_ = cache
     say(ranks, "\nForward. The text, and the words of it that each rank has in its own rows:")
-    say(ranks, indented(" " * len(f"rank {ranks.size - 1}: "), in_columns(text, text)))
+    say(ranks, indent(" " * len(f"rank {ranks.size - 1}: "), in_columns(text, text)))
     say_each(ranks, in_columns([word if found else "." for word, found in zip(text, held[0])], text))
     say(ranks, f"The first word, {text[0]!r}, as each rank returns it; and after g the same on every rank, its row:")
     say_each(ranks, f"{first_elements(mine.word[ids[0, 0]] * held[0, 0])}  ->  {first_elements(x[0, 0])}")
@@ -111,4 +108,4 @@ def parse_options(argv: Sequence[str] | None) -> tuple[list[str], int]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,22 +1,22 @@
 """The memory of ranks, and what saves it: `mpirun -np 4 python -m mpi_impl.demos.memory`.
 
-Trains a small GPT for a few steps in every memory-saving way, counts the bytes of all arrays on every rank, and
-compares them with the formulas, as a table and as a picture.
+It trains a small GPT for a few steps with every method that saves memory, counts the bytes of all arrays on every rank,
+and compares them with the formulas, in a table and in a picture.
 """
-import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
 from mpi_impl.demos.printing import count, say
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launching.entry import run
+from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.reports.charts import GRID, MEMORY
+from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.reports.forecast import RunSizes, check_memory, hosts_of
 from mpi_impl.reports.layer_memory import deferred_table, layer_table, measure_layer, variants, variants_table
 from mpi_impl.reports.memory import RankMemory, distinct, rank_memory
@@ -35,12 +35,11 @@ from reference.precision import FORMATS, Precision
 
 MICROBATCHES = 2      # of each replica, a step
 
-FAR = "far memory"
+FAR = "far memory"      # the name in MEMORY of what is offloaded
 
 PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
 PALE = 0.7            # of white, under the hatches
 DPI = 150
-
 
 INTRODUCTION = """\
 A rank that trains holds four things. Parameters: the numbers of the model. Gradients: for each of them, the direction
@@ -49,8 +48,8 @@ pass, until the backward pass has used them. The first three depend only on the 
 
 {ranks} can hold less in two ways. As replicas, each trains on other samples, and without ZeRO each holds the whole
 model. ZeRO shards it over the replicas: the optimizer states (stage 1), the gradients too (2), the parameters too (3),
-which are then gathered, layer by layer, where they are used: whole for a while, like gradients that have yet to be
-sent. Offloading moves a rank's own shards to other memory.
+which are then gathered, layer by layer, where they are used: they are whole for a while, like gradients that have yet
+to be sent. Offloading moves a rank's own shards to other memory.
 As tensor-parallel ranks they shard every layer, and so the model and most activations. Sequence parallelism shards the
 other activations, by position. Recompute keeps fewer, and computes them again: attention's core (selective), or all of
 a layer but its input (full), for one layer at a time.
@@ -60,129 +59,108 @@ which: that is a mask, a byte for each.
 """
 
 
-class Run(NamedTuple):
-    """A way to train."""
+@dataclass(frozen=True, kw_only=True)
+class MemoryDemoOptions:
+    """The model, the runs and the picture."""
 
-    name: str
-    parallel: ParallelConfig
+    num_layers: int = option_field(6, metavar="L")
+    num_attention_heads: int = option_field(
+        None, "a multiple of the number of ranks (default: the first from 4 on)", "A")
+    hidden_size: int = option_field(None, "(default: about 96, a multiple of the heads)", "H")
+    seq_length: int = option_field(None, "a multiple of the number of ranks (default: the first from 64 on)", "S")
+    micro_batch_size: int = option_field(2, metavar="B")
+    vocab_size: int = option_field(512, metavar="V")
+    train_iters: int = option_field(2, "steps of each run", "N")
+    dtype: str = option_field("float32", choices=FORMATS)
+    output: str = option_field("runs/memory.png", "the picture, a .png, .pdf or .svg", "F")
 
 
-class Found(NamedTuple):
-    """The memory that a run took on each rank."""
-
-    name: str
-    everyone: list[RankMemory]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
+Panel = dict[str, list[RankMemory]]     # the memory of every rank, by the name of the run
 
 
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     options = parse_options(argv, ranks.size)
-    model = model_of(options)
-    replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, options.seq_length)
+    model, precision = model_of(options), Precision(options.dtype)
+    b, s = options.micro_batch_size, options.seq_length
+    replicas, sharers = replica_runs(ranks.size, model), sharing_runs(ranks.size, model, s)
     ranks.broadcast_object(lambda: check_output(options))
     hosts = hosts_of(ranks, place=0)
-    for one in [*replicas, *sharers]:
-        check_memory(hosts, RunSizes(model, one.parallel, precision_of(options), options.micro_batch_size,
-                                 options.seq_length, MICROBATCHES))
+    for parallel in [*replicas.values(), *sharers.values()]:
+        check_memory(hosts, RunSizes(model, parallel, precision, b, s, MICROBATCHES))
     say(ranks, introduction(model, options, ranks.size))
-    panels = {}
+    panels: dict[str, Panel] = {}
     for title, runs in {f"data parallel: {count(ranks.size, 'replica')}": replicas,
                         f"tensor parallel: {count(ranks.size, 'shard')}": sharers}.items():
-        panels[title] = [trained(ranks, one, model, options) for one in runs]
-        say(ranks, f"{title}; bytes on a rank, of each kind the most at once\n{runs_table(panels[title])}\n")
-    sizes = model, options.micro_batch_size, options.seq_length, precision_of(options)
-    inventories = {one.name: ActivationInventory(*sizes, one.parallel) for one in sharers}
+        panels[title] = {name: train(ranks, parallel, model, options) for name, parallel in runs.items()}
+        say(ranks, f"{title}; bytes on a rank, the peak of each kind\n{runs_table(panels[title])}\n")
+    inventories = {name: ActivationInventory(model, b, s, precision, parallel) for name, parallel in sharers.items()}
     layers = {name: measure_layer(inventory, ranks) for name, inventory in inventories.items()}
     say(ranks, layers_text(inventories, layers))
     ranks.broadcast_object(lambda: write_picture(options, panels, model))
-    conclude(ranks, [one for found in panels.values() for one in found], inventories, layers)
+    conclude(ranks, {name: everyone for panel in panels.values() for name, everyone in panel.items()}, inventories,
+             layers)
 
 
-def check_output(options: argparse.Namespace) -> None:
+def check_output(options: MemoryDemoOptions) -> None:
     """Make the picture's folder if it does not exist: a fresh clone has none. Raises UserError."""
     check_folder(os.path.dirname(options.output) or ".")
     check_outputs(options)
 
 
-def write_picture(options: argparse.Namespace, panels: dict[str, list[Found]], model: ModelConfig) -> None:
+def write_picture(options: MemoryDemoOptions, panels: dict[str, Panel], model: ModelConfig) -> None:
     draw(options.output, panels, f"a GPT of {parameters(model):,} parameters in {options.dtype}")
     print(f"drawn in {options.output}", flush=True)
 
 
-# ---- what is asked for ----------------------------------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------------------------------
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
+def parse_options(argv: Sequence[str] | None, n: int) -> MemoryDemoOptions:
     """Return the options; sizes that are not given fit n ranks. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.memory", description="Show what fills the memory of ranks.")
-    parser.add_argument("--num-layers", type=int, default=6, metavar="L", help="(default: 6)")
-    parser.add_argument("--num-attention-heads", type=int, metavar="A",
-                        help="a multiple of the number of ranks (default: the first from 4 on)")
-    parser.add_argument("--hidden-size", type=int, metavar="H", help="(default: about 96, a multiple of the heads)")
-    parser.add_argument("--seq-length", type=int, metavar="S",
-                        help="a multiple of the number of ranks (default: the first from 64 on)")
-    parser.add_argument("--micro-batch-size", type=int, default=2, metavar="B", help="(default: 2)")
-    parser.add_argument("--vocab-size", type=int, default=512, metavar="V", help="(default: 512)")
-    parser.add_argument("--train-iters", type=int, default=2, metavar="N", help="steps of each run (default: 2)")
-    parser.add_argument("--dtype", choices=tuple(FORMATS), default="float32", help="(default: float32)")
-    parser.add_argument("--output", default="runs/memory.png", metavar="F",
-                        help="the picture, a .png, .pdf or .svg (default: runs/memory.png)")
-    options = parser.parse_args(argv)
-    if options.num_attention_heads is None:
-        options.num_attention_heads = round_up(4, n)
-    require_positive("num_attention_heads", options.num_attention_heads)
-    if options.hidden_size is None:
-        options.hidden_size = options.num_attention_heads * max(4, round(96 / options.num_attention_heads))
-    if options.seq_length is None:
-        options.seq_length = round_up(64, n)
+    given = {"num_attention_heads": round_up(4, n), "seq_length": round_up(64, n)} | parse_given(
+        "mpi_impl.demos.memory", "Show what fills the memory of ranks.", MemoryDemoOptions, argv)
+    require_positive("num_attention_heads", a := given["num_attention_heads"])
+    options = MemoryDemoOptions(**{"hidden_size": a * max(4, round(96 / a))} | given)
     for name in ("seq_length", "micro_batch_size", "train_iters"):
         require_positive(name, getattr(options, name))
     return options
 
 
-def model_of(options: argparse.Namespace) -> ModelConfig:
+def model_of(options: MemoryDemoOptions) -> ModelConfig:
     return ModelConfig(options.num_layers, options.hidden_size, options.num_attention_heads, options.vocab_size,
                        options.seq_length)
 
 
-def precision_of(options: argparse.Namespace) -> Precision:
-    return Precision(options.dtype)
-
-
-def replica_runs(n: int, model: ModelConfig) -> list[Run]:
+def replica_runs(n: int, model: ModelConfig) -> dict[str, ParallelConfig]:
     """Return the runs with d = n. A bucket of gradients is about the size of a layer's."""
-    cuts = ("ZeRO 0: nothing sharded", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
+    names = ("ZeRO 0: nothing sharded", "ZeRO 1: optimizer states", "ZeRO 2: and gradients", "ZeRO 3: and parameters")
     plain = ParallelConfig(data_parallel_size=n, ddp_bucket_size=12 * model.hidden_size**2)
-    runs = [Run(name, replace(plain, zero_stage=stage)) for stage, name in enumerate(cuts)]
-    return [*runs, Run("ZeRO 3, offloaded", replace(plain, zero_stage=3, cpu_offload=True))]
+    runs = {name: replace(plain, zero_stage=stage) for stage, name in enumerate(names)}
+    return runs | {"ZeRO 3, offloaded": replace(plain, zero_stage=3, cpu_offload=True)}
 
 
-def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> list[Run]:
+def sharing_runs(n: int, model: ModelConfig, seq_length: int) -> dict[str, ParallelConfig]:
     """Return the runs with t = n. Raises UserError if heads or positions do not divide."""
-    runs = [Run(name, parallel) for name, parallel in variants(n).items()]
-    for one in runs:
-        check_model_fits(model, one.parallel)
-        check_sequence_fits(seq_length, one.parallel)
-    return runs
+    for parallel in variants(n).values():
+        check_model_fits(model, parallel)
+        check_sequence_fits(seq_length, parallel)
+    return variants(n)
 
 
 # ---- the runs -------------------------------------------------------------------------------------------------------
 
 
-def trained(ranks: Group, one: Run, model: ModelConfig, options: argparse.Namespace) -> Found:
-    """Train a few steps on random tokens, and return the memory that they took."""
-    topology = connect(ranks, one.parallel)
+def train(ranks: Group, parallel: ParallelConfig, model: ModelConfig, options: MemoryDemoOptions) -> list[RankMemory]:
+    """Train a few steps on random tokens, and return the memory that they took on every rank."""
+    topology = connect(ranks, parallel)
     try:
-        trainer = Trainer(ModelState(model, topology, 1234, precision_of(options)),
+        trainer = Trainer(ModelState(model, topology, 1234, Precision(options.dtype)),
                           OptimizerConfig(1e-3, options.train_iters))
         trainer.measured = True
         b, s = options.micro_batch_size, options.seq_length
         for step in range(options.train_iters):
             trainer.step(random_tokens(topology, model, step, b, s), MICROBATCHES * b * topology.data.size)
-        return Found(one.name, ranks.allgather_objects(rank_memory(trainer, b, s, MICROBATCHES)))
+        return ranks.allgather_objects(rank_memory(trainer, b, s, MICROBATCHES))
     finally:
         disconnect(topology)
 
@@ -193,29 +171,29 @@ def random_tokens(topology: Topology, model: ModelConfig, step: int, b: int, s: 
     return list(map(GPTBatch.unpack, windows))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
-def introduction(model: ModelConfig, options: argparse.Namespace, n: int) -> str:
-    alone = "\nOne rank has nobody to share with, so that most of this saves nothing: start more.\n" if n == 1 else ""
+def introduction(model: ModelConfig, options: MemoryDemoOptions, n: int) -> str:
+    alone = "\nOne rank has no other to shard with, so that most of this saves nothing: start more.\n" if n == 1 else ""
     return INTRODUCTION.format(ranks="Several ranks" if n == 1 else count(n)) + alone + (
         f"\nThe model: a GPT of {parameters(model):,} parameters in {options.dtype}: {model.num_layers} layers, h = "
-        f"{model.hidden_size}, {model.num_attention_heads} heads, {model.vocab_size} words. A microbatch: "
-        f"{options.micro_batch_size} x {options.seq_length} words.\n")
+        f"{model.hidden_size}, {model.num_attention_heads} heads, V = {model.vocab_size} tokens. A microbatch: "
+        f"{options.micro_batch_size} x {options.seq_length} tokens.\n")
 
 
-def runs_table(found: list[Found]) -> str:
+def runs_table(panel: Panel) -> str:
     """Return a table with a measured and a predicted line for each run and each kind of rank in it."""
-    used = [name for name in MEMORY if any(parts(most(one).held)[name] for one in found)]
+    used = [name for name in MEMORY if any(parts(fullest(everyone).held)[name] for everyone in panel.values())]
     names, far = [name for name in used if name != FAR], [name for name in used if name == FAR]
     rows = [["", "", "ranks", *names, "sum", *far, ""]]
-    for run_name, everyone in found:
+    for run_name, everyone in panel.items():
         for ranks, one in distinct(everyone):
             lines = [("measured", parts(one.held), [run_name, ranks, ""]),
                      ("predicted", parts(one.expected), ["", "", "equal" if one.as_predicted else "NOT EQUAL"])]
             for what, sizes, (first, who, last) in lines:
-                near = [sizes[name] for name in names]
-                cells = [*near, sum(near), *(sizes[name] for name in far)]
+                resident = [sizes[name] for name in names]
+                cells = [*resident, sum(resident), *(sizes[name] for name in far)]
                 rows.append([first, what, who, *(f"{n:,}" for n in cells), last])
     return aligned(rows, left=(0, 1, 2, len(rows[0]) - 1))
 
@@ -240,10 +218,10 @@ def layers_text(inventories: dict[str, ActivationInventory], layers: dict[str, S
         deferred_table(inventory, layers[first].deferred), ""])
 
 
-def conclude(ranks: Group, found: list[Found], inventories: dict[str, ActivationInventory],
+def conclude(ranks: Group, runs: Panel, inventories: dict[str, ActivationInventory],
              layers: dict[str, StageBytes]) -> None:
     """Check that every number was predicted. Raises AssertionError if not, on all ranks."""
-    pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in found
+    pairs = [(f"{name}, rank {rank}, {what}", measured, predicted) for name, everyone in runs.items()
              for rank, one in enumerate(everyone) for what, measured, predicted in one.compared]
     for name, inventory in inventories.items():
         for rank, layer in enumerate(ranks.allgather_objects(layers[name])):
@@ -253,33 +231,32 @@ def conclude(ranks: Group, found: list[Found], inventories: dict[str, Activation
              if measured != predicted]
     if wrong:
         raise AssertionError("not as predicted: " + "; ".join(wrong))
-    say(ranks, f"Every measured number equals its prediction, to the byte: {len(pairs)} numbers, from {len(found)} "
+    say(ranks, f"Every measured number equals its prediction, to the byte: {len(pairs)} numbers, from {len(runs)} "
                f"runs on {count(ranks.size)}.")
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------
 
 
-def draw(path: str, panels: dict[str, list[Found]], model: str) -> None:
+def draw(path: str, panels: dict[str, Panel], model: str) -> None:
     """Draw two bars for each run, of the rank that holds most: measured, and below it predicted, hatched."""
     from matplotlib.figure import Figure  # matplotlib takes a second to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    unit, name = unit_for(max(sum(parts(most(one).held).values()) for found in panels.values() for one in found))
-    rows = [len(found) for found in panels.values()]
+    unit, name = unit_for(max(sum(parts(fullest(everyone).held).values())
+                              for panel in panels.values() for everyone in panel.values()))
+    rows = list(map(len, panels.values()))
     figure = Figure((10, 0.52 * sum(rows) + 2.2), dpi=DPI, layout=ConstrainedLayoutEngine(h_pad=0.08))
     all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=rows)
-    for axes, (title, found) in zip(all_axes, panels.items(), strict=True):
-        for row, one in enumerate(found):
-            draw_run(axes, row, most(one), unit, name)
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.set(yticks=range(len(found)), yticklabels=[one.name for one in found], ylim=(len(found) - 0.45, -0.55))
-        axes.tick_params(left=False, labelsize=9)
-        axes.grid(axis="x", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["left", "top", "right"]].set_visible(False)
-    all_axes[-1].set_xlabel(f"{name} on a rank, of each kind the most at once; without what an operation needs while "
-                            "it works", fontsize=9)
+    for axes, (title, panel) in zip(all_axes, panels.items(), strict=True):
+        for row, everyone in enumerate(panel.values()):
+            draw_run(axes, row, fullest(everyone), unit, name)
+        finish(axes, "", title, "x")
+        axes.set(yticks=range(len(panel)), yticklabels=list(panel), ylim=(len(panel) - 0.45, -0.55))
+        axes.tick_params(left=False)
+        axes.spines["left"].set_visible(False)
+    all_axes[-1].set_xlabel(f"{name} on a rank, the peak of each kind; without the temporary arrays of operations",
+                            fontsize=9)
     figure.suptitle(f"Memory of a rank: {model}", x=0.01, ha="left", fontsize=12)
     draw_legend(figure)
     save(figure, path, DPI)
@@ -293,8 +270,8 @@ def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
             axes.barh(middle, sizes[what] / unit, 0.34, left, **style)
             left += sizes[what] / unit
     far = parts(one.held)[FAR] / unit
-    words = f"{left - far:.2f} {name}" + (f" + {far:.2f} {name} far" if far else "")
-    axes.annotate(words, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
+    label = f"{left - far:.2f} {name}" + (f" + {far:.2f} {name} far" if far else "")
+    axes.annotate(label, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def draw_legend(figure) -> None:
@@ -313,10 +290,10 @@ def pale(color: str) -> tuple[float, ...]:
     return tuple((1 - PALE) * part + PALE for part in to_rgb(color))
 
 
-def most(one: Found) -> RankMemory:
+def fullest(everyone: list[RankMemory]) -> RankMemory:
     """Return the memory of the rank that holds most."""
-    return max(one.everyone, key=lambda rank: sum(parts(rank.held).values()))
+    return max(everyone, key=lambda rank: sum(parts(rank.held).values()))
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,26 +1,30 @@
 """The transformer's MLP, sharded over all ranks: `mpirun -np 4 python -m mpi_impl.demos.mlp`.
 
-Shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make the
-result whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
+It shows which rank owns which columns of A and which rows of B, what each computes, and the two all-reduces that make
+the result whole: one forward, one backward (Shoeybi et al. 2019, section 3, figure 3a).
 """
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.mappings import TensorParallelRegion
-from mpi_impl.demos.printing import (Check, check_size, count, first_elements, say, say_aligned, say_each, shape, span,
-                                     traffic_table)
+from mpi_impl.demos.printing import Check, count, first_elements, say, say_aligned, say_each, shape, span, traffic_table
+from mpi_impl.demos.sizes import ShardedSize
 from mpi_impl.kernels import ACTIVATIONS, linear
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launching.entry import run
 from mpi_impl.layers.mlp import mlp_backward, mlp_forward
 from mpi_impl.parallel.sinks import ImmediateSink
-from reference.config import ModelConfig, require_divides, round_up
+from reference.config import ModelConfig
 from reference.layers import mlp as textbook
 from reference.params import initialize, split, tree_map
 
 SAMPLES, POSITIONS = 2, 3
+HIDDEN_SIZE = ShardedSize(
+    "mlp", "Show how the MLP is sharded over the ranks.", "hidden_size", "H", least=8, times=4,
+    help="4h must be a multiple of the number of ranks (default: the first h from 8 on that is)",
+    why="Every rank gets an equal number of columns.",
+    numbers=lambda n, h: n * 24 * h**2)      # A and B, their gradients, and the textbook's
 
 INTRODUCTION = """\
 The MLP of a transformer is two matrix products with a nonlinear function between them: Y = GeLU(X A) B. X has a row of
@@ -38,19 +42,14 @@ which every rank gets the result.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    h = parse_options(argv, ranks.size)
+    h = HIDDEN_SIZE.parse(argv, ranks.size)
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size)))
     tensors = textbook.mlp_tensors(ModelConfig(num_layers=1, hidden_size=h, num_attention_heads=1, vocab_size=1,
                                                max_position_embeddings=POSITIONS, init_method_std=0.5))
     whole = initialize(tensors, seed=1, dtype=np.float64)
     mine = split(whole, tensors, ranks.size)[ranks.rank]
-    random = np.random.default_rng(1)
-    x, dy = random.normal(size=(2, SAMPLES, POSITIONS, h))      # identical on every rank
+    x, dy = np.random.default_rng(1).normal(size=(2, SAMPLES, POSITIONS, h))      # identical on every rank
 
     say(ranks, f"Who owns what: h = {h}, X {shape(x)}, A {shape(whole.w_in)}, B {shape(whole.w_out)}")
     n = mine.w_in.shape[1]
@@ -80,24 +79,9 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     whole_dx, whole_grads = textbook.mlp_backward(dy, whole, whole_cache, "gelu")
     check.equal("Y", y, whole_y)
     check.equal("dX", dx, whole_dx)
-    expected = split(whole_grads, tensors, ranks.size)[ranks.rank]
-    for field in fields(grads):
-        check.equal("every weight's gradient", getattr(grads, field.name), getattr(expected, field.name))
+    check.shards(ranks, "every weight's gradient", grads, whole_grads, tensors)
     check.conclude(ranks)
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> int:
-    """Return h, the hidden size. Raises UserError."""
-    parser = ArgumentParser(prog="mpi_impl.demos.mlp", description="Show how the MLP is sharded over the ranks.")
-    parser.add_argument("--hidden-size", type=int, metavar="H",
-                        help="4h must be a multiple of the number of ranks (default: the first h from 8 on that is)")
-    h = parser.parse_args(argv).hidden_size
-    if h is None:
-        return round_up(8, n)
-    check_size("hidden_size", h, n * 24 * h**2)      # A and B, their gradients, and the textbook's
-    require_divides("The number of ranks", n, "4 hidden_size", 4 * h, "Every rank gets an equal number of columns.")
-    return h
-
-
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,9 +1,8 @@
 """A model's layers distributed over all ranks, as a pipeline: `mpirun -np 4 python -m mpi_impl.demos.pipeline`.
 
-Shows which rank holds which layers, in which order each of them works, what it sends to whom, how many activations it
+It shows which rank holds which layers, the order of its work, what it sends to which rank, how many activations it
 must keep, and how long it is idle (Narayanan et al. 2021, section 2.2; with other schedules, Qi et al. 2023).
 """
-import argparse
 from collections.abc import Sequence
 
 from mpi_impl.comm.group import Group, Instruments, world
@@ -23,7 +22,7 @@ from reference.schedules.simulate import Span, Timeline, Times, activations_in_f
 
 SAMPLES = 2         # b, of a microbatch
 CHUNKS = 2          # v, the stages on each rank of the interleaved schedule
-WIDTH = 108         # of what a line can hold
+WIDTH = 108         # of a rank's line
 
 INTRODUCTION = """\
 A model is a stack of layers. Forward, each layer computes from the output of the layer below it; all its results are
@@ -41,7 +40,7 @@ earlier a backward comes, the sooner its activations can be freed. The schedule 
 {says}
 """
 ALONE = """\
-One rank has nobody to send to: start more.
+One rank has no other rank to send to: start more.
 """
 HALVES = """\
 I and W are the halves of a B: the input gradient, for which the stage before waits, and the weight gradients, which
@@ -49,20 +48,15 @@ can come later.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    options = parse_options(argv, ranks.size)
-    p, m = ranks.size, options.microbatches
-    schedule = make(options.schedule, p, m, options.v)
-    say(ranks, introduction(options.schedule, schedule))
+    p = ranks.size
+    name, m, v = parse_options(argv, p)
+    schedule = make(name, p, m, v)
+    say(ranks, introduction(name, schedule))
 
     watched = Group(ranks.comm, ranks.name, Instruments(trace=Trace(recording=True)))
     model = tiny_gpt(num_layers=schedule.stages)
-    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=options.schedule,
-                              virtual_pipeline_size=options.v)
+    parallel = ParallelConfig(pipeline_model_parallel_size=p, pipeline_schedule=name, virtual_pipeline_size=v)
     with training_on(watched, model, parallel) as trainer:
         tokens, targets = global_batch(0, m * SAMPLES)
         x = round(pipeline_traffic(SAMPLES, tokens.shape[1], model.hidden_size))
@@ -73,12 +67,12 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         result = trainer.step(share_of(trainer, tokens, targets, SAMPLES), len(tokens))
         done = Schedule(tuple(ranks.allgather_objects(tuple(s.action for s in watched.trace.slices if s.action))))
         say(ranks, f"\nA step with m = {m} microbatches of {SAMPLES} samples. What each rank did, in this order:\n"
-                   + prefix_with_ranks([shortened(" ".join(map(str, actions))) for actions in done.ranks]))
-        say(ranks, picture(options.schedule, done))
+                   + prefix_with_ranks([shorten(" ".join(map(str, actions))) for actions in done.ranks]))
+        say(ranks, picture(name, done))
         predicted = activations_in_flight(schedule)[ranks.rank]
         say(ranks, f"What each sent: every time b s h = {x} numbers, {8 * x:,} bytes. And for how many forwards it "
                    "kept the\nactivations at the same time, at most:")
-        say_aligned(ranks, *sendings(trainer, m), f"kept {trainer.peaks.caches} (predicted: {predicted})")
+        say_aligned(ranks, *describe_sends(trainer, m), f"kept {trainer.peaks.caches} (predicted: {predicted})")
         say(ranks, "")
 
         check = Check()
@@ -91,21 +85,21 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.conclude(ranks)
 
 
-def parse_options(argv: Sequence[str] | None, p: int) -> argparse.Namespace:
-    """Return the options, with v, and an m that suits p ranks. Raises UserError."""
+def parse_options(argv: Sequence[str] | None, p: int) -> tuple[str, int, int | None]:
+    """Return the schedule's name, an m that suits p ranks, and v. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.pipeline", description="Show layers distributed over the ranks.")
     parser.add_argument("--schedule", choices=[name for name in SCHEDULES if name != "forward-only"], default="1f1b",
                         help="the order in which ranks do their forwards and backwards (default: 1f1b)")
     parser.add_argument("--microbatches", type=int, metavar="M", help="(default: p + 2, but at most 8; interleaved: "
                                                                       "the first multiple of p from 4 on)")
     options = parser.parse_args(argv)
-    interleaved = options.schedule == "interleaved"
-    options.v = CHUNKS if interleaved else None
-    if options.microbatches is None:
-        options.microbatches = round_up(4, p) if interleaved else min(p + 2, 8)
-    require_positive("microbatches", options.microbatches)
-    require_sizes(p, options.microbatches, options.v or 1)
-    return options
+    name, m = options.schedule, options.microbatches
+    v = CHUNKS if name == "interleaved" else None
+    if m is None:
+        m = round_up(4, p) if v else min(p + 2, 8)
+    require_positive("microbatches", m)
+    require_sizes(p, m, v or 1)
+    return name, m, v
 
 
 def introduction(name: str, schedule: Schedule) -> str:
@@ -115,7 +109,7 @@ def introduction(name: str, schedule: Schedule) -> str:
             + ALONE * (schedule.p == 1))
 
 
-# ---- what was sent --------------------------------------------------------------------------------------------------
+# ---- messages -------------------------------------------------------------------------------------------------------
 
 
 def sends(trainer: Trainer, m: int) -> list[Send]:
@@ -123,7 +117,7 @@ def sends(trainer: Trainer, m: int) -> list[Send]:
     return [step for step in trainer.pipeline("training", m).steps if isinstance(step, Send)]
 
 
-def sendings(trainer: Trainer, m: int) -> list[str]:
+def describe_sends(trainer: Trainer, m: int) -> list[str]:
     """Return '6 activations to rank 1', '6 gradients to rank 3': numbers from the ledger, receivers from the schedule.
     """
     found = []
@@ -142,7 +136,7 @@ def picture(name: str, schedule: Schedule) -> str:
     """
     timeline = simulate(schedule, Times())
     unit = max(1, min(3, int(WIDTH // timeline.makespan)))     # characters
-    rows = [shortened(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
+    rows = [shorten(row(spans, unit, timeline.makespan)) for spans in timeline.ranks]
     small = "" if schedule.stages == schedule.p else "; small letters are the second stage of a rank"
     return ("\nThe same in time, from a simulator, if F took 1 unit, B 2 (I and W 1 each), and messages none. Dots\n"
             f"are the bubble{small}:\n{prefix_with_ranks(rows)}\n{cost(name, schedule, timeline)}\n")
@@ -168,10 +162,10 @@ def cost(name: str, schedule: Schedule, timeline: Timeline) -> str:
             f"{timeline.bubble_fraction:.3g}.{says}")
 
 
-def shortened(line: str) -> str:
+def shorten(line: str) -> str:
     """Drop what does not fit on a line."""
     return line if len(line) <= WIDTH else f"{line[:WIDTH - 4]} ..."
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,16 +1,15 @@
-"""Output of a demo: one voice for all ranks, in whole lines, in the order of ranks."""
-import os
+"""The output of a demo, by one rank for all of them: whole lines, in the order of ranks."""
 from collections.abc import Sequence
 
 import numpy as np
 
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.ledger import Ledger, ring_bytes
-from mpi_impl.runtime.tables import aligned, bytes_of
-from reference.config import option, require_positive
-from reference.errors import UserError
+from mpi_impl.runtime.tables import aligned
+from reference.params import leaves, split
 
 SHOWN = 4      # elements of an array that fit on a line
+WIDTH = 118    # of a line of text
 
 
 def say(ranks: Group, text: str) -> None:
@@ -32,10 +31,10 @@ def say_aligned(ranks: Group, *cells: str) -> None:
 def prefix_with_ranks(texts: Sequence[str]) -> str:
     """Return each rank's text behind 'rank 0: ', 'rank 1: ', ..."""
     leads = [f"rank {rank}: " for rank in range(len(texts))]
-    return "\n".join(indented(lead.ljust(len(leads[-1])), text) for lead, text in zip(leads, texts))
+    return "\n".join(indent(lead.ljust(len(leads[-1])), text) for lead, text in zip(leads, texts))
 
 
-def indented(lead: str, text: str) -> str:
+def indent(lead: str, text: str) -> str:
     """Return the text with its first line behind `lead`, and the others as far to the right."""
     return "\n".join("  " + (" " * len(lead) if i else lead) + line for i, line in enumerate(text.split("\n")))
 
@@ -66,21 +65,8 @@ def traffic_table(ledger: Ledger) -> str:
     return aligned(rows, left=(0, 1, 2))
 
 
-def check_size(name: str, value: int, numbers: int) -> None:
-    """Raise UserError for a size below 1, or one for which the ranks' arrays, of so many numbers, would fill the
-    machine.
-
-    The formulas for `numbers` are rough: they count the terms that grow fastest, at the demo's peak.
-    """
-    require_positive(name, value)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (size := np.dtype(np.float64).itemsize * numbers) > memory:
-        raise UserError(f"{option(name)} is {value:,}, with which the ranks' arrays would take about {bytes_of(size)}, "
-                        f"but this machine has {bytes_of(memory)}. Choose a smaller one.")
-
-
 class Check:
-    """A comparison of a rank's results with the textbook's, which ends with a sentence about how well they agree."""
+    """A comparison of a rank's results with the textbook's, and a last sentence about how well they agree."""
 
     def __init__(self, tolerance: float = 1e-12):
         """Set the relative tolerance, for float64: sums in another order differ by rounding."""
@@ -98,6 +84,12 @@ class Check:
         if not off <= self.tolerance:
             raise AssertionError(f"{what} differs from the textbook's by {off:.1e} of its largest element")
         self.worst, self.compared = max(self.worst, off), [*self.compared, what]
+
+    def shards(self, ranks: Group, what: str, found, whole, tensors) -> None:
+        """Compare each tensor of this rank's shard with its shard of the textbook's `whole` tree."""
+        expected = split(whole, tensors, ranks.size)[ranks.rank]
+        for (_, shard), (_, textbooks) in zip(leaves(found), leaves(expected), strict=True):
+            self.equal(what, shard, textbooks)
 
     def conclude(self, ranks: Group) -> None:
         """Print the last sentence of a demo, once all ranks have succeeded. It names what was compared."""

@@ -1,6 +1,6 @@
 """The GPT that several demos train, its tokens, and the textbook's run that theirs must equal.
 
-It is so small that a step takes milliseconds, and so simple that its numbers can be counted by hand: no dropout, no
+It is so small that a step takes milliseconds, and so simple that you can count its numbers by hand: no dropout, no
 padding of the vocabulary, and an output table separate from the embedding's.
 """
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from reference.config import ModelConfig, ParallelConfig, number_of_microbatches
 from reference.models.stage import has_embedding, has_head
 from reference.optimizer import OptimizerConfig
 from reference.parallel.data_parallel import samples_of
-from reference.parallel.pipeline import cut_into_stages
+from reference.parallel.pipeline import split_into_stages
 from reference.parallel.stages import layers_of_rank
 from reference.params import leaves, split
 from reference.precision import Precision
@@ -28,7 +28,7 @@ from reference.training import trainer as training
 SEED, FLOAT64 = 1, Precision("float64")
 WORDS, POSITIONS = 12, 6
 
-# eps is above the rounding in a gradient that is 0 otherwise, the key bias's: Adam must not blow that up.
+# The key bias's gradient is 0 but for rounding, which Adam must not scale up: eps is above it.
 OPTIMIZER = OptimizerConfig(lr=0.01, lr_decay_iters=1, lr_decay_style="constant", adam_eps=1e-4)
 
 
@@ -78,7 +78,7 @@ def holds(trainer: Trainer) -> str:
 def check_tensors(check: Check, what: str, trainer: Trainer, buffer: Buffer, whole) -> None:
     """Compare every tensor of which this rank has a part with that part of the textbook's `whole` model."""
     parallel, tensors = trainer.topology.config, trainer.state.layout.tensors
-    stage, = cut_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
+    stage, = split_into_stages(whole, [layers_of_rank(trainer.state.stages)], trainer.state.model)
     expected = split(stage, tensors, parallel.tensor_model_parallel_size)[trainer.topology.tensor.rank]
     found = dict(leaves(trainer.state.layout.views(trainer.state.whole(buffer))))
     for name, part in leaves(expected):

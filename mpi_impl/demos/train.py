@@ -1,9 +1,8 @@
 """A GPT trained with all three kinds of parallelism together: `mpirun -np 8 python -m mpi_impl.demos.train`.
 
-Shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
+It shows what each rank holds, then the loss step by step next to that of one process, and what was sent between which
 ranks (Narayanan et al. 2021, sections 2 and 3).
 """
-import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from math import log
@@ -12,7 +11,7 @@ from textwrap import fill
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.ledger import Ledger, ring_bytes
 from mpi_impl.comm.topology import Topology
-from mpi_impl.demos.printing import Check, count, say, say_aligned, span
+from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned, span
 from mpi_impl.demos.tiny_gpt import (POSITIONS, WORDS, check_tensors, global_batch, holds, share_of, textbook_of,
                                      tiny_gpt, training_on)
 from mpi_impl.launching.entry import ArgumentParser, run
@@ -28,7 +27,6 @@ from reference.parallel.data_parallel import samples_of
 MICROBATCHES = 4        # of each replica, a step; each is one sample
 
 TOLERANCE = 1e-10       # rounding adds up from step to step
-WIDTH = 118             # of a line
 
 # The groups of ranks between which something is sent.
 BETWEEN = {"tensor": "t ranks", "pipeline": "p ranks", "data": "d ranks", "model": "t x p ranks"}
@@ -45,13 +43,8 @@ So a rank has three numbers, its place among t, among p and among d. Here {ranks
 """
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    options = parse_options(argv, ranks.size)
-    parallel, steps = options.parallel, options.train_iters
+    parallel, steps = parse_options(argv, ranks.size)
     t, p, d = (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.data_parallel_size)
     say(ranks, INTRODUCTION.format(ranks=count(ranks.size), t=t, p=p, d=d))
     model, batch, check = tiny_gpt(round_up(4, p), heads=round_up(4, t)), MICROBATCHES * d, Check(TOLERANCE)
@@ -62,7 +55,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
         say_aligned(ranks, *place_of(trainer))
         say(ranks, f"\nThe tokens are 0 to {WORDS - 1}, and after each comes the next: that is what the model can "
                    f"learn. (A blind guess has a loss\nof log({WORDS}) = {log(WORDS):.4f}.)")
-        say(ranks, trained(trainer, steps, batch, check))
+        say(ranks, train(trainer, steps, batch, check))
         ledger = ledger_of_pipeline(trainer.topology)
         work = PassCounts(steps, steps * MICROBATCHES, 0, 0)
         lines = compare(ledger, [one for one in traffic(model, parallel, 1, POSITIONS, work) if one.reason != "batch"])
@@ -76,7 +69,7 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     check.conclude(ranks)
 
 
-def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
+def train(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     """Run every step twice, on the ranks and in one process. Return their losses as a table."""
     textbook, rows = textbook_of(trainer.state.model), [["step", "loss on the ranks", "in one process", "difference"]]
     for step in range(steps):
@@ -91,8 +84,8 @@ def trained(trainer: Trainer, steps: int, batch: int, check: Check) -> str:
     return aligned(rows, left=())
 
 
-def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
-    """Return the options, with the ParallelConfig. Raises UserError."""
+def parse_options(argv: Sequence[str] | None, n: int) -> tuple[ParallelConfig, int]:
+    """Return the division of the work, and the number of steps. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.train", description="Train a tiny GPT on all ranks.")
     for name, letter, what in (("tensor", "t", "ranks that shard every layer"),
                                ("pipeline", "p", "groups of ranks that hold different layers")):
@@ -102,8 +95,7 @@ def parse_options(argv: Sequence[str] | None, n: int) -> argparse.Namespace:
     options = parser.parse_args(argv)
     require_positive("train_iters", options.train_iters)
     t, p = sizes(n, options.tensor_model_parallel_size, options.pipeline_model_parallel_size)
-    options.parallel = ParallelConfig.for_world(n, t, p)
-    return options
+    return ParallelConfig.for_world(n, t, p), options.train_iters
 
 
 def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
@@ -117,7 +109,7 @@ def sizes(n: int, t: int | None, p: int | None) -> tuple[int, int]:
 
 
 def place_of(trainer: Trainer) -> list[str]:
-    """Describe a rank's place in each kind of parallelism, and what it holds there."""
+    """Describe a rank's place in each kind of parallelism, and its share of the work."""
     topology, model = trainer.topology, trainer.state.model
     heads = model.num_attention_heads // topology.tensor.size
     samples = [samples_of(topology.place.data, k, topology.data.size, 1).start for k in range(MICROBATCHES)]
@@ -152,4 +144,4 @@ def traffic_by_group(lines: list[Line]) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,16 +1,15 @@
 """ZeRO, in its four stages, which shard what replicas would hold: `mpirun -np 4 python -m mpi_impl.demos.zero`.
 
-Trains one tiny GPT four times, with each rank as a replica. Shows which part a rank owns, how many bytes it holds from
-step to step, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
+It trains one tiny GPT four times, with each rank as a replica. It shows which part a rank owns, how many bytes it holds
+between steps, and what it sends, next to the formulas of the paper (Rajbhandari et al. 2020, sections 5 and 7).
 """
-import argparse
 from collections.abc import Sequence
 from textwrap import fill
 from typing import NamedTuple
 
 from mpi_impl.comm.group import Group, Instruments, world
 from mpi_impl.comm.ledger import RING, Ledger
-from mpi_impl.demos.printing import Check, count, say, say_aligned
+from mpi_impl.demos.printing import WIDTH, Check, count, say, say_aligned
 from mpi_impl.demos.tiny_gpt import FLOAT64, check_tensors, global_batch, share_of, textbook_of, tiny_gpt, training_on
 from mpi_impl.launching.entry import ArgumentParser, run
 from mpi_impl.reports.memory import FORMULAS
@@ -26,13 +25,12 @@ from reference.schedules.generators import require_sizes
 
 LAYERS, STEPS = 2, 2
 BUCKET = 900        # elements, at least: somewhat more than a layer
-WIDTH = 118         # of a line
 
 INTRODUCTION = """\
 Replicas are copies of a model that train together: each of {ranks} takes other samples, all sum their gradients, and
 so all take the same step. For each of the model's Psi numbers, its parameters, a rank holds three things: the
 parameter itself; its gradient, which says where it should move; and the optimizer states, two averages of past
-gradients. And every replica holds the same, N times over.
+gradients. Every replica holds the same, so there are N copies.
 
 ZeRO shards that. All numbers are in one row, the flat buffer. It is divided into buckets, each sent as one message,
 and each bucket into N equal parts: rank 0 owns the first part of each, rank 1 the second, and so on.
@@ -53,8 +51,8 @@ STAGES = ("nothing is sharded", "optimizer states are sharded", "gradients, too"
 SENT = ("2 Psi (N-1)/N", "2 Psi (N-1)/N", "(m + 1) Psi (N-1)/N", "(3 m Psi - m T) (N-1)/N")
 
 
-class Found(NamedTuple):
-    """The memory that a rank holds after some steps at one stage, and its traffic."""
+class StageCosts(NamedTuple):
+    """The memory that a rank holds after some steps at one stage, and its traffic, with their predictions."""
 
     psi: int                         # elements of the flat buffer, padding included
     held: Sequence[float]            # bytes of parameters, gradients, optimizer's states
@@ -63,20 +61,16 @@ class Found(NamedTuple):
     expected_sent: float
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    m = parse_options(argv).microbatches
+    m = parse_options(argv)
     model, check = tiny_gpt(LAYERS), Check()
     say(ranks, introduction(ranks.size, m))
-    found = [trained(ranks, model, stage, m, check) for stage in range(4)]
+    found = [train_at_stage(ranks, model, stage, m, check) for stage in range(4)]
     say(ranks, "What each rank held and sent, next to the paper's formulas:\n" + table(found, ranks.size))
     check.conclude(ranks)
 
 
-def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> Found:
+def train_at_stage(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) -> StageCosts:
     """Run a few steps at one stage, print and check them."""
     parallel = ParallelConfig(data_parallel_size=ranks.size, zero_stage=stage, ddp_bucket_size=BUCKET)
     apart = Group(ranks.comm, ranks.name, Instruments())        # with a ledger of its own
@@ -88,10 +82,10 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
             loss, norm, _ = textbook.step(GPTBatch(tokens, targets))
             check.equal("loss", result.loss, loss)
             check.equal("norm of the gradient", result.grad_norm, norm)
-        found = measured(trainer, stage, m)
+        found = measure(trainer, stage, m)
         say(ranks, fill(f"Stage {stage}: {STAGES[stage]}. {buffer_of(trainer.state.layout)}. Bytes of parameters + "
                         "gradients + optimizer states:", WIDTH))
-        say_aligned(ranks, f"owns {owned(trainer)}", f"holds {' + '.join(f'{held:,}' for held in found.held)} = "
+        say_aligned(ranks, f"owns {owned_ranges(trainer)}", f"holds {' + '.join(f'{held:,}' for held in found.held)} = "
                            f"{sum(found.held):,}")
         say(ranks, "")
         check_tensors(check, "every weight", trainer, trainer.state.parameters.own, textbook.params)
@@ -100,15 +94,15 @@ def trained(ranks: Group, model: ModelConfig, stage: int, m: int, check: Check) 
         return found
 
 
-def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options. Raises UserError."""
+def parse_options(argv: Sequence[str] | None) -> int:
+    """Return m, the number of microbatches. Raises UserError."""
     parser = ArgumentParser(prog="mpi_impl.demos.zero", description="Show what ZeRO shards.")
     parser.add_argument("--microbatches", type=int, default=2, metavar="M",
                         help="of one sample each, per replica and step (default: 2)")
-    options = parser.parse_args(argv)
-    require_positive("microbatches", options.microbatches)
-    require_sizes(1, options.microbatches)
-    return options
+    m = parser.parse_args(argv).microbatches
+    require_positive("microbatches", m)
+    require_sizes(1, m)
+    return m
 
 
 def introduction(n: int, m: int) -> str:
@@ -116,15 +110,15 @@ def introduction(n: int, m: int) -> str:
     return INTRODUCTION.format(ranks=count(n), m=m) + alone
 
 
-# ---- what is measured, and what the formulas say --------------------------------------------------------------------
+# ---- measurements and formulas --------------------------------------------------------------------------------------
 
 
-def measured(trainer: Trainer, stage: int, m: int) -> Found:
+def measure(trainer: Trainer, stage: int, m: int) -> StageCosts:
     """Measure memory and traffic after the steps, with their predictions."""
     n, layout, held = trainer.topology.data.size, trainer.state.layout, trainer.held()
     tables = sum(layout.bucket_of[unit].size for unit in ("embedding.word", "embedding.position"))
     less = m * ring_all_gather(tables, n) if stage == 3 else 0      # the gradient of a lookup needs no table
-    return Found(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
+    return StageCosts(layout.size, (held.parameters, held.gradients, held.optimizer), sent(trainer.ledger) / STEPS,
                  model_states(layout.size, n, stage, *FLOAT64.bytes_each),
                  data_parallel_traffic(layout.size, n, stage, m) - less)
 
@@ -135,7 +129,7 @@ def sent(ledger: Ledger) -> float:
                if entry.reason in ("gradients", "parameters"))
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def buffer_of(layout: Layout) -> str:
@@ -144,7 +138,7 @@ def buffer_of(layout: Layout) -> str:
     return f"{count(layout.size, 'number')} in {count(len(buckets), 'bucket')}: {', '.join(buckets)}"
 
 
-def owned(trainer: Trainer) -> str:
+def owned_ranges(trainer: Trainer) -> str:
     """Return the ranges of numbers that the rank owns, one for each bucket."""
     layout = trainer.state.layout
     own = [layout.owned_piece(bucket, trainer.state.zero.part) for bucket in layout.buckets]
@@ -155,7 +149,7 @@ def bounds(part: slice) -> str:
     return f"{part.start}-{part.stop - 1}"
 
 
-def table(found: list[Found], n: int) -> str:
+def table(found: list[StageCosts], n: int) -> str:
     """Return a table with a row for each stage."""
     rows = [["stage", "Psi", "holds, bytes", "the formula", "", "sends in a step", "the formula", ""]]
     for stage, one in enumerate(found):
@@ -171,4 +165,4 @@ def beside(formula: str, found: float, expected: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -13,5 +13,6 @@ sums.py           the sum over all samples, of all replicas
 zero_shot.py      a GPT on WikiText-103 or LAMBADA, without training
 pretrained.py     a pretrained BERT
 fine_tuning.py    its fine-tuning on RACE, and its accuracy
-options.py, arguments.py, printing.py     options in, results out
+options.py, arguments.py     the options, and their checks
+progress.py       reports of progress
 """

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from mpi_impl.evaluation.options import EPOCHS, OPTIONS, TASKS, TaskOptions
 from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, check_timeout,
-                                         optimizer_config, parallel_config, precision)
-from mpi_impl.programs.option_fields import check_not_empty, parse_given
+from mpi_impl.launching.option_fields import parse_given
+from mpi_impl.programs.arguments import (check_device, check_recompute_fits, check_schedule, optimizer_config,
+                                         parallel_config, precision)
 from mpi_impl.programs.options import NAMES
 from reference.config import (LARGEST, ModelConfig, ParallelConfig, check_model_fits, check_sequence_fits,
                               number_of_microbatches, require_not_negative, require_positive)
@@ -18,8 +18,6 @@ from reference.parallel.stages import stages_of_ranks
 
 DESCRIPTION = ("Evaluate a model on published data, on any number of ranks. Each task has options of its own, which "
                "--task TASK --help shows.")
-PATHS = ("data_path", "load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "metrics_file", "save",
-         "offload_folder")
 
 
 def parse(argv: Sequence[str] | None) -> Any:
@@ -28,14 +26,11 @@ def parse(argv: Sequence[str] | None) -> Any:
     first.add_argument("--task", choices=tuple(TASKS))
     kind = OPTIONS.get(first.parse_known_args(argv)[0].task, TaskOptions)
     given = parse_given("evaluate", DESCRIPTION, kind, argv)
-    check_not_empty(given, PATHS)
     args: Any = kind(**given)
     if (args.load is None) == (args.load_hf is None):
         raise UserError(f"--task {args.task} evaluates one model. Give its folder: --load for a checkpoint of "
                         f"pretrain_{TASKS[args.task]}, or --load-hf for a model in Hugging Face's layout.")
     check_device(args)
-    require_positive("micro_batch_size", args.micro_batch_size)
-    check_timeout(args.distributed_timeout_minutes)
     return args
 
 
@@ -54,8 +49,8 @@ def seq_length(args, model: ModelConfig) -> int:
     s = longest if args.seq_length is None else args.seq_length
     require_positive("seq_length", s)
     if s > longest:
-        raise UserError(f"--seq-length is {s}, but the model has {longest} positions. Choose at most as many, or leave "
-                        "the option out.")
+        raise UserError(f"--seq-length is {s}, but the model has {longest} positions. Choose at most {longest}, or "
+                        "leave the option out.")
     return s
 
 
@@ -92,9 +87,10 @@ def fine_tuning_length(args, questions: int) -> FineTuningLength:
     return FineTuningLength(questions, args.global_batch_size, iterations)
 
 
-def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
-    """Return the options of tuning with what was left open filled in, how ranks share the work, and the number of
-    microbatches in a step. Raises UserError for what does not go together.
+def complete_options(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelConfig, int]:
+    """Return the options of tuning without gaps, how ranks share the work, and the number of microbatches in a step.
+
+    Raises UserError for options that do not go together.
     """
     parallel = parallel_config(args, world_size, model.num_layers)
     d = parallel.data_parallel_size
@@ -112,15 +108,12 @@ def completed(args, model: ModelConfig, world_size: int) -> tuple[Any, ParallelC
 def check_tuning(args) -> None:
     """Raise UserError for options that do not go together, whatever the model."""
     if args.epochs is not None and args.train_iters is not None:
-        raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both say how long the "
-                        "tuning is. Give one of them.")
+        raise UserError(f"--epochs is {args.epochs} and --train-iters is {args.train_iters}, but both set the "
+                        "length of the tuning. Give one of them.")
     if args.epochs is not None:
         require_not_negative("epochs", args.epochs)
-    for name in ("train_iters", "exit_interval", "log_interval"):
-        if getattr(args, name) is not None:
-            require_positive(name, getattr(args, name))
     if args.fp16_lm_cross_entropy:
-        raise UserError("--fp16-lm-cross-entropy is for the loss of words, but --task race has none. Leave it out.")
+        raise UserError("--fp16-lm-cross-entropy is for a loss over tokens, but --task race has none. Leave it out.")
     optimizer_of(args, LARGEST["train_iters"])     # as for a long run: other wrong options are reported now
     precision(args)
 

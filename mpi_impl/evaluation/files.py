@@ -1,9 +1,11 @@
-"""A reader of published files, with a sentence about each fault."""
-import json
+"""Readers of published files, with a sentence about each fault."""
 from pathlib import Path
+
+import msgspec
 
 from mpi_impl.data.corpus import kind
 from mpi_impl.runtime import files
+from mpi_impl.runtime.formats import Content, decoding
 from reference.errors import UserError
 
 
@@ -20,13 +22,10 @@ def read_text(path: str | Path, wanted: str) -> str:
     return text
 
 
-def json_object(text: str, where: str, like: str) -> dict:
-    """Parse a text as a JSON object. Raise UserError for anything else; `like` is an example."""
+def parse(text: str, kind: type[Content], where: str, like: str) -> Content:
+    """Parse a JSON text as a value of this type. Raise UserError for anything else; `like` is an example."""
     try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")   # JSON can spell half a surrogate pair, which is no text
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON text ({type(error).__name__}). It should read like {like}.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is JSON, but no object. It should read like {like}.")
-    return value
+        with decoding(where, "JSON"):
+            return msgspec.json.decode(text, type=kind)
+    except UserError as error:
+        raise UserError(f"{error} It should read like {like}.") from error

@@ -1,5 +1,6 @@
 """The fine-tuning of a BERT on RACE's questions: the trainer of pretraining, with another head."""
 import time
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +10,16 @@ from mpi_impl.checkpoints.checkpoint import TOKENIZER
 from mpi_impl.comm.group import Group
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.evaluation.arguments import check_architecture, check_tuning, completed, fine_tuning_length, optimizer_of
+from mpi_impl.evaluation.arguments import (check_architecture, check_tuning, complete_options, fine_tuning_length,
+                                           optimizer_of)
 from mpi_impl.evaluation.passes import AnswersPass
-from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, pretrained
-from mpi_impl.evaluation.printing import Reporter
+from mpi_impl.evaluation.pretrained import Pretrained, architecture_of, find_pretrained
+from mpi_impl.evaluation.progress import report_progress
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
-from mpi_impl.generation.replica import trained
+from mpi_impl.generation.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.arguments import Settings, precision
+from mpi_impl.programs.arguments import PretrainingSettings, precision
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program
 from mpi_impl.reports import forecast
@@ -40,15 +42,15 @@ class FineTuning(Program):
     def __init__(self, args, ranks: Group):
         check_tuning(args)
         super().__init__(args, ranks)
-        self.reporter = Reporter(args.metrics_file, self.first)
-        self.begin: Pretrained = ranks.broadcast_object(self.find_model)
-        self.model = self.begin.model
-        self.args, self.parallel, self.microbatches = completed(args, self.model, ranks.size)
+        self.pretrained: Pretrained = ranks.broadcast_object(self.find_model)
+        self.model = self.pretrained.model
+        self.args, self.parallel, self.microbatches = complete_options(args, self.model, ranks.size)
         args = self.args
         self.topology = connect(ranks, self.parallel)
-        self.dataset: RACEDataset | None = None      # on each replica's first rank of a tensor group
+        self.dataset: Any = None      # on each replica's first rank of a tensor group
         ranks.collect_objects(self.read)
-        self.questions: dict[str, int] = ranks.broadcast_object(self.count)
+        self.questions: dict[str, int] = ranks.broadcast_object(
+            lambda: {part: self.dataset.samples(part) for part in self.dataset.parts})
         self.length = fine_tuning_length(args, self.questions["train"])
         self.optimizer = optimizer_of(args, self.length.iterations)
         self.hosts = forecast.hosts_of(ranks, self.topology.place.pipeline, self.device.memory)
@@ -57,9 +59,9 @@ class FineTuning(Program):
             args.offload_folder is not None or self.device.memory is not None))
         self.trainer = Trainer(ModelState(self.model, self.topology, args.seed, precision(args), self.device.like,
                                           args.offload_folder), self.optimizer)
-        self.begin.load(self.trainer)
-        self.batches = self.dealt(self.microbatches)
-        self.right = Sums(trained(self.trainer), self.dealt(self.topology.pipeline.size), AnswersPass)
+        self.pretrained.load(self.trainer)
+        self.batches = self.make_batches(self.microbatches)
+        self.right = Sums(trained_replica(self.trainer), self.make_batches(self.topology.pipeline.size), AnswersPass)
         self.divergence = DivergenceCheck(self.trainer, args.lr)
         self.metrics = Metrics(self.length.iterations, args.global_batch_size * sequences_of(self.model)
                                * args.seq_length, args.log_interval, args.metrics_file, ranks.rank == 0,
@@ -71,41 +73,36 @@ class FineTuning(Program):
         """Check, on rank 0, that the model is there, and that the outputs can be written."""
         check_outputs(self.args)
         if self.args.save and on_disk.tracked(self.args.save) is not None:
-            raise UserError(f"--save {self.args.save} holds a checkpoint already, and the tuned model would be another "
-                            "one's. Choose another folder.")
+            raise UserError(f"--save {self.args.save} already holds a checkpoint, which is not of the tuned model. "
+                            "Choose another folder.")
         check_architecture(self.args, architecture_of(self.args))
-        found = pretrained(self.args)
+        found = find_pretrained(self.args)
         if self.args.epochs == 0 and not found.tuned:
             raise UserError(f"--epochs is 0, but the model in {found.folder} has not learnt to choose answers. Choose "
-                            "at least 1, or load a model that is tuned.")
+                            "at least 1, or load a tuned model.")
         return found
 
     def read(self) -> None:
         """Read the questions on the ranks that need them: in a pipeline all ranks do, to know where padding begins."""
         if self.topology.place.tensor == 0:
-            self.dataset = RACEDataset(self.args.data_path, self.begin.tokenizer, self.args.seq_length, self.args.seed,
-                                       self.args.max_qa_length)
+            self.dataset = RACEDataset(self.args.data_path, self.pretrained.tokenizer, self.args.seq_length,
+                                       self.args.seed, self.args.max_qa_length)
 
-    def count(self) -> dict[str, int]:
-        """Count the questions of each part, on rank 0."""
-        assert self.dataset is not None
-        return {part: self.dataset.samples(part) for part in self.dataset.parts}
-
-    def dealt(self, microbatches: int) -> Batches:
+    def make_batches(self, microbatches: int) -> Batches:
         return Batches(self.dataset, self.model, self.topology, self.args.seq_length, self.args.micro_batch_size,
                        microbatches, self.device.like)
 
     # ---- the run ----
 
     def work(self) -> None:
-        settings = Settings(self.args, self.parallel, self.optimizer, self.trainer.state.precision, self.microbatches,
-                            self.model.architecture)
+        settings = PretrainingSettings(self.args, self.parallel, self.optimizer, self.trainer.state.precision,
+                                       self.microbatches, self.model.architecture)
         training, validation, test = (f"{self.questions[part]:,}" for part in PARTS)
-        self.reporter.say(introduction(settings, self.model, self.world.hosts()))
-        self.reporter.say(f"{self.device.description or kernels.describe()}\n"
-                         f"{forecast.describe(self.forecast, self.hosts)}\n{self.begin.describe()}")
-        self.reporter.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
-                         f"the test; {self.length.iterations:,} iterations")
+        self.say(introduction(settings, self.model, self.world.hosts()))
+        self.say(f"{self.device.description or kernels.describe()}\n"
+                 f"{forecast.describe(self.forecast, self.hosts)}\n{self.pretrained.describe()}")
+        self.say(f"RACE has {training} questions to learn from, {validation} for validation and {test} for "
+                 f"the test; {self.length.iterations:,} iterations")
         with np.errstate(over="ignore", invalid="ignore"):     # a run that diverges says so once, in a sentence
             self.train()
             self.ask("test")
@@ -130,7 +127,7 @@ class FineTuning(Program):
         """Ask all questions of a part, each level's separately."""
         names = [f"{part} {level}" for level in LEVELS]
         asked = [self.questions[name] for name in names]
-        found = [self.right.over(name, n, self.reporter.progress(n, f"questions of {name}"))
+        found = [self.right.over(name, n, report_progress(n, f"questions of {name}", self.say))
                  for name, n in zip(names, asked)]
         check_finite(sum(found))
         right = list(map(round, found))
@@ -138,13 +135,13 @@ class FineTuning(Program):
         self.metrics.write(iteration=self.trainer.iteration, **{f"{part}_accuracy": accuracy},
                            **{f"{name.replace(' ', '_')}_accuracy": x for name, x in zip(names, by_level)})
         levels = ", ".join(f"{level} {x:.2%}" for level, x in zip(LEVELS, by_level))
-        self.reporter.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
-                         f"{sum(right):,} of {sum(asked):,} right")
+        self.say(f"{part} at {self.trainer.iteration:>6} | accuracy {accuracy:.2%} ({levels}) | "
+                 f"{sum(right):,} of {sum(asked):,} right")
 
     def save(self) -> None:
         """Save the tuned model, with its tokenizer beside it."""
-        tokenizer = self.begin.tokenizer
+        tokenizer = self.pretrained.tokenizer
         settings = {name: getattr(self.args, name) for name in OF_A_STEP}
         settings |= {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint}
-        self.reporter.say(checkpoint.save(self.trainer, self.args.save, settings))
+        self.say(checkpoint.save(self.trainer, self.args.save, settings))
         self.world.broadcast_object(lambda: saved_tokenizer.save(tokenizer, self.args.save), "the tokenizer beside it")

@@ -6,15 +6,23 @@ blank before it another, so that the word's tokens begin where the word does. Al
 choice, each after the passage and the word's own tokens before it ("teacher forcing"). Greedy decoding would write the
 word then, and only then: up to the first wrong token the two see the same text.
 """
+from typing import TypedDict
+
 import numpy as np
 
 from mpi_impl.data.tokenizer import Tokenizer
-from mpi_impl.evaluation.files import json_object, read_text
+from mpi_impl.evaluation.files import parse, read_text
 from mpi_impl.evaluation.scored import Excerpt, ScoredDataset
 from reference.errors import UserError
 
 WANTED = "LAMBADA's lambada_test.jsonl"
 LIKE = '{"text": "a passage"}'
+
+
+class Passage(TypedDict):
+    """A line of the file."""
+
+    text: str
 
 
 class LAMBADA(ScoredDataset):
@@ -29,28 +37,20 @@ class LAMBADA(ScoredDataset):
         for number, line in enumerate(read_text(data_path, WANTED).split("\n"), start=1):
             if line.strip():
                 where = f"{data_path}, line {number},"
-                excerpts.append(excerpt(passage(line, where), tokenizer, seq_length, where))
+                excerpts.append(excerpt(parse(line, Passage, where, LIKE)["text"], tokenizer, seq_length, where))
         super().__init__(excerpts, seq_length, tokenizer.eod)
-
-
-def passage(line: str, where: str) -> str:
-    """Return the text in a line of JSON."""
-    text = json_object(line, where, LIKE).get("text")
-    if not isinstance(text, str):
-        raise UserError(f'{where} has no string under the key "text". It should read like {LIKE}.')
-    return text
 
 
 def excerpt(text: str, tokenizer: Tokenizer, seq_length: int, where: str) -> Excerpt:
     """Return the last tokens of a passage that fit, with the number of those of its last word."""
     words = text.rsplit(maxsplit=1)
     if len(words) < 2:
-        raise UserError(f"{where} has fewer than two words: there is nothing to tell the last one from. Mend the line.")
+        raise UserError(f"{where} has fewer than two words, so the last one has no context. Correct the line.")
     context, word = words
     target = tokenizer.encode(" " + word)
     if len(target) > seq_length:
-        raise UserError(f"{where} ends with a word of {len(target)} tokens, and --seq-length is {seq_length}. Give at "
-                        "least as many.")
+        raise UserError(f"{where} ends with a word of {len(target)} tokens, but --seq-length is {seq_length}. Give at "
+                        f"least {len(target)}.")
     tokens = [*tokenizer.encode(context.strip()), *target]
     return Excerpt(np.array(tokens[-seq_length - 1:], np.int64), len(target))
 

@@ -1,8 +1,8 @@
 """The options of mpi_impl/evaluate.py, different for each task. Their combinations: arguments.py."""
 from dataclasses import dataclass
 
+from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.generation_options import ForwardParallelismOptions, TokenizerOptions
-from mpi_impl.programs.option_fields import option_field, same_option
 from mpi_impl.programs.options import (DeviceOptions, MemoryOptions, ModelOptions, ParallelismOptions, PrecisionOptions,
                                        ReportOptions, TrainingOptions)
 from reference.precision import FORMATS
@@ -12,7 +12,7 @@ EPOCHS = 3      # unless --epochs or --train-iters is given
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Return the parser of a task; without one, a parser that only asks for it."""
+    """The task."""
 
     task: str = option_field(
         help="perplexity on WikiText-103, or last words of LAMBADA, of a GPT; a BERT's answers to RACE's questions, "
@@ -28,7 +28,7 @@ class EvaluationOptions(TaskOptions, TokenizerOptions):
     load: str | None = option_field(None, "the model: the last checkpoint in this folder", "DIR")
     load_hf: str | None = option_field(None, "or a model in Hugging Face's layout", "DIR")
     seq_length: int | None = option_field(None, "default: the longest that the model can see", "S")
-    metrics_file: str | None = option_field(None, "write what is found out as JSON lines", "F")
+    metrics_file: str | None = option_field(None, "write the results as JSON lines", "F")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class WikiText103Options(ZeroShotOptions):
     """WikiText-103."""
 
     overlapping_eval: int = option_field(
-        32, "how many tokens the window moves on: few give each of them more context, and take longer", "O")
+        32, "tokens by which the window moves: fewer give each token more context, and take longer", "O")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, Parallel
 
     max_qa_length: int = option_field(128, "the longest that a question and an answer may be, in tokens", "N")
     epochs: int | None = option_field(
-        None, "pass so often through the questions, and answer the validation part's after each (default: "
+        None, "passes through the questions, each followed by those of the validation part (default: "
         f"{EPOCHS}; 0: the model is tuned already)", "N")
     lr: float = same_option(TrainingOptions, "lr", 2e-5)
     train_iters: int | None = same_option(TrainingOptions, "train_iters", None)
@@ -64,6 +64,6 @@ class RACEOptions(EvaluationOptions, TrainingOptions, PrecisionOptions, Parallel
     log_interval: int = same_option(ReportOptions, "log_interval", ReportOptions.log_interval)
 
 
-TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and whom each is for
+TASKS = {"wikitext103": "gpt", "lambada": "gpt", "race": "bert"}      # and the model that each is for
 OPTIONS: dict[str, type[TaskOptions]] = {
     "wikitext103": WikiText103Options, "lambada": ZeroShotOptions, "race": RACEOptions}

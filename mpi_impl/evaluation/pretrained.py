@@ -2,14 +2,14 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpi_impl.checkpoints import checkpoint, huggingface, on_disk
+from mpi_impl.checkpoints import checkpoint, huggingface
 from mpi_impl.checkpoints.bert_layout import OF_MODEL
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, layout_in, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import tokenizer_in
-from mpi_impl.checkpoints.on_disk import Manifest
-from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer, given_tokenizer
-from mpi_impl.generation import sources
-from mpi_impl.generation.sources import named_tokenizer
+from mpi_impl.checkpoints.manifest import Manifest
+from mpi_impl.data.tokenizer import BertWordPieceLowerCase, Tokenizer, WordPieceTokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
+from mpi_impl.generation.sources import Checkpoint, named_tokenizer
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig
 from reference.errors import UserError
@@ -43,30 +43,30 @@ class Pretrained(NamedTuple):
 def architecture_of(args) -> str:
     """Return the architecture of the model in --load or --load-hf, on rank 0. Raise UserError if there is none."""
     if args.load:
-        return sources.Checkpoint(args.load, on_disk.read_manifest(args.load)).model.architecture
+        return Checkpoint.read(args.load).model.architecture
     return layout_in(args.load_hf)[0].architecture
 
 
-def pretrained(args) -> Pretrained:
+def find_pretrained(args) -> Pretrained:
     """Return the BERT that --load or --load-hf names, on rank 0. Raise UserError for anything wrong with it."""
-    return of_checkpoint(args) if args.load else of_hugging_face(args)
+    return from_checkpoint(args) if args.load else from_hugging_face(args)
 
 
-def of_checkpoint(args) -> Pretrained:
-    source = sources.Checkpoint(args.load, on_disk.read_manifest(args.load))
+def from_checkpoint(args) -> Pretrained:
+    source = Checkpoint.read(args.load)
     tokenizer = with_word_pieces(source.tokenizer(args))
     return Pretrained(to_choose(source.model, args), tokenizer, NEW in source.manifest.tensors, args.load,
                       source.manifest)
 
 
-def of_hugging_face(args) -> Pretrained:
+def from_hugging_face(args) -> Pretrained:
     folder, config = args.load_hf, read_config(args.load_hf, "bert")
     model = to_choose(ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=("lm",),
                                   **model_options(config)), args)
     huggingface.check_weights(folder, model)
     tokenizer = named_tokenizer(args, model, BertWordPieceLowerCase.name)
     if tokenizer is None and (own := tokenizer_in(folder)):
-        tokenizer = given_tokenizer(own["tokenizer_type"], None, own.get("vocab_file"), own.get("merge_file"))
+        tokenizer = given_tokenizer(TokenizerChoice(**own))
     if tokenizer is None:
         raise UserError(f"--load-hf {folder} holds no tokenizer. Give the one that the model was trained with: "
                         "--tokenizer-type BertWordPieceLowerCase or BertWordPieceCase, and --vocab-file.")

@@ -9,22 +9,30 @@ each question four options and the letter of the right one.
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 
-from mpi_impl.data.dataset import shuffled
+from mpi_impl.data.dataset import order_of_training
 from mpi_impl.data.tokenizer import WordPieceTokenizer
-from mpi_impl.evaluation.files import json_object, read_text
+from mpi_impl.evaluation.files import parse, read_text
 from reference.batches import ChoiceBatch
 from reference.config import require_positive
 from reference.errors import UserError
 
 PARTS = {"train": "train", "validation": "dev", "test": "test"}    # and their folders
 LEVELS = ("middle", "high")    # schools
-LISTS = ("questions", "options", "answers")
-LETTERS = ["A", "B", "C", "D"]
+LETTERS = "ABCD"
 LIKE = '{"article": "...", "questions": ["..."], "options": [["...", "...", "...", "..."]], "answers": ["A"]}'
+
+
+class Examination(TypedDict):
+    """A passage with its questions, as published."""
+
+    article: str
+    questions: list[str]
+    options: list[tuple[str, str, str, str]]
+    answers: list[Literal["A", "B", "C", "D"]]
 
 
 class Question(NamedTuple):
@@ -70,13 +78,9 @@ class RACEDataset:
         The other parts are passed through once, in their stored order: beyond their ends they begin again, with weights
         0.
         """
-        n = self.samples(part)
-        epochs, places = np.divmod(np.arange(first_sample, first_sample + count), n)
-        weights = (epochs == 0).astype(np.int64)
-        if part == "train":
-            weights[:] = 1
-            for epoch in np.unique(epochs):
-                places[epochs == epoch] = shuffled(n, self.seed, int(epoch))[places[epochs == epoch]]
+        n, samples = self.samples(part), np.arange(first_sample, first_sample + count)
+        weights = np.where(samples < n, 1, int(part == "train"))
+        places = order_of_training(n, self.seed, first_sample, count) if part == "train" else samples % n
         asked = [self.parts[part][place] for place in places]
         rows = [sequence(choice, q.article, self.seq_length, self.tokenizer) for q in asked for choice in q.choices]
         tokens, token_types, lengths = (np.array(column, np.int64) for column in zip(*rows, strict=True))
@@ -94,42 +98,28 @@ def passage_files(data_path: str, part_folder: str, level: str) -> list[Path]:
     return files
 
 
-def read_passage(file: Path) -> dict:
-    """Return the object in a file, with all its fields checked. Raise UserError for anything else."""
-    passage = json_object(read_text(file, "RACE's folder"), str(file), LIKE)
-    if not isinstance(passage.get("article"), str) or not all(isinstance(passage.get(name), list) for name in LISTS):
-        raise UserError(f'{file} is no passage of RACE: it needs "article", a text, and the lists "questions", '
-                        f'"options" and "answers". It should read like {LIKE}.')
-    lists = [passage[name] for name in LISTS]
+def read_passage(file: Path) -> Examination:
+    """Return the contents of a file, with all its fields checked. Raise UserError for anything else."""
+    passage = parse(read_text(file, "RACE's folder"), Examination, str(file), LIKE)
+    lengths = {name: len(passage[name]) for name in ("questions", "options", "answers")}
     if not passage["questions"]:
         raise UserError(f"{file} has no question. Give the files of RACE as they were published.")
-    if len({len(x) for x in lists}) > 1:
-        numbers = ", ".join(f"{len(x)} {name}" for name, x in zip(LISTS, lists))
-        raise UserError(f"{file} has {numbers}, but there must be as many of each.")
-    for number, (question, options, answer) in enumerate(zip(*lists), start=1):
-        check_question(question, options, answer, f"{file}, question {number},")
+    if len(set(lengths.values())) > 1:
+        numbers = ", ".join(f"{n} {name}" for name, n in lengths.items())
+        raise UserError(f"{file} has {numbers}, but needs the same number of each.")
     return passage
 
 
-def check_question(question, options, answer, where: str) -> None:
-    if not isinstance(question, str):
-        raise UserError(f"{where} is no text. The file should read like {LIKE}.")
-    if not isinstance(options, list) or len(options) != len(LETTERS) or not all(isinstance(x, str) for x in options):
-        raise UserError(f"{where} has the options {str(options)[:80]}, but must have a list of four texts.")
-    if answer not in LETTERS:
-        raise UserError(f"{where} has the answer {answer!r}, but must have A, B, C or D.")
-
-
-def questions(passage: dict, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Question]:
+def questions(passage: Examination, tokenizer: WordPieceTokenizer, max_qa_length: int) -> list[Question]:
     """Return the tokens of a passage, its questions and their options."""
     pairs = list(zip(passage["questions"], passage["options"], passage["answers"], strict=True))
-    texts = [filled_in(question, option) for question, options, _ in pairs for option in options]
+    texts = [fill_in(question, option) for question, options, _ in pairs for option in options]
     article, *choices = (array("i", ids) for ids in tokenizer.encode_batch([passage["article"], *texts]))
     cut, n = [ids[:max_qa_length] for ids in choices], len(LETTERS)
     return [Question(article, cut[n * i:n * i + n], LETTERS.index(answer)) for i, (*_, answer) in enumerate(pairs)]
 
 
-def filled_in(question: str, option: str) -> str:
+def fill_in(question: str, option: str) -> str:
     """Put the option into the question's blanks, which are written `_`, or after a question that has none."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 

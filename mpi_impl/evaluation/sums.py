@@ -25,15 +25,13 @@ class Sums:
         self.pipeline = Pipeline(evaluation_schedule(stages, batches.microbatches), topology)
         self.region = region_of(topology.tensor, topology.config)
 
-    def over(self, part: str, samples: int, tell: Callable[[int], object] = lambda done: None) -> float:
-        """Return the sum over `samples` of a part, without the padding of the last batch. `tell` reports the samples
-        done.
-        """
+    def over(self, part: str, samples: int, report: Callable[[int], object] = lambda done: None) -> float:
+        """Return the sum over `samples` of a part, without padding. `report` is called with the number done."""
         found, batch = np.zeros(1, np.float64, like=self.batches.like), self.batches.global_batch_size
         with self.topology.world.ledger.phase("evaluation"):
             for step in range(ceil(samples / batch)):
                 found += self.of_batch(self.batches.microbatches_of(part, step))
-                tell(min((step + 1) * batch, samples))
+                report(min((step + 1) * batch, samples))
             total = self.topology.data.all_reduce(self.on_host(found), "sum over samples")
             return float(self.topology.pipeline.broadcast(total, "sum over samples", self.replica.last_rank)[0])
 
@@ -55,5 +53,5 @@ class Sums:
 def check_finite(total: float) -> None:
     """Raise UserError for a sum that is not finite."""
     if not np.isfinite(total):
-        raise UserError(f"What was summed comes to {total}: the model's logits are infinite, or no numbers. It has "
-                        "diverged in training, or needs a format of more range than its --dtype.")
+        raise UserError(f"The sum over all samples is {total}: the model's logits are infinite or NaN. The model has "
+                        "diverged in training, or needs a format with a larger range than its --dtype.")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpi_impl.data.corpus import counted
+from mpi_impl.data.corpus import format_count
 from mpi_impl.data.tokenizer import Tokenizer
 from mpi_impl.evaluation.files import read_text
 from mpi_impl.evaluation.scored import Excerpt, ScoredDataset
@@ -56,13 +56,13 @@ class WikiText103(ScoredDataset):
         if not HEADING.search(text):
             raise UserError(f"{data_path} has no heading, a line like ' = Robert Boulter = ': it is not in WikiText's "
                             f"format. Give the path of {WANTED}.")
-        stream = np.array(tokenizer.encode(detokenized(text)), np.int64)
+        stream = np.array(tokenizer.encode(detokenize(text)), np.int64)
         self.original_tokens = original_tokens(text)    # T_o
         self.tokens = len(stream)                       # T
         if min(self.original_tokens, self.tokens) < 2:
-            raise UserError(f"{data_path} has {counted(self.original_tokens, 'word')} and "
-                            f"{counted(self.tokens, 'token')}, but nothing can be predicted with fewer than two. Give "
-                            f"the path of {WANTED}.")
+            raise UserError(f"{data_path} has {format_count(self.original_tokens, 'word')} and "
+                            f"{format_count(self.tokens, 'token')}, but nothing can be predicted with fewer than "
+                            f"two. Give the path of {WANTED}.")
         super().__init__(windows(stream, seq_length, overlapping_eval), seq_length, tokenizer.eod)
 
     def perplexities(self, summed_loss: float) -> Perplexities:
@@ -77,7 +77,7 @@ def original_tokens(text: str) -> int:
     return len(text.strip().split(" "))
 
 
-def detokenized(text: str) -> str:
+def detokenize(text: str) -> str:
     """Return the text as people write it: 'a well @-@ known word ( it was )' -> 'a well-known word (it was)'.
 
     With it the test file has T = 270,329 of GPT-2's tokens.
@@ -85,13 +85,13 @@ def detokenized(text: str) -> str:
     for old, new in BEFORE_PAIRS.items():
         text = text.replace(old, new)
     for left, right in PAIRS:
-        text = without_inner_blanks(text, left, right)
+        text = remove_inner_blanks(text, left, right)
     for old, new in AFTER_PAIRS.items():
         text = text.replace(old, new)
     return text
 
 
-def without_inner_blanks(text: str, left: str, right: str) -> str:
+def remove_inner_blanks(text: str, left: str, right: str) -> str:
     """Remove blanks inside brackets: '( it was )' -> '(it was)'."""
     inside = f"{re.escape(left)}([^{re.escape(right)}]*){re.escape(right)}"
     return re.sub(inside, lambda found: left + found[1].strip() + right, text)
@@ -100,7 +100,7 @@ def without_inner_blanks(text: str, left: str, right: str) -> str:
 def check_windows(seq_length: int, overlapping_eval: int) -> None:
     if not 1 <= overlapping_eval <= seq_length:
         raise UserError(f"--overlapping-eval is {overlapping_eval}, but must be from 1 to --seq-length, which is "
-                        f"{seq_length}: it is how many tokens the window moves on, and all of them must be in it.")
+                        f"{seq_length}: the window moves by this many tokens, and has to contain all of them.")
 
 
 def windows(stream: np.ndarray, seq_length: int, overlapping_eval: int) -> list[Excerpt]:

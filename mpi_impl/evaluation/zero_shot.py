@@ -1,7 +1,9 @@
 """The zero-shot evaluation of a GPT on WikiText-103 or LAMBADA, without training on them."""
+import json
 import time
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +15,17 @@ from mpi_impl.evaluation.arguments import check_architecture, forward_parallel, 
 from mpi_impl.evaluation.lambada import LAMBADA
 from mpi_impl.evaluation.passes import WordsPass
 from mpi_impl.evaluation.pretrained import architecture_of
-from mpi_impl.evaluation.printing import Reporter
+from mpi_impl.evaluation.progress import report_progress
 from mpi_impl.evaluation.scored import ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums, check_finite
 from mpi_impl.evaluation.wikitext103 import WikiText103
-from mpi_impl.generation.replica import loaded
-from mpi_impl.generation.sources import ModelSource, find
+from mpi_impl.generation.sources import ModelSource, find, load_model
 from mpi_impl.parallel.passes import ForwardPass
 from mpi_impl.programs.program import Program
-from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.runtime.files import write_whole
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.training.batches import Batches, needs_samples
 from reference.config import ModelConfig
-from reference.precision import Precision
 
 
 class ScoredBatches(Batches):
@@ -42,7 +42,8 @@ class ZeroShot(Program):
     """One rank's part of the program. Subclasses define the task."""
 
     make_pass: type[ForwardPass]
-    samples: str                 # what they are called
+    samples: str                 # their name
+    dataset: Any = None          # on the ranks that need it, rank 0 among them
 
     @abstractmethod
     def open_dataset(self, tokenizer: Tokenizer) -> ScoredDataset:
@@ -55,17 +56,12 @@ class ZeroShot(Program):
     def __init__(self, args, ranks: Group):
         super().__init__(args, ranks)
         device = self.device
-        self.reporter = Reporter(args.metrics_file, ranks.rank == 0)
         source, tokenizer = ranks.broadcast_object(self.find_model)
         self.args = args = replace(args, seq_length=seq_length(args, source.model))
         self.topology = connect(ranks, forward_parallel(args, source.model, ranks.size))
-        self.dataset: ScoredDataset | None = None       # on ranks that read only, rank 0 among them
         ranks.collect_objects(lambda: self.read(source, tokenizer))
-        self.count = ranks.broadcast_object(self.count_samples)
-        precision = Precision(args.dtype)
-        like = np.empty_like(device.like, dtype=dtype_of(precision.compute))
-        reader = source.reader(ranks, self.topology.place.tensor, precision.main)
-        replica = loaded(source.model, self.topology, like, reader)
+        self.count: int = ranks.broadcast_object(lambda: self.dataset.samples("test"))
+        replica = load_model(source, self.topology, args.dtype, device.like)
         batches = ScoredBatches(self.dataset, source.model, self.topology, args.seq_length, args.micro_batch_size,
                                 device.like)
         self.sums = Sums(replica, batches, self.make_pass)
@@ -85,11 +81,6 @@ class ZeroShot(Program):
         if self.topology.place.tensor == 0 and needs_samples(source.model, self.topology):
             self.dataset = self.open_dataset(tokenizer)
 
-    def count_samples(self) -> int:
-        """Count the samples, on rank 0."""
-        assert self.dataset is not None
-        return self.dataset.samples("test")
-
     def about(self) -> str:
         c = self.topology.config
         return (f"{self.args.task}: {self.count:,} {self.samples} of up to {self.args.seq_length:,} tokens, on "
@@ -97,17 +88,19 @@ class ZeroShot(Program):
                 f"{c.pipeline_model_parallel_size} x data parallel {c.data_parallel_size}")
 
     def work(self) -> None:
-        self.reporter.say(self.introduction)
+        self.say(self.introduction)
         began = time.perf_counter()
         with np.errstate(over="ignore", invalid="ignore"):     # infinite logits are reported once, in a sentence
-            total = self.sums.over("test", self.count, self.reporter.progress(self.count, self.samples))
+            total = self.sums.over("test", self.count, report_progress(self.count, self.samples, self.say))
         seconds = time.perf_counter() - began
         check_finite(total)
-        if self.world.rank == 0:
+        if self.first:
             line, numbers = self.measures(total)
-            self.reporter.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
-                             f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
-            self.reporter.write(task=self.args.task, **numbers, seconds=seconds)
+            self.say(f"{line}\n{self.count:,} {self.samples} in {seconds:.1f} s: "
+                     f"{self.count * self.args.seq_length / seconds:,.0f} tokens/s")
+            if self.args.metrics_file:
+                row = {"task": self.args.task} | numbers | {"seconds": seconds}
+                write_whole(self.args.metrics_file, json.dumps(row) + "\n")
 
 
 class Perplexity(ZeroShot):
@@ -115,7 +108,6 @@ class Perplexity(ZeroShot):
 
     make_pass = ForwardPass
     samples = "windows"
-    dataset: WikiText103
 
     def open_dataset(self, tokenizer: Tokenizer) -> WikiText103:
         return WikiText103(self.args.data_path, tokenizer, self.args.seq_length, self.args.overlapping_eval)

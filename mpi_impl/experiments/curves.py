@@ -15,7 +15,7 @@ def draw_curves(path: str, losses: dict, chance: float) -> None:
     panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)
     for axes, layers in zip(panels[0], depths):
         for order, color in COLORS.items():
-            curves = np.array([smoothed(x) for run, x in losses.items() if (run.layers, run.order) == (layers, order)])
+            curves = np.array([smooth(x) for run, x in losses.items() if (run.layers, run.order) == (layers, order)])
             at = np.arange(1, curves.shape[1] + 1) * SMOOTHED
             axes.fill_between(at, np.minimum(curves.min(0), 2 * chance), np.minimum(curves.max(0), 2 * chance),
                               color=color, alpha=0.18, linewidth=0)
@@ -31,7 +31,7 @@ def draw_curves(path: str, losses: dict, chance: float) -> None:
     save(figure, path)
 
 
-def smoothed(losses: np.ndarray) -> np.ndarray:
+def smooth(losses: np.ndarray) -> np.ndarray:
     """Return the means over windows of SMOOTHED iterations; one mean if there are fewer."""
     n = max(1, len(losses) // SMOOTHED)
     return losses[:n * SMOOTHED].reshape(n, -1).mean(1)

@@ -1,21 +1,23 @@
-"""Why BERT's layer norms were moved: `mpirun -np 2 python -m mpi_impl.experiments.layer_norm_order`.
+"""The reason why BERT's layer norms were moved: `mpirun -np 2 python -m mpi_impl.experiments.layer_norm_order`.
 
 Shoeybi et al. 2019 (section 5.3, figure 7) found that BERTs larger than BERT-Large get worse, unless the residual
-connection passes by the layer norm rather than begin behind it; and that then they can be trained with a larger rate,
-too. Here it is in small: narrow BERTs, shallow and deep, in both orders, all else alike, each from several seeds. They
-fill in masked numbers of sequences that go on in equal steps, which takes a look at other positions, in both
-directions.
+connection bypasses the layer norm instead of beginning behind it; and that then they can be trained with a larger rate,
+too. This experiment is a small one: narrow BERTs, shallow and deep, in both orders, otherwise identical, each from
+several seeds. They fill in masked numbers of sequences with equal steps, for which they must look at other positions,
+in both directions.
 
-Each model is trained on one rank, so many ranks work on as many models at a time. The result does not depend on them.
+Each rank trains one model at a time. The result does not depend on the number of ranks.
 """
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from mpi_impl.comm.group import Group, world
 from mpi_impl.comm.topology import Topology, connect, disconnect
-from mpi_impl.launching.entry import ArgumentParser, run
+from mpi_impl.launching.entry import run
+from mpi_impl.launching.option_fields import option_field, parse_given
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.runtime.outputs import check_outputs
 from mpi_impl.runtime.tables import aligned
@@ -29,9 +31,20 @@ NUMBERS, POSITIONS, SAMPLES = 24, 16, 32        # V without the mask, s, B
 MASK, MASKED = NUMBERS, 0.15                    # the token, and its share
 HIDDEN, HEADS = 32, 2
 WARMUP = 0.1                                    # of the iterations
-CHANCE = float(np.log(NUMBERS))                 # the loss of who knows nothing of the other numbers
+CHANCE = float(np.log(NUMBERS))                 # the loss of a guess without looking at the other numbers
 LAST = 0.1                                      # the share of iterations whose mean is the final loss
 ORDERS = {"rearranged": False, "original": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormOrderOptions:
+    """The models, their training and its picture."""
+
+    layers: tuple[int, ...] = option_field((4, 24), "(default: 4 24)", "L")
+    seeds: int = option_field(5, "how many models of each kind")
+    train_iters: int = option_field(600, metavar="N")
+    lr: float = option_field(3e-3, "the same for all")
+    plot: str = option_field("layer_norm_order.png", metavar="F")
 
 
 class Run(NamedTuple):
@@ -42,19 +55,12 @@ class Run(NamedTuple):
     seed: int
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    show(world(), argv)
-
-
 def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
-                        ("layers", max(args.layers))):
-        require_positive(name, value)
+    args = parse_options(argv)
     ranks.broadcast_object(lambda: check_outputs(args))
     runs = [Run(layers, order, seed) for layers in sorted(args.layers, reverse=True) for seed in range(args.seeds)
             for order in ORDERS]
-    losses = trained(ranks, runs, args.train_iters, args.lr)
+    losses = train_all(ranks, runs, args.train_iters, args.lr)
     if ranks.rank == 0:
         print(f"\n{table(losses, args.train_iters)}\n")
         from mpi_impl.experiments.curves import draw_curves  # matplotlib takes a second to import
@@ -63,18 +69,17 @@ def show(ranks: Group, argv: Sequence[str] | None = None) -> None:
     ranks.allgather_objects(None)
 
 
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="mpi_impl.experiments.layer_norm_order",
-                       description="Train narrow BERTs, shallow and deep, in both orders of layer norm and residual.")
-    p.add_argument("--layers", type=int, nargs="+", default=[4, 24], metavar="L")
-    p.add_argument("--seeds", type=int, default=5, help="how many models of each kind (default: 5)")
-    p.add_argument("--train-iters", type=int, default=600, metavar="N", help="(default: 600)")
-    p.add_argument("--lr", type=float, default=3e-3, help="the same for all (default: 0.003)")
-    p.add_argument("--plot", default="layer_norm_order.png", metavar="F", help="(default: layer_norm_order.png)")
-    return p
+def parse_options(argv: Sequence[str] | None) -> LayerNormOrderOptions:
+    description = "Train narrow BERTs, shallow and deep, in both orders of layer norm and residual."
+    args = LayerNormOrderOptions(**parse_given("mpi_impl.experiments.layer_norm_order", description,
+                                               LayerNormOrderOptions, argv))
+    for name, value in (("seeds", args.seeds), ("train_iters", args.train_iters), ("layers", min(args.layers)),
+                        ("layers", max(args.layers))):
+        require_positive(name, value)
+    return args
 
 
-def trained(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
+def train_all(ranks: Group, runs: list[Run], iterations: int, lr: float) -> dict[Run, np.ndarray]:
     """Return the losses of all runs, [iterations] each; every rank trains some of them."""
     topology, found = connect(ranks.split(ranks.rank, "one rank"), ParallelConfig()), {}
     for i, one in enumerate(runs):
@@ -134,4 +139,4 @@ def table(losses: dict[Run, np.ndarray], iterations: int) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(lambda: show(world()))

@@ -1,11 +1,11 @@
-"""The papers' measurements beside what our formulas say: `python -m mpi_impl.experiments.scaling_study`.
+"""The papers' measurements beside our formulas' predictions: `python -m mpi_impl.experiments.scaling_study`.
 
 Every figure is computed by `step_time` and `memory` of reference/costs/ from one profile of hardware for each
 cluster: dgx-2h for Shoeybi et al. 2019, dgx-a100 for Narayanan et al. 2021 and Korthikanti et al. 2022, who used the
-same one. A profile has a few numbers that were set so that its papers come out; no row has any of its own. What a paper
-does not say of a run (b and v, in the second one) is what makes the run fastest.
+same one. A profile has a few numbers that were fitted to its papers; no row has any of its own. Where a paper does not
+give a number of a run (b and v, in the second one), it is the one that makes the run fastest.
 
-One process, some seconds.
+It takes one process, and some seconds.
 """
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -55,12 +55,12 @@ class Table(NamedTuple):
     title: str
     unit: str           # "%" for shares of one
     rows: Sequence[Row]
-    why: str = ""       # what is missed, and the reason
+    why: str = ""       # the reason for a row that is off by more
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     p = ArgumentParser(prog="mpi_impl.experiments.scaling_study",
-                       description="Set the papers' scaling studies beside what our formulas say.")
+                       description="Set the papers' scaling studies beside our formulas' predictions.")
     p.add_argument("--plot", default="scaling_study.png", metavar="FILE", help="(default: scaling_study.png)")
     args = p.parse_args(argv)
     check_outputs(args)
@@ -83,61 +83,61 @@ def study() -> list[Table]:
 # ---- Shoeybi et al. 2019 --------------------------------------------------------------------------------------------
 
 
-def reached(plan: Plan, hardware: Hardware) -> float:
+def rate(plan: Plan, hardware: Hardware) -> float:
     """Return the FLOP/s of a GPU, including recomputed work."""
     return flops_per_second(plan, step_time(plan, hardware).total, "full")
 
 
-def scaled(model: ModelConfig, t: int, d: int = 1) -> Plan:
+def plan_of(model: ModelConfig, t: int, d: int = 1) -> Plan:
     """Return the plan for t and d with b = 8 and one microbatch per step."""
     return Plan(model, ParallelConfig(t, 1, d, recompute=FULL), m=1, b=8)
 
 
 def one_gpu(hardware: Hardware) -> Table:
-    found = reached(scaled(MEGATRON[0].model, 1), hardware)
+    found = rate(plan_of(MEGATRON[0].model, 1), hardware)
     return Table("Shoeybi et al. 2019, section 5.1: TFLOP/s of one GPU, without communication", "",
                  [Share("1.2B", V100_REACHED / 1e12, found / 1e12, 0.05)])
 
 
 def weak_scaling(hardware: Hardware) -> Table:
     """Compare efficiencies of a model that grows with t: FLOP/s of a GPU relative to the smallest model's on one."""
-    one = reached(scaled(MEGATRON[0].model, 1), hardware)
+    one = rate(plan_of(MEGATRON[0].model, 1), hardware)
     return Table("Shoeybi et al. 2019, figure 5: weak scaling, model parallel", "%", [
-        Row(named(run), run.efficiency, reached(scaled(run.model, run.t), hardware) / one, allowed(run))
+        Row(label(run), run.efficiency, rate(plan_of(run.model, run.t), hardware) / one, tolerance(run))
         for run in MEGATRON])
 
 
 def replicated_scaling(hardware: Hardware) -> Table:
-    one = reached(scaled(MEGATRON[0].model, 1), hardware)
-    rows = [Row(named(run), run.replicated, reached(scaled(run.model, run.t, 64), hardware) / one, allowed(run))
+    one = rate(plan_of(MEGATRON[0].model, 1), hardware)
+    rows = [Row(label(run), run.replicated, rate(plan_of(run.model, run.t, 64), hardware) / one, tolerance(run))
             for run in MEGATRON]
     return Table("Shoeybi et al. 2019, figure 5: the same with 64 replicas", "%", rows,
-                 "Why: every row has 64 replicas, and a GPU as many gradients to reduce (2.1 to 2.5 GB). From t = 1 to "
-                 "8 the paper loses 4,\n12, 3 and 3 points by them, read off a figure; and nothing in the model makes "
-                 "t = 2 so much worse than its neighbours.")
+                 "Why: every row has 64 replicas, and each GPU reduces 2.1 to 2.5 GB of gradients. From t = 1 to 8 the "
+                 "paper loses 4,\n12, 3 and 3 points by that, read off a figure; and nothing in the model makes t = 2 "
+                 "so much worse than its neighbours.")
 
 
-def named(run: Scaled) -> str:
+def label(run: Scaled) -> str:
     return f"{run.billions}B, t = {run.t}"
 
 
-def allowed(run: Scaled) -> float:
+def tolerance(run: Scaled) -> float:
     """Return the tolerance. The paper's text gives the figure of the largest model."""
     return 0.03 if run is MEGATRON[-1] else 0.05
 
 
 def strong_scaling(hardware: Hardware) -> Table:
     model = MEGATRON[0].model
-    one = step_time(scaled(model, 1), hardware).total
+    one = step_time(plan_of(model, 1), hardware).total
     return Table("Shoeybi et al. 2019, appendix D: strong scaling of 1.2B, times as fast", "", [
-        Share(f"t = {t}", speedup, one / step_time(scaled(model, t), hardware).total, 0.05)
+        Share(f"t = {t}", speedup, one / step_time(plan_of(model, t), hardware).total, 0.05)
         for t, speedup in STRONG_SCALING.items()])
 
 
 def heads(hardware: Hardware) -> Table:
-    one, largest = reached(scaled(MEGATRON[0].model, 1), hardware), MEGATRON[-1]
+    one, largest = rate(plan_of(MEGATRON[0].model, 1), hardware), MEGATRON[-1]
     return Table("Shoeybi et al. 2019, appendix D: heads of the 8.3B model", "%", [
-        Row(f"{a} heads", efficiency, reached(scaled(largest._replace(a=a).model, largest.t), hardware) / one, 0.03)
+        Row(f"{a} heads", efficiency, rate(plan_of(largest._replace(a=a).model, largest.t), hardware) / one, 0.03)
         for a, efficiency in HEADS.items()])
 
 
@@ -150,7 +150,7 @@ def end_to_end(hardware: Hardware) -> Table:
         plan = fastest(run, hardware)
         v = plan.parallel.virtual_pipeline_size or 1
         name = f"{run.billions}B, t {run.t}, p {run.p}, n {run.gpus} (b {plan.b}, v {v})"
-        rows.append(Share(name, run.teraflops, reached(plan, hardware) / 1e12, 0.10))
+        rows.append(Share(name, run.teraflops, rate(plan, hardware) / 1e12, 0.10))
     return Table("Narayanan et al. 2021, table 1: TFLOP/s of a GPU", "", rows)
 
 
@@ -179,22 +179,26 @@ def recomputing(run: Recomputed, recompute: str, sequence_parallel: bool) -> Pla
                 run.B // run.b, run.b)
 
 
+def saving(recompute: str, sequence_parallel: bool) -> str:
+    return recompute + ", sequence parallel" * sequence_parallel
+
+
 def layer_overheads(hardware: Hardware) -> Table:
     def seconds(recompute: str, sequence_parallel: bool) -> float:
         return layer(sizes_of(recomputing(KORTHIKANTI[0], recompute, sequence_parallel)), hardware).total.total
 
     plain = seconds("none", False)
     return Table("Korthikanti et al. 2022, table 4: what recompute adds to a layer of the 22B model", "%", [
-        Row(f"{recompute}{', sequence parallel' if cut else ''}", overhead, seconds(recompute, cut) / plain - 1, 0.03)
-        for (recompute, cut), overhead in OVERHEAD.items()])
+        Row(saving(recompute, sequence), overhead, seconds(recompute, sequence) / plain - 1, 0.03)
+        for (recompute, sequence), overhead in OVERHEAD.items()])
 
 
 def iterations(hardware: Hardware) -> Table:
     rows = []
     for run in KORTHIKANTI:
-        for published, recompute, cut in ((run.full, "full", False), (run.selective, "selective", True)):
-            found = step_time(recomputing(run, recompute, cut), hardware).total
-            rows.append(Share(f"{run.billions}B, {recompute}{', cut' if cut else ''}", published, found, 0.10))
+        for published, recompute, sequence in ((run.full, "full", False), (run.selective, "selective", True)):
+            found = step_time(recomputing(run, recompute, sequence), hardware).total
+            rows.append(Share(f"{run.billions}B, {saving(recompute, sequence)}", published, found, 0.10))
     return Table("Korthikanti et al. 2022, table 5: seconds of an iteration", "", rows)
 
 
@@ -207,7 +211,7 @@ def zero_memory(stage: int) -> Table:
         for d, published in ZERO[stage].items()])
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def describe(table: Table) -> str:

@@ -33,7 +33,7 @@ def generate(replica: Replica, prompt: Sequence[int], count: int, sampling: Samp
 
 
 def next_token(replica: Replica, tokens: list[int], kv_cache: dict[int, KVCache], sampling: Sampling, position: int,
-              text: int) -> int:
+               text: int) -> int:
     """Return the token at this position, identical on every rank. Raise UserError, on every rank, for infinite logits
     or NaN.
     """
@@ -43,8 +43,8 @@ def next_token(replica: Replica, tokens: list[int], kv_cache: dict[int, KVCache]
         token[0] = sampling.choose(logits, position, text) if np.isfinite(logits).all() else NONE
     drawn = int(topology.model.broadcast(token, "sampled token", replica.last_rank * topology.tensor.size)[0])
     if drawn == NONE:
-        raise UserError(f"The logits of the token at position {position} are infinite, or no numbers: the model has "
-                        "diverged, or needs a format of more range than its --dtype.")
+        raise UserError(f"The logits of the token at position {position} are infinite or NaN: the model has diverged, "
+                        "or needs a format with a larger range than its --dtype.")
     return drawn
 
 

@@ -40,13 +40,13 @@ class Replica:
         return empty_kv_cache(self.model, layers, positions, self.device_prototype, t=self.topology.tensor.size)
 
 
-def trained(trainer: Trainer) -> Replica:
+def trained_replica(trainer: Trainer) -> Replica:
     """Return a trainer's model: the same arrays. With ZeRO-3 all replicas must generate, with their parameters."""
     return Replica(trainer.state.model, trainer.topology, trainer.state.stage_params, trainer.pipeline("evaluation", 1),
                    trainer.state.last_rank, trainer.state.device_prototype)
 
 
-def loaded(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:
+def load_replica(model: ModelConfig, topology: Topology, like, read: Read) -> Replica:
     """Load a model's parameters, in the format and on the device of `like`, a shard of a tensor at a time.
 
     Called by all ranks. Raises UserError, on every rank, if one of them cannot read its own; or for too few layers.

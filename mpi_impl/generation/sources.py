@@ -7,17 +7,21 @@ from mpi_impl.checkpoints import checkpoint, on_disk
 from mpi_impl.checkpoints.huggingface import Weights, check_weights, within_segment
 from mpi_impl.checkpoints.huggingface_config import check_vocabulary, model_options, notes, read_config
 from mpi_impl.checkpoints.huggingface_tokenizer import MERGES, VOCABULARY, tokenizer_in
-from mpi_impl.checkpoints.manifest import Manifest, Sealed, state_of
+from mpi_impl.checkpoints.manifest import Manifest
 from mpi_impl.comm.group import Group
+from mpi_impl.comm.topology import Topology
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer, given_tokenizer
-from mpi_impl.generation.replica import Read
+from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
+from mpi_impl.generation.replica import Read, Replica, load_replica
+from mpi_impl.runtime.arrays import dtype_of
 from mpi_impl.runtime.tables import bytes_of
 from reference.config import ModelConfig
 from reference.errors import UserError
 from reference.parallel.boxes import boxes_of_piece, shape_of
 from reference.parallel.layout import Piece
+from reference.precision import Precision
 
 GIVE = ("Give the one that the model was trained with: --tokenizer-model, --tokenizer-type with its --vocab-file (and "
         "GPT2BPETokenizer's --merge-file), or for ids without text --tokenizer-type NullTokenizer.")
@@ -30,14 +34,13 @@ class ModelSource(Protocol):
     def model(self) -> ModelConfig: ...
 
     def tokenizer(self, args) -> Tokenizer:
-        """Return the tokenizer that the options name, or the model's own. On rank 0. Raise UserError if it is another
-        model's.
+        """Return the tokenizer that the options name, or the model's own. Raise UserError if it is another model's.
+
+        Called by rank 0.
         """
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
-        """Return a reader of one tensor-parallel rank's shards. Called by all; raises UserError for files that are
-        damaged.
-        """
+        """Return a reader of one tensor-parallel rank's shards. Called by all; raises UserError for damaged files."""
 
     def describe(self) -> str: ...
 
@@ -45,11 +48,25 @@ class ModelSource(Protocol):
 def find(args) -> ModelSource:
     """Return the source that --load or --load-hf names, on rank 0. Raise UserError if it is missing, or not a GPT."""
     if args.load:
-        return Checkpoint(args.load, on_disk.read_manifest(args.load)).checked()
+        source = Checkpoint.read(args.load)
+        if source.model.architecture != "gpt":
+            raise UserError(f"--load {args.load} holds a BERT, which predicts missing tokens but does not continue a "
+                            "text. Give a checkpoint of pretrain_gpt.")
+        return source
     config = read_config(args.load_hf, "gpt")
     model = ModelConfig(vocab_size=config["vocab_size"], **model_options(config))
     check_weights(args.load_hf, model)
     return HuggingFace(args.load_hf, model)
+
+
+def load_model(source: ModelSource, topology: Topology, dtype: str, like) -> Replica:
+    """Load a model that computes in `dtype`, on the device of `like`.
+
+    Called by all ranks. Raises UserError, on every rank, for damaged files and for too few layers.
+    """
+    precision = Precision(dtype)
+    read = source.reader(topology.world, topology.place.tensor, precision.main)
+    return load_replica(source.model, topology, np.empty_like(like, dtype=dtype_of(precision.compute)), read)
 
 
 def named_tokenizer(args, model: ModelConfig, usual: str) -> Tokenizer | None:
@@ -61,10 +78,11 @@ def named_tokenizer(args, model: ModelConfig, usual: str) -> Tokenizer | None:
         return None
     kind = args.tokenizer_type or usual
     size = model.vocab_size - 1 if kind == NullTokenizer.name else None
-    found = given_tokenizer(kind, size, args.vocab_file, args.merge_file, args.tokenizer_model)
+    found = given_tokenizer(TokenizerChoice(tokenizer_type=kind, vocab_size=size, vocab_file=args.vocab_file,
+                                            merge_file=args.merge_file, tokenizer_model=args.tokenizer_model))
     if found is None:
-        raise UserError(f"--tokenizer-type is {kind}, which training has made from its corpus, but no file is named "
-                        f"that it was saved in. {GIVE}")
+        raise UserError(f"--tokenizer-type is {kind}, which is trained on a corpus, but no file with it is named. "
+                        f"{GIVE}")
     return found
 
 
@@ -74,15 +92,13 @@ class Checkpoint(NamedTuple):
     root: str
     manifest: Manifest
 
+    @classmethod
+    def read(cls, root: str) -> Self:
+        return cls(root, on_disk.read_manifest(root))
+
     @property
     def model(self) -> ModelConfig:
         return self.manifest.config
-
-    def checked(self) -> Self:
-        if self.model.architecture != "gpt":
-            raise UserError(f"--load {self.root} holds a BERT, which finds words that are missing in a text, and does "
-                            "not go on with one. Give a checkpoint of pretrain_gpt.")
-        return self
 
     def tokenizer(self, args) -> Tokenizer:
         trained_with = self.manifest.settings.get("tokenizer_type", ByteLevelBPETokenizer.name)
@@ -100,9 +116,7 @@ class Checkpoint(NamedTuple):
 
     def reader(self, ranks: Group, tensor_rank: int, dtype: str) -> Read:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
-        files = list(self.files().items())
-        ranks.collect_objects(lambda: checkpoint.check_files(self.root, folder, dict(files[ranks.rank::ranks.size])),
-                        "the checkpoint's checksums")
+        checkpoint.check_files(ranks, self.root, self.manifest, ["parameters"])
         stored = on_disk.StateReader(folder, "parameters", self.manifest)
 
         def read(piece: Piece) -> np.ndarray:
@@ -113,13 +127,9 @@ class Checkpoint(NamedTuple):
 
         return read
 
-    def files(self) -> dict[str, Sealed]:
-        """Return the files of the parameters."""
-        return {name: file for name, file in self.manifest.files.items() if state_of(name) == "parameters"}
-
     def describe(self) -> str:
         folder = on_disk.folder_of(self.root, self.manifest.iteration)
-        size = bytes_of(sum(file.bytes for file in self.files().values()))
+        size = bytes_of(sum(file.bytes for file in self.manifest.files_of(["parameters"]).values()))
         return f"loaded iteration {self.manifest.iteration}: {size} of parameters, {folder}"
 
 

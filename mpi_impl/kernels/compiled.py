@@ -5,7 +5,7 @@ Each function has the arguments and results of its namesake in reference/ops.py 
 import numpy as np
 
 from mpi_impl.kernels import cpu, fused, plain
-from mpi_impl.kernels.cpu import AttentionCore, attention_blocks, heads_first, score_scale
+from mpi_impl.kernels.cpu import BlockwiseAttentionCore, attention_blocks, heads_first, score_scale
 from mpi_impl.kernels.fused import attention_probs, attention_probs_backward
 from mpi_impl.kernels.fused.structs import rows_of
 from reference import ops
@@ -31,7 +31,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     b, s, a, _ = q.shape
     context, probs = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype)
     mask = None if site is None else Mask(np.zeros(probs.shape, bool), site.scale)
-    core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
+    core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale = score_scale(q)
     q, k, v, y = heads_first(q, k, v, context)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths, ROOM):
@@ -41,7 +41,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
         dropped, here = None, None
         if site is not None:
             dropped = np.empty(p.shape, p.dtype)
-            here = site._replace(first=tuple(map(sum, zip(site.first, (samples.start, heads.start, block.start, 0)))))
+            here = site.moved(samples.start, heads.start, block.start)
         attention_probs(probs, dropped, mask and mask.keep, here, real, p.shape, where, scale, causal)
         np.matmul(p if dropped is None else dropped, v[samples, heads, :keys], out=y[samples, heads, block])
     return context, core

@@ -15,12 +15,12 @@ from reference.ops import Mask, rows
 ATTENTION_ROWS = 64       # queries at a time; keys after the last of them are skipped
 
 
-def tiles(*arrays):
-    """Split all arrays [n, m] into the same pieces of whole rows."""
-    count, width = arrays[0].shape
-    step = max(1, TILE // width)
-    for start in range(0, count, step):
-        yield [array[start:start + step] for array in arrays]
+def tiles(*arrays, elements=None):
+    """Split all arrays [..., n] into the same pieces of whole rows, by default with TILE elements of the first."""
+    flat = [rows(x) for x in arrays]
+    step = max(1, (elements or TILE) // flat[0].shape[1])
+    for start in range(0, len(flat[0]), step):
+        yield [x[start:start + step] for x in flat]
 
 
 def linear(x, w, b=None):
@@ -37,7 +37,7 @@ def gelu(x):
     """Compute x sigmoid(2 u), which is the textbook's x (1 + tanh(u)) / 2: NumPy's exp is twice as fast as its tanh."""
     y, sigmoid = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
     with np.errstate(over="ignore"):                                  # far to the left: 1 / (1 + infinity) is 0
-        for x_, y_, sigmoid_ in tiles(rows(x), rows(y), rows(sigmoid)):
+        for x_, y_, sigmoid_ in tiles(x, y, sigmoid):
             np.multiply(x_, x_, out=sigmoid_)
             sigmoid_ *= -2 * 0.044715 * sqrt(2 / pi)
             sigmoid_ -= 2 * sqrt(2 / pi)
@@ -52,7 +52,7 @@ def gelu(x):
 def gelu_backward(dy, cache):
     x, sigmoid = cache
     dx = np.empty(dy.shape, dy.dtype)
-    for dx_, dy_, x_, sigmoid_ in tiles(rows(dx), rows(dy), rows(x), rows(sigmoid)):
+    for dx_, dy_, x_, sigmoid_ in tiles(dx, dy, x, sigmoid):
         slope = x_ * x_                                               # of 2 u, times x
         slope *= 6 * 0.044715 * sqrt(2 / pi)
         slope += 2 * sqrt(2 / pi)
@@ -72,7 +72,7 @@ def layer_norm(x, weight, bias, epsilon):
     """Compute means over a row as products with a column of 1/h: BLAS adds up a row faster than NumPy."""
     y, normed, h = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype), x.shape[-1]
     inverse_std, mean = np.empty((*x.shape[:-1], 1), x.dtype), np.full((h, 1), 1 / h, x.dtype)
-    for x_, y_, normed_, inverse_std_ in tiles(rows(x), rows(y), rows(normed), rows(inverse_std)):
+    for x_, y_, normed_, inverse_std_ in tiles(x, y, normed, inverse_std):
         np.subtract(x_, x_ @ mean, out=normed_)
         np.multiply(normed_, normed_, out=y_)
         np.divide(1, np.sqrt(y_ @ mean + x.dtype.type(epsilon)), out=inverse_std_)
@@ -86,7 +86,7 @@ def layer_norm_backward(dy, weight, cache):
     normed, inverse_std = cache
     dx, dweight, dbias = np.empty(dy.shape, dy.dtype), np.zeros_like(weight), np.zeros_like(weight)
     weight_mean = (weight / dy.dtype.type(len(weight)))[:, None]      # dy @ this: the mean of dy * weight
-    for dx_, dy_, normed_, inverse_std_ in tiles(rows(dx), rows(dy), rows(normed), rows(inverse_std)):
+    for dx_, dy_, normed_, inverse_std_ in tiles(dx, dy, normed, inverse_std):
         ones = np.ones(len(dy_), dy.dtype)
         dbias += ones @ dy_
         scratch = dy_ * normed_
@@ -120,7 +120,7 @@ def dropout_backward(dy, mask):
     if mask is None:
         return dy
     dx = np.empty(dy.shape, dy.dtype)
-    for dx_, dy_, keep_ in tiles(rows(dx), rows(dy), rows(mask.keep)):
+    for dx_, dy_, keep_ in tiles(dx, dy, mask.keep):
         np.multiply(dy_, mask.scale, out=dx_)
         np.copyto(dx_, 0, where=~keep_)         # times `keep_` would be faster, but infinity times 0 is no number
     return dx
@@ -171,7 +171,7 @@ def scramble(x, scratch):
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-class AttentionCore(NamedTuple):
+class BlockwiseAttentionCore(NamedTuple):
     """The cache of attention. Unlike the textbook's it has q, k and v as they came, so that nothing is copied."""
 
     q: Any         # [b, s, a, d]
@@ -189,7 +189,7 @@ def attention_core(q, k, v, causal, site=None, lengths=None):
     context, probs, mask = np.empty(q.shape, q.dtype), np.empty((b, a, s, s), q.dtype), None
     if site is not None:
         mask, starts = Mask(np.zeros(probs.shape, bool), site.scale), row_starts(site, probs.shape, q)
-    core = AttentionCore(q, k, v, context, probs, causal, mask, lengths)
+    core = BlockwiseAttentionCore(q, k, v, context, probs, causal, mask, lengths)
     scale, ones = q.dtype.type(score_scale(q)), np.ones((s, 1), q.dtype)
     q, k, v, y = heads_first(q, k, v, context)
     for samples, heads, block, keys in attention_blocks(b, s, a, causal, lengths):
@@ -297,7 +297,7 @@ def lookup_backward(dy, ids, dtable):
 
 def exp_and_sum(logits, highest):
     total = np.empty(highest.shape, logits.dtype)
-    for logits_, highest_, total_ in tiles(rows(logits), highest.reshape(-1, 1), total.reshape(-1, 1)):
+    for logits_, highest_, total_ in tiles(logits, highest[..., None], total[..., None]):
         logits_ -= highest_
         np.exp(logits_, out=logits_)
         np.add.reduce(logits_, axis=1, keepdims=True, out=total_)

@@ -9,9 +9,10 @@ from functools import wraps
 import numpy as np
 
 from mpi_impl.kernels import cpu
-from mpi_impl.runtime.arrays import TILE, narrowed, widened
+from mpi_impl.kernels.cpu import tiles
+from mpi_impl.runtime.arrays import narrowed, widened
 from reference import ops
-from reference.ops import CoreInputs, rows
+from reference.ops import CoreInputs
 
 HALF, AS_IS = "rounded", "as it is"
 
@@ -41,20 +42,12 @@ lookup_backward = rounding(cpu.lookup_backward, AS_IS)                          
 cached_attention = rounding(cpu.cached_attention)
 
 
-def in_parts(elements, *arrays):
-    """Split all arrays [..., n] into the same parts of whole rows, so that little is in float32 at the same time."""
-    flat = [rows(x) for x in arrays]
-    step = max(1, elements // flat[0].shape[1])
-    for start in range(0, len(flat[0]), step):
-        yield [x[start:start + step] for x in flat]
-
-
 # ---- linear ---------------------------------------------------------------------------------------------------------
 
 
 def linear(x, w, b=None):
     y, w, b = np.empty_like(x, order="C", shape=(*x.shape[:-1], w.shape[-1])), widened(w), widened(b)
-    for x_, y_ in in_parts(1 << 20, x, y):
+    for x_, y_ in tiles(x, y, elements=1 << 20):
         y_[...] = narrowed(cpu.linear(widened(x_), w, b), y.dtype)
     return y
 
@@ -67,14 +60,14 @@ def keeping_input(forward, backward):
     @wraps(forward)
     def round_forward(x):
         y = np.empty_like(x, order="C")
-        for x_, y_ in in_parts(TILE, x, y):
+        for x_, y_ in tiles(x, y):
             y_[...] = narrowed(forward(widened(x_))[0], x.dtype)
         return y, x
 
     @wraps(backward)
     def round_backward(dy, x):
         dx = np.empty_like(dy, order="C")
-        for dx_, dy_, x_ in in_parts(TILE, dx, dy, x):
+        for dx_, dy_, x_ in tiles(dx, dy, x):
             _, cache = forward(widened(x_))
             dx_[...] = narrowed(backward(widened(dy_), cache), dy.dtype)
         return dx
@@ -133,5 +126,4 @@ def sample(inputs, i):
     """Select the inputs of sample i, in float32; dropout draws what it draws for that sample among all."""
     q, k, v, causal, site, lengths = inputs
     q, k, v = (widened(x[i:i + 1]) for x in (q, k, v))
-    site = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
-    return CoreInputs(q, k, v, causal, site, None if lengths is None else lengths[i:i + 1])
+    return CoreInputs(q, k, v, causal, site and site.moved(i), None if lengths is None else lengths[i:i + 1])

@@ -1,13 +1,13 @@
-"""How a program of ranks starts and, above all, how it ends: together, soon, and with one message.
+"""The start of a program of ranks and, above all, its end: on all ranks, within seconds, and with one message.
 
-Left to itself, a rank that fails waits in MPI's shutdown for ranks that wait for it. So every program ends with
+Without this module, a rank that fails waits in MPI's shutdown for ranks that wait for it. So every program ends with
 
     if __name__ == "__main__":
         run(main)
 
-and `run` sees to it that whatever ends one rank ends the job, with a non-zero status unless all ranks agree:
+and `run` ends the job when one rank ends for any reason, with a non-zero status unless all ranks agree:
 
-    what main did                        what is printed, once                           exit status
+    main                                 is reported once, by                            exit status
     raised a UserError                   its sentence                                    2
     ran out of memory or disk            which rank, and what to do, in a sentence       1
     raised anything else                 the traceback, and which rank it came from      1
@@ -15,9 +15,9 @@ and `run` sees to it that whatever ends one rank ends the job, with a non-zero s
     called sys.exit on some ranks only   which rank left, while others were at work      as asked for, 1 if that is 0
     called os._exit                      which rank left                                 as asked for, 1 if that is 0
     was interrupted (Ctrl-C)             a short line                                    130
-    waits too long for others to come    a sentence of `run`, or of mpi_impl.launch      1, or a signal's
+    waits too long for other ranks       a sentence of `run`, or of mpi_impl.launch      1, or a signal's
 
-A program that cannot print, or whose folder is gone, is refused before it does any work.
+`run` refuses a program that cannot print, or whose folder is gone, before it does any work.
 """
 import argparse
 import difflib
@@ -42,11 +42,11 @@ ASKED_SIZE = "SHARDLAB_WORLD_SIZE"  # where mpi_impl.launch tells the ranks how 
 PATIENCE = 1.0                      # seconds: ranks that end for the same reason come to their end within this time
 LAST_RESORT = 10                    # seconds after which a rank is ended by the system, if MPI has not ended it
 SECONDS_TO_MEET = 300               # that a rank waits for the others while the job comes up, and when it fails
-LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of what is said
+LONGEST_WORD, LONGEST_TEXT = 300, 20_000    # characters of a message
 
 MOST_DIGITS = 15                    # of an option's integer: floating-point numbers, which formulas use, hold as many
 
-# Errors of files that are the machine's doing and no bug's: full, over quota, failing, read-only, not permitted.
+# Errors of files that the machine causes, and no bug: full, over quota, failing, read-only, not permitted.
 MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES}
 
 
@@ -57,7 +57,7 @@ def run(main: Callable[[], object]) -> None:
     patience = threading.Timer(SECONDS_TO_MEET, give_up_meeting)
     patience.daemon = True
     patience.start()
-    # This starts MPI, which only a program should do: not whoever wants the parser below.
+    # This starts MPI, which only a program should do, not an import of the parser below.
     from mpi_impl.comm.group import world as make_world
     from mpi_impl.comm.mpi_library import library
 
@@ -83,7 +83,7 @@ def run(main: Callable[[], object]) -> None:
 
 
 def run_alone(main: Callable[[], object]) -> None:
-    """Run the `main` of a program of one process, without MPI: a UserError is its sentence and status 2 here, too."""
+    """Run the `main` of a program of one process, without MPI: a UserError ends it with its sentence and status 2."""
     os.environ["MPLBACKEND"] = "agg"
     try:
         check_surroundings()
@@ -95,19 +95,19 @@ def run_alone(main: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         say("Interrupted.")
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has left, as `head` does
+    except BrokenPipeError:  # the reader of the output has left, as `head` does
         drop_output()
         sys.exit(1)
 
 
 def drop_output() -> None:
-    """Send what Python still has to print at its end to nobody, since nobody reads it."""
+    """Discard what Python still has to print at its end, since nobody reads it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_surroundings() -> None:
-    """Refuse to work where nothing can be printed, or no file be found: it would fail when the work is done."""
-    if sys.stdout is None:      # so Python says that it found it closed
+    """Refuse to work where nothing can be printed, or no file can be found: that would fail after the work."""
+    if sys.stdout is None:      # Python found it closed
         raise UserError("Standard output is closed, so that nothing can be printed. Leave it open, or send it to "
                         "/dev/null.")
     try:
@@ -125,7 +125,7 @@ def leave_within(seconds: float) -> None:
 def print_by_lines() -> None:
     """Let each printed line leave immediately and in one piece, though stdout is a pipe to the launcher."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # and not what a test or a notebook put in its place
-        # Even if PYTHONUNBUFFERED is set; and what a terminal has no letters for is no reason to end.
+        # Even if PYTHONUNBUFFERED is set. A letter that the terminal lacks is no reason to end.
         sys.stdout.reconfigure(line_buffering=True, write_through=False, errors="replace")
 
 
@@ -134,7 +134,7 @@ def watch_os_exit(where: str) -> None:
     leave, this_process = os._exit, os.getpid()
 
     def os_exit(status: int) -> NoReturn:
-        if os.getpid() == this_process:  # and not a child of it, which may leave like this
+        if os.getpid() == this_process:  # a child of it may leave like this
             end_all(f"error: {where} left the program by os._exit({status}).", status_byte(status))
         leave(status)
 
@@ -147,7 +147,7 @@ def check_world_size(size: int, library: str) -> None:
     asked = environment_count(ASKED_SIZE, launched[1] if launched else size)
     if asked == size:
         return
-    if not is_first_rank():  # these may be worlds of their own, which cannot agree on who speaks
+    if not is_first_rank():  # these may be worlds of their own, which cannot elect a speaker
         time.sleep(PATIENCE / 2)
         sys.exit(2)
     found = f"the world has {size}." if size > 1 else (
@@ -169,35 +169,28 @@ def end_all(words: str, status: int) -> NoReturn:
     sys.exit(status or 1)
 
 
-def end_all_from_thread(words: str, status: int) -> None:
-    """Do the same in a thread beside one that is stuck in MPI. Of ranks that fail together, one speaks."""
+def end_waiting(waited: str) -> None:
+    """End all ranks, in a thread beside one that is stuck in MPI. Of ranks that fail together, one speaks."""
     from mpi_impl.comm import ending, group
 
     signal.alarm(LAST_RESORT)  # nothing handles it, so it ends this rank, and the launcher then ends the others
-    if ending.elect_speaker(group.world(), 0.5):
-        end_all(words, status)
+    world = group.world()
+    if ending.elect_speaker(world, 0.5):
+        end_all(f"error: rank {world.rank} of {world.size} has waited {waited}", 1)
     time.sleep(2 * LAST_RESORT)
 
 
 def give_up(waited: str) -> None:
     """End the job, from the thread that watches over a rank's waits."""
-    from mpi_impl.comm import group
-
-    world = group.world()
-    end_all_from_thread(f"error: rank {world.rank} of {world.size} has waited for {waited}, which is as long as "
-                        "--distributed-timeout-minutes allows. Who is waited for has stopped, is too busy, is on a "
-                        "host that cannot be reached, or waits for such a rank in turn: look there, or raise the "
-                        "limit.", 1)
+    end_waiting(f"for {waited}, which is as long as --distributed-timeout-minutes allows. The rank that it waits for "
+                "has stopped, is too busy, is on a host that cannot be reached, or waits for such a rank in turn: look "
+                "there, or raise the limit.")
 
 
 def give_up_meeting() -> None:
     """End the job, from a thread, since this rank is up and others are not."""
-    from mpi_impl.comm import group
-
-    world = group.world()
-    end_all_from_thread(f"error: rank {world.rank} of {world.size} has waited {SECONDS_TO_MEET:g} seconds for all "
-                        "ranks to come up. One of them has stopped, or is on a host that cannot be reached: look "
-                        "there.", 1)
+    end_waiting(f"{SECONDS_TO_MEET:g} seconds for all ranks to come up. One of them has stopped, or is on a host that "
+                "cannot be reached: look there.")
 
 
 def end_together(error: BaseException, world) -> None:
@@ -211,7 +204,7 @@ def end_together(error: BaseException, world) -> None:
         heartbeats.drain_heartbeats(world)
         status = exit_status(error)
         speaker = first_failure(status, world)
-    except Exception:  # MPI itself is what failed, and cannot be asked
+    except Exception:  # MPI itself has failed
         return
     if world.rank == speaker:
         say(last_words(error, f"rank {world.rank} of {world.size}" if is_bug(error) else ""))
@@ -223,11 +216,11 @@ def first_failure(status: int, world) -> int:
     import numpy as np
 
     failed = np.array([world.size - world.rank if status else 0])
-    return (world.size - int(world.all_reduce(failed, "who speaks at the end", op="max")[0])) % world.size
+    return (world.size - int(world.all_reduce(failed, "the speaker at the end", op="max")[0])) % world.size
 
 
 def is_bug(error: BaseException) -> bool:
-    """Report whether nobody meant the program to end like this."""
+    """Report whether an error is neither a UserError nor a SystemExit, by which a program ends on purpose."""
     return not isinstance(error, UserError | SystemExit)
 
 
@@ -239,12 +232,12 @@ def exit_status(error: BaseException) -> int:
 
 
 def status_byte(status: int) -> int:
-    """Return what the system makes of a status, a byte; but a failure such as 256 stays one."""
+    """Return a status as the system keeps it, in a byte; but a failure such as 256 stays a failure."""
     return status % 256 or int(status != 0)
 
 
 def last_words(error: BaseException, where: str) -> str:
-    """Return what a person reads at the end. `where` names the rank, if that matters; the sentence comes last."""
+    """Return the message at the end of a job. `where` names the rank, if that matters; the sentence comes last."""
     if isinstance(error, UserError):
         return f"error on {where}: {error}" if where else f"error: {error}"
     if isinstance(error, SystemExit):
@@ -256,7 +249,7 @@ def last_words(error: BaseException, where: str) -> str:
         return f"error: {where} ran out of memory{detail}. Choose smaller sizes, or more ranks."
     if isinstance(error, BrokenPipeError):
         drop_output()
-        return f"error: {where} cannot print: whoever read the output has left. Send it to a file, and read that."
+        return f"error: {where} cannot print: the reader of its output has left. Send it to a file, and read that."
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
         file = f" with the file {error.filename}" if error.filename else ""
         return f"error: {where} failed{file}: {error.strerror}. Check that there is room, and that you may use it."
@@ -268,12 +261,12 @@ def say(text: str) -> None:
     if sys.stdout:
         sys.stdout.flush()
     if text and sys.stderr:     # either may be closed
-        sys.stderr.write(f"{shortened(text)}\n")
+        sys.stderr.write(f"{shorten(text)}\n")
         sys.stderr.flush()
 
 
-def shortened(text: str) -> str:
-    """Cut words, and then the text, that are too long to read: 'xxxxx... (100,000 characters)'."""
+def shorten(text: str) -> str:
+    """Shorten words, and then the text, that are too long to read: 'xxxxx... (100,000 characters)'."""
     text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: (
         f"{word[0][:LONGEST_WORD // 2]}... ({len(word[0]):,} characters)"), text)
     if len(text) <= LONGEST_TEXT:
@@ -298,7 +291,7 @@ class ArgumentParser(argparse.ArgumentParser):
         """Parse the options. Raises UserError for an unknown one, with the name of the closest that exists."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = shortened(unknown[0].split("=")[0])
+            name = shorten(unknown[0].split("=")[0])
             close = difflib.get_close_matches(name, self._option_string_actions, n=1)
             advice = f"Did you mean {close[0]}?" if close else "Run it with --help to see every option."
             raise UserError(f"{self.prog} has no option {name}. {advice}")
@@ -309,7 +302,7 @@ class ArgumentParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if not (close := difflib.get_close_matches(shortened(str(value)), map(str, action.choices), n=1)):
+            if not (close := difflib.get_close_matches(shorten(str(value)), map(str, action.choices), n=1)):
                 raise
             raise UserError(f"{self.prog} cannot use its options: {error}. Did you mean {close[0]}?") from error
 
@@ -322,14 +315,14 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def short_integer(text: str) -> int:
-    """Parse an option's integer. No size, count or seed needs more digits, and some could not be computed with."""
+    """Parse an option's integer. No size, count or seed needs more digits, and with more some formulas would fail."""
     if sum(map(str.isdigit, text)) > MOST_DIGITS:
         raise argparse.ArgumentTypeError(f"{text[:40]} has more than {MOST_DIGITS} digits, and no option takes so many")
     return int(text)
 
 
 def finite_float(text: str) -> float:
-    """Parse an option's number. Infinity and NaN would pass some comparisons, and spoil what is computed with them."""
+    """Parse an option's number. Infinity and NaN would pass some comparisons, and spoil all results."""
     number = float(text)
     if not math.isfinite(number):
         raise argparse.ArgumentTypeError(f"{text[:40]} is not a finite number")

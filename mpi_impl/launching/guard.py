@@ -1,10 +1,10 @@
-"""The guard of a job: a process that leaves nothing of the job behind, however the one that was started ends.
+"""The guard of a job: a process that leaves nothing of the job behind, however `launch` ends.
 
-    launch -> guard -> mpiexec -> its proxy on each host -> ranks -> whatever they start
+    launch -> guard -> mpiexec -> its proxy on each host -> ranks -> their children
 
 Each of these can be killed, and the others would run on. So `launch` only waits for its guard, which does the work and
-learns of launch's death, SIGKILL included. Both are what Linux calls subreapers: a process below them whose parent dies
-becomes their own child. So they find every process of the job on this machine, and kill what is left at the end.
+learns of launch's death, SIGKILL included. Both are Linux subreapers: a process below them whose parent dies becomes
+their own child. So they find every process of the job on this machine, and kill those that are left at the end.
 """
 import contextlib
 import ctypes
@@ -21,10 +21,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36    # as <linux/prctl.h> has the
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def guarded(work: Callable[[], object]) -> int:
+def run_guarded(work: Callable[[], object]) -> int:
     """Do the work in a guard, and return its exit status. The guard gets the signals that this process is sent."""
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until it is known who hears them
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)      # until their handlers are set
     guard = os.fork()
     if guard == 0:
         be_guard(work, parent)
@@ -85,7 +85,8 @@ def children(parent: int) -> set[int]:
 class Losses:
     """A watch for the loss of a launcher's own processes, by which it starts ranks and watches over them.
 
-    It may not notice, since the ranks still hold that process's connection. But they are this process's children then.
+    The launcher may not notice such a loss, since the ranks still hold the lost process's connection. But then they are
+    this process's children.
     """
 
     def __init__(self, launcher: int):

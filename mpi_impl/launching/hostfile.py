@@ -1,6 +1,6 @@
 """The hosts of a job: the file that lists them, and whether ranks can be started there.
 
-    # One host a line, with how many ranks it takes: as Open MPI writes it, or as MPICH does.
+    # A line for each host, with the number of ranks that it takes: in Open MPI's format, or in MPICH's.
     node1 slots=4
     node2:4
 
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from reference.errors import UserError
 
 LINE = re.compile(r"(?P<name>[\w.-]+)(?:\s*:\s*(?P<colon>\S+)|\s+slots\s*=\s*(?P<slots>\S+))?")
-SECONDS_TO_ANSWER = 10      # that a host gets, before it counts as one that cannot be reached
+SECONDS_TO_ANSWER = 10      # for a host, before it counts as one that cannot be reached
 
-# For ssh: to ask for nothing, since nobody would answer; and to end, within 20 seconds, when the host is cut off.
+# For ssh: ask no question, since nobody would answer; and end within 20 seconds when the connection breaks.
 SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
                f"-o ConnectTimeout={SECONDS_TO_ANSWER}")
 
@@ -29,13 +29,13 @@ SSH_OPTIONS = ("-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax
 SSH_OPTIONS_VARIABLES = ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "PRTE_MCA_plm_ssh_args",
                          "OMPI_MCA_plm_rsh_args")
 
-# Which say that hosts are reached by other means than ssh, or another ssh: the user's choice, or the batch system's.
+# Variables of the user or the batch system by which hosts are reached by other means than ssh, or another ssh.
 OTHER_MEANS = ("HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP",
                "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 class Host(NamedTuple):
-    """A host, and how many ranks it takes."""
+    """A host, and the number of ranks that it takes."""
 
     name: str
     slots: int
@@ -65,7 +65,7 @@ def parse_line(line: str, where: str) -> Host:
     """Parse 'node1 slots=4' or 'node1:4'."""
     found = LINE.fullmatch(line)
     if not found:
-        raise UserError(f"{where} is {line!r}, but a line has a host and its slots and no more, as in `node1 slots=4` "
+        raise UserError(f"{where} is {line!r}, but a line has only a host and its slots, as in `node1 slots=4` "
                         "or `node1:4`.")
     slots = found["colon"] or found["slots"]
     if slots is None:
@@ -76,7 +76,7 @@ def parse_line(line: str, where: str) -> Host:
     return Host(found["name"], int(slots))
 
 
-def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
+def fill_hosts(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
     """Fill one host after the other with ranks, and return the hosts that are needed, each with its ranks.
 
     Raises UserError if there are more ranks than slots.
@@ -92,17 +92,17 @@ def filled(hosts: Sequence[Host], ranks: int, path: str) -> list[Host]:
     return found
 
 
-def written_for(vendor: str, hosts: Sequence[Host]) -> str:
+def format_for(vendor: str, hosts: Sequence[Host]) -> str:
     """Return the file's text as the launcher of this MPI library reads it."""
     between = " slots=" if vendor == "Open MPI" else ":"
     return "".join(f"{name}{between}{slots}\n" for name, slots in hosts)
 
 
 def check_reachable(hosts: Sequence[Host]) -> None:
-    """Raises UserError for a host that ssh does not reach, or on which this Python, or this folder, is missing.
+    """Raise UserError for a host that ssh does not reach, or on which this Python, or this folder, is missing.
 
-    All are asked at the same time. Launchers would say it in words of their own, or wait. Hosts that are reached by
-    other means than ssh are left to these, and this machine needs neither.
+    It asks all hosts at the same time. Launchers would report such a host in words of their own, or wait. It does not
+    check this machine, nor hosts that are reached by other means than ssh.
     """
     if any(name in os.environ for name in OTHER_MEANS):
         return
@@ -123,7 +123,7 @@ def check_reachable(hosts: Sequence[Host]) -> None:
 
 
 def check_answer(name: str, ssh: subprocess.Popen) -> None:
-    """Raises UserError unless ssh has done what it was asked to do on this host."""
+    """Raise UserError unless ssh has reached this host and found Python and the folder there."""
     try:
         _, words = ssh.communicate(timeout=2 * SECONDS_TO_ANSWER)
         status = ssh.returncode
@@ -144,6 +144,6 @@ def is_here(name: str) -> bool:
     try:
         with socket.socket() as one:
             one.bind((name, 0))
-    except OSError:     # also of names that nobody knows
+    except OSError:     # unknown names, too
         return False
     return True

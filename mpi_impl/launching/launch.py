@@ -33,12 +33,12 @@ import mpi4py
 
 from mpi_impl.launching.entry import ASKED_SIZE, ArgumentParser, say
 from mpi_impl.launching.guard import Losses, end_with_parent
-from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, filled, read_hosts,
-                                         written_for)
+from mpi_impl.launching.hostfile import (SSH_OPTIONS, SSH_OPTIONS_VARIABLES, Host, check_reachable, fill_hosts,
+                                         format_for, read_hosts)
 from mpi_impl.runtime.rank_environment import THREAD_VARIABLES, environment_count, thread_settings
 from reference.errors import UserError
 
-# What each library's launcher calls itself when asked for its --version.
+# The name in the --version of each library's launcher.
 LAUNCHER_MARKS = {"MPICH": "HYDRA", "MVAPICH": "HYDRA", "Intel MPI": "Intel(R) MPI", "Open MPI": "Open MPI"}
 
 # Systems with several MPIs tell their launchers apart by such endings.
@@ -52,25 +52,25 @@ OPEN_MPI_SETTINGS = {
     "OMPI_MCA_osc": "^ucx",                                      # which complains, of memory shared on one machine
 }
 
-# Open MPI's ranks: as many on a host as it has slots, before the next one gets any.
+# Open MPI's ranks fill all slots of a host before the next host gets any.
 FILL_HOSTS = {
     "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
     "OMPI_MCA_rmaps_base_mapping_policy": "slot",
 }
 
-# Variables that ranks on another host need, too: where Python finds modules and we our cache, what a process shall be
-# like, our own, and what the user has told MPI's networks, NCCL, CUDA and CuPy.
+# Variables that ranks on another host need, too: Python's and our cache's paths, settings of a process, our own, and
+# the user's settings of MPI's networks, NCCL, CUDA and CuPy.
 TRAVELS = re.compile(r"PYTHON|LD_LIBRARY_PATH$|XDG_CACHE_HOME$|GLIBC_TUNABLES$|MALLOC_|SHARDLAB_|UCX_|FI_|NCCL_|CUDA_|"
                      r"CUPY_|" + "|".join(f"{name}$" for name in THREAD_VARIABLES))
 
-# What a rank dies of that cannot say so itself. A launcher's status is then the signal's number, or 128 more.
+# The signals of which a rank dies without a message. A launcher's status is then the signal's number, or 128 more.
 DEATHS = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGALRM,
           signal.SIGTERM)
 
 LAUNCHER_FAILED = 255  # the status of MPICH's launcher when something is wrong with itself
 SECONDS_TO_STOP = 5.0  # that a launcher gets to end its ranks before it is killed
-SECONDS_TO_LOOK = 2.0  # between two looks at what the launcher has started
-LONGEST = 366 * 86400  # seconds: beyond that a time limit is a slip of the pen
+SECONDS_TO_LOOK = 2.0  # between two looks at the launcher's processes
+LONGEST = 366 * 86400  # seconds: a longer time limit is a mistake
 MOST, MOST_HERE = 100_000, 1_000    # ranks of a job, and those on one machine
 
 
@@ -78,12 +78,12 @@ def main() -> None:
     options = parse_options()
     program = ["-m", *options.module] if options.module else options.script
     named = options.hostfile is not None
-    hosts = filled(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
+    hosts = fill_hosts(read_hosts(options.hostfile), options.n, options.hostfile) if named else []
     vendor = mpi_vendor()
     environment = launch_environment(vendor, options.n, bool(hosts))
     check_reachable(hosts)
     with machinefile(vendor, hosts) as where:
-        command = [*launcher(vendor, options.n, where), *(exported(vendor, environment) if hosts else [])]
+        command = [*launcher(vendor, options.n, where), *(export_arguments(vendor, environment) if hosts else [])]
         status = supervise([*command, sys.executable, *program], environment, options.timeout)
     sys.exit(status)
 
@@ -117,7 +117,7 @@ def check_ranks(n: int, several_hosts: bool) -> None:
 
 
 def check_program(module: list[str] | None, script: list[str]) -> None:
-    """Refuse what is not there before it is started: each rank would say so, in its own words."""
+    """Refuse a program that does not exist before the ranks start: each of them would report it in its own words."""
     if not module and not script:
         raise UserError("There is nothing to run. Name a script, or a module after -m.")
     if module and not module_exists(module[0]):
@@ -156,31 +156,31 @@ def mpi_vendor() -> str:
 
 
 def launcher(vendor: str, ranks: int, machines: str | None = None) -> list[str]:
-    """Return the command that starts ranks of whatever follows it, on the hosts of a machine file, if given."""
+    """Return the command that starts ranks of the program after it, on the hosts of a machine file, if given."""
     if machines is None and nodes_of_slurm() > 1 and shutil.which("srun"):
         return ["srun", "-n", str(ranks)]
     return [find_mpiexec(vendor), *(["-machinefile", machines] if machines else []), "-n", str(ranks)]
 
 
 def nodes_of_slurm() -> int:
-    """Return how many nodes Slurm has given to the job that this runs in; 1 outside of Slurm."""
+    """Return the number of nodes of this Slurm job; 1 outside of Slurm."""
     return environment_count("SLURM_JOB_NUM_NODES", 1)
 
 
 @contextlib.contextmanager
 def machinefile(vendor: str, hosts: list[Host]) -> Iterator[str | None]:
-    """Write a file with these hosts for this MPI's launcher, and hand out its path; None without hosts."""
+    """Write a file with these hosts for this MPI's launcher, and yield its path; None without hosts."""
     if not hosts:
         yield None
         return
     with tempfile.NamedTemporaryFile("w", prefix="shardlab-hosts.") as file:
-        file.write(written_for(vendor, hosts))
+        file.write(format_for(vendor, hosts))
         file.flush()
         yield file.name
 
 
-def exported(vendor: str, environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments by which ranks on other hosts get these variables. Only Open MPI has to be asked."""
+def export_arguments(vendor: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the arguments by which ranks on other hosts get these variables. Only Open MPI needs any."""
     names = sorted(filter(TRAVELS.match, environment)) if vendor == "Open MPI" else []
     return [word for name in names for word in ("-x", name)]
 
@@ -209,7 +209,8 @@ def launcher_version(path: str) -> str:
 
 
 def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> dict[str, str]:
-    """Return this process's environment variables, and what launcher and ranks need. The user's own take precedence."""
+    """Return this process's environment variables, and those that launcher and ranks need. The user's take precedence.
+    """
     settings = {
         "SLURM_MPI_TYPE": "pmix" if vendor == "Open MPI" else "pmi2",  # how srun's ranks find one another
         "SLURM_KILL_BAD_EXIT": "1",                                    # srun: a rank that fails ends the others
@@ -224,7 +225,7 @@ def launch_environment(vendor: str, ranks: int, several_hosts: bool = False) -> 
 
 
 def supervise(command: list[str], environment: dict[str, str], timeout: float | None) -> int:
-    """Run the command to its end, or to ours. Its exit status, as a shell would say it."""
+    """Run the command to its end, or to ours. Return its exit status, as a shell does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=end_with_parent)
@@ -235,7 +236,7 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
         say(f"error: the job did not end within {timeout:g} seconds (--timeout), and has been ended.")
         return 124
     except ChildProcessError:
-        process.kill()      # it would not notice that it is to stop, either
+        process.kill()      # it would not notice a request to stop, either
         process.wait()
         say(f"error: a process of the launcher {command[0]}, by which it starts ranks and watches over them, has died, "
             "and the job has been ended.")
@@ -247,14 +248,14 @@ def supervise(command: list[str], environment: dict[str, str], timeout: float | 
     finally:
         stop(process)
     if status < 0:
-        say(f"error: the job ended with its launcher {command[0]}, which died by {described(-status)}.")
+        say(f"error: the job ended with its launcher {command[0]}, which died by {describe_signal(-status)}.")
         return 128 - status
     if status == LAUNCHER_FAILED:
         say(f"error: the launcher {command[0]} failed with status {status}, and the job ended with it; it may do so if "
             "a rank dies while the job starts or ends, if one of its own processes dies, or if the program asked for "
             "that status.")
     if status in DEATHS or status - 128 in DEATHS:
-        say(f"error: the launcher's status {status} says that a rank died by {described(status % 128)}.")
+        say(f"error: the launcher's status {status} says that a rank died by {describe_signal(status % 128)}.")
     return status
 
 
@@ -270,7 +271,7 @@ def outcome(process: subprocess.Popen, timeout: float | None) -> int:
             raise ChildProcessError
 
 
-def described(number: int) -> str:
+def describe_signal(number: int) -> str:
     """Describe a signal and what it usually means, for the end of a sentence."""
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     hint = {
@@ -280,7 +281,7 @@ def described(number: int) -> str:
         "SIGTERM": ", or by signal 6 (SIGABRT), 7 (SIGBUS) or 14 (SIGALRM: it waited too long for others while the job "
                    "came up or ended), which MPICH's launcher may report as this",
         "SIGALRM": "; it waited too long for others while the job came up or ended",
-        "SIGBUS": "; a full disk or shared memory, or a file cut short, is a common cause",
+        "SIGBUS": "; a full disk or shared memory, or a truncated file, is a common cause",
     }.get(name, "")
     return f"signal {number} ({name}){hint}"
 

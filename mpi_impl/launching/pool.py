@@ -7,7 +7,7 @@ The caller is an ordinary process without MPI: it may draw random examples, use 
 The ranks start once, through mpiexec, and each talks to the caller over a Unix socket of its own
 (`mpi_impl/launching/pool_rank.py` is their side). A run costs a millisecond or so, where a launch costs half a second.
 
-A run ends, whatever the ranks do. If one raises, dies, or is still at work at the time limit, the caller gets a
+Every run ends. If a rank raises, dies, or is still at work at the time limit, the caller gets a
 `RankFailure` that holds every failed rank's traceback and the Python stack of every rank that was left waiting.
 """
 import json
@@ -28,7 +28,7 @@ from mpi_impl.launching.launch import launch_environment, launcher, mpi_vendor, 
 
 PATIENCE = 0.5          # seconds that the other ranks have to finish once one has failed, and to say where they are
 START_LIMIT = 60.0      # seconds within which all ranks must be up
-MUTE = 5                # seconds that a rank may pause in the middle of what it says
+MUTE = 5                # seconds that a rank may pause in the middle of a message
 FAILURES_A_WORLD = 100  # each failed run strands communicators, of which MPI has only a few thousand
 
 
@@ -52,13 +52,13 @@ class Job(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a job on one rank. It travels as JSON and bytes: whoever hears it unpickles nothing."""
+    """The outcome of a job on one rank. It travels as JSON and bytes, so the receiver unpickles nothing."""
 
     what: str                 # returned, raised, died, stuck; and up, from a rank that has started
     detail: str = ""          # the traceback, the stack, or how the process ended
     result: bytes = b""       # the pickled result
     printed: str = ""         # what the rank wrote to stdout and stderr
-    assertion: bool = False   # whether what it raised is an AssertionError
+    assertion: bool = False   # whether it raised an AssertionError
 
     def to_bytes(self) -> bytes:
         head = json.dumps([self.what, self.detail, self.printed, self.assertion]).encode()
@@ -81,9 +81,9 @@ class Pool:
 
     def __init__(self, size: int = 8, show: Callable[[list[str]], object] = print_in_order,
                  program: str = "mpi_impl.launching.pool_rank", largest: int | None = None):
-        """Describe a pool. `show` is handed what the ranks print; `program` is the module that each of them runs.
+        """Describe a pool. `show` is called with the ranks' output; `program` is the module that each of them runs.
 
-        A rank that says more than `largest` bytes at a time is taken for dead.
+        A rank that sends more than `largest` bytes at a time counts as dead.
         """
         self.size, self.show, self.program, self.largest = size, show, program, largest
         self._world: World | None = None
@@ -93,16 +93,16 @@ class Pool:
         """Call `function(group, *args)` on the first n ranks, where `group` is those n. Return results in rank order.
 
         The function travels by reference, so it must stand at the top level of a module that the ranks can import.
-        What the ranks print is printed here, in rank order. `timeout` is in seconds.
+        The ranks' output is printed here, in rank order. `timeout` is in seconds.
         """
-        answers, output = self.answers([pickled(function, args)] * n, timeout)
+        answers, output = self.answers([pickle_call(function, args)] * n, timeout)
         if any(answer.what != "returned" for answer in answers):
             raise failure(title(function), answers, output, timeout)
         self.show([answer.printed for answer in answers])
         return [pickle.loads(answer.result) for answer in answers]
 
     def answers(self, calls: Sequence[bytes], timeout: float) -> "tuple[list[Answer], str]":
-        """Hand each of the first ranks its own call. -> what became of it, and what their processes wrote past Python.
+        """Send each of the first ranks its own call. Return their answers, and the output that bypassed Python.
 
         No rank is sent another rank's call.
         """
@@ -114,7 +114,7 @@ class Pool:
         try:
             answers = self._world.run([Job(n, self._failures, sys.path, call) for call in calls], timeout)
             output = self._world.output()
-        except BaseException:       # Ctrl-C, above all: the ranks are left in the middle of something
+        except BaseException:       # Ctrl-C, above all: the ranks are left in the middle of a job
             self.close()
             raise
         failed = any(answer.what != "returned" for answer in answers)
@@ -141,8 +141,8 @@ class Pool:
         self.close()
 
 
-def pickled(function: Callable, args: tuple) -> bytes:
-    """Return the call as bytes. Raises TypeError, which says why it cannot be sent."""
+def pickle_call(function: Callable, args: tuple) -> bytes:
+    """Return the call as bytes. Raises TypeError with the reason if it cannot be sent."""
     if getattr(function, "__module__", None) == "__main__":
         raise TypeError(f"The ranks cannot import {title(function)}, since it is defined in the main program or in "
                         "a notebook's cell. Move it to a module.")
@@ -159,7 +159,7 @@ class World:
     def __init__(self, size: int, program: str, largest: int | None = None):
         self._largest = largest
         self.disturbed = False                  # whether a rank may still be busy with an old job
-        self._log = tempfile.TemporaryFile()    # noqa: SIM115  what bypasses Python: words of mpiexec and the dying
+        self._log = tempfile.TemporaryFile()    # noqa: SIM115  output that bypasses Python: of mpiexec, of dying ranks
         self._log_read = 0
         with tempfile.TemporaryDirectory(prefix="ranks-") as folder, socket.socket(socket.AF_UNIX) as listener:
             address = os.path.join(folder, "socket")
@@ -187,13 +187,13 @@ class World:
         return [answers.get(rank, mute) for rank in range(len(jobs))]
 
     def output(self) -> str:
-        """Return what the processes wrote past Python since the last call."""
+        """Return the processes' output that bypassed Python since the last call."""
         text = os.pread(self._log.fileno(), 1 << 20, self._log_read)
         self._log_read += len(text)
         return text.decode(errors="replace")
 
     def end(self) -> None:
-        """End all processes, whatever they are doing. Closing its socket is what tells a rank to go."""
+        """End all processes, whatever they are doing. A rank ends when its socket is closed."""
         for connection in self._connections:
             connection.close()
         try:
@@ -251,7 +251,7 @@ class World:
 
 
 def start(size: int, program: str, address: str, log) -> subprocess.Popen:
-    """Start the launcher in a session of its own: a Ctrl-C is for the caller, which then ends the ranks."""
+    """Start the launcher in a session of its own: only the caller gets a Ctrl-C, and then ends the ranks."""
     vendor = mpi_vendor()
     command = [*launcher(vendor, size), sys.executable, "-m", program, address]
     environment = launch_environment(vendor, size)
@@ -261,7 +261,7 @@ def start(size: int, program: str, address: str, log) -> subprocess.Popen:
 
 
 def failure(title: str, answers: list[Answer], output: str, timeout: float) -> RankFailure:
-    """Return the exception that tells what every rank did."""
+    """Return the exception that describes what every rank did."""
     lines = [f"{title} failed on {len(answers)} rank(s), with a time limit of {timeout:g} s.\n", *stories(answers)]
     if output:
         lines.append(f"\n--- written by the processes themselves\n{output}")
@@ -272,14 +272,14 @@ def failure(title: str, answers: list[Answer], output: str, timeout: float) -> R
 
 
 def stories(answers: list[Answer]) -> list[str]:
-    """Tell what became of each rank that did not return, or that printed. Ranks with the same story share it."""
-    told: dict[tuple[str, str, str], list[int]] = {}
+    """Describe the outcome of each rank that did not return, or that printed. Ranks with the same story share it."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for what in ("died", "raised", "stuck", "returned"):     # the cause before its consequences
         for rank, answer in enumerate(answers):
             if answer.what == what and (what != "returned" or answer.printed):
-                told.setdefault((what, answer.detail, answer.printed), []).append(rank)
+                groups.setdefault((what, answer.detail, answer.printed), []).append(rank)
     lines = []
-    for (what, detail, printed), ranks in told.items():
+    for (what, detail, printed), ranks in groups.items():
         lines.append(f"\n--- {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {what}\n{detail}")
         if printed:
             lines.append(f"... and had printed:\n{printed}")

@@ -2,7 +2,7 @@
 
 The guard is the process that mpiexec starts. It forks the rank and stays beside it, for two things that a process
 cannot do itself: tell how it died, and end when it is stuck in native code and the pool has gone. As long as the
-guard lives, mpiexec sees nothing amiss and lets the other ranks tell where they are.
+guard lives, mpiexec notices nothing and lets the other ranks report where they are.
 """
 import faulthandler
 import io
@@ -56,7 +56,7 @@ def how_it_ended(code: int) -> str:
 
 
 class Rank:
-    """The rank: one thread works, and a second one hears the pool even while the first is stuck in a collective."""
+    """The rank: one thread works, and a second one listens to the pool, even while the first one is stuck in MPI."""
 
     def __init__(self, connection: Connection):
         from mpi_impl.comm import group  # starts MPI, which must happen in the rank and not in its guard
@@ -73,7 +73,7 @@ class Rank:
                                                     # way, and write into arrays that must not be freed
 
     def serve(self) -> None:
-        """Work off the jobs as they come in. Ends with the process."""
+        """Do the jobs as they arrive. Ends with the process."""
         threading.Thread(target=self.listen, daemon=True).start()
         self.send(Answer("up", f"{self.world.rank} {self.world.size}"))
         while True:
@@ -98,7 +98,7 @@ class Rank:
         return "".join(traceback.format_exception(type(error), error, trace))
 
     def where(self) -> Answer:
-        """Tell where the rank is, while it is there."""
+        """Return the stack of the working thread at this moment."""
         return Answer("stuck", stack_of_main_thread(), printed=self.printed.getvalue())
 
     def send(self, answer: Answer) -> None:
@@ -106,7 +106,7 @@ class Rank:
             self.connection.send_bytes(answer.to_bytes())
 
     def do(self, job: Job) -> Answer:
-        """Run the job, come what may."""
+        """Run the job, and return how it ended."""
         self.printed = io.StringIO()
         with redirect_stdout(self.printed), redirect_stderr(self.printed):
             try:
@@ -137,7 +137,7 @@ def stack_of_main_thread() -> str:
 
 
 def is_machinery(frame) -> bool:
-    """Report whether a frame is the pool's, or of a function that marks itself as one that only calls others' code."""
+    """Report whether a frame is the pool's, or of a function that marks itself as one that only calls other code."""
     return frame.f_code.co_filename == __file__ or "__tracebackhide__" in frame.f_locals
 
 

@@ -43,14 +43,14 @@ def residual_backward(dy, dnormed, p: LayerNorm, cache, c, grads: LayerNorm):
 
 def add_branch(x, y, region, dropout, site):
     """Add the branch y to the residual, and return the dropout mask of this rank's positions. Overwrites y."""
-    return kernels.add_branch(y, x, drawn_at(site, x, region, dropout))
+    return kernels.add_branch(y, x, local_site(site, x, region, dropout))
 
 
 def add_branch_and_norm(x, y, norm: LayerNorm, epsilon, region, dropout, site):
     """Return add_branch's results, and the layer norm of the sum with its cache: one kernel on a GPU."""
-    return kernels.add_branch_and_norm(y, x, drawn_at(site, x, region, dropout), norm.weight, norm.bias, epsilon)
+    return kernels.add_branch_and_norm(y, x, local_site(site, x, region, dropout), norm.weight, norm.bias, epsilon)
 
 
-def drawn_at(site, x, region, dropout):
+def local_site(site, x, region, dropout):
     """Return the dropout site of this rank's positions."""
     return dropout and dropout.hidden(site, region.positions(x).start)

@@ -12,7 +12,7 @@ from mpi_impl.models.units import materialized
 from mpi_impl.runtime.arrays import narrowed, widened
 from reference.layer_context import EVALUATION, TRAINING
 from reference.layers import cross_entropy as textbook
-from reference.models.bert import BERT, asked, classifier_of, stage_inputs
+from reference.models.bert import BERT, classifier_of, logits_and_targets, stage_inputs
 from reference.models.stage import has_head
 
 
@@ -98,7 +98,7 @@ def pooled_loss_forward(normed, p: BERT, head, batch, region):
     """Map normed [b, s, h] to loss [b]. The logits are few, and every rank has them all."""
     with materialized(p.pooler) as pooler, materialized(classifier_of(p, head)) as classifier:
         scores, cache = pooled_forward(normed, pooler, classifier)
-    loss, loss_cache = textbook.cross_entropy_forward(*asked(head, widened(scores), batch))
+    loss, loss_cache = textbook.cross_entropy_forward(*logits_and_targets(head, widened(scores), batch))
     return region.of_first_position(loss, f"loss: {head}"), (cache, loss_cache)
 
 
@@ -124,5 +124,5 @@ def choice_scores(x, p: BERT, c, batch, region):
     with (materialized(p.final_layernorm) as norm, materialized(p.pooler) as pooler,
           materialized(p.multichoice_head) as classifier):
         normed, _ = layer_norm_forward(x[:, :1].copy(), norm, c.layernorm_epsilon)
-        scores, _ = asked("choice", pooled_forward(normed, pooler, classifier)[0], batch)
+        scores, _ = logits_and_targets("choice", pooled_forward(normed, pooler, classifier)[0], batch)
     return region.of_first_position(scores, "scores of answers")

@@ -8,13 +8,13 @@ import numpy as np
 
 from mpi_impl.comm.group import Group
 
-NAMES: dict[str, Any] = {"np": np}      # of this rank, as long as its process lives
+NAMES: dict[str, Any] = {"np": np}      # the cells' variables on this rank, as long as its process lives
 
 
 def run_cell(group: Group, source: str, title: str) -> None:
-    """Run it among the names that earlier cells have bound; print the value of a last line that is an expression.
+    """Run a cell with the variables of earlier cells. Print the value of its last line if that is an expression.
 
-    `group` is the ranks that run it, `rank` and `size` are this one's number and how many there are.
+    In the cell, `group` is the group of the ranks that run it, `rank` this rank's number, and `size` their count.
     """
     __tracebackhide__ = True    # a traceback begins in the cell
     NAMES.update(group=group, rank=group.rank, size=group.size, __name__="ranks")
@@ -29,14 +29,15 @@ def run_cell(group: Group, source: str, title: str) -> None:
 
 
 def value_of(group: Group, name: str) -> tuple[bytes, str]:
-    """Return the pickled value of a variable on this rank, or the reason why there is none."""
+    """Return the pickled value of a variable on this rank and "", or b"" and the reason why there is no value."""
     if name not in NAMES:
-        return b"", f"there is no {name!r}: no cell has bound it"
+        return b"", f"there is no {name!r}: no cell has set it"
     try:
         return pickle.dumps(NAMES[name]), ""
     except Exception as error:      # whatever an object's own pickling may raise
         return b"", f"{name!r} cannot leave the rank: {error}"
 
 
-def bind(group: Group, name: str, value: Any) -> None:
+def set_variable(group: Group, name: str, value: Any) -> None:
+    """Set a variable of the cells on this rank."""
     NAMES[name] = value

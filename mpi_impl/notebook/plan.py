@@ -1,29 +1,22 @@
-"""Pictures of what a choice of t, p, d, v, m and a ZeRO stage costs a rank: memory, traffic and idle time.
+"""The picture of a choice of t, p, d, v, m and a ZeRO stage: a rank's memory, traffic and idle time.
 
 All numbers are the papers' formulas (reference/costs/plans.py); nothing is run.
 """
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, color_of, hide_frame
 from mpi_impl.reports.charts import MEMORY, finish
 from mpi_impl.reports.timelines.gantt import COLORS as KIND_COLORS, is_light
-from reference.config import ModelConfig, ParallelConfig
+from reference.config import ParallelConfig
 from reference.costs.parameters import parameters
 from reference.costs.plans import Plan
+from reference.costs.published import PTD_P
 from reference.errors import UserError
 
-SHOWN_MICROBATCHES = 24     # that the picture of a pipeline has room for
+SHOWN_MICROBATCHES = 24     # more do not fit into the picture of a pipeline
 
-# h, L, a of models of Narayanan et al. 2021, table 1; s = 2048, V = 51,200.
-MODELS = {"1.7B": (2304, 24, 24), "3.6B": (3072, 30, 32), "7.5B": (4096, 36, 32), "18.4B": (6144, 40, 48),
-          "39.1B": (8192, 48, 64), "145.6B": (12288, 80, 96), "1T": (25600, 128, 160)}
-SEQUENCE = 2048
-
-
-def published(name: str) -> ModelConfig:
-    h, L, a = MODELS[name]
-    return ModelConfig(L, h, a, 51_200, SEQUENCE)
+MODELS = {f"{run.billions}B": run.model for run in PTD_P}
 
 
 def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, sequence_parallel: bool = False) -> Plan:
@@ -33,7 +26,7 @@ def plan(model: str, t: int, p: int, d: int, v: int, m: int, zero_stage: int, se
                         "choose v = 1, or a larger p.")
     parallel = ParallelConfig(t, p, d, "interleaved" if v > 1 else "1f1b", v if v > 1 else None, zero_stage=zero_stage,
                               sequence_parallel=sequence_parallel and t > 1)
-    return Plan(published(model), parallel, m)
+    return Plan(MODELS[model], parallel, m)
 
 
 # ---- the picture ----------------------------------------------------------------------------------------------------
@@ -64,19 +57,18 @@ def draw_grid(axes, p: ParallelConfig, most: int = 16) -> None:
         for column in range(columns):
             for i in range(t):
                 axes.add_patch(Rectangle((column + 0.06 + 0.88 * i / t, row + 0.1), 0.88 / t, 0.8, edgecolor="white",
-                                         facecolor=OWNERS[i % len(OWNERS)], linewidth=0.5))
+                                         facecolor=color_of(i), linewidth=0.5))
                 if t * columns <= 16:
                     axes.text(column + 0.06 + 0.88 * (i + 0.5) / t, row + 0.5, f"{i + t * (row + d * column)}",
                               ha="center", va="center", fontsize=8,
-                              color="black" if is_light(OWNERS[i % len(OWNERS)]) else "white")
+                              color="black" if is_light(color_of(i)) else "white")
     axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[i + 0.5 for i in range(columns)],
              xticklabels=range(columns), yticks=[i + 0.5 for i in range(rows)], yticklabels=range(rows))
     shown = f" (of which {columns} x {rows} are shown)" if (columns, rows) != (stages, d) else ""
     axes.set_title(f"t = {t}, p = {stages}, d = {d}{shown}", loc="left", fontsize=10)
     axes.set_xlabel("stage of the pipeline; a colour for each tensor-parallel rank", fontsize=8)
     axes.set_ylabel("replica", fontsize=8)
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
+    hide_frame(axes, 8)
 
 
 def draw_bar(axes, parts: dict[str, float], colors, title: str, limit: float | None) -> None:

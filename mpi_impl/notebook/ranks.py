@@ -7,12 +7,12 @@
     total = group.all_reduce(x, "a sum")
 
     ranks["total"]                           # in the notebook itself: every rank's value, in rank order
-    ranks["x"] = np.zeros(3)                 # and the other way, the same for all
+    ranks["x"] = np.zeros(3)                 # and the other way: give x to every rank
 
-In a cell `group`, `rank` and `size` are there (and `np`). What a cell binds is there for the next one; only `group` is
-another in each cell, with a ledger of its own, so make anew what holds it (a region, say). What ranks print comes in
-rank order, alike lines once. If a rank raises, its traceback is shown, and where the others were left waiting; a cell
-that hangs ends when its time is up. Ranks that hung are ended, and with them what cells had bound.
+A cell can use `group`, `rank`, `size` and `np`. Variables that it sets are available in the next cell. Only `group` is
+new in each cell, with a ledger of its own, so make objects that hold it, such as a region, in each cell. The ranks'
+output is shown in rank order, and identical output once. If a rank raises, its traceback is shown, and where the other
+ranks wait. A cell that hangs ends after its time limit; its ranks are ended, and their variables are lost.
 """
 import argparse
 import io
@@ -25,14 +25,14 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from mpi_impl.launching.pool import Pool, RankFailure, stories
-from mpi_impl.notebook.cell import bind, run_cell, value_of
+from mpi_impl.notebook.cell import run_cell, set_variable, value_of
 from reference.errors import UserError
 
-RANKS = 8           # a notebook has, if it asks for no more
-TIME_LIMIT = 30.0   # seconds for a cell, if it says nothing else
-LONGEST = 86_400    # seconds, a day: the system cannot wait for some that are much longer
-GONE = ("The ranks that hung, or died, have been ended, and with them all that cells had bound on ranks. The next "
-        "%%ranks cell starts new ones: run the cells above again, from the first that you need.")
+RANKS = 8           # of a notebook that asks for no more
+TIME_LIMIT = 30.0   # seconds for a cell that does not set its own
+LONGEST = 86_400    # seconds, a day: the system cannot wait for much longer times
+GONE = ("The ranks have been ended, because one hung or died, and their variables are lost. The next %%ranks cell "
+        "starts new ranks: run the cells above again, from the first that you need.")
 
 
 class CellFailed(UserError):
@@ -46,7 +46,7 @@ class Ranks:
     """The ranks of a notebook, seen from outside: `ranks["x"]` lists the x of each rank that ran the last cell."""
 
     def __init__(self, size: int = RANKS):
-        self.size = self.last = size        # the last: how many ranks ran the last cell
+        self.size = self.last = size        # the ranks of the notebook, and those that ran the last cell
         self.pool = Pool(size, show=show)
 
     def __getitem__(self, name: str) -> list:
@@ -57,24 +57,24 @@ class Ranks:
         return [pickle.loads(value) for value, _ in found]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.run(self.size, TIME_LIMIT, bind, name, value)
+        self.run(self.size, TIME_LIMIT, set_variable, name, value)
 
     def run(self, n: int, limit: float, function, *args) -> list:
-        """Call `function(group, *args)` on the first n ranks. Raises CellFailed, whatever became of it."""
+        """Call `function(group, *args)` on the first n ranks. Raises CellFailed if it does not return on all."""
         if n > self.size:
             raise CellFailed(f"{n} ranks were asked for, but this notebook has {self.size}. For more, run "
-                             f"`ranks.restart({n})` in a cell of its own; what cells have bound on ranks is then gone.")
+                             f"`ranks.restart({n})` in a cell of its own; the ranks' variables are then lost.")
         try:
             return self.pool.run(n, function, *args, timeout=limit)
         except RankFailure as failure:
             lines = [relative(line) for line in stories(failure.answers)]
-            told = [f"The cell failed on {n} rank{'s' * (n != 1)}, with a time limit of {limit:g} s.\n", *lines]
-            raise CellFailed("".join([*told, *([] if self.pool.up else [f"\n{GONE}"])])) from None
-        except TypeError as error:      # what cannot travel
+            head = f"The cell failed on {n} rank{'s' * (n != 1)}, with a time limit of {limit:g} s.\n"
+            raise CellFailed("".join([head, *lines, "" if self.pool.up else f"\n{GONE}"])) from None
+        except TypeError as error:      # a value that cannot be sent to a rank
             raise CellFailed(str(error)) from None
 
     def restart(self, size: int | None = None) -> None:
-        """End the ranks. The next cell starts new ones: so many, or as many as there were."""
+        """End the ranks. The next cell starts `size` new ones (default: as many as before)."""
         self.pool.close()
         if size is not None:
             self.size = self.last = size
@@ -82,8 +82,7 @@ class Ranks:
 
 
 def show(printed: list[str]) -> None:
-    """Print the output of ranks, in rank order, with their numbers; output that is the same on several ranks only once.
-    """
+    """Print the output of ranks in rank order, with their numbers; identical output of several ranks only once."""
     together: dict[str, list[int]] = {}
     for rank, text in enumerate(printed):
         if text:
@@ -105,8 +104,8 @@ def lead(ranks: list[int], size: int) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    words = (str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(words)}"
+    numbers = (str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(numbers)}"
 
 
 def relative(text: str) -> str:
@@ -118,21 +117,23 @@ def relative(text: str) -> str:
 
 @magics_class
 class RanksMagic(Magics):
+    """The magic `%%ranks`."""
+
     def __init__(self, shell, ranks: Ranks):
         super().__init__(shell)
         self.ranks = ranks
 
     @property
     def count(self) -> int:
-        """The number of the cell that runs. (The shell's own count is the next one's, in some versions of IPython.)"""
+        """Return the number of the running cell. (In some versions of IPython the shell's count is the next cell's.)"""
         return self.shell.displayhook.prompt_count if self.shell else 0
 
     @cell_magic("ranks")    # type: ignore[arg-type]
     def run(self, line: str, cell: str) -> None:
-        """%%ranks N [--timeout SECONDS]: run this cell on N ranks, each a process of its own."""
+        """Run this cell on N ranks, each a process of its own: %%ranks N [--timeout SECONDS]."""
         n, limit = parse_line(line)
         title = f"In [{self.count}]"
-        source = f"\n{cell}"      # an empty line for the magic's, so that lines count as the reader sees them
+        source = f"\n{cell}"      # an empty line in place of the magic, so that line numbers are right
         check_syntax(source, title)
         self.ranks.last = min(n, self.ranks.size)
         self.ranks.run(n, limit, run_cell, source, title)
@@ -151,7 +152,7 @@ def parse_line(line: str) -> tuple[int, float]:
     if unknown or options.n < 1 or not 0 < options.timeout < float("inf"):
         raise CellFailed(f"%%ranks cannot use {line.strip()!r}. {usage}")
     if options.timeout > LONGEST:
-        raise CellFailed(f"%%ranks cannot wait for {options.timeout:g} seconds: a cell has a day at most. {usage}")
+        raise CellFailed(f"%%ranks cannot wait for {options.timeout:g} seconds: the limit is a day. {usage}")
     return options.n, options.timeout
 
 
@@ -164,14 +165,14 @@ def check_syntax(cell: str, title: str) -> None:
 
 
 def as_png(figure) -> bytes:
-    """Return a figure as notebooks show it, sharp enough for a projector."""
+    """Return a figure as a PNG that is sharp enough for a projector."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def load_ipython_extension(shell) -> None:
-    """`%load_ext mpi_impl.notebook`: the magic, the name `ranks`, and figures that show themselves."""
+    """Add the magic, the name `ranks`, and the display of figures: `%load_ext mpi_impl.notebook`."""
     ranks = Ranks()
     shell.register_magics(RanksMagic(shell, ranks))
     shell.push({"ranks": ranks})

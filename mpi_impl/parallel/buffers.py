@@ -35,12 +35,12 @@ class Buffer(ABC):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes in the memory of the device that computes."""
+        """Return the bytes in the memory of the device that computes."""
         return self.flat.nbytes
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes in other memory."""
+        """Return the bytes in other memory."""
         return 0
 
 

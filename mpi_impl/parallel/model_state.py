@@ -35,7 +35,7 @@ class Held(NamedTuple):
 
     @property
     def states(self) -> int:
-        """The bytes of the model's states, offloaded ones included."""
+        """Return the bytes of the model's states, offloaded ones included."""
         return self.parameters + self.gradients + self.optimizer + self.offloaded
 
 
@@ -148,7 +148,7 @@ class ModelState:
 
     @property
     def saved(self) -> list[Piece]:
-        """The pieces that this rank saves: all ranks together save every element once, as the norm counts it once."""
+        """Return the pieces that this rank saves: together all ranks save every element once, as the norm counts it."""
         return self.counted if self.zero.saves else []
 
     def shape(self, microbatches: Sequence) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What a schedule's actions do on a rank: the F of an evaluation; the F, B, I and W of a training step."""
+"""The computation behind a schedule's actions: the F of an evaluation; the F, B, I and W of a training step."""
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class ForwardPass:
 
     def __init__(self, model: ModelConfig, region: TensorParallelRegion, params: dict[int, Any],
                  microbatches: Sequence, totals: Sequence[float]):
-        """`params` are this rank's, by stage; `microbatches` are batches (reference/batches.py).
+        """Begin a pass of these microbatches (reference/batches.py) through this rank's `params`, by stage.
 
         `totals` are the sums of the loss weights over the global batch, one for each head.
         """
@@ -65,8 +65,8 @@ class TrainingPass(ForwardPass):
 
     def __init__(self, state: ModelState, microbatches: Sequence, totals: Sequence[float],
                  contexts: Sequence[LayerContext], scale: float = 1.0, measured: bool = False):
-        """`contexts` has one for each microbatch. Gradients are those of `scale` times the loss. Bytes are counted only
-        if the pass is `measured`.
+        """Begin a pass with a context for each microbatch. Gradients are those of `scale` times the loss. Bytes are
+        counted only if the pass is `measured`.
         """
         super().__init__(state.model, state.region, state.stage_params, microbatches, totals)
         self.grads, self.contexts, self.scale = state.stage_grads, contexts, scale

@@ -18,8 +18,8 @@ class ImmediateSink:
     """Adds each gradient immediately: with it a backward is a schedule's B."""
 
     def __init__(self, contributed: Callable = ignore, recomputed: Callable = ignore):
-        """`contributed` is called with the units that are done, `recomputed` with the caches that a backward has
-        computed again, and holds until it is through with them.
+        """Call `contributed` with the units that are done, and `recomputed` with the caches that a backward has
+        computed again and still holds.
         """
         self.done, self.recomputed = contributed, recomputed
 

@@ -31,7 +31,7 @@ class Tile:
 
     @property
     def place(self) -> Piece:
-        """The tile's place in a Buffer."""
+        """Return the tile's place in a Buffer."""
         return Piece(None, slice(self.start + self.shift, self.stop + self.shift), slice(self.start, self.stop))
 
 

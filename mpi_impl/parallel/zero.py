@@ -123,7 +123,7 @@ class ShardedParameters(Parameters):
     """Stage 3: the owned part of a rank's parameters. Each bucket is one unit, gathered only while it is used."""
 
     def __init__(self, layout: Layout, group: Group, own: Shard, device_prototype):
-        """`device_prototype` is an array of the kind that units are gathered into."""
+        """Gather units into arrays of the kind of `device_prototype`."""
         super().__init__(layout, group, own)
         self.device_prototype, self.whole = device_prototype, set[str]()    # and the units that are gathered now
 

@@ -1,11 +1,12 @@
 """All parallelisms of a model on n devices: every (t, p, d, v, b, ZeRO stage, sequence parallelism, recompute) that the
-sizes allow, those that fit into a device's memory, and the fastest of these.
+sizes allow, those that fit into a device's memory, and the fastest of them.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from math import isqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 from reference.config import LARGEST, RECOMPUTE, ModelConfig, ParallelConfig, Recompute, require_positive
@@ -17,9 +18,9 @@ from reference.errors import UserError
 from reference.parallel.model_states import model_states
 from reference.schedules.generators import MOST_ACTIONS
 
-PLAYED = 10     # shapes, the fastest by the closed form, whose schedules are simulated
-RIVALS = 4      # plans of such a shape that are simulated, at most, if they are
-CLOSE = 1.02    # of the fastest's time: the closed form is that exact for good plans
+SIMULATED = 10     # shapes, the fastest by the closed form, whose schedules are simulated
+RIVALS = 4      # plans of such a shape, at most, that are simulated if they are
+CLOSE = 1.02    # times the fastest one's time: the closed form is that exact for good plans
 MOST_B = 64     # samples in a microbatch: more do not speed up products
 
 
@@ -39,8 +40,7 @@ class Timed(NamedTuple):
         return shape_of(self.plan)
 
 
-def seconds_of(one: Timed) -> float:
-    return one.seconds
+seconds_of = attrgetter("seconds")
 
 
 def shape_of(plan: Plan) -> tuple[int, int, int]:
@@ -90,16 +90,14 @@ class PlanSearch:
             rivals = contestants.setdefault(one.shape, [])
             if not rivals or len(rivals) < RIVALS and one.seconds < CLOSE * self.fitting[0].seconds:
                 rivals.append(one)
-        found = [min(map(self.played, rivals), key=seconds_of) for rivals in list(contestants.values())[:PLAYED]]
+        found = [min(map(self.simulate, rivals), key=seconds_of) for rivals in list(contestants.values())[:SIMULATED]]
         return sorted(found, key=seconds_of)
 
-    def played(self, one: Timed) -> Timed:
-        return Timed(one.plan, played_time(one.plan, self.hardware))
+    def simulate(self, one: Timed) -> Timed:
+        return Timed(one.plan, simulated_time(one.plan, self.hardware))
 
 
-@cache
-def played_time(plan: Plan, hardware: Hardware) -> StepTime:
-    return step_time(plan, hardware)
+simulated_time = cache(step_time)
 
 
 # ---- possible plans -------------------------------------------------------------------------------------------------
@@ -119,11 +117,11 @@ def plans_of(job: PlanSearch, t: int, p: int, d: int) -> Iterator[Plan]:
     for b in (b for b in divisors(job.B // d) if b <= MOST_B):
         m = job.B // (d * b)
         interleaved = [v for v in divisors(L // p) if v > 1] if p > 1 and L % p == 0 and m % p == 0 else []
-        for v, zero, cut, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
+        for v, zero, sequence, recompute in product([None, *interleaved], range(4 if d > 1 else 1),
                                                (False, True) if t > 1 and s % t == 0 else (False,), RECOMPUTE):
             if p * max(m, p) * (v or 1) <= MOST_ACTIONS:
                 yield Plan(job.model, ParallelConfig(t, p, d, "interleaved" if v else "1f1b", v, zero_stage=zero,
-                                                     sequence_parallel=cut, recompute=Recompute(recompute)), m, b)
+                                                     sequence_parallel=sequence, recompute=Recompute(recompute)), m, b)
 
 
 def divisors(n: int) -> list[int]:
@@ -152,16 +150,18 @@ def check(job: PlanSearch) -> None:
         leanest = min(job.plans, key=lambda plan: sum(plan.memory))
         raise UserError(
             f"No plan fits: of {len(job.plans):,} the leanest holds {sum(leanest.memory) / 1e9:,.1f} GB on a device "
-            f"({described(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
+            f"({describe(leanest)}), but of a {job.hardware.name} a model gets {job.memory / 1e9:,.0f}. "
             f"{remedy(job)}")
 
 
 def remedy(job: PlanSearch) -> str:
-    """Return the next number of devices that would suffice, if there is one: more replicas never hold more."""
+    """Return a sentence with the nearest number of devices that suffices, if there is one: a device never holds more
+    with more replicas.
+    """
     found = shapes(job.model, job.B)
     if not any(job.fits(leanest_plan(job, *shape)) for shape in found if shape[2] == job.B):
         return "No number of them would do: choose a smaller model, or a shorter --seq-length."
-    least = sum(model_states(parameters(job.model), 1)) / job.memory     # all together hold these at least once
+    least = sum(model_states(parameters(job.model), 1)) / job.memory     # all devices together hold these at least once
     near = sorted(((t * p * d, (t, p, d)) for t, p, d in found if t * p * d >= least),
                   key=lambda one: (one[0] < job.n, abs(one[0] - job.n)))
     n = next(n for n, shape in near if job.fits(leanest_plan(job, *shape)))
@@ -170,12 +170,12 @@ def remedy(job: PlanSearch) -> str:
 
 def leanest_plan(job: PlanSearch, t: int, p: int, d: int) -> Plan:
     """Return the leanest plan of a shape: ZeRO-3, everything sharded and recomputed, one sample at a time."""
-    cut = t > 1 and job.model.max_position_embeddings % t == 0
-    return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=cut,
+    sequence = t > 1 and job.model.max_position_embeddings % t == 0
+    return Plan(job.model, ParallelConfig(t, p, d, zero_stage=3 if d > 1 else 0, sequence_parallel=sequence,
                                           recompute=Recompute("full")), job.B // d)
 
 
-def described(plan: Plan) -> str:
+def describe(plan: Plan) -> str:
     """Describe a plan: `t = 8, p = 4, d = 16, b = 1, m = 32, v = 2, ZeRO-1, sequence parallel, full recompute`."""
     p = plan.parallel
     found = [f"t = {p.tensor_model_parallel_size}, p = {p.pipeline_model_parallel_size}, d = {p.data_parallel_size}, "

@@ -8,7 +8,7 @@ from reference.costs.plans import HALF, Plan
 
 
 def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
-    """Return the command. Several servers have their names in a file; a profile in 16 bits is a GPU's."""
+    """Return the command. A file names several servers; a profile in 16 bits is a GPU's."""
     ranks = plan.parallel.world_size
     hosts = ["--hostfile", "hosts"] if ranks > hardware.server else []
     start = ["python", "-m", "mpi_impl.launch", "-n", str(ranks), *hosts]
@@ -17,7 +17,7 @@ def launch_line(plan: Plan, preset: str | None, hardware: Hardware) -> str:
     precision = ["--fp16"] if gpu and not preset else []        # presets choose their own
     device = ["--device", "cuda"] if gpu else []
     groups = [start, program, model_options(plan, preset) + precision + device, plan_options(plan, preset)]
-    return " \\\n    ".join(shlex.join(words) for words in groups)
+    return " \\\n    ".join(map(shlex.join, groups))
 
 
 def model_options(plan: Plan, preset: str | None) -> list[str]:
@@ -26,10 +26,10 @@ def model_options(plan: Plan, preset: str | None) -> list[str]:
     sizes = {"num_layers": c.num_layers, "hidden_size": c.hidden_size, "num_attention_heads": c.num_attention_heads,
              "seq_length": c.max_position_embeddings}
     if not preset:
-        return words_of(sizes)
+        return arguments(sizes)
     known = PRESETS[c.architecture][preset]
     sizes["max_position_embeddings"] = c.max_position_embeddings
-    return ["--preset", preset, *words_of({name: size for name, size in sizes.items() if size != known[name]})]
+    return ["--preset", preset, *arguments({name: size for name, size in sizes.items() if size != known[name]})]
 
 
 def plan_options(plan: Plan, preset: str | None) -> list[str]:
@@ -44,11 +44,11 @@ def plan_options(plan: Plan, preset: str | None) -> list[str]:
     if p.zero_stage:
         sizes["zero_stage"] = p.zero_stage
     default = PRESETS[plan.model.architecture][preset].get("recompute_granularity", "none") if preset else "none"
-    found = words_of(sizes) + (["--sequence-parallel"] if p.sequence_parallel else [])
+    found = arguments(sizes) + (["--sequence-parallel"] if p.sequence_parallel else [])
     if p.recompute.granularity != default:
         found += ["--recompute-granularity", p.recompute.granularity]
     return found
 
 
-def words_of(options: dict[str, int]) -> list[str]:
-    return [word for name, value in options.items() for word in (option(name), str(value))]
+def arguments(options: dict[str, int]) -> list[str]:
+    return [argument for name, value in options.items() for argument in (option(name), str(value))]

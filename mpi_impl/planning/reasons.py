@@ -9,10 +9,10 @@ A rule that holds is reported with the cost of its neighbours; one that is beate
 import math
 from collections.abc import Callable
 
-from mpi_impl.planning.candidates import PlanSearch, Timed, described, shape_of
+from mpi_impl.planning.candidates import PlanSearch, Timed, describe, shape_of
 from reference.costs.step_time import StepTime
 
-AS_FAST = 0.006     # a relative difference below this is none, nor would it show in percent
+AS_FAST = 0.006     # a smaller relative difference is none, and would not show in percent
 
 # The parts of a step's time, for a sentence.
 NAMES = {"products": "matrix products", "kernels": "everything but matrix products",
@@ -21,7 +21,7 @@ NAMES = {"products": "matrix products", "kernels": "everything but matrix produc
 
 
 def reasons(job: PlanSearch) -> list[str]:
-    """Return sentences."""
+    """Return a line of sentences for each rule, and one for later methods."""
     return [tensor_rule(job), pipeline_rule(job), microbatch_rule(job), saving(job)]
 
 
@@ -29,39 +29,34 @@ def reasons(job: PlanSearch) -> list[str]:
 
 
 def tensor_rule(job: PlanSearch) -> str:
-    best, server = job.best[0], job.hardware.server
-    t, p, _ = best.shape
+    server, (t, p, _) = job.hardware.server, job.best[0].shape
     rule = f"Rule 1, t up to the {min(server, job.n)} devices of a server, and only then p:"
     widest = max((one.shape[0] for one in job.fitting if one.shape[0] <= server), default=0)
-    wider = compared("With a t beyond that", fastest(job, lambda one: one.shape[0] > server), best)
+    wider = alternative(job, "With a t beyond that", lambda one: one.shape[0] > server)
     if t > server:
-        return joined(f"{rule} beaten.", compared("With less", fastest(job, lambda one: one.shape[0] <= server), best))
+        return join(f"{rule} beaten.", alternative(job, "With less", lambda one: one.shape[0] <= server))
     if p == 1:
-        larger = fastest(job, lambda one: t < one.shape[0] <= server)
-        return joined(f"{rule} holds, for no pipeline is needed, and t = {t} is enough.",
-                      compared("With a larger t", larger, best), wider)
+        return join(f"{rule} holds, for no pipeline is needed, and t = {t} is enough.",
+                    alternative(job, "With a larger t", lambda one: t < one.shape[0] <= server), wider)
     if t == widest:
-        narrower = fastest(job, lambda one: one.shape[0] < t and one.shape[1] > 1)
-        verdict = "holds." if t == server else f"holds, for t = {t} is the largest up to it that comes out, and fits."
-        return joined(f"{rule} {verdict}", compared("With a smaller t and a pipeline", narrower, best), wider)
-    full = fastest(job, lambda one: one.shape[0] == widest)
-    return joined(f"{rule} beaten.", compared(f"With t = {widest}", full, best), wider)
+        verdict = "holds." if t == server else f"holds, for t = {t} is the largest up to it that is possible, and fits."
+        return join(f"{rule} {verdict}", alternative(
+            job, "With a smaller t and a pipeline", lambda one: one.shape[0] < t and one.shape[1] > 1), wider)
+    return join(f"{rule} beaten.", alternative(job, f"With t = {widest}", lambda one: one.shape[0] == widest), wider)
 
 
 # ---- 2 --------------------------------------------------------------------------------------------------------------
 
 
 def pipeline_rule(job: PlanSearch) -> str:
-    best = job.best[0]
-    rule, mine = "Rule 2, t x p as small as the memory allows, and d for the rest:", model_parallelism(best)
-    smaller = fastest(job, lambda one: model_parallelism(one) < mine)
-    if smaller:
-        return joined(f"{rule} beaten, for a smaller one fits, too.", compared("With that", smaller, best))
+    rule, mine = "Rule 2, t x p as small as the memory allows, and d for the rest:", model_parallelism(job.best[0])
+    if smaller := alternative(job, "With that", lambda one: model_parallelism(one) < mine):
+        return join(f"{rule} beaten, for a smaller one fits, too.", smaller)
     possible = any(math.prod(shape_of(plan)[:2]) < mine for plan in job.plans)
     why = (f"with t x p below {mine} nothing fits" if possible else "nothing is smaller" if mine == 1 else
-           f"t x p below {mine} does not come out")
-    larger = fastest(job, lambda one: model_parallelism(one) > mine)
-    return joined(f"{rule} holds, for {why}.", compared("With a larger one", larger, best))
+           f"t x p below {mine} is not possible")
+    return join(f"{rule} holds, for {why}.",
+                alternative(job, "With a larger one", lambda one: model_parallelism(one) > mine))
 
 
 def model_parallelism(one: Timed) -> int:
@@ -81,12 +76,12 @@ def microbatch_rule(job: PlanSearch) -> str:
     fitting: dict[int, Timed] = {}
     for one in job.fitting:
         if one.shape == best.shape and one.plan.b not in fitting:
-            fitting[one.plan.b] = best if one.plan.b == best.plan.b else job.played(one)
+            fitting[one.plan.b] = best if one.plan.b == best.plan.b else job.simulate(one)
     compared_sizes = ", ".join(f"{one.seconds:.3g} s with b = {b}" for b, one in sorted(fitting.items()))
     others = [one for b, one in fitting.items() if b != best.plan.b]
     too_large = [str(b) for b in sizes if b not in fitting]
-    return joined(f"{rule} {compared_sizes}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
-                  compared("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
+    return join(f"{rule} {compared_sizes}.", f"b = {' or '.join(too_large)} does not fit." if too_large else "",
+                compare("Of the others", min(others, key=lambda one: one.seconds, default=None), best))
 
 
 # ---- later methods --------------------------------------------------------------------------------------------------
@@ -94,11 +89,10 @@ def microbatch_rule(job: PlanSearch) -> str:
 
 def saving(job: PlanSearch) -> str:
     """Compare with a plan without ZeRO, sequence parallelism and selective recompute, all newer than that paper."""
-    best = job.best[0]
     what = "ZeRO, sequence parallelism and selective recompute"
-    if is_plain(best):
+    if is_plain(job.best[0]):
         return f"{what}, which that paper does without, gain nothing here."
-    return (compared(f"Without {what}, as in that paper,", fastest(job, is_plain), best)
+    return (alternative(job, f"Without {what}, as in that paper,", is_plain)
             or f"Without {what} nothing would fit.")
 
 
@@ -110,20 +104,20 @@ def is_plain(one: Timed) -> bool:
 # ---- sentences ------------------------------------------------------------------------------------------------------
 
 
-def fastest(job: PlanSearch, like: Callable[[Timed], bool]) -> Timed | None:
-    """Return the fastest plan that fits and meets the condition, after simulation; None if there is none."""
+def alternative(job: PlanSearch, where: str, like: Callable[[Timed], bool]) -> str:
+    """Compare the fastest plan that fits and meets a condition with the best one; "" if there is none."""
     found = next(filter(like, job.fitting), None)
-    return found and job.played(found)
+    return compare(where, found and job.simulate(found), job.best[0])
 
 
-def compared(where: str, other: Timed | None, best: Timed) -> str:
-    """Tell how much longer another plan takes, and for what; nothing if there is none."""
+def compare(where: str, other: Timed | None, best: Timed) -> str:
+    """Tell how much longer another plan takes, and for what; "" if there is none."""
     if other is None:
         return ""
     longer = other.seconds / best.seconds - 1
     if longer < AS_FAST:
-        return f"{where} the best plan ({described(other.plan)}) is as fast."
-    return f"{where} the best plan ({described(other.plan)}) takes {longer:.0%} longer{cause(other.time, best.time)}."
+        return f"{where} the best plan ({describe(other.plan)}) is as fast."
+    return f"{where} the best plan ({describe(other.plan)}) takes {longer:.0%} longer{cause(other.time, best.time)}."
 
 
 def cause(other: StepTime, best: StepTime) -> str:
@@ -134,5 +128,5 @@ def cause(other: StepTime, best: StepTime) -> str:
             f"{getattr(best, name):.3g}")
 
 
-def joined(*sentences: str) -> str:
+def join(*sentences: str) -> str:
     return " ".join(filter(None, sentences))

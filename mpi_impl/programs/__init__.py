@@ -1,1 +1,1 @@
-"""Programs from their options to their reports: options, presets, what they mean together, and a training run."""
+"""Programs from their options to their reports: options, presets, checks of their combinations, and a training run."""

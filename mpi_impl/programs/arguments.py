@@ -3,14 +3,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from mpi_impl.checkpoints.huggingface_config import adopted, check_expressible
+from mpi_impl.checkpoints.huggingface_config import adopt_options, check_expressible
 from mpi_impl.data.bert import check_samples
 from mpi_impl.data.blend import parse_blend
-from mpi_impl.programs.option_fields import check_not_empty, declared, filled, parse_given
+from mpi_impl.launching.option_fields import declared, filled, parse_given
 from mpi_impl.programs.options import NAMES, OPTIONS, PretrainingOptions
 from mpi_impl.programs.presets import PRESETS
 from reference.config import (ModelConfig, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
-                              number_of_microbatches, option, require_not_negative, require_positive)
+                              number_of_microbatches, option, require_positive)
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 from reference.parallel.stages import stages_of_ranks
@@ -19,24 +19,21 @@ from reference.schedules.generators import MOST_ACTIONS
 
 LOSS_SCALING = [field.name for field in fields(LossScaling)]     # options' names, too
 
-# Options that the next steps depend on, beside those of the optimizer.
+# Options on which a step depends, beside those of the optimizer.
 OF_A_STEP = ("seed", "global_batch_size", "seq_length", "data_path", "split", "tokenizer_type", "hidden_dropout",
              "attention_dropout", "fp16", "bf16", *LOSS_SCALING, "fp16_lm_cross_entropy")
 OF_A_BERTS_STEP = ("mask_prob", "short_seq_prob")
 
-PATHS = ("data_path", "vocab_file", "merge_file", "tokenizer_model", "data_cache_path", "metrics_file", "ledger",
-         "plot", "trace", "offload_folder", "save", "load", "load_hf", "save_hf", "record")
-
-# Options that say in other words what a preset says with the option behind them.
+# Options that replace another one, which a preset may have.
 INSTEAD = {"bf16": "fp16", "dtype": "fp16", "lr_warmup_fraction": "lr_warmup_iters",
            "recompute_activations": "recompute_granularity"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class PretrainingSettings:
     """A program's options, checked against one another and against the number of ranks."""
 
-    args: Any                  # PretrainingOptions, in which nothing is left open that follows from the rest
+    args: Any                  # PretrainingOptions, with the defaults that follow from other options filled in
     parallel: ParallelConfig
     optimizer: OptimizerConfig
     precision: Precision
@@ -44,44 +41,37 @@ class Settings:
     architecture: str = "gpt"  # of ModelConfig
 
     def of_a_step(self) -> dict[str, Any]:
-        """Return what two runs must have in common to compute the same from one checkpoint on."""
+        """Return the settings that two runs must have in common to compute the same from one checkpoint on."""
         names = OF_A_STEP + (OF_A_BERTS_STEP if self.architecture == "bert" else ())
         found = {name: getattr(self.args, name) for name in names} | asdict(self.optimizer)
         return found | {"data_path": self.args.data_path and " ".join(self.args.data_path)}
 
     def model(self, vocab_size: int) -> ModelConfig:
-        """Return the model, once the tokenizer has told its vocabulary. Raises UserError where sizes do not fit."""
-        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture,
-                       heads=heads(self.args, self.architecture))
+        """Return the model with the tokenizer's vocabulary. Raise UserError for sizes that do not fit."""
+        heads = ("lm",) if self.architecture == "gpt" or self.args.bert_no_binary_head else ("lm", "sop")
+        model = filled(ModelConfig, self.args, vocab_size=vocab_size, architecture=self.architecture, heads=heads)
         check_model_fits(model, self.parallel)
         stages = stages_of_ranks(model, self.parallel)     # raises if there are more stages than layers
         check_recompute_fits(self.parallel.recompute, max(len(layers) for held in stages for layers in held.values()))
         return model
 
 
-def heads(args, architecture: str) -> tuple[str, ...]:
-    """Return the names of what the model predicts."""
-    return ("lm",) if architecture == "gpt" or args.bert_no_binary_head else ("lm", "sop")
-
-
-def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> Settings:
-    """Turn a command line into Settings. When an option is given twice, the last one counts. Raises UserError."""
+def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt") -> PretrainingSettings:
+    """Parse and check a command line. When an option is given twice, the last one counts. Raises UserError."""
+    kind = OPTIONS[architecture]
     given = parse_given(f"pretrain_{architecture}", f"Train a {NAMES[architecture]} on text with tensor, pipeline and "
-                        "data parallelism.", OPTIONS[architecture], argv)
-    check_not_empty(given, PATHS)
-    kind, preset = OPTIONS[architecture], preset_of(given, architecture)
+                        "data parallelism.", kind, argv)
+    preset = preset_of(given, architecture)
     args: Any = kind(**preset | given)
-    check_states(args)
+    check_files(args)
     check_device(args)
     if args.load_hf is not None:
-        found = adopted(args.load_hf, architecture, given)      # also what is no option: a BERT's table is always tied
+        found = adopt_options(args.load_hf, architecture, given)      # also a BERT's tied table, which is no option
         args = kind(**preset | {name: found[name] for name in found.keys() & declared(kind).keys()} | given)
-    require_positive("micro_batch_size", args.micro_batch_size)
     parallel = parallel_config(args, world_size, args.num_layers)
-    args = completed(args, parallel.data_parallel_size)
+    args = with_defaults(args, parallel.data_parallel_size)
     microbatches = number_of_microbatches(args.global_batch_size, args.micro_batch_size, parallel.data_parallel_size)
     check_schedule(args, parallel, microbatches)
-    check_iterations(args)
     check_sequence(args)
     check_sequence_fits(args.seq_length, parallel)
     if args.data_path:
@@ -90,26 +80,23 @@ def parse(argv: Sequence[str] | None, world_size: int, architecture: str = "gpt"
         check_samples(args.tokenizer_type, args.seq_length, args.mask_prob, args.short_seq_prob)
     if args.save_hf is not None:
         check_expressible(args, architecture)
-    settings = Settings(args, parallel, optimizer_config(args), precision(args), microbatches, architecture)
-    settings.model(vocab_size=1)     # what does not depend on the vocabulary fails now, before the corpus is read
+    settings = PretrainingSettings(args, parallel, optimizer_config(args), precision(args), microbatches, architecture)
+    settings.model(vocab_size=1)     # reports now, before the corpus is read, all that is wrong with any vocabulary
     return settings
 
 
 def preset_of(given: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Return what --preset stands for, without what an option of another name takes the place of."""
+    """Return the options that --preset stands for, without those that a given option of another name replaces."""
     preset = PRESETS[architecture].get(given.get("preset", ""), {})
     replaced = {INSTEAD[name] for name in given.keys() & INSTEAD.keys()}
     return {name: value for name, value in preset.items() if name not in replaced}
 
 
-def completed(args: PretrainingOptions, data_parallel_size: int) -> PretrainingOptions:
-    """Fill in what was left open and follows from the rest."""
-    found: dict[str, Any] = {}
-    if args.global_batch_size is None:
-        found["global_batch_size"] = args.micro_batch_size * data_parallel_size
-    if args.max_position_embeddings is None:
-        found["max_position_embeddings"] = args.seq_length
-    return replace(args, **found)
+def with_defaults(args: PretrainingOptions, data_parallel_size: int) -> PretrainingOptions:
+    """Fill in the defaults that follow from other options."""
+    batch, positions = args.global_batch_size, args.max_position_embeddings
+    return replace(args, global_batch_size=args.micro_batch_size * data_parallel_size if batch is None else batch,
+                   max_position_embeddings=args.seq_length if positions is None else positions)
 
 
 def parallel_config(args, world_size: int, num_layers: int) -> ParallelConfig:
@@ -147,13 +134,14 @@ def zero_stage(args) -> int:
 
 
 def cpu_offload(args) -> bool:
+    """Return whether shards are offloaded. Raise UserError for a folder without --cpu-offload."""
     if args.offload_folder is not None and not args.cpu_offload:
         raise UserError(f"--offload-folder is {args.offload_folder}, but nothing is offloaded. Add --cpu-offload.")
     return args.cpu_offload
 
 
 def recompute(args) -> Recompute:
-    """Raises UserError for options that only `full` knows."""
+    """Return which activations are recomputed. Raise UserError for options of `full` without it."""
     granularity = args.recompute_granularity or ("selective" if args.recompute_activations else "none")
     if args.recompute_activations and granularity != "selective":
         raise UserError("--recompute-activations is --recompute-granularity selective, but that is "
@@ -169,7 +157,7 @@ def recompute(args) -> Recompute:
 
 
 def check_recompute_fits(recompute: Recompute, layers: int) -> None:
-    """Raises UserError if no stage has as many layers as are to be recomputed."""
+    """Raise UserError for more recomputed layers than the largest stage has."""
     if recompute.num_layers > layers:
         raise UserError(f"--recompute-num-layers is {recompute.num_layers}, but no stage has more layers than {layers}."
                         f" Choose at most {layers}.")
@@ -187,14 +175,14 @@ def virtual_size(each: int, num_layers: int, p: int) -> int:
 
 
 def check_device(args) -> None:
-    """Raises UserError for a way between GPUs where there are none. MPI is what CPU cores talk by, too."""
+    """Raise UserError for a transport between GPUs on CPU cores, which use MPI."""
     if args.device == "cpu" and args.distributed_backend not in (None, "mpi"):
         raise UserError(f"--distributed-backend is {args.distributed_backend}, which is for arrays on GPUs, but "
                         "--device is cpu. Leave it out, or add --device cuda.")
 
 
 def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
-    """Raises UserError if the schedule does not take m microbatches."""
+    """Raise UserError if the schedule does not take m microbatches."""
     p, v = parallel.pipeline_model_parallel_size, parallel.virtual_pipeline_size or 1
     together = args.global_batch_size // m
     if p * v * m > MOST_ACTIONS:
@@ -208,46 +196,27 @@ def check_schedule(args, parallel: ParallelConfig, m: int) -> None:
                         f"{max(1, round(m / p)) * p * together}.")
 
 
-def check_iterations(args) -> None:
-    for name in ("train_iters", "log_interval", "eval_interval"):
-        require_positive(name, getattr(args, name))
-    if args.exit_interval is not None:
-        require_positive("exit_interval", args.exit_interval)
-    for name in ("eval_iters", "sample_tokens"):
-        require_not_negative(name, getattr(args, name, 0))      # the second is a GPT's alone
-    check_timeout(args.distributed_timeout_minutes)
-    if args.trace_clock != "wall" and not args.trace:
-        raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
-
-
-def check_timeout(minutes: float) -> None:
-    if not 0.01 <= minutes <= 60 * 24 * 7:
-        raise UserError(f"--distributed-timeout-minutes is {minutes}, but must be at least 0.01, and at most a week, "
-                        "which is 10080.")
-
-
 def check_sequence(args) -> None:
-    """Raises UserError if the model cannot see a whole sample."""
-    require_positive("seq_length", args.seq_length)
+    """Raise UserError if a sample is longer than the model's positions."""
     if args.max_position_embeddings < args.seq_length:
         raise UserError(f"--max-position-embeddings is {args.max_position_embeddings}, but must be at least "
                         f"--seq-length, which is {args.seq_length}.")
 
 
-def check_states(args) -> None:
-    """Raises UserError for options of saving and loading that do not go together."""
-    if args.save_interval is not None:
-        require_positive("save_interval", args.save_interval)
-        if args.save is None:
-            raise UserError(f"--save-interval is {args.save_interval}, but nothing is saved. Give a folder with "
-                            "--save, too.")
+def check_files(args) -> None:
+    """Raise UserError for options of saving, loading and tracing that do not go together."""
+    if args.trace_clock != "wall" and not args.trace:
+        raise UserError(f"--trace-clock is {args.trace_clock}, but nothing is traced. Give a folder with --trace, too.")
+    if args.save_interval is not None and args.save is None:
+        raise UserError(f"--save-interval is {args.save_interval}, but nothing is saved. Give a folder with --save, "
+                        "too.")
     if args.load is not None and args.load_hf is not None:
         raise UserError(f"--load is {args.load} and --load-hf is {args.load_hf}, but a run begins with one set of "
                         "weights. Give one of them.")
 
 
 def precision(args) -> Precision:
-    """Raises UserError for formats that do not go together, and for what is float16's alone."""
+    """Return the formats. Raise UserError for two that exclude each other, and for --fp16's options without it."""
     scaling = {name: getattr(args, name) for name in LOSS_SCALING if getattr(args, name) is not None}
     given = [option(name) for name in scaling] + ["--fp16-lm-cross-entropy"] * args.fp16_lm_cross_entropy
     if given and not args.fp16:
@@ -267,7 +236,7 @@ def precision(args) -> Precision:
 
 
 def optimizer_config(args) -> OptimizerConfig:
-    """Return Adam's options, those that were left open as they follow from the rest. Raises UserError."""
+    """Return Adam's configuration, with defaults that follow from other options. Raise UserError for wrong ones."""
     decay_iters = args.train_iters if args.lr_decay_iters is None else args.lr_decay_iters
     warmup_iters = args.lr_warmup_iters
     if args.lr_warmup_fraction is not None:

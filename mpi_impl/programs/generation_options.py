@@ -1,28 +1,23 @@
-"""The options of mpi_impl/generate.py, and what they mean together."""
+"""The options of mpi_impl/generate.py, checked against one another, and made into configs."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.programs.arguments import check_device, check_timeout
-from mpi_impl.programs.option_fields import check_not_empty, filled, option_field, parse_given, same_option
-from mpi_impl.programs.options import DeviceOptions, ParallelismOptions
+from mpi_impl.launching.option_fields import filled, option_field, parse_given, same_option
+from mpi_impl.programs.arguments import check_device
+from mpi_impl.programs.options import DeviceOptions, ParallelismOptions, TokenizerFileOptions
 from reference.config import ModelConfig, ParallelConfig, option, require_positive
 from reference.errors import UserError
 from reference.generation.decoding import Sampling
 from reference.precision import FORMATS
 
-PATHS = ("load", "load_hf", "tokenizer_model", "vocab_file", "merge_file", "prompts_file")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerOptions:
+class TokenizerOptions(TokenizerFileOptions):
     """The tokenizer."""
 
     tokenizer_type: str | None = option_field(None, "where none was saved beside the weights", choices=TOKENIZER_TYPES)
-    tokenizer_model: str | None = option_field(None, "the file in which training has saved its tokenizer", "F")
-    vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
-    merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +37,8 @@ class TextOptions:
         None, "how a text begins; may be given several times (default: with nothing, as a document does)", "TEXT",
         repeated=True)
     prompts_file: str | None = option_field(None, "a prompt in each line of this file", "F")
-    num_samples: int = option_field(1, "texts for each prompt", "N")
-    tokens_to_generate: int = option_field(100, "for each text", "N")
+    num_samples: int = option_field(1, "texts for each prompt", "N", check=require_positive)
+    tokens_to_generate: int = option_field(100, "for each text", "N", check=require_positive)
     ignore_eod: bool = option_field(False, "go on behind the end of a document, where a text ends")
 
 
@@ -72,10 +67,10 @@ class ForwardParallelismOptions:
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(SavedModelOptions, TokenizerOptions, TextOptions, SamplingOptions, ForwardParallelismOptions,
                         DeviceOptions):
-    """Options of mpi_impl/generate.py."""
+    """The options of mpi_impl/generate.py."""
 
 
-class Settings(NamedTuple):
+class GenerationSettings(NamedTuple):
     """A program's options, checked against one another and against the number of ranks."""
 
     args: GenerationOptions
@@ -83,24 +78,20 @@ class Settings(NamedTuple):
     sampling: Sampling
 
 
-def parse(argv: Sequence[str] | None, world_size: int) -> Settings:
-    """Turn a command line into Settings. When an option is given twice, the last one counts, but for --prompt.
+def parse(argv: Sequence[str] | None, world_size: int) -> GenerationSettings:
+    """Parse and check a command line. Where an option but --prompt is given twice, the last one counts.
 
     Raises UserError.
     """
     given = parse_given("generate", "Text from a trained GPT, on any number of ranks.", GenerationOptions, argv)
-    check_not_empty(given, PATHS)
     args = GenerationOptions(**given)
     check_model_and_prompts(args)
     check_device(args)
-    for name in ("num_samples", "tokens_to_generate"):
-        require_positive(name, getattr(args, name))
-    check_timeout(args.distributed_timeout_minutes)
-    return Settings(args, parallel_config(args, world_size), sampling(args, given))
+    return GenerationSettings(args, parallel_config(args, world_size), sampling(args, given))
 
 
 def check_model_and_prompts(args: GenerationOptions) -> None:
-    """Raises UserError unless one model is named, or for prompts from two places."""
+    """Raise UserError unless one model is named, or for prompts from two places."""
     if (args.load is None) == (args.load_hf is None):
         raise UserError("A text comes from one model. Give its folder: --load for a checkpoint of pretrain_gpt, or "
                         "--load-hf for a GPT-2 in Hugging Face's layout.")
@@ -121,7 +112,7 @@ def parallel_config(args, world_size: int) -> ParallelConfig:
 
 
 def sampling(args: GenerationOptions, given: Mapping[str, Any]) -> Sampling:
-    """Raises UserError for --greedy beside what leaves a choice."""
+    """Return how tokens are chosen. Raise UserError for --greedy together with an option that leaves a choice."""
     others = [name for name in ("temperature", "top_k", "top_p") if name in given]
     if args.greedy and others:
         raise UserError(f"--greedy takes the most probable token, whatever {option(others[0])} says. Leave one of them "
@@ -130,7 +121,7 @@ def sampling(args: GenerationOptions, given: Mapping[str, Any]) -> Sampling:
 
 
 def check_top_k(top_k: int | None, model: ModelConfig) -> None:
-    """Raises UserError if the vocabulary has fewer tokens."""
+    """Raise UserError if the vocabulary has fewer tokens."""
     if top_k is not None and top_k > model.vocab_size:
         raise UserError(f"--top-k is {top_k}, but the model has {model.vocab_size:,} tokens. Choose at most that "
                         "number, or leave the option out.")

@@ -1,15 +1,15 @@
-"""What a run of pretraining says about itself before its first step."""
+"""The description of a training run before its first step."""
 from mpi_impl.comm.hosts import Hosts
 from mpi_impl.comm.mpi_library import library
-from mpi_impl.programs.arguments import Settings
+from mpi_impl.programs.arguments import PretrainingSettings
 from mpi_impl.programs.options import NAMES
 from reference.config import ModelConfig, ParallelConfig
 from reference.costs.parameters import parameters
 from reference.parallel.stages import layouts_of_ranks, stages_of_ranks
 
 
-def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
-    """Describe how the ranks share the work, where they are, what they save, and the model."""
+def introduction(settings: PretrainingSettings, model: ModelConfig, hosts: Hosts) -> str:
+    """Describe how the ranks share the work, their hosts, how they save memory, and the model."""
     p, t = settings.parallel, settings.parallel.tensor_model_parallel_size
     sizes = [layout.size for layout in layouts_of_ranks(model, p)]
     held = f"{sizes[0]:,} on each rank" if len(sizes) == 1 else f"{min(sizes):,} to {max(sizes):,} on a rank"
@@ -22,7 +22,7 @@ def introduction(settings: Settings, model: ModelConfig, hosts: Hosts) -> str:
 
 
 def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
-    """Describe a pipeline: its schedule, and how many layers its stages have, in order."""
+    """Describe a pipeline: its schedule, and the numbers of layers of its stages, in order."""
     if p.pipeline_model_parallel_size == 1:
         return ""
     layers = {stage: len(held) for stages in stages_of_ranks(model, p) for stage, held in stages.items()}
@@ -31,17 +31,17 @@ def pipelining(p: ParallelConfig, model: ModelConfig) -> str:
 
 
 def saving(p: ParallelConfig, half: bool, offload_folder: str | None) -> str:
-    """Describe what a rank does not keep, and what that costs."""
+    """Describe the ways in which a rank saves memory, and their cost."""
     found = []
     if p.sequence_parallel:
         found.append("sequence parallel (the gathered inputs are " + (
             "kept: 8 b s h (t-1)/t elements a layer)" if p.keep_gathered_inputs else
             "gathered again in the backward: 10 b s h (t-1)/t elements a layer)"))
     if p.zero_stage:
-        cut = ("optimizer states", "gradients", "parameters")[:p.zero_stage]
-        far = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
-        share = f"the replicas share out {', '.join(cut)}" if p.data_parallel_size > 1 else "one replica owns all"
-        found.append(f"ZeRO-{p.zero_stage} ({share}{far})")
+        sharded = ", ".join(("optimizer states", "gradients", "parameters")[:p.zero_stage])
+        owners = f"the replicas shard {sharded}" if p.data_parallel_size > 1 else "one replica owns all"
+        place = f"; shards in {offload_folder or 'host memory'}" if p.cpu_offload else ""
+        found.append(f"ZeRO-{p.zero_stage} ({owners}{place})")
     if p.recompute.selective:
         found.append("attention's core recomputed" + (", as it is in 16 bits anyway" if half else ""))
     if p.recompute.granularity == "full":

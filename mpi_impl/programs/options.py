@@ -1,11 +1,13 @@
-"""Megatron's options for pre-training, and a few of our own. What they mean together: arguments.py."""
+"""Megatron's options for pre-training, and a few of our own. arguments.py checks them against one another."""
 from dataclasses import dataclass
+from typing import Any
 
 from mpi_impl.comm.transports.staging import BACKENDS
 from mpi_impl.data.tokenizer import TOKENIZER_TYPES
-from mpi_impl.programs.option_fields import option_field, same_option
+from mpi_impl.launching.option_fields import option_field, same_option
 from mpi_impl.programs.presets import PRESETS
-from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig
+from reference.config import POSITION_EMBEDDINGS, RECOMPUTE, ModelConfig, option, require_not_negative, require_positive
+from reference.errors import UserError
 from reference.ops import ACTIVATIONS
 from reference.optimizer import DECAY_STYLES, OptimizerConfig
 from reference.schedules.generators import SCHEDULES
@@ -20,40 +22,28 @@ class ModelOptions:
     num_layers: int = option_field(4, metavar="L")
     hidden_size: int = option_field(256, metavar="H")
     num_attention_heads: int = option_field(8, metavar="A")
-    seq_length: int = option_field(128, metavar="S")
+    seq_length: int = option_field(128, metavar="S", check=require_positive)
     max_position_embeddings: int | None = option_field(None, "default: --seq-length", "N")
     position_embedding_type: str = option_field(ModelConfig.position_embedding_type, choices=POSITION_EMBEDDINGS)
     rotary_percent: float = option_field(ModelConfig.rotary_percent, "share of each head that rope turns")
     make_vocab_size_divisible_by: int = option_field(
         ModelConfig.make_vocab_size_divisible_by,
         "the vocabulary is padded to a multiple of this x tensor-parallel size", "N")
-    activation: str = option_field(ModelConfig.activation, "gelu is GPT's, by way of tanh", choices=ACTIVATIONS)
+    activation: str = option_field(ModelConfig.activation, "gelu is GPT's, approximated with tanh", choices=ACTIVATIONS)
     apply_residual_connection_post_layernorm: bool = option_field(
-        False, "the residual connection begins behind each layer norm, as in the original BERT, not before it")
+        False, "the residual connection begins after each layer norm, as in the original BERT, not before it")
     layernorm_epsilon: float = option_field(ModelConfig.layernorm_epsilon)
     init_method_std: float = option_field(ModelConfig.init_method_std)
     hidden_dropout: float = option_field(
-        ModelConfig.hidden_dropout, "share that training drops of the embedding, and of what each branch adds")
+        ModelConfig.hidden_dropout, "share of the embedding and of each branch's output that training drops")
     attention_dropout: float = option_field(
-        ModelConfig.attention_dropout, "share that training drops of attention's probabilities")
+        ModelConfig.attention_dropout, "share of attention's probabilities that training drops")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GPTOptions:
-    """GPT."""
-
-    untie_embeddings_and_output_weights: bool = option_field(False)
-    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BERTOptions:
-    """BERT."""
-
-    bert_no_binary_head: bool = option_field(
-        False, "predict masked tokens alone, not whether the two pieces of text were swapped")
-    mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
-    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than they need be", "P")
+def check_timeout(name: str, minutes: float) -> None:
+    """Raise UserError for a time limit that is too short or too long to be meant."""
+    if not 0.01 <= minutes <= 60 * 24 * 7:
+        raise UserError(f"{option(name)} is {minutes}, but must be at least 0.01, and at most a week, which is 10080.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +65,7 @@ class ParallelismOptions:
     ddp_bucket_size: int | None = option_field(
         None, "elements of gradients that are summed over the replicas in one go (default: 1048576)", "N")
     distributed_timeout_minutes: float = option_field(
-        10.0, "end the run when a rank has waited so long for another (for --verify, too)", "M")
+        10.0, "end the run after a rank has waited this long for another (for --verify, too)", "M", check=check_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +86,7 @@ class MemoryOptions:
     """Memory."""
 
     zero_stage: int | None = option_field(
-        None, "what the replicas shard, rather than each keep all: optimizer states (1), gradients, too (2), "
+        None, "the replicas shard, instead of replicate: optimizer states (1), gradients, too (2), "
         "parameters, too (3); default: 0, nothing", "N")
     use_distributed_optimizer: bool = option_field(False, "the same as --zero-stage 1")
     cpu_offload: bool = option_field(
@@ -104,7 +94,7 @@ class MemoryOptions:
         "that it does not compute in")
     offload_folder: str | None = option_field(None, "with --cpu-offload: to files in this folder", "DIR")
     sequence_parallel: bool = option_field(
-        False, "shard what is outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
+        False, "shard the work outside the tensor-parallel regions (norms, dropout, residual sums) by positions")
     keep_gathered_inputs: bool = option_field(
         False, "with --sequence-parallel: keep the gathered inputs for the backward, rather than gather again")
     recompute_granularity: str | None = option_field(
@@ -121,11 +111,12 @@ class MemoryOptions:
 class TrainingOptions:
     """Training."""
 
-    micro_batch_size: int = option_field(4, metavar="b")
+    micro_batch_size: int = option_field(4, metavar="b", check=require_positive)
     global_batch_size: int | None = option_field(
         None, "default: --micro-batch-size x data-parallel size; more means gradient accumulation", "B")
-    train_iters: int | None = option_field(400)
-    exit_interval: int | None = option_field(None, "stop after an iteration that N divides", "N")
+    train_iters: int | None = option_field(400, check=require_positive)
+    exit_interval: int | None = option_field(
+        None, "stop after an iteration that N divides", "N", check=require_positive)
     lr: float = option_field(1e-3)
     min_lr: float = option_field(OptimizerConfig.min_lr)
     lr_decay_style: str = option_field(OptimizerConfig.lr_decay_style, choices=DECAY_STYLES)
@@ -169,12 +160,18 @@ class DataOptions:
         "each behind its weight: 0.3 A 0.7 B; default: the source of Python's own standard library", "PATH")
     split: str = option_field("969,30,1", "proportions of training, validation and test")
     tokenizer_type: str = option_field("ByteLevelBPETokenizer", choices=TOKENIZER_TYPES)
-    tokenizer_model: str | None = option_field(None, "a tokenizer of that type that was trained before", "F")
     vocab_size: int | None = option_field(
         None, "of the tokenizer that is trained on the corpus (default: 4096), or of a NullTokenizer", "V")
+    data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFileOptions:
+    """The files of the tokenizer."""
+
+    tokenizer_model: str | None = option_field(None, "a tokenizer that training has saved", "F")
     vocab_file: str | None = option_field(None, "GPT-2's vocab.json, or BERT's vocab.txt", "F")
     merge_file: str | None = option_field(None, "GPT-2's merges.txt", "F")
-    data_cache_path: str | None = option_field(None, "default: ~/.cache/shardlab", "DIR")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +179,8 @@ class StateOptions:
     """Saving and loading."""
 
     save: str | None = option_field(None, "save a checkpoint in this folder at the end", "DIR")
-    save_interval: int | None = option_field(None, "with --save: after every N-th iteration, too", "N")
+    save_interval: int | None = option_field(
+        None, "with --save: after every N-th iteration, too", "N", check=require_positive)
     load: str | None = option_field(
         None, "go on from the last checkpoint in this folder, on any number of ranks", "DIR")
     load_hf: str | None = option_field(
@@ -192,46 +190,58 @@ class StateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What to report."""
+    """Reports."""
 
-    log_interval: int = option_field(10)
+    log_interval: int = option_field(10, check=require_positive)
     log_throughput: bool = option_field(
         False, "with each line the model's FLOP/s on a rank, and their share of the peak (MFU); and once the memory "
         "that a rank should take, and took")
-    eval_interval: int = option_field(100)
-    eval_iters: int = option_field(10, "global batches in an evaluation; 0: none")
+    eval_interval: int = option_field(100, check=require_positive)
+    eval_iters: int = option_field(10, "global batches in an evaluation; 0: none", check=require_not_negative)
     verify: bool = option_field(False, "also train in one process on rank 0, and fail if the two runs differ")
     metrics_file: str | None = option_field(None, "write JSON lines, one for each iteration and evaluation", "F")
-    ledger: str | None = option_field(None, "write what was sent, and the predictions, as JSON", "F")
+    ledger: str | None = option_field(None, "write the traffic of each kind, and its prediction, as JSON", "F")
     plot: str | None = option_field(None, "draw the losses, as a .png, .pdf or .svg", "F")
     record: str | None = option_field(
         None, "write every tensor of the first two iterations, for mpi_impl.compare", "DIR")
-    trace: str | None = option_field(None, "write what each rank did when, for Perfetto, and draw it", "DIR")
+    trace: str | None = option_field(None, "write a timeline of each rank's work, for Perfetto, and draw it", "DIR")
     trace_clock: str = option_field(
-        "wall", "virtual: as if every rank had a device of its own, however many cores there are",
+        "wall", "virtual: as if every rank had a device of its own, for any number of cores",
         choices=("wall", "virtual"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTPretrainingOptions(ModelOptions, GPTOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
-                            PrecisionOptions, DataOptions, StateOptions, ReportOptions):
-    """A model of the paper."""
+class PretrainingOptions(ModelOptions, ParallelismOptions, DeviceOptions, MemoryOptions, TrainingOptions,
+                         PrecisionOptions, DataOptions, TokenizerFileOptions, StateOptions, ReportOptions):
+    """The options that a GPT and a BERT have in common."""
 
-    preset: str | None = option_field(
+
+def preset_option(architecture: str) -> Any:
+    """Declare --preset for the models of one architecture."""
+    return option_field(
         None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
-        choices=PRESETS["gpt"])
+        choices=PRESETS[architecture])
 
 
 @dataclass(frozen=True, kw_only=True)
-class BERTPretrainingOptions(ModelOptions, BERTOptions, ParallelismOptions, DeviceOptions, MemoryOptions,
-                             TrainingOptions, PrecisionOptions, DataOptions, StateOptions, ReportOptions):
-    """A model of the paper."""
+class GPTPretrainingOptions(PretrainingOptions):
+    """GPT."""
 
+    preset: str | None = preset_option("gpt")
+    untie_embeddings_and_output_weights: bool = option_field(False)
+    sample_tokens: int = option_field(0, "write N tokens of text at the end", "N", check=require_not_negative)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BERTPretrainingOptions(PretrainingOptions):
+    """BERT."""
+
+    preset: str | None = preset_option("bert")
     tokenizer_type: str = same_option(DataOptions, "tokenizer_type", "BertWordPieceLowerCase")
-    preset: str | None = option_field(
-        None, "a model of the paper (1909.08053) and its training: other defaults for the options above",
-        choices=PRESETS["bert"])
+    bert_no_binary_head: bool = option_field(
+        False, "predict masked tokens alone, not whether the two pieces of text were swapped")
+    mask_prob: float = option_field(0.15, "share of tokens to predict", "P")
+    short_seq_prob: float = option_field(0.1, "share of samples that are shorter than necessary", "P")
 
 
-PretrainingOptions = GPTPretrainingOptions | BERTPretrainingOptions
 OPTIONS: dict[str, type[PretrainingOptions]] = {"gpt": GPTPretrainingOptions, "bert": BERTPretrainingOptions}

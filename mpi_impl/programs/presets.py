@@ -21,14 +21,14 @@ BERT = COMMON | {"seq_length": 512, "max_position_embeddings": 512, "micro_batch
                  "tokenizer_type": "BertWordPieceLowerCase"}
 
 
-def sized(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+def sizes(layers: int, hidden: int, heads: int) -> dict[str, Any]:
     return {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads}
 
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {       # by architecture and name
-    "gpt": {"gpt2-355m": GPT2 | sized(24, 1024, 16), "gpt2-1.2b": GPT2 | sized(40, 1536, 16),
-            "gpt2-2.5b": GPT2 | sized(54, 1920, 20), "gpt2-4.2b": GPT2 | sized(64, 2304, 24),
-            "gpt2-8.3b": GPT2 | sized(72, 3072, 32)},
-    "bert": {"bert-336m": BERT | sized(24, 1024, 16), "bert-1.3b": BERT | sized(24, 2048, 32),
-             "bert-3.9b": BERT | sized(48, 2560, 40) | {"train_iters": 1_500_000, "lr_decay_iters": 2_000_000}},
+    "gpt": {"gpt2-355m": GPT2 | sizes(24, 1024, 16), "gpt2-1.2b": GPT2 | sizes(40, 1536, 16),
+            "gpt2-2.5b": GPT2 | sizes(54, 1920, 20), "gpt2-4.2b": GPT2 | sizes(64, 2304, 24),
+            "gpt2-8.3b": GPT2 | sizes(72, 3072, 32)},
+    "bert": {"bert-336m": BERT | sizes(24, 1024, 16), "bert-1.3b": BERT | sizes(24, 2048, 32),
+             "bert-3.9b": BERT | sizes(48, 2560, 40) | {"train_iters": 1_500_000, "lr_decay_iters": 2_000_000}},
 }

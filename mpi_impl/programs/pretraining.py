@@ -1,6 +1,4 @@
-"""A training run from its options to its reports, whatever the model: the programs pretrain_gpt and pretrain_bert are
-this, each with its own samples.
-"""
+"""A training run from its options to its reports: the common part of the programs pretrain_gpt and pretrain_bert."""
 import time
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -20,16 +18,18 @@ from mpi_impl.comm.heartbeats import long_work
 from mpi_impl.comm.ledger import Ledger
 from mpi_impl.comm.topology import connect
 from mpi_impl.data import saved_tokenizer
-from mpi_impl.data.blend import Blend, parse_blend
+from mpi_impl.data.blend import Blend, Samples, parse_blend
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.dataset import Dataset
 from mpi_impl.data.indexed import fingerprint
 from mpi_impl.data.tokenizer import Tokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice
+from mpi_impl.launching.option_fields import filled
 from mpi_impl.parallel.model_state import ModelState
-from mpi_impl.programs.arguments import Settings, parse
+from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.introduction import introduction
 from mpi_impl.programs.program import Program, run_program
-from mpi_impl.recording.recorder import RecordedSteps, description
+from mpi_impl.recording.recorder import RecordedSteps, facts_of
 from mpi_impl.reports import forecast, memory, resident_memory, throughput, traffic
 from mpi_impl.reports.metrics import Metrics
 from mpi_impl.reports.timelines.tracing import TracedSteps
@@ -44,18 +44,18 @@ from reference.parallel.stages import schedule_of
 
 
 class Sources(NamedTuple):
-    """The data of a run, as tokens on disk, and what all ranks must know of them."""
+    """The data of a run, as tokens on disk, and the facts about them that all ranks need."""
 
     prefixes: list[str]             # of indexed data sets
     weights: list                   # fractions, by which they are blended
     vocab_size: int
     eod: int                        # the end-of-document token
-    baseline: float | None          # the validation loss of a model that knows nothing of context, if there is one
+    baseline: float | None          # the validation loss of a model without context, if it is known
     tokenizer: Tokenizer | None     # where the samples depend on it
 
 
 class Pretraining(Program):
-    """One rank's part of a run. What depends on the model is a subclass's."""
+    """One rank's part of a run. Subclasses define the methods that depend on the model."""
 
     architecture: str           # of ModelConfig
     sentences = False           # whether samples are made of sentences
@@ -70,25 +70,24 @@ class Pretraining(Program):
     def open_dataset(self, prefix: str, tokenizer: Tokenizer | None) -> Dataset:
         """Open the samples of an indexed data set. Raises UserError if there are none."""
 
-    @abstractmethod
     def baseline(self, dataset: Dataset, vocab_size: int) -> float | None:
-        """Return the validation loss of a model that knows nothing of context, or None if it is not known."""
+        """Return the validation loss of a model without context. It is not known for masked tokens."""
+        return None
 
-    @abstractmethod
     def conclude(self) -> None:
-        """Do what remains after the last step. Called by all ranks."""
+        """Finish the run after its last step. Called by all ranks."""
 
-    def __init__(self, settings: Settings, ranks: Group):
+    def __init__(self, settings: PretrainingSettings, ranks: Group):
         super().__init__(settings.args, ranks)
         self.settings = settings
         self.loaded = ranks.broadcast_object(self.check_files)
         self.tokenizer: Tokenizer | None = None        # on rank 0 only
-        self.of_a_step = settings.of_a_step()          # with what rank 0 alone knows
+        self.of_a_step = settings.of_a_step()          # on rank 0 also the tokenizer's and the data's fingerprints
         self.sources = ranks.broadcast_object(self.prepare_data)
         self.topology = connect(ranks, settings.parallel)
         self.model = settings.model(self.sources.vocab_size)
         reader = needs_samples(self.model, self.topology) and self.topology.place.tensor == 0
-        self.dataset = self.open_sources(self.sources) if reader else None
+        self.dataset = self.open_sources() if reader else None
         self.batches = Batches(self.dataset, self.model, self.topology, self.args.seq_length,
                                self.args.micro_batch_size, settings.microbatches, self.device.like)
         self.plan = forecast.RunSizes(self.model, settings.parallel, settings.precision, self.args.micro_batch_size,
@@ -106,7 +105,7 @@ class Pretraining(Program):
             self.divergence.last_checkpoint = folder_of(self.args.load, self.loaded.iteration)
         self.traced = TracedSteps(self.topology) if self.args.trace else None
         self.recorded = self.record() if self.args.record else None
-        self.measured = forecast.measured(ranks, self.trainer.state.device_prototype)
+        self.measured = forecast.measure_rate(ranks, self.trainer.state.device_prototype)
         self.throughput = throughput.throughput_of(
             self.plan, ranks.size, self.device.gpus, self.measured) if self.args.log_throughput else None
         self.metrics = Metrics(self.args.train_iters, self.args.global_batch_size * self.args.seq_length,
@@ -118,36 +117,26 @@ class Pretraining(Program):
     # ---- before the first step ----
 
     def check_files(self) -> Manifest | None:
-        """Check that outputs can be written and inputs are there. Return the checkpoint, if there is one. On rank 0."""
-        check_outputs(self.args)
-        loaded = self.check_checkpoints()
-        self.check_weights()
-        return loaded
-
-    def check_checkpoints(self) -> Manifest | None:
-        """Check that there is a checkpoint to go on from and something left to do, and that nothing is overwritten."""
+        """Check, on rank 0, all outputs and inputs. Return the manifest of the checkpoint to go on from, if any."""
         a, manifest = self.args, None
+        check_outputs(a)
         if a.load:
             manifest = read_manifest(a.load)
-            # As far as it is known yet: the tokenizer decides the size of the vocabulary.
+            # With the checkpoint's vocabulary: the tokenizer, which decides it, is not known yet.
             checkpoint.check_model(a.load, manifest, self.settings.model(manifest.model["vocab_size"]))
             checkpoint.check_iterations(a.load, manifest, a.train_iters)
         if a.save:
             check_free(a.save, manifest.iteration + 1 if manifest else 1)
+        if a.load_hf:
+            check_weights(a.load_hf, self.settings.model(read_config(a.load_hf, self.architecture)["vocab_size"]))
         return manifest
 
-    def check_weights(self) -> None:
-        """Check that all weights to begin with are there, in the shapes that their config.json asks for."""
-        folder = self.args.load_hf
-        if folder:
-            check_weights(folder, self.settings.model(read_config(folder, self.architecture)["vocab_size"]))
-
     def prepare_data(self) -> Sources:
-        """Tokenize the corpus, and check everything about it. On rank 0."""
+        """Tokenize the corpus, and check everything about it, on rank 0."""
         a = self.args
         weights, paths = zip(*(parse_blend(a.data_path) if a.data_path else [(1, None)]))
-        prepared = [prepare(path, a.tokenizer_type, a.vocab_size, a.vocab_file, a.merge_file, a.data_cache_path,
-                            self.say, a.tokenizer_model, self.sentences) for path in paths]
+        prepared = [prepare(path, filled(TokenizerChoice, a), self.sentences, a.data_cache_path, self.say)
+                    for path in paths]
         prefixes, tokenizer = [one.prefix for one in prepared], prepared[0].tokenizer
         check_same_tokenizer(paths, [one.tokenizer for one in prepared])
         if a.load_hf:
@@ -157,30 +146,29 @@ class Pretraining(Program):
                            "the contents of the data": " ".join(map(fingerprint, prefixes))}
         if self.loaded:
             checkpoint.check_tokenizer(a.load, self.loaded, tokenizer)
-        found = Sources(prefixes, list(weights), tokenizer.vocab_size, tokenizer.eod, None,
-                        tokenizer if self.sentences else None)
-        found = found._replace(baseline=self.check_data(found))
+        baseline = self.check_data(prefixes, tokenizer)
         if a.save:
-            saved_tokenizer.save(tokenizer, a.save)      # now that nothing is refused: another run's may be there
-        return found
+            saved_tokenizer.save(tokenizer, a.save)      # only after all checks: it may replace another run's
+        return Sources(prefixes, list(weights), tokenizer.vocab_size, tokenizer.eod, baseline,
+                       tokenizer if self.sentences else None)
 
-    def check_data(self, sources: Sources) -> float | None:
-        """Check the samples, and return the baseline of a single data set. On rank 0."""
-        datasets = [self.open_dataset(prefix, self.tokenizer) for prefix in sources.prefixes]
+    def check_data(self, prefixes: list[str], tokenizer: Tokenizer) -> float | None:
+        """Check the samples, and return the baseline of a single data set."""
+        datasets = [self.open_dataset(prefix, tokenizer) for prefix in prefixes]
         for dataset in datasets:
-            dataset.check_vocabulary(sources.vocab_size)
+            dataset.check_vocabulary(tokenizer.vocab_size)
             dataset.batch("train", 0, 1)
             if self.args.eval_iters:
                 dataset.batch("validation", 0, 1)
-        return self.baseline(datasets[0], sources.vocab_size) if self.args.eval_iters and len(datasets) == 1 else None
+        return self.baseline(datasets[0], tokenizer.vocab_size) if self.args.eval_iters and not datasets[1:] else None
 
-    def open_sources(self, sources: Sources):
+    def open_sources(self) -> Samples:
         """Open the samples of one data set or of a blend."""
-        datasets = [self.open_dataset(prefix, sources.tokenizer) for prefix in sources.prefixes]
-        return datasets[0] if len(datasets) == 1 else Blend(datasets, sources.weights)
+        datasets = [self.open_dataset(prefix, self.sources.tokenizer) for prefix in self.sources.prefixes]
+        return datasets[0] if len(datasets) == 1 else Blend(datasets, self.sources.weights)
 
     def load(self) -> None:
-        """Load the checkpoint or the weights that the run begins with, for the verifier, too."""
+        """Load the checkpoint or the weights with which the run begins, for the verifier, too."""
         if self.loaded:
             checkpoint.load(self.trainer, self.args.load, self.loaded)
         if self.args.load_hf:
@@ -189,8 +177,8 @@ class Pretraining(Program):
             self.verifier.take_over()
 
     def record(self) -> RecordedSteps:
-        about = description(self.trainer.state, self.settings.optimizer, self.args.global_batch_size,
-                            self.args.seq_length)
+        """Begin the recording for --record."""
+        about = facts_of(self.trainer.state, self.settings.optimizer, self.args.global_batch_size, self.args.seq_length)
         return RecordedSteps(self.trainer.state, self.args.record, about, self.say)
 
     # ---- the run ----
@@ -201,7 +189,7 @@ class Pretraining(Program):
         self.say(forecast.describe(self.forecast, self.hosts))
         self.say(forecast.describe_time(self.plan, self.measured))
         if self.throughput:
-            self.say(throughput.counted(self.plan, self.throughput))
+            self.say(throughput.describe_flops(self.plan, self.throughput))
         if self.args.load_hf:
             self.say(f"it begins with the weights in {self.args.load_hf}; dropout {self.args.hidden_dropout:g}, and "
                      f"{self.args.attention_dropout:g} of attention's probabilities{notes(self.args.load_hf)}")
@@ -215,7 +203,7 @@ class Pretraining(Program):
             self.say(f"\nthe model is in {self.args.save_hf}: transformers' from_pretrained opens it")
         with long_work(self.world):
             self.conclude()
-            self.world.broadcast_object(lambda: None)     # the other replicas wait for that, however long it takes
+            self.world.broadcast_object(lambda: None)     # the other replicas wait, however long that takes
         together = self.pipeline_ledger()
         held = memory.report(self.trainer, self.args.micro_batch_size, self.args.seq_length,
                              self.settings.microbatches)
@@ -232,7 +220,7 @@ class Pretraining(Program):
         first = self.trainer.iteration + 1
         for iteration in range(first, a.train_iters + 1):
             began = time.perf_counter()
-            self.trainer.measured = iteration == first     # counting bytes takes time, and every step holds as many
+            self.trainer.measured = iteration == first     # counting bytes takes time, and all steps hold the same
             with self.traced.step() if self.traced else nullcontext():
                 batch = self.batches.microbatches_of("train", iteration - 1)
                 observer = self.recorded.observer if self.recorded else None
@@ -254,7 +242,7 @@ class Pretraining(Program):
         return iteration
 
     def verify(self, iteration: int, result: StepResult) -> str:
-        """Compute the textbook's step with --verify, and tell how far the ranks are from it."""
+        """Compute the textbook's step with --verify, and describe how far the ranks are from it."""
         if self.verifier is None:
             return ""
         batch = None
@@ -277,10 +265,10 @@ class Pretraining(Program):
         self.say(checkpoint.save(self.trainer, self.args.save, self.of_a_step))
         self.divergence.last_checkpoint = folder_of(self.args.save, self.trainer.iteration)
 
-    # ---- what it says ----
+    # ---- reports ----
 
     def pipeline_ledger(self) -> Ledger:
-        """Return the sum of what the ranks of this rank's pipeline have sent."""
+        """Return the sum of the ledgers of this rank's pipeline."""
         together = Ledger()
         for ledger in self.topology.pipeline.allgather_objects(self.world.ledger):
             together.add(ledger)
@@ -307,7 +295,7 @@ class Pretraining(Program):
             print(self.verifier.summary())
         if self.metrics.skipped == self.metrics.steps:
             follows = self.settings.precision.scaling.loss_scale is None
-            print("note: every iteration was skipped, for its gradients overflow float16, and nothing was learnt. " + (
+            print("note: every iteration was skipped, since gradients overflow float16, and nothing was learnt. " + (
                 "Train longer, or choose a smaller --initial-loss-scale." if follows else
                 "Choose a smaller --loss-scale."))
         if self.sources.baseline is not None:
@@ -321,7 +309,7 @@ class Pretraining(Program):
 
 
 def check_same_tokenizer(paths, tokenizers: list[Tokenizer]) -> None:
-    """Raises UserError if a blend's data sets have got tokenizers of their own."""
+    """Raise UserError if a tokenizer was trained for each data set of a blend."""
     if len({tokenizer.fingerprint for tokenizer in tokenizers}) > 1:
         raise UserError(f"--data-path blends {' and '.join(paths)}, but a tokenizer that is trained on one is another "
                         "than one that is trained on the other. Give the one to use: --tokenizer-model, or "

@@ -1,4 +1,4 @@
-"""The skeleton of the programs that run a model: where they compute, what watches them, what they say, how they end."""
+"""The common part of all programs that run a model: their device, their instruments, their output, their end."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ from mpi_impl.launching.entry import give_up, leave_within
 
 
 class Program(ABC):
-    """One rank's part of a program. All files are checked, and all is loaded, when it is made; then it can `run`."""
+    """One rank's part of a program. Its constructor checks all files and loads everything; then it can `run`."""
 
     def __init__(self, args: Any, ranks: Group):
-        """Find the device on which this rank computes, and the way in which its arrays get to others."""
+        """Find the device on which this rank computes, and the path on which its arrays get to other ranks."""
         self.args, self.world, self.first = args, ranks, ranks.rank == 0
         self.device = device_of(args.device, ranks, args.distributed_backend)
         ranks.instruments.device_path = self.device.path
@@ -23,10 +23,10 @@ class Program(ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Do what the program is for."""
+        """Do the work of the program."""
 
     def run(self) -> None:
-        """Do the work, and wait until all ranks have done theirs: what is left is MPI's shutdown."""
+        """Do the work, and wait until all ranks have done theirs: only MPI's shutdown is left."""
         self.work()
         self.world.allgather_objects(None)
 

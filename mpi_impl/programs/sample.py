@@ -1,6 +1,6 @@
 """Text from the model that is being trained, on all ranks of one replica."""
 from mpi_impl.generation.decoding import generate
-from mpi_impl.generation.replica import trained
+from mpi_impl.generation.replica import trained_replica
 from mpi_impl.training.trainer import Trainer
 from reference.generation.decoding import Sampling
 
@@ -9,4 +9,4 @@ TEMPERATURE = 0.8     # below 1, probable tokens become more probable: a small m
 
 def sample(trainer: Trainer, first_token: int, count: int, seed: int) -> list[int]:
     """Sample `count` tokens after first_token. All ranks of a replica call this, and get the same tokens."""
-    return list(generate(trained(trainer), [first_token], count, Sampling(TEMPERATURE, seed=seed)))
+    return list(generate(trained_replica(trainer), [first_token], count, Sampling(TEMPERATURE, seed=seed)))

@@ -1,50 +1,45 @@
-"""A check that two recordings are complete: a tensor that one lacks without reason was lost, and not compared."""
+"""A check that two recordings are complete: a comparison skips tensors that one of them lacks."""
 from math import prod
 
 import numpy as np
 
 from mpi_impl.recording.names import Key
-from mpi_impl.recording.recording import Recording, TensorPart
+from mpi_impl.recording.recording import Recording, TensorPart, whole_shape
 from reference.errors import UserError
 
-RECORD_AGAIN = "its recording is not whole, and agreement would say little. Record it again, to its end."
+RECORD_AGAIN = "its recording is not complete, so agreement would say little. Record it again, to its end."
 
 
 def check_whole(a: Recording, b: Recording) -> None:
     """Raise UserError for iterations, tensors, or parts of a tensor that one of two recordings of a run lacks."""
     iterations = [sorted({key.iteration for key in one.parts}) for one in (a, b)]
     if iterations[0] != iterations[1]:
-        raise UserError(f"A has recorded {listed(iterations[0])}, but B {listed(iterations[1])}. Record both to the "
-                        "same iteration.")
+        raise UserError(f"A has recorded {format_iterations(iterations[0])}, but B {format_iterations(iterations[1])}. "
+                        "Record both to the same iteration.")
     for name, one, other in (("A", a, b), ("B", b, a)):
         for key in sorted(other.parts.keys() - one.parts.keys(), key=lambda key: key.order):
             if not may_lack(one, key):
                 raise UserError(f"{name} lacks a tensor that the other run has, {key}: {RECORD_AGAIN}")
         for key, parts in one.parts.items():
-            if not covered(parts, whole_shape([*parts, *other.parts.get(key, [])])):
+            if not covers(parts, whole_shape([*parts, *other.parts.get(key, [])])):
                 raise UserError(f"{name} lacks a part of {key}: {RECORD_AGAIN}")
 
 
 def may_lack(recording: Recording, key: Key) -> bool:
     """Report whether a run on this topology may lack a tensor that others have."""
-    parallel = recording.about["parallel"]
+    parallel = recording.about.parallel
     site = key.name.split(".", 2)[-1] if key.layer is not None else key.name
     if key.phase == "recompute" or (key.layer is not None and site == "input"):
         return True                                # recomputed tensors, and those sent to a stage
     if key.phase == "gradients":
-        return parallel["zero_stage"] >= 2         # each microbatch's are reduced and freed
+        return parallel.zero_stage >= 2         # each microbatch's are reduced and freed
     if site in ("attention.probs", "attention.probs_mask"):
         return key.phase == "forward"              # not kept by every kernel, nor by selective recompute
-    return key.phase == "forward" and parallel["recompute"]["granularity"] == "full"
+    return key.phase == "forward" and parallel.recompute.granularity == "full"
 
 
-def whole_shape(parts: list[TensorPart]) -> tuple[int, ...]:
-    """Return the shape of the smallest array that holds all parts."""
-    return tuple(max(along.stop for along in axis) for axis in zip(*(part.box for part in parts)))
-
-
-def covered(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
-    """Report whether every element of the whole is in a part. Refuse impossible parts before making such an array."""
+def covers(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
+    """Report whether every element of the whole is in a part. Check the parts' sizes before making such an array."""
     if prod(shape) > sum(prod(part.shape) for part in parts) or any(len(part.shape) != len(shape) for part in parts):
         return False
     there = np.zeros(shape, bool)
@@ -53,7 +48,7 @@ def covered(parts: list[TensorPart], shape: tuple[int, ...]) -> bool:
     return bool(there.all())
 
 
-def listed(iterations: list[int]) -> str:
+def format_iterations(iterations: list[int]) -> str:
     """Format a list: [1, 2] -> 'iterations 1 and 2'."""
     *others, last = map(str, iterations)
     return f"iterations {', '.join(others)} and {last}" if others else f"iteration {last}"

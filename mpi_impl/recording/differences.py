@@ -5,20 +5,20 @@ A, since ranks that should hold the same may not. Partial sums are compared as t
 tensors must equal the forward's.
 
 A difference is the largest of an element, relative to the tensor's largest element. For weights that Adam has moved it
-is the root mean square, relative to the learning rate, which is about how far Adam moves a weight: where a gradient is
-only rounding Adam takes a whole step all the same, in any direction. For that reason the key bias is left out, and the
-common part of all keys of a head: softmax ignores a constant added to all scores (training/verify.py tells more; with
-rope it does not, and both stay). So is the bias of a choice, which all answers' scores share. And tensors that are
-computed with moved weights are compared less strictly.
+is the root mean square, relative to the learning rate, since Adam moves a weight by about that much. Adam takes a whole
+step in some direction even where a gradient is only rounding. For that reason the comparison ignores the key bias, and
+the common part of all keys of a head: softmax ignores a constant added to all scores (see training/verify.py; with rope
+it does not, and both are compared). It also ignores the bias of a choice, which is added to all answers' scores. And
+tensors that are computed with moved weights are compared less strictly.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpi_impl.recording.names import FROM_THE_LOSS, Key
-from mpi_impl.recording.recording import ALIKE, Recording, TensorPart
+from mpi_impl.recording.recording import COMMON, Recording, TensorPart, whole_shape
 from reference.errors import UserError
 from reference.precision import FORMATS, Precision
 
@@ -96,7 +96,7 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     Raises UserError if the two are of different models, batches or seeds, or if they agree as far as they are finite.
     """
     check_comparable(a, b)
-    found, silent = Findings(), overflown(a, b)
+    found, silent = Findings(), skipped_steps(a, b)
     # The first iteration that only one run has skipped: after it their weights differ.
     parted = min((iteration for iteration, where in silent.items() if len(where) == 1), default=np.inf)
     for key in sorted(a.parts.keys() | b.parts.keys(), key=lambda key: key.order):
@@ -104,11 +104,11 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
             continue
         if (key.iteration, key.phase.startswith("optimizer")) > (parted, False):
             break
-        if all(known(key, recording) for recording in (a, b)):
+        if all(keys_in(key, recording) for recording in (a, b)):
             found.compared += 1
         else:
             found.alone += 1
-        difference = furthest_apart(key, a, b)
+        difference = largest_difference(key, a, b)
         if difference is None:
             continue
         if difference.beyond_rounding:
@@ -121,7 +121,7 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
                 found.worst = difference
     if silent and not found.differences:
         first = min(silent)
-        if any(recording.about["format"] == "float16" for recording in silent[first]):
+        if any(recording.about.format == "float16" for recording in silent[first]):
             raise UserError(f"A and B agree until the gradients of iteration {first}, which overflow float16 and say "
                             "nothing. Run both again with a smaller loss scale: give --loss-scale 1024 with --fp16.")
         raise UserError(f"A and B agree until the gradients of iteration {first}, which are not finite in either: the "
@@ -129,29 +129,30 @@ def compare(a: Recording, b: Recording, shown: int = SHOWN) -> Findings:
     return found
 
 
-def overflown(a: Recording, b: Recording) -> dict[int, list[Recording]]:
-    """Return the iterations with useless gradients, and the runs where they are not finite: both, or float16 alone."""
+def skipped_steps(a: Recording, b: Recording) -> dict[int, list[Recording]]:
+    """Return the iterations without useful gradients, and the runs where they are not finite.
+
+    Those are both runs, or the one in float16, if the other has another format.
+    """
     silent = {}
+    narrow = [one for one in (a, b) if one.about.format == "float16"]
     for key in a.parts.keys() & b.parts.keys():
         if key.name == "gradient norm":
             bad = [one for one in (a, b) if not np.isfinite(one.load(one.parts[key][0])).all()]
-            if len(bad) == 2 or (bad and bad[0].about["format"] == "float16" != other(bad[0], a, b).about["format"]):
+            if len(bad) == 2 or (len(narrow) == 1 and bad == narrow):
                 silent[key.iteration] = bad
     return silent
 
 
-def other(one: Recording, a: Recording, b: Recording) -> Recording:
-    return b if one is a else a
-
-
 def check_comparable(a: Recording, b: Recording) -> None:
-    for name in ALIKE:
-        one, other = a.about.get(name), b.about.get(name)
+    for name in COMMON:
+        one, other = getattr(a.about, name), getattr(b.about, name)
         if one == other:
             continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            field_name = next(name for name in [*one, *other] if one.get(name) != other.get(name))
-            name, one, other = f"{name}'s {field_name}", one.get(field_name), other.get(field_name)
+        name = name.replace("_", " ")
+        if is_dataclass(one):
+            part = next(part for part, value in vars(one).items() if value != getattr(other, part))
+            name, one, other = f"{name}'s {part}", getattr(one, part), getattr(other, part)
         raise UserError(f"A and B are not the same run on two topologies: the {name} is {one} in A, but {other} in B. "
                         "Give both the same model, optimizer, data, seed and batch; ranks and how they share the work "
                         "may differ, and so may the format.")
@@ -160,17 +161,17 @@ def check_comparable(a: Recording, b: Recording) -> None:
 # ---- one tensor -----------------------------------------------------------------------------------------------------
 
 
-def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | None:
+def largest_difference(key: Key, a: Recording, b: Recording) -> TensorDifference | None:
     """Return the largest difference between a tensor's holders and its expected values; None if there is only one."""
     holders = [*holders_of("A", a, key), *holders_of("B", b, key)]
-    expected = [holder for one in known(key, a)[:1] for holder in holders_of("A", a, one)] or holders
+    expected = [holder for one in keys_in(key, a)[:1] for holder in holders_of("A", a, one)] or holders
     if expected is holders and len(holders) < 2:
         return None
-    whole, there = joined(expected, shape_of([*holders, *expected]))
+    whole, there = assemble(expected, whole_shape([*holders, *expected]))
     apart = [np.where(there[one.box], distance(one.values, whole[one.box]), 0) for one in holders]
     largest = float(abs(whole[there & np.isfinite(whole)]).max(initial=0))
-    allowed, rate = tolerance(key, a, b), a.about["optimizer"]["lr"]
-    if moved(key, a) and rate > 0:
+    allowed, rate = tolerance(key, a, b), a.about.optimizer.lr
+    if is_moved_weight(key, a) and rate > 0:
         sizes = [sqrt(float(np.vdot(one, one)) / whole.size) for one in apart]
         unit, unit_is = rate, "the learning rate"
         allowed += max(epsilon(key, recording) for recording in (a, b)) * largest / rate
@@ -186,7 +187,7 @@ def furthest_apart(key: Key, a: Recording, b: Recording) -> TensorDifference | N
                             (float(whole[at]), float(holders[worst].values[inside])))
 
 
-def known(key: Key, recording: Recording) -> list[Key]:
+def keys_in(key: Key, recording: Recording) -> list[Key]:
     """Return the keys of a tensor in a run: a recomputed one has two, the forward's first."""
     phases = ("forward", "recompute") if key.phase in ("forward", "recompute") else (key.phase,)
     return [one for phase in phases if (one := key._replace(phase=phase)) in recording.parts]
@@ -195,10 +196,10 @@ def known(key: Key, recording: Recording) -> list[Key]:
 def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     """Return every holder of a part; for partial sums, all ranks as one."""
     parts = recording.parts.get(key, [])
-    holders = [Holder(run, (part.rank,), part.box, felt(key, part, recording)) for part in parts]
+    holders = [Holder(run, (part.rank,), part.box, significant_values(key, part, recording)) for part in parts]
     if not any(part.summed for part in parts):
         return holders
-    shape = shape_of(holders)
+    shape = whole_shape(holders)
     total = np.zeros(shape)
     with np.errstate(invalid="ignore"):
         for holder in holders:
@@ -206,12 +207,12 @@ def holders_of(run: str, recording: Recording, key: Key) -> list[Holder]:
     return [Holder(run, tuple(sorted({part.rank for part in parts})), tuple(slice(0, n) for n in shape), total)]
 
 
-def felt(key: Key, part: TensorPart, recording: Recording):
+def significant_values(key: Key, part: TensorPart, recording: Recording):
     """Return a part's values in float64, without components that the loss ignores."""
     values = np.asarray(recording.load(part), np.float64)
     if key.name == "multichoice_head.b":                 # the scores of all answers have it in common
         return np.zeros_like(values)
-    if recording.about["model"]["position_embedding_type"] == "rope":
+    if recording.about.model.position_embedding_type == "rope":
         return values
     if key.name.endswith("attention.b_qkv"):             # [3, a, d]
         is_key = part.first[0] + np.arange(len(values)) == 1
@@ -221,18 +222,13 @@ def felt(key: Key, part: TensorPart, recording: Recording):
     return values
 
 
-def joined(holders: list[Holder], shape: tuple[int, ...]):
+def assemble(holders: list[Holder], shape: tuple[int, ...]):
     """Assemble the whole, and a mask of its known elements. The first holder wins."""
     whole, known = np.zeros(shape), np.zeros(shape, bool)
     for holder in holders:
         whole[holder.box] = np.where(known[holder.box], whole[holder.box], holder.values)
         known[holder.box] = True
     return whole, known
-
-
-def shape_of(holders: list[Holder]) -> tuple[int, ...]:
-    """Return the shape of the smallest array that holds all boxes."""
-    return tuple(max(along.stop for along in axis) for axis in zip(*(holder.box for holder in holders)))
 
 
 def distance(x, y):
@@ -246,23 +242,23 @@ def contains(box: tuple[slice, ...], at: tuple[int, ...]) -> bool:
     return all(along.start <= i < along.stop for along, i in zip(box, at))
 
 
-def moved(key: Key, recording: Recording) -> bool:
+def is_moved_weight(key: Key, recording: Recording) -> bool:
     """Report whether these are weights that an update has moved."""
-    return key.phase == "optimizer parameters" or (key.phase == "parameters" and later(key, recording))
+    return key.phase == "optimizer parameters" or (key.phase == "parameters" and is_after_update(key, recording))
 
 
-def later(key: Key, recording: Recording) -> bool:
+def is_after_update(key: Key, recording: Recording) -> bool:
     """Report whether a recorded update came before."""
     return key.iteration > recording.first_iteration
 
 
 def tolerance(key: Key, a: Recording, b: Recording) -> float:
     """Return the tolerance of the coarser of the two formats."""
-    kind = "weights" if moved(key, a) else "later" if later(key, a) else "first"
-    return max(getattr(TOLERANCE[recording.about["format"]], kind) for recording in (a, b))
+    kind = "weights" if is_moved_weight(key, a) else "later" if is_after_update(key, a) else "first"
+    return max(getattr(TOLERANCE[recording.about.format], kind) for recording in (a, b))
 
 
 def epsilon(key: Key, recording: Recording) -> float:
     """Return the epsilon of the weights' format: the optimizer's, or the model's."""
-    precision = Precision(recording.about["format"])
+    precision = Precision(recording.about.format)
     return FORMATS[precision.main if key.phase.startswith("optimizer") else precision.compute].epsilon

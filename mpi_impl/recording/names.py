@@ -6,7 +6,7 @@ a gradient has the name of its tensor: the phase distinguishes the two. The phas
     batch                  tokens and targets
     parameters             as the first microbatch finds them: gathered, rounded
     forward                activations, from the embedding to the loss
-    recompute              those that a backward has recomputed
+    recompute              activations that a backward has recomputed
     kept                   the inputs of weight matrices, as the backward finds them
     backward               gradients of activations, from the loss to the embedding
     gradients              of the parameters, over all microbatches: before anything is summed over ranks
@@ -15,7 +15,7 @@ a gradient has the name of its tensor: the phase distinguishes the two. The phas
     optimizer m, v         Adam's moments, after the update
     optimizer parameters   the weights, after the update
 
-This is the logical order, and not the schedule's: first the forward of all microbatches, then the backward.
+This is the logical order, not the schedule's: first the forward of all microbatches, then the backward.
 """
 from typing import NamedTuple
 
@@ -27,14 +27,14 @@ FROM_THE_LOSS = ("kept", "backward", "gradients", "reduction")      # phases in 
 # input: its sum over the tensor-parallel ranks is `output`, before the bias is added.
 BEFORE = ("tokens", "token_types", "lengths", "embedding.word", "embedding.partial", "embedding.output",
           "embedding.position", "embedding.token_type", "embedding.output_mask")
+NORM, LINEAR = ("weight", "bias", "normed", "inverse_std", "output"), ("input", "w", "b", "output")
 BLOCK = ("input",
-         *(f"input_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
+         *(f"input_layernorm.{name}" for name in NORM),
          *(f"attention.{name}" for name in ("input", "w_qkv", "b_qkv", "qkv", "q", "k", "v", "probs", "probs_mask",
                                             "context", "w_out", "partial", "output", "b_out", "output_mask")),
-         *(f"post_attention_layernorm.{name}" for name in ("weight", "bias", "normed", "inverse_std", "output")),
+         *(f"post_attention_layernorm.{name}" for name in NORM),
          *(f"mlp.{name}" for name in ("input", "w_in", "b_in", "pre_activation", "hidden", "w_out", "partial",
                                       "output", "b_out", "output_mask")))
-NORM, LINEAR = ("weight", "bias", "normed", "inverse_std", "output"), ("input", "w", "b", "output")
 PREDICTED = ("targets", "weights", "swapped", "answers")      # the parts of a batch that only the last stage reads
 AFTER = (*(f"final_layernorm.{name}" for name in NORM),
          *(f"lm_head.dense.{name}" for name in LINEAR), *(f"lm_head.layernorm.{name}" for name in NORM),

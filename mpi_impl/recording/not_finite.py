@@ -1,7 +1,7 @@
 """The first tensor of a step, in the order of computation, with an element that is infinite or NaN.
 
-A step whose gradients are not finite has moved no weight, so it can be computed once more with an observer that looks
-for such elements. The check keeps nothing, but looks at every tensor, so it does not observe every step.
+A step whose gradients are not finite has moved no weight, so it can be computed again with an observer that looks for
+such elements. It looks at every tensor, which takes time: so only such a step is observed.
 """
 from typing import Any, NamedTuple
 
@@ -43,22 +43,17 @@ class FiniteCheck(Observer):
                                  float(values[at]), int(bad.sum()), bad.size)
 
     def describe(self) -> str:
-        """Say, for a person, where the first infinity or NaN of all ranks is. All ranks call this, and get the same."""
+        """Describe the place of the first infinity or NaN of all ranks. All ranks call this, and get the same text."""
         everyone = [found for found in self.topology.world.allgather_objects(self.found) if found is not None]
-        return describe(everyone)
-
-
-def describe(everyone: list[Finding]) -> str:
-    """Say where the first of the ranks' findings is."""
-    if not everyone:
-        return "Computed once more the step is finite: the machine does not compute the same twice."
-    first = min(everyone, key=lambda found: (found.key.order, found.rank))
-    others = [str(found.rank) for found in everyone if found.key == first.key and found.rank != first.rank]
-    layer = "" if first.key.layer is None else f", layer {first.key.layer}"
-    also = f" (and on {', '.join(others)})" if others else ""
-    begins = ("The weights were not finite when the step began:" if first.key.phase == "parameters" else
-              "In the order of computation it appears first in")
-    gradient = "the gradient of " if first.key.of_a_gradient else ""
-    return (f"{begins} {gradient}{first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: "
-            f"{first.bad:,} of its {first.size:,} elements there, the first at {list(first.at)}, which is "
-            f"{first.value}.")
+        if not everyone:
+            return "Computed once more the step is finite: the machine does not compute the same twice."
+        first = min(everyone, key=lambda found: (found.key.order, found.rank))
+        others = [str(found.rank) for found in everyone if found.key == first.key and found.rank != first.rank]
+        layer = "" if first.key.layer is None else f", layer {first.key.layer}"
+        also = f" (and on {', '.join(others)})" if others else ""
+        begins = ("The weights were not finite when the step began:" if first.key.phase == "parameters" else
+                  "In the order of computation it appears first in")
+        gradient = "the gradient of " if first.key.of_a_gradient else ""
+        return (f"{begins} {gradient}{first.key.name}, phase {first.key.phase}{layer}, on rank {first.rank}{also}: "
+                f"{first.bad:,} of its {first.size:,} elements there, the first at {list(first.at)}, which is "
+                f"{first.value}.")

@@ -1,4 +1,4 @@
-"""An observed training step, whose layers know nothing of it.
+"""An observed training step. Its layers know nothing of the observer.
 
 A pass gives its layers units, a region and a sink, and gets caches back. An observed pass gives them units, a region
 and a sink that report to the observer, and shows it the caches:
@@ -32,37 +32,37 @@ class ObservedPass(TrainingPass):
         self.observer = observer
         super().__init__(state, *arguments)
         self.region: Any = ObservedRegion(state.region, observer)
-        self.params = observed_units(self.params, observer.uses)
-        self.grads = observed_units(self.grads, observer.differentiates)
+        self.params = observe_units(self.params, observer.see_parameters)
+        self.grads = observe_units(self.grads, observer.begin_gradients)
         self.sink = ObservedSink(self.sink, observer)
-        self.compute = {kind: self.observed(function) for kind, function in self.compute.items()}
-        observer.begins(self, iteration)
+        self.compute = {kind: self.observe_action(function) for kind, function in self.compute.items()}
+        observer.begin_step(self, iteration)
 
-    def observed(self, function: Callable) -> Callable:
+    def observe_action(self, function: Callable) -> Callable:
         """Wrap one of the schedule's actions."""
         def act(action: Action, x):
-            self.observer.acts(action)
+            self.observer.begin_action(action)
             layers = self.observer.state.stages[action.stage]
             before, after = (f"blocks.{layer}.input" for layer in (layers[0], layers[-1] + 1))
             came, goes, phase = (before, after, "forward") if action.kind == "F" else (after, before, "backward")
             if x is not None:
-                self.observer.outside(phase, came, x)
+                self.observer.see_outside(phase, came, x)
             y = function(action, x)
             if y is not None:
-                self.observer.outside(phase, goes, y)
+                self.observer.see_outside(phase, goes, y)
             return y
 
         return act
 
     def keep(self, action: Action, y, cache: StageCache) -> None:
         super().keep(action, y, cache)
-        see = self.observer
+        observer = self.observer
         if cache.embedding is not None:
-            show_mask(see, "forward", "embedding.output_mask", cache.embedding[-1])
+            show_mask(observer, "forward", "embedding.output_mask", cache.embedding[-1])
         for kept in cache.layers:
             self.show_blocks("forward", kept.caches or {})
         if cache.head is not None:
-            show_heads(see, self.model, y, cache.head)
+            show_heads(observer, self.model, y, cache.head)
 
     def measure_recomputed(self, caches) -> None:
         super().measure_recomputed(caches)
@@ -76,52 +76,52 @@ class ObservedPass(TrainingPass):
 # ---- the caches -----------------------------------------------------------------------------------------------------
 
 
-def show_heads(see: Observer, c: ModelConfig, losses, cache) -> None:
+def show_heads(observer: Observer, c: ModelConfig, losses, cache) -> None:
     """Show the caches of the heads. A GPT has one head, whose caches lie beside that of the final norm."""
     norm, *rest = cache
-    show_norm(see, "forward", "final_layernorm", norm)
+    show_norm(observer, "forward", "final_layernorm", norm)
     caches = {"lm": rest} if c.architecture == "gpt" else rest[0]
     for head, loss in zip(c.heads, losses):
         scores, loss_cache = caches[head]
         if head == "lm" and c.architecture == "bert":
-            show_norm(see, "forward", "lm_head.layernorm", scores[0][-1])
+            show_norm(observer, "forward", "lm_head.layernorm", scores[0][-1])
         name = "" if head == "lm" else f"{head} "
-        if head == "lm" or see.has_first_position:
-            see.inside("forward", f"{name}probabilities", loss_cache[0])
-        see.inside("forward", f"{name}loss", loss)
+        if head == "lm" or observer.has_first_position:
+            observer.see_inside("forward", f"{name}probabilities", loss_cache[0])
+        observer.see_inside("forward", f"{name}loss", loss)
 
 
-def show_block(see: Observer, phase: str, block: str, cache: BlockCache) -> None:
+def show_block(observer: Observer, phase: str, block: str, cache: BlockCache) -> None:
     """Show a block's cache. One in 16 bits holds less, since its kernels recompute more."""
-    show_norm(see, phase, f"{block}.input_layernorm", cache.input_layernorm)
+    show_norm(observer, phase, f"{block}.input_layernorm", cache.input_layernorm)
     core = cache.attention.core
     q, k, v = (x.swapaxes(1, 2) for x in core[:3]) if isinstance(core, ops.AttentionCore) else core[:3]
     for name, x in (("q", q), ("k", k), ("v", v)):
-        see.inside(phase, f"{block}.attention.{name}", x, axis=2)             # [b, s, a/t, d]
+        observer.see_inside(phase, f"{block}.attention.{name}", x, axis=2)             # [b, s, a/t, d]
     if hasattr(core, "probs"):
-        see.inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
+        observer.see_inside(phase, f"{block}.attention.probs", core.probs, axis=1)     # [b, a/t, s, s]
         if core.mask is not None:
-            see.inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs > 0), axis=1)
-    see.inside(phase, f"{block}.attention.context", cache.attention.context)
-    show_mask(see, phase, f"{block}.attention.output_mask", cache.attention_mask)
-    show_norm(see, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
+            observer.see_inside(phase, f"{block}.attention.probs_mask", core.mask.keep & (core.probs > 0), axis=1)
+    observer.see_inside(phase, f"{block}.attention.context", cache.attention.context)
+    show_mask(observer, phase, f"{block}.attention.output_mask", cache.attention_mask)
+    show_norm(observer, phase, f"{block}.post_attention_layernorm", cache.post_attention_layernorm)
     _, activation, hidden = cache.mlp
     z = activation[0] if isinstance(activation, tuple) else activation
     if z.dtype != bool:                                                       # ReLU keeps only its sign
-        see.inside(phase, f"{block}.mlp.pre_activation", z)
-    see.inside(phase, f"{block}.mlp.hidden", hidden)
-    show_mask(see, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
+        observer.see_inside(phase, f"{block}.mlp.pre_activation", z)
+    observer.see_inside(phase, f"{block}.mlp.hidden", hidden)
+    show_mask(observer, phase, f"{block}.mlp.output_mask", cache.mlp_mask)
 
 
-def show_norm(see: Observer, phase: str, name: str, cache) -> None:
+def show_norm(observer: Observer, phase: str, name: str, cache) -> None:
     normed, inverse_std = cache
-    see.outside(phase, f"{name}.normed", normed)
-    see.outside(phase, f"{name}.inverse_std", inverse_std)
+    observer.see_outside(phase, f"{name}.normed", normed)
+    observer.see_outside(phase, f"{name}.inverse_std", inverse_std)
 
 
-def show_mask(see: Observer, phase: str, name: str, mask) -> None:
+def show_mask(observer: Observer, phase: str, name: str, mask) -> None:
     if mask is not None:
-        see.outside(phase, name, mask.keep)
+        observer.see_outside(phase, name, mask.keep)
 
 
 # ---- arguments of the layers ----------------------------------------------------------------------------------------
@@ -139,30 +139,30 @@ class ObservedRegion:
 
     def enter(self, x, reason):
         before, after = self.names_at_f(reason)
-        self.observer.outside(self.observer.computing, before, x)
+        self.observer.see_outside(self.observer.computing, before, x)
         entered = self.region.enter(x, reason)
-        self.observer.inside(self.observer.computing, after, entered)
+        self.observer.see_inside(self.observer.computing, after, entered)
         return entered
 
     def enter_backward(self, dx, reason):
         before, after = self.names_at_f(reason)
-        self.observer.inside("backward", after, dx, summed=True)
+        self.observer.see_inside("backward", after, dx, summed=True)
         dx = self.region.enter_backward(dx, reason)
-        self.observer.outside("backward", before, dx)
+        self.observer.see_outside("backward", before, dx)
         return dx
 
     def leave(self, partial, reason):
         before, after = self.names_at_g(reason)
-        self.observer.inside(self.observer.computing, before, partial, summed=True)
+        self.observer.see_inside(self.observer.computing, before, partial, summed=True)
         y = self.region.leave(partial, reason)
-        self.observer.outside(self.observer.computing, after, y)
+        self.observer.see_outside(self.observer.computing, after, y)
         return y
 
     def leave_backward(self, dy, reason):
         before, after = self.names_at_g(reason)
-        self.observer.outside("backward", after, dy)
+        self.observer.see_outside("backward", after, dy)
         dy = self.region.leave_backward(dy, reason)
-        self.observer.inside("backward", before, dy)
+        self.observer.see_inside("backward", before, dy)
         return dy
 
     def names_at_f(self, reason: str) -> tuple[str, str]:
@@ -185,21 +185,19 @@ class ObservedUnit:
     """A unit that reports its use."""
 
     def __init__(self, unit, used: Callable):
-        self.unit, self.used, self.name = unit, used, unit.name
+        self.unit, self.used = unit, used
 
-    def prefetch(self) -> None:
-        self.unit.prefetch()
+    def __getattr__(self, name: str) -> Any:
+        """Return the unit's own attribute, unobserved."""
+        return getattr(self.unit, name)
 
     def wait(self):
         tensors = self.unit.wait()
-        self.used(self.name, tensors)
+        self.used(self.unit.name, tensors)
         return tensors
 
-    def release(self) -> None:
-        self.unit.release()
 
-
-def observed_units(stages: dict[int, Any], used: Callable) -> dict[int, Any]:
+def observe_units(stages: dict[int, Any], used: Callable) -> dict[int, Any]:
     """Return trees of units, by stage."""
     return {stage: tree_map(lambda unit: ObservedUnit(unit, used), tree) for stage, tree in stages.items()}
 
@@ -212,11 +210,11 @@ class ObservedSink(ImmediateSink):
         self.sink, self.observer = sink, observer
 
     def __call__(self, grad, x, dy) -> None:
-        self.observer.factors(grad, x, dy)
+        self.observer.see_factors(grad, x, dy)
         super().__call__(grad, x, dy)
 
     def contributed(self, *units) -> None:
         for tree in units:
             for _, unit in leaves(tree):
-                self.observer.contributes(unit.name)
+                self.observer.see_gradients(unit.name)
         self.sink.done(*units)

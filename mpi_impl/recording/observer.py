@@ -1,4 +1,4 @@
-"""The observer of a training step: the name of each tensor that a rank sees, and its place in the whole one."""
+"""The observer of a training step: it names each tensor that a rank sees, and finds its place in the whole tensor."""
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -40,56 +40,56 @@ class Observer(ABC):
         With `summed` the whole is the sum of several ranks' parts; otherwise they are identical.
         """
 
-    # ---- the step begins and ends: called by the trainer and its pass ----
+    # ---- the beginning and the end of a step: called by the trainer and its pass ----
 
-    def begins(self, work: TrainingPass, iteration: int) -> None:
+    def begin_step(self, work: TrainingPass, iteration: int) -> None:
         """Begin a step of this ObservedPass."""
         self.work, self.iteration = work, iteration
         self.unit, self.used, self.gradients = "", set[str](), dict[str, Any]()
         for self.microbatch, batch in enumerate(work.microbatches):
             for name, x in batch._asdict().items():
                 if x is not None and (self.last_stage if name in PREDICTED else self.first_stage):
-                    self.inside("batch", name, x)
+                    self.see_inside("batch", name, x)
 
-    def reduced(self, loss: float) -> None:
-        """See gradients and loss that have been summed over the ranks."""
-        self.pieces("reduction", self.state.gradients.own, self.work.scale)
+    def see_reduction(self, loss: float) -> None:
+        """See the gradients and the loss after their sum over the ranks."""
+        self.see_pieces("reduction", self.state.gradients.own, self.work.scale)
         if self.last_stage and self.tensor_rank == 0:
             self.see("step", "loss of each replica", to_host(self.work.losses), (0,), summed=True)
         self.see("step", "mean loss", np.array([loss]), (0,))
         self.gradients = {}         # with ZeRO these buffers must not live longer
 
-    def updated(self, norm: float, rate: float) -> None:
-        """See the weights that the optimizer has moved, if the norm is finite."""
+    def see_update(self, norm: float, rate: float) -> None:
+        """See the optimizer's states after its step. If the norm is not finite, they have not moved."""
         self.see("step", "gradient norm", np.array([norm]), (0,))
         self.see("step", "learning rate", np.array([rate]), (0,))
         for state, buffer in self.state.optimizer_states.items():
-            self.pieces(f"optimizer {state}", buffer)
+            self.see_pieces(f"optimizer {state}", buffer)
 
     # ---- in between: called by the observed pass ----
 
-    def acts(self, action: Action) -> None:
+    def begin_action(self, action: Action) -> None:
         """Note the schedule's next action. A forward inside a backward is a recomputed layer."""
         self.microbatch, self.computing = action.microbatch, "forward" if action.kind == "F" else "recompute"
 
-    def uses(self, unit: str, tensors) -> None:
-        """See a unit's parameters: it is at work from now on."""
+    def see_parameters(self, unit: str, tensors) -> None:
+        """See the parameters of a unit, which begins its work."""
         self.unit = unit
         for name, x in leaves(tensors, unit):
             if name not in self.used:
                 self.used.add(name)
-                self.parameter("parameters", name, x)
+                self.see_parameter("parameters", name, x)
 
-    def differentiates(self, unit: str, tensors) -> None:
-        """Note that a unit's gradients will be added to."""
+    def begin_gradients(self, unit: str, tensors) -> None:
+        """Note the gradients of a unit, to which its backward is about to add."""
         self.unit = unit
         self.gradients |= leaves(tensors, unit)
 
-    def contributes(self, unit: str) -> None:
+    def see_gradients(self, unit: str) -> None:
         """See a unit's gradients after a microbatch: after the last one they are complete on this rank.
 
-        (With ZeRO-2 and 3 they are sent after every microbatch, and gone. Where all tensor-parallel ranks have the same
-        gradient, only the first one's counts.)
+        (With ZeRO-2 and 3 each microbatch's are reduced and freed. If the gradient is identical on all tensor-parallel
+        ranks, only the first rank's counts.)
         """
         if not self.state.gradients.whole_after_backward:
             return
@@ -97,33 +97,33 @@ class Observer(ABC):
             if unit_of(name) == unit:
                 identical = segment.tensor.split is None and not self.topology.config.sequence_parallel
                 if self.tensor_rank == 0 or not identical:
-                    self.parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
+                    self.see_parameter("gradients", name, self.gradients[name] / self.work.scale, summed=True)
 
-    def factors(self, grad, x, dy) -> None:
+    def see_factors(self, grad, x, dy) -> None:
         """See x^T dy, which is added to a weight's gradient."""
         name = next(name for name, known in self.gradients.items() if np.may_share_memory(known, grad))
         unit = unit_of(name)
         if unit == name:                                 # a word table: it gets dlogits^T x
-            self.inside("kept", "logits.input", dy)
-            self.inside("backward", "logits", x)
+            self.see_inside("kept", "logits.input", dy)
+            self.see_inside("backward", "logits", x)
             return
         if unit in HEADS:
-            self.factors_of_head(name.removesuffix(".w"), unit, x, dy)
+            self.see_factors_of_head(name.removesuffix(".w"), unit, x, dy)
             return
         kept, gradient = FACTORS[name.removeprefix(f"{unit}.")]
         if gradient == "attention.qkv":                  # [b, s, 3 h/t] -> [b, s, 3, a/t, d]
             dy = dy.reshape(*dy.shape[:2], 3, -1, self.state.model.head_size)
-        self.inside("kept", f"{unit}.{kept}", x)
-        self.inside("backward", f"{unit}.{gradient}", dy)
+        self.see_inside("kept", f"{unit}.{kept}", x)
+        self.see_inside("backward", f"{unit}.{gradient}", dy)
 
-    def factors_of_head(self, layer: str, unit: str, x, dy) -> None:
+    def see_factors_of_head(self, layer: str, unit: str, x, dy) -> None:
         """See the factors of a linear layer on top of a BERT: for all positions, or only the first."""
         if unit == "lm_head":
-            self.outside("kept", f"{layer}.input", x)
-            self.outside("backward", f"{layer}.output", dy)
+            self.see_outside("kept", f"{layer}.input", x)
+            self.see_outside("backward", f"{layer}.output", dy)
         elif self.has_first_position:
-            self.inside("kept", f"{layer}.input", x)
-            self.inside("backward", f"{layer}.output", dy)
+            self.see_inside("kept", f"{layer}.input", x)
+            self.see_inside("backward", f"{layer}.output", dy)
 
     # ---- the place of a part in the whole ----
 
@@ -138,12 +138,12 @@ class Observer(ABC):
         b = len(self.work.microbatches[0].tokens)
         return samples_of(self.topology.place.data, self.microbatch, self.topology.data.size, b).start
 
-    def outside(self, phase: str, name: str, x) -> None:
+    def see_outside(self, phase: str, name: str, x) -> None:
         """See x [b, s, ...] outside the regions, this rank's positions."""
         positions = self.state.region.positions(x)
         self.see(phase, name, self.unscaled(phase, x), (self.sample, positions.start, *[0] * (x.ndim - 2)))
 
-    def inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
+    def see_inside(self, phase: str, name: str, x, axis: int | None = None, summed: bool = False) -> None:
         """See x [b, ...] of all positions: identical on all tensor-parallel ranks, or sharded along an axis."""
         site = name.removeprefix(f"{unit_of(name)}.")
         axis = 2 if site in BY_COLUMNS else 3 if site == "attention.qkv" else axis
@@ -158,7 +158,7 @@ class Observer(ABC):
         """Divide gradients by the loss scale, in a format that is wide enough."""
         return widened(x) / self.work.scale if phase == "backward" and self.work.scale != 1 else x
 
-    def parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
+    def see_parameter(self, phase: str, name: str, x, summed: bool = False) -> None:
         """See this rank's shard x of a parameter, or of its gradient, without padding."""
         tensor, first = self.state.layout.by_name[name].tensor, [0] * x.ndim
         if (split := tensor.split) is not None:
@@ -166,7 +166,7 @@ class Observer(ABC):
             x = x[(slice(None),) * split + (slice(max(tensor.shape[split] - first[split], 0)),)]
         self.see(phase, name, x, tuple(first), summed)
 
-    def pieces(self, phase: str, buffer, scale: float = 1.0) -> None:
+    def see_pieces(self, phase: str, buffer, scale: float = 1.0) -> None:
         """See this rank's own pieces of a buffer that has its parameters' layout."""
         for piece in without_padding(self.state.pieces, self.tensor_rank):
             values, start = buffer.load(piece), 0

@@ -13,14 +13,14 @@ from safetensors.numpy import save_file
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.recording.names import Key
 from mpi_impl.recording.observer import Observer
-from mpi_impl.recording.recording import ALIKE, INDEX, TensorPart
+from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart
 from mpi_impl.runtime.arrays import to_host, widened
 from mpi_impl.runtime.files import check_folder, write_whole, writing
 from mpi_impl.runtime.tables import bytes_of
 from reference.errors import UserError
 from reference.optimizer import OptimizerConfig
 
-ITERATIONS = 2      # to record: in the first, biases are still 0 and the optimizer has no state
+ITERATIONS = 2      # to record: in the first, biases are 0 and the optimizer has no state
 
 
 class Recorder(Observer):
@@ -31,7 +31,7 @@ class Recorder(Observer):
         self.seen: dict[tuple[Key, tuple[int, ...]], tuple[TensorPart, Any]] = {}
 
     def see(self, phase, name, x, first, summed=False) -> None:
-        """Keep a copy. A tensor that is seen again has changed since, and replaces the earlier one."""
+        """Keep a copy. A tensor that is seen again has changed, and replaces the earlier copy."""
         if not x.size:      # a shard of padding
             return
         values = np.array(widened(to_host(x)))
@@ -39,7 +39,7 @@ class Recorder(Observer):
         self.seen[Key(self.iteration, phase, name), first] = part, values
 
     def pop_parts(self) -> list[tuple[Key, TensorPart, Any]]:
-        """Return the parts that were seen since the last call, and forget them."""
+        """Return the parts seen since the last call, and forget them."""
         found = [(key, part, values) for (key, _), (part, values) in self.seen.items()]
         self.seen = {}
         return found
@@ -48,7 +48,7 @@ class Recorder(Observer):
 class RecordedSteps:
     """The recording of a run's first steps to a folder, for --record. All ranks call its methods together."""
 
-    def __init__(self, state: ModelState, folder: str, about: dict[str, Any], say: Callable[[str], None]):
+    def __init__(self, state: ModelState, folder: str, about: RunFacts, say: Callable[[str], None]):
         """Raise UserError if nothing can be written there."""
         self.recorder, self.world = Recorder(state), state.topology.world
         self.folder, self.about, self.say, self.left = folder, about, say, ITERATIONS
@@ -77,7 +77,7 @@ class RecordedSteps:
         file = f"iteration-{self.recorder.iteration}.rank-{rank}.safetensors"
         self.world.broadcast_object(lambda: self.check_room(sum(bytes_of_ranks)))
         self.world.collect_objects(lambda: write_values(os.path.join(self.folder, file), parts))
-        self.index += [[*key, *part._replace(file=file, name=str(i))] for i, (key, part, _) in enumerate(parts)]
+        self.index += [(key, part._replace(file=file, name=str(i))) for i, (key, part, _) in enumerate(parts)]
         everyone = self.world.allgather_objects(self.index)
         self.world.broadcast_object(lambda: self.write_index(everyone))
 
@@ -91,7 +91,7 @@ class RecordedSteps:
                             "elsewhere.")
 
     def write_index(self, everyone: list[list]) -> None:
-        index = {"about": self.about, "parts": [entry for index in everyone for entry in index]}
+        index = {"about": asdict(self.about), "parts": [entry for index in everyone for entry in index]}
         write_whole(os.path.join(self.folder, INDEX), json.dumps(index))
 
 
@@ -103,8 +103,7 @@ def write_values(path: str, parts: list[tuple[Key, TensorPart, Any]]) -> None:
         raise UserError(f"{path} cannot be written: {error}.") from error
 
 
-def description(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int
-                ) -> dict[str, Any]:
-    """Describe the run: the facts that must be equal in compared runs; and the rest, for a person."""
-    alike = (asdict(state.model), asdict(optimizer), state.seed, global_batch_size, seq_length)
-    return {**dict(zip(ALIKE, alike)), "format": state.precision.compute, "parallel": asdict(state.topology.config)}
+def facts_of(state: ModelState, optimizer: OptimizerConfig, global_batch_size: int, seq_length: int) -> RunFacts:
+    """Return the description of a run."""
+    return RunFacts(state.model, optimizer, state.seed, global_batch_size, seq_length, state.precision.compute,
+                    state.topology.config)

@@ -1,4 +1,4 @@
-"""Recordings: the tensors of a run's first steps, each part with its place in the whole tensor; in memory and on disk.
+"""Recordings, in memory and on disk: the tensors of a run's first steps, each part with its place in the whole tensor.
 
 A recording on disk is a folder (`pretrain_gpt --record DIR`) with `recording.json`, which describes the run and lists
 the parts, and with a safetensors file for each rank and iteration, which holds their values. The list is written after
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
 from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
@@ -23,28 +22,18 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 
 INDEX = "recording.json"
-ALIKE = ("model", "optimizer", "seed", "global batch size", "sequence length")     # in runs that can be compared
-
-
+COMMON = ("model", "optimizer", "seed", "global_batch_size", "sequence_length")     # of runs to compare
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-
-
-@dataclass
-class Index:
-    """The content of recording.json. A part: iteration, phase, name; rank, first, shape, summed, file, name there."""
-
-    about: dict[str, Any]
-    parts: list[tuple[Count, str, str, Count, tuple[Count, ...], tuple[Count, ...], bool, str, str]]
 
 
 class TensorPart(NamedTuple):
     """One rank's box of a tensor."""
 
-    rank: int
-    first: tuple[int, ...]     # coordinates, in the whole, of its first element
-    shape: tuple[int, ...]
-    summed: bool               # whether the whole is the sum of the parts, not their union
-    file: str = ""             # the file with its values, and its name there
+    rank: Count
+    first: tuple[Count, ...]     # coordinates, in the whole, of its first element
+    shape: tuple[Count, ...]
+    summed: bool                 # whether the whole is the sum of the parts, not their union
+    file: str = ""               # the file with its values, and its name there
     name: str = ""
 
     @property
@@ -52,11 +41,41 @@ class TensorPart(NamedTuple):
         return tuple(slice(start, start + length) for start, length in zip(self.first, self.shape))
 
 
+@dataclass(frozen=True)
+class RunFacts:
+    """The description of a run."""
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    seed: int
+    global_batch_size: int
+    sequence_length: int
+    format: str                # in which the model computes
+    parallel: ParallelConfig
+
+    def __post_init__(self):
+        if self.format not in FORMATS:
+            raise ValueError(f"there is no format {self.format}")
+
+
+@dataclass
+class Index:
+    """The content of recording.json."""
+
+    about: RunFacts
+    parts: list[tuple[Key, TensorPart]]
+
+
+def whole_shape(parts: Iterable) -> tuple[int, ...]:
+    """Return the shape of the smallest array that holds the boxes of all parts."""
+    return tuple(max(along.stop for along in axis) for axis in zip(*(part.box for part in parts)))
+
+
 @dataclass
 class Recording:
     """The parts of each tensor, and a function that loads their values."""
 
-    about: dict[str, Any]                  # recorder.description of the run
+    about: RunFacts
     load: Callable[[TensorPart], Any]      # -> the part's values, a NumPy array
     parts: dict[Key, list[TensorPart]] = field(default_factory=dict)
 
@@ -65,7 +84,7 @@ class Recording:
         return min(key.iteration for key in self.parts)
 
 
-def in_memory(about: dict[str, Any], parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
+def in_memory(about: RunFacts, parts: Iterable[tuple[Key, TensorPart, Any]]) -> Recording:
     """Make a recording of all ranks' recorders."""
     recording, values = Recording(about, lambda part: values[part]), {}
     for i, (key, part, x) in enumerate(parts):
@@ -84,28 +103,16 @@ def read(folder: str) -> Recording:
     found = read_json(path, Index, LARGEST)
     recording = Recording(found.about, lambda part: load(folder, part))
     try:
-        check_about(found.about)
-        for iteration, phase, name, rank, first, shape, summed, file, entry in found.parts:
-            key, part = Key(iteration, phase, name), TensorPart(rank, first, shape, summed, file, entry)
-            if phase not in PHASES or len(first) != len(shape):
+        for key, part in found.parts:
+            if key.phase not in PHASES or len(part.first) != len(part.shape):
                 raise ValueError(f"{key} is no part of a tensor")
-            place_of(name)      # raises ValueError for a name that no tensor has
+            place_of(key.name)      # raises ValueError for a name that no tensor has
             recording.parts.setdefault(key, []).append(part)
     except ValueError as error:
         raise UserError(f"{path} is not what `pretrain_gpt --record` writes: {sentence(error)}.") from error
     if not recording.parts:
         raise UserError(f"{path} lists no tensor: the run was ended before its first iteration. Record it again.")
     return recording
-
-
-def check_about(about: dict[str, Any]) -> None:
-    """Raise ValueError unless this is a description of a run."""
-    if missing := {*ALIKE, "format", "parallel"} - about.keys():
-        raise ValueError(f"it does not tell the {min(missing)}")
-    for name, kind in (("model", ModelConfig), ("optimizer", OptimizerConfig), ("parallel", ParallelConfig)):
-        msgspec.convert(about[name], kind)
-    if about["format"] not in FORMATS:
-        raise ValueError(f"there is no format {about['format']}")
 
 
 def load(folder: str, part: TensorPart):

@@ -178,19 +178,20 @@ def multiplications_per_second(world: Group, x) -> float:
     return sum(world.allgather_objects(2 * len(x)**3 * count / seconds))
 
 
-class Measured(NamedTuple):
+class MeasuredRate(NamedTuple):
     """A measured speed of matrix multiplication."""
 
     rate: float     # FLOP/s of all ranks together
     form: str       # of the matrices
 
 
-def measured(world: Group, like) -> Measured:
+def measure_rate(world: Group, like) -> MeasuredRate:
     """Measure how fast all ranks multiply, which call this together. `like` is like their parameters, which CPU cores
     widen to float32 first.
     """
     size, form = (DEVICE_SIZE, like.dtype) if on_device(like) else (SIZE, np.promote_types(like.dtype, np.float32))
-    return Measured(multiplications_per_second(world, np.ones_like(like, shape=(size, size), dtype=form)), form.name)
+    a = np.ones_like(like, shape=(size, size), dtype=form)
+    return MeasuredRate(multiplications_per_second(world, a), form.name)
 
 
 def computed_flops(plan: RunSizes) -> int:
@@ -204,7 +205,7 @@ def computed_flops(plan: RunSizes) -> int:
     return iteration_flops(plan.model, plan.global_batch_size, plan.seq_length, again)
 
 
-def describe_time(plan: RunSizes, found: Measured) -> str:
+def describe_time(plan: RunSizes, found: MeasuredRate) -> str:
     """Describe the time of an iteration's matrix products."""
     flops = computed_flops(plan)
     return (f"an iteration takes {flops:.2g} FLOPs of matrix products: {flops / found.rate:.2g} s at the "

@@ -49,12 +49,18 @@ def measure_layer(inventory: ActivationInventory, group: Group) -> StageBytes:
 
 def layer_table(inventory: ActivationInventory, measured: int) -> str:
     """Tabulate the saved tensors of one layer, item by item, beside the formula, with the reasons for differences."""
-    found, published = inventory.layer(), layer_formula(inventory)
-    rows = [["kept until the backward", "elements", "bytes", "formula", "why they differ"]]
-    rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in found]
-    rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}", f"{published:,.0f}",
-                 f"measured: {verdict(measured, total(found), 'the sum')}"])
-    return f"{aligned(rows, left=(0, 4))}\n{bridge(replace(inventory, precision=HALF).layer(), published)}"
+    published = layer_formula(inventory)
+    table = items_table(["kept until the backward", "elements", "bytes", "formula", "why they differ"],
+                        inventory.layer(), published, measured)
+    return f"{table}\n{bridge(replace(inventory, precision=HALF).layer(), published)}"
+
+
+def items_table(titles: list[str], items: Sequence[SavedTensor], published: float, measured: int) -> str:
+    """Tabulate items, and compare their sum with the published one and the measured one."""
+    rows = [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}", item.why] for item in items]
+    end = ["sum", f"{sum(item.elements for item in items):,}", f"{total(items):,}", f"{published:,.0f}",
+           f"measured: {verdict(measured, total(items), 'the sum')}"]
+    return aligned([titles, *rows, end], left=(0, 4))
 
 
 def bridge(found: Sequence[SavedTensor], published: float) -> str:
@@ -67,26 +73,23 @@ def bridge(found: Sequence[SavedTensor], published: float) -> str:
 
 def deferred_table(inventory: ActivationInventory, measured: int) -> str:
     """Tabulate the bytes of a layer from I to W, for schedules that split the backward."""
-    found = inventory.layer_deferred()
-    rows = [["kept from I until W", "elements", "bytes", "in 16 bits"]]
-    rows += [[item.what, f"{item.elements:,}", f"{item.bytes:,}", f"{item.paper:,}"] for item in found]
-    rows.append(["sum", f"{sum(item.elements for item in found):,}", f"{total(found):,}",
-                 f"{sum(item.paper for item in found):,}", f"measured: {verdict(measured, total(found), 'the sum')}"])
-    rows = [[*row, ""][:5] for row in rows]
-    return (f"{aligned(rows, left=(0, 4))}\n"
+    found = [item._replace(why="") for item in inventory.layer_deferred()]     # which would always be the format
+    table = items_table(["kept from I until W", "elements", "bytes", "in 16 bits", ""], found,
+                        sum(item.paper for item in found), measured)
+    return (f"{table}\n"
             "In 16 bits on one rank it is 32 s b h (Qi et al. 2023, table 1). All else the layer kept is gone by then.")
 
 
 def variants(t: int) -> dict[str, ParallelConfig]:
     """Return the ways to save fewer activations that t tensor-parallel ranks have, by name."""
-    cut = ParallelConfig(t, sequence_parallel=t > 1)
+    sharded = ParallelConfig(t, sequence_parallel=t > 1)
     found = {"tensor parallel" if t > 1 else "nothing recomputed": ParallelConfig(t)}
     if t > 1:
-        found["+ sequence parallel, inputs kept"] = replace(cut, keep_gathered_inputs=True)
-        found["+ sequence parallel, gathered again"] = cut
+        found["+ sequence parallel, inputs kept"] = replace(sharded, keep_gathered_inputs=True)
+        found["+ sequence parallel, gathered again"] = sharded
     plus, instead = ("+ ", " instead") if t > 1 else ("", "")
-    found[f"{plus}selective recompute"] = replace(cut, recompute=Recompute("selective"))
-    found[f"{plus}full recompute{instead}"] = replace(cut, recompute=Recompute("full"))
+    found[f"{plus}selective recompute"] = replace(sharded, recompute=Recompute("selective"))
+    found[f"{plus}full recompute{instead}"] = replace(sharded, recompute=Recompute("full"))
     return found
 
 
@@ -117,11 +120,11 @@ def layer_formula(inventory: ActivationInventory) -> float:
 
 def formula_of(p: ParallelConfig) -> str:
     """Return the same in letters, as in Korthikanti et al. 2022, table 2."""
-    t, cut = p.tensor_model_parallel_size, p.sequence_parallel
+    t, sharded = p.tensor_model_parallel_size, p.sequence_parallel
     match p.recompute.granularity:
         case "full":
-            return "2 s b h / t" if cut else "2 s b h"
+            return "2 s b h / t" if sharded else "2 s b h"
         case "selective":
-            return "34 s b h / t" if cut else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
-    return ("s b h (34 + 5 a s/h) / t" if cut else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
+            return "34 s b h / t" if sharded else "s b h (10 + 24/t)" if t > 1 else "34 s b h"
+    return ("s b h (34 + 5 a s/h) / t" if sharded else "s b h (10 + 24/t + 5 a s/(h t))" if t > 1 else
             "s b h (34 + 5 a s/h)")

@@ -42,10 +42,10 @@ def rank_memory(trainer: Trainer, b: int, s: int, m: int) -> RankMemory:
     parallel, layout = trainer.topology.config, trainer.state.layout
     psi = parameters_of_stage(trainer.state.model, parallel.tensor_model_parallel_size,
                               layers_of_rank(trainer.state.stages))
-    return RankMemory(psi, layout.size - psi, trainer.held(), expected(trainer, b, s, m))
+    return RankMemory(psi, layout.size - psi, trainer.held(), predict(trainer, b, s, m))
 
 
-def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
+def predict(trainer: Trainer, b: int, s: int, m: int) -> Held:
     """Return the same by formulas."""
     parallel, precision = trainer.topology.config, trainer.state.precision
     states = model_states(trainer.state.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
@@ -56,11 +56,11 @@ def expected(trainer: Trainer, b: int, s: int, m: int) -> Held:
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
     peak, recomputed = rank_activations(inventory, trainer.state.stages, actions)
     return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
-                gathered(trainer), unreduced(trainer, {action.kind for action in actions}), peak,
+                gathered_bytes(trainer), unreduced_bytes(trainer, {action.kind for action in actions}), peak,
                 recomputed)
 
 
-def gathered(trainer: Trainer) -> int:
+def gathered_bytes(trainer: Trainer) -> int:
     """Return ZeRO-3's peak of whole parameters: a layer and the next, or the tables of the embedding and the logits."""
     if trainer.topology.config.zero_stage < 3:
         return 0
@@ -69,7 +69,7 @@ def gathered(trainer: Trainer) -> int:
     return trainer.state.device_prototype.itemsize * max(sum(bucket_of[name].size for name in names) for names in steps)
 
 
-def unreduced(trainer: Trainer, kinds: Collection[str]) -> int | None:
+def unreduced_bytes(trainer: Trainer, kinds: Collection[str]) -> int | None:
     """Return the peak of whole gradients with ZeRO-2 and 3.
 
     A bucket is whole from the backward of its first unit until that of its last: a tied table's from the logits to the
@@ -117,8 +117,9 @@ def report(trainer: Trainer, b: int, s: int, m: int) -> str:
         "What each rank holds from step to step, in bytes of the arrays that exist (memory):",
         states_table(everyone, parallel), *while_table(everyone), "",
         f"N = {parallel.data_parallel_size} replicas, ZeRO stage {parallel.zero_stage}, {precision.compute}: w = {w} "
-        f"bytes a parameter, g = {g} a gradient, K = {k} for {kept_by_adam(precision)}.",
-        f"Psi is what the rank's layers have, 1/t of what is split.{padding(everyone)}", "",
+        f"bytes a parameter, g = {g} a gradient, K = {k} for "
+        f"{'a float32 copy and ' * precision.half}Adam's two moments.",
+        f"Psi counts the parameters of the rank's layers, 1/t of each sharded one.{padding(everyone)}", "",
         "The formulas for rank 0, in this run's bytes and in mixed precision's: there w is 2 (as the paper writes it),",
         "K is 12 for a float32 copy and two moments, and g is 2 as in the paper, or 4.",
         formulas_table(everyone[0], parallel, precision)])
@@ -156,11 +157,7 @@ def while_table(everyone: Sequence[RankMemory]) -> list[str]:
                               (f"{found:,}", "" if value is None else verdict(found, value)))])
     unknown = [] if all(one.expected.unreduced is not None for one in everyone) else [
         "(Where a rank has several stages, or a backward in two, microbatches overlap in their gradients: no formula.)"]
-    return ["", "Beside these, elsewhere or for a while, the most at once:", aligned(rows), *unknown]
-
-
-def kept_by_adam(precision: Precision) -> str:
-    return "a float32 copy and Adam's two moments" if precision.half else "Adam's two moments"
+    return ["", "Besides these, elsewhere or for a while, the peaks:", aligned(rows), *unknown]
 
 
 def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precision) -> str:

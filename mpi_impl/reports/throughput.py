@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpi_impl.reports.forecast import Measured, RunSizes, computed_flops
+from mpi_impl.reports.forecast import MeasuredRate, RunSizes, computed_flops
 from mpi_impl.runtime.arrays import HALVES, dtype_of
 from reference.costs.flops import iteration_flops, utilization
 
@@ -32,7 +32,7 @@ class Peak:
     source: str     # for a person
 
 
-def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
+def peak_of(gpus: Sequence[str], form: str, found: MeasuredRate) -> Peak:
     """Return the published peak of these GPUs, each named once though ranks may share it, in the parameters' format.
 
     Other GPUs, other formats, and CPU cores have none, but a rate that was `found`.
@@ -40,7 +40,7 @@ def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
     rate = f"measured {format_rate(found.rate)} at which all ranks together multiply in {found.form}"
     if not gpus:
         return Peak(found.rate, rate)
-    peaks = [published(name, form) for name in gpus]
+    peaks = [published_peak(name, form) for name in gpus]
     names = ", ".join(sorted(set(gpus)))
     known = [peak for peak in peaks if peak is not None]
     if len(known) < len(peaks):
@@ -50,7 +50,7 @@ def peak_of(gpus: Sequence[str], form: str, found: Measured) -> Peak:
                        f"{len(gpus)} GPU{'s' if gpus[1:] else ''} ({names})")
 
 
-def published(name: str, form: str) -> float | None:
+def published_peak(name: str, form: str) -> float | None:
     """Return the TFLOP/s of the GPU with this name, if they are known."""
     for pattern, (half, single) in PEAKS.items():
         if re.fullmatch(pattern, name):
@@ -83,12 +83,12 @@ class Throughput:
         return f"{format_rate(self.of_a_rank(seconds))} per rank | MFU {self.utilization(seconds):.1%}"
 
 
-def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: Measured) -> Throughput:
+def throughput_of(plan: RunSizes, ranks: int, gpus: Sequence[str], found: MeasuredRate) -> Throughput:
     flops = iteration_flops(plan.model, plan.global_batch_size, plan.seq_length)
     return Throughput(flops, ranks, peak_of(gpus, plan.precision.compute, found))
 
 
-def counted(plan: RunSizes, throughput: Throughput) -> str:
+def describe_flops(plan: RunSizes, throughput: Throughput) -> str:
     """Describe the FLOPs that the rates count, and the peak of the MFU."""
     computed = computed_flops(plan)
     again = f", and {computed:.3e} with what is computed again, which does not count" * (computed > throughput.flops)

@@ -1,6 +1,6 @@
 """The ledger as a table, each line beside the papers' prediction, and as JSON.
 
-On several hosts it also splits the ring's bytes into those inside hosts, and those between hosts.
+On several hosts both also split the ring's bytes into those inside hosts and those between hosts.
 """
 import json
 from typing import NamedTuple
@@ -115,7 +115,7 @@ def between_replicas(ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: int, 
         for found in ([(entry, total.elements) for entry, total in ledger.totals.items()],
                       [(line, line.elements) for line in traffic(c, p, b, s, work)]))
     paper, formula = data_parallel_traffic(psi, d, p.zero_stage, m), ("2", "2", "(m + 1)", "3 m")[p.zero_stage]
-    tied = "" if c.untie_embeddings_and_output_weights else ", and a tied word table is gathered for the logits, too"
+    tied = "" if c.untie_embeddings_and_output_weights else ", and a tied table is gathered for the logits, too"
     twice = ", layers recomputed in groups come twice" if ledger.calls(reason="parameters", phase="recompute") else ""
     why = f"; the embedding's backward needs no parameters{tied}{twice}" if p.zero_stage == 3 else ""
     return (f"Ring elements of gradients and parameters between the replicas, a step of m = {m}: {measured:,.0f}. "
@@ -144,7 +144,6 @@ def write_json(path: str, ledger: Ledger, c: ModelConfig, p: ParallelConfig, b: 
     rows = [{**line.entry._asdict(), **line.total._asdict(), "wire_bytes": wire_bytes(line.entry, line.total),
              "ring_bytes": ring_bytes(line.entry, line.total),
              **dict(zip(("ring_bytes_inside_hosts", "ring_bytes_between_hosts"), inside_and_between(line))),
-             "predicted_calls": line.predicted.calls if line.predicted else None,
-             "predicted_elements": line.predicted.elements if line.predicted else None,
-             "formula": line.predicted.formula if line.predicted else None} for line in lines]
+             "predicted_calls": p and p.calls, "predicted_elements": p and p.elements, "formula": p and p.formula}
+            for line in lines for p in [line.predicted]]
     write_whole(path, json.dumps(rows, indent=1) + "\n")

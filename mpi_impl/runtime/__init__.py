@@ -1,1 +1,1 @@
-"""What every program needs of its machine: arrays on a core or a GPU, files, formats, the environment of a rank."""
+"""The ground that every program stands on: arrays on a core or a GPU, files, formats, the environment of a rank."""

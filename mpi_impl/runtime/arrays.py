@@ -1,4 +1,4 @@
-"""Where an array lives, on the host or on a device, and in which format: and the way there and back."""
+"""The memory of an array, on the host or on a device, and its format: and the way there and back."""
 import ml_dtypes
 import numpy as np
 
@@ -43,7 +43,12 @@ def narrowed(x, dtype: np.dtype):
     return y
 
 
-# ---- host and device ----
+# ---- memory ----
+
+
+def contiguous(x):
+    """Return x, or a contiguous copy if it is a view with gaps."""
+    return x if x.flags.c_contiguous else x.copy()
 
 
 def on_device(x) -> bool:

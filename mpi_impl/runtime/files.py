@@ -38,40 +38,38 @@ def reading(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened_to_read(path: str) -> Iterator[BufferedReader]:
-    """Open a regular file. Raises UserError for anything else, and for what goes wrong while it is read."""
+def opened_to_read(path: str, largest: int | None = None) -> Iterator[BufferedReader]:
+    """Open a regular file. Raises UserError for anything else, for more than `largest` bytes, and for what goes wrong
+    while it is read.
+    """
     with reading(path), open(path, "rb", opener=without_waiting) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise UserError(f"{path} cannot be read: it is a pipe or a device, and no file. Give the name of a file.")
+        if largest is not None and found.st_size > largest:
+            raise UserError(f"{path} has {found.st_size:,} bytes, but a file of its kind has at most {largest:,}. Give "
+                            "another one.")
         yield file
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a path; of a pipe too, into which nobody writes."""
+    """Open a path without waiting, even a pipe into which nobody writes."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_readable(path: str, largest: int | None = None) -> None:
-    """Raises UserError unless this is a regular file, for libraries that open it themselves and say less.
+    """Check a file for libraries that open it themselves and say less.
 
-    And if it has more than `largest` bytes.
+    Raises UserError unless it is a regular file, of at most `largest` bytes.
     """
-    with opened_to_read(path) as file:
-        check_at_most(path, os.fstat(file.fileno()).st_size, largest)
+    with opened_to_read(path, largest):
+        pass
 
 
 def read_bytes(path: str, largest: int = LARGEST) -> bytes:
     """Read a whole file. Raises UserError if it has more than `largest` bytes: it is not what it should be."""
-    with opened_to_read(path) as file:
-        check_at_most(path, os.fstat(file.fileno()).st_size, largest)
+    with opened_to_read(path, largest) as file:
         return file.read()
-
-
-def check_at_most(path: str, size: int, largest: int | None) -> None:
-    """Raises UserError for more bytes than a file can have that is what it should be."""
-    if largest is not None and size > largest:
-        raise UserError(f"{path} has {size:,} bytes, but a file of its kind has at most {largest:,}. Give another "
-                        "one.")
 
 
 def read_text(path: str, largest: int = LARGEST) -> str:
@@ -190,7 +188,7 @@ def open_for_writing(path: str, begins: str = "") -> TextIO:
 
 
 def check_writable(path: str) -> None:
-    """Raises UserError unless a file of this name can be written, directly or aside. What it holds stays."""
+    """Raise UserError unless a file of this name can be written, directly or aside. What it holds stays."""
     check_name(path)
     if os.path.lexists(path) and not os.path.isfile(path):
         what = "a folder" if os.path.isdir(path) else "a link to nowhere, a pipe or a device"
@@ -204,7 +202,7 @@ def check_writable(path: str) -> None:
 
 
 def check_picture(path: str, option: str = "--plot") -> None:
-    """Raises UserError if it is no name of a picture, or cannot be written."""
+    """Raise UserError if it is no name of a picture, or cannot be written."""
     if not path.endswith(PICTURES):
         raise UserError(f"{option} is {path!r}, but must be a file that ends in {', '.join(PICTURES)}.")
     check_writable(path)
@@ -221,7 +219,7 @@ def check_folder(path: str) -> None:
 
 
 def check_name(path: str) -> None:
-    """Raises UserError for a name that some library would refuse in the end, when what is to be written is lost."""
+    """Raise UserError for a name that some library would refuse in the end, when what is to be written is lost."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -5,6 +5,8 @@ missing, a list where there should be an object, an integer beyond 64 bits, or 1
 one UserError, which names the file and the place in it.
 """
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,38 +24,35 @@ LARGEST_TOML = 1 << 14         # the same in TOML, whose parser takes time that 
 
 def read_json(path: str, kind: type[Content], largest: int = LARGEST_SETTINGS) -> Content:
     """Read a JSON file that holds a value of this type. Raises UserError for any other."""
-    return json_value(read_bytes(path, largest), kind, path)
-
-
-def json_value(text: bytes, kind: type[Content], where: str) -> Content:
-    """Decode a JSON text. `where` names it. Raises UserError if it is of another type."""
-    try:
-        return msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=kind)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{where} does not hold what it should: {sentence(error)}.") from error
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON: {sentence(error)}.") from error
-    except RecursionError as error:
-        raise UserError(f"{where} is not JSON that can be read: it is nested too deeply.") from error
+    text = read_bytes(path, largest).removeprefix(b"\xef\xbb\xbf")
+    with decoding(path, "JSON"):
+        return msgspec.json.decode(text, type=kind)
 
 
 def read_toml(path: str, kind: type[Content]) -> Content:
     """Read a TOML file that holds a value of this type. Raises UserError for any other."""
     text = read_text(path, LARGEST_TOML)
-    try:
+    with decoding(path, "TOML"):
         return msgspec.convert(tomllib.loads(text), kind)
+
+
+@contextmanager
+def decoding(path: str, form: str) -> Iterator[None]:
+    """Turn what the decoder of this format raises inside the `with` block into a UserError that names the file."""
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise UserError(f"{path} does not hold what it should: {sentence(error)}.") from error
     except ValueError as error:
-        raise UserError(f"{path} is not a file in TOML: {sentence(error)}.") from error
+        raise UserError(f"{path} is not {form}: {sentence(error)}.") from error
     except RecursionError as error:
-        raise UserError(f"{path} is not TOML that can be read: it is nested too deeply.") from error
+        raise UserError(f"{path} is not {form} that can be read: it is nested too deeply.") from error
 
 
 def sentence(error: Exception) -> str:
     """Return the library's message in a form that can follow a colon."""
     words = str(error).rstrip(".").replace(" - at ", ", at ")
-    return words[:1].lower() + words[1:]
+    return words if words[:2].isupper() else words[:1].lower() + words[1:]     # not of "JSON is malformed"
 
 
 def open_tensors(path: str) -> Any:

@@ -1,5 +1,5 @@
-"""What options write, compared with what they read: no output takes the place of an input or of another output."""
-import argparse
+"""The files that options write, compared with those they read: no output takes the place of another file of the run.
+"""
 import os
 import re
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def same_file(a: str, b: str) -> bool:
     return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
 
 
-def check_outputs(args: argparse.Namespace) -> None:
+def check_outputs(args: object) -> None:
     """Make the folders that a program's options name to be written. What is in files stays as it is.
 
     Raises UserError for an output that cannot be written, or would take the place of another option's file.
@@ -95,7 +95,7 @@ def listed(value: str | list[str] | None) -> list[str]:
 
 
 def refuse_shared(file: OptionPath, others: list[OptionPath], does: str) -> None:
-    """Raises UserError if one of the others holds this file."""
+    """Raise UserError if one of the others holds this file."""
     for other in others:
         if other.holds(file.path):
             where = "" if other.files is None else f" in {other.path}"

@@ -1,4 +1,4 @@
-"""What must be true of a rank's process: before NumPy and MPI load, and when they have. Standard library only.
+"""The environment of a rank's process: before NumPy and MPI load, and when they have. Standard library only.
 
 Eight ranks on two cores, each with a BLAS that starts a thread per core, spend their time waiting for one another:
 a job of small matrix products takes fifty times as long. So a rank gets one thread, and gives its core away while

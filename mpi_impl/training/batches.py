@@ -1,22 +1,13 @@
-"""Which samples a replica sees, and how they reach the ranks of its tensor group."""
-from typing import Protocol
-
+"""The samples that a replica sees, and their way to the ranks of its tensor group."""
 import numpy as np
 
 from mpi_impl.comm.topology import Topology
+from mpi_impl.data.blend import Samples
 from mpi_impl.runtime.arrays import moved_to
 from reference.config import ModelConfig
 from reference.models.model import batch_type
 from reference.parallel.data_parallel import samples_of
 from reference.params import HOST
-
-
-class Dataset(Protocol):
-    """What a run asks of its data: `part` is train, validation or test. Samples are rows (reference/batches.py)."""
-
-    def samples(self, part: str) -> int: ...
-
-    def batch(self, part: str, first_sample: int, count: int) -> np.ndarray: ...
 
 
 class Batches:
@@ -26,9 +17,9 @@ class Batches:
     how it is dealt out.
     """
 
-    def __init__(self, dataset: Dataset | None, model: ModelConfig, topology: Topology, seq_length: int,
+    def __init__(self, dataset: Samples | None, model: ModelConfig, topology: Topology, seq_length: int,
                  micro_batch_size: int, microbatches: int, like=HOST):
-        """`dataset` is needed on tensor rank 0 of those that read (`needs_samples`) only; it reads for the others.
+        """Read from the dataset, which is needed on tensor rank 0 of those that read (`needs_samples`) only.
 
         `like` is an array of the library that the batches shall belong to.
         """
@@ -66,6 +57,6 @@ def needs_samples(model: ModelConfig, topology: Topology) -> bool:
     return not model.causal or topology.place.pipeline in (0, topology.pipeline.size - 1)
 
 
-def whole_batch(dataset: Dataset, model: ModelConfig, part: str, step: int, global_batch_size: int):
+def whole_batch(dataset: Samples, model: ModelConfig, part: str, step: int, global_batch_size: int):
     """Return a whole global batch, for the run in one process."""
     return batch_type(model).unpack(dataset.batch(part, step * global_batch_size, global_batch_size))

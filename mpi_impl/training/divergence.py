@@ -56,5 +56,5 @@ def first_not_finite(trainer: Trainer, microbatches: Sequence, global_batch_size
     `microbatches` are those of that step. All ranks call this, and get the same answer.
     """
     check = FiniteCheck(trainer.state)
-    trainer.recompute_last_step(microbatches, global_batch_size, check)
+    trainer.compute_step(microbatches, global_batch_size, check)
     return check.describe()

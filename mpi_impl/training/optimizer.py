@@ -40,17 +40,14 @@ class Adam:
         factor = clip_coefficient(norm, self.config.clip_grad) / scale
         for tile in self.tiles:
             place = tile.place
-            states, model = [buffer.load(place) for buffer in self.states.values()], self.model_part(place)
+            states = [buffer.load(place) for buffer in self.states.values()]
+            model = None if self.model is self.states["parameters"] else self.model.load(place)
             kernels.adam_update(states, grads.load(place), model, tile.runs, factor, self.iteration, rate, self.config)
             for buffer, values in zip(self.states.values(), states):
                 buffer.store(place, values)
             if model is not None:
                 self.model.store(place, model)
         return norm, rate
-
-    def model_part(self, place: Piece):
-        """Return the model's own copy of some parameters, in its own format; None if it uses the master weights."""
-        return None if self.model is self.states["parameters"] else self.model.load(place)
 
 
 def global_norm(grads: Buffer, counted: list[Piece], everyone: Group) -> float:

@@ -22,7 +22,7 @@ from reference.schedules.generators import evaluation_schedule
 
 
 class StepResult(NamedTuple):
-    """What a step reports, identical on all ranks."""
+    """The report of a step, identical on all ranks."""
 
     losses: tuple[float, ...]     # of the model's heads, each a weighted mean over the global batch
     grad_norm: float              # before clipping
@@ -31,12 +31,12 @@ class StepResult(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The sum of the losses, which the gradients are of."""
+        """Return the sum of the losses, which the gradients are of."""
         return sum(self.losses)
 
     @property
     def skipped(self) -> bool:
-        """Whether the gradients were not finite, so that no weight was moved."""
+        """Report whether the gradients were not finite, so that no weight was moved."""
         return not isfinite(self.grad_norm)
 
 
@@ -63,12 +63,11 @@ class Trainer:
         self.scaler.update(result.skipped)
         return result
 
-    def recompute_last_step(self, microbatches: Sequence, global_batch_size: int, observer: Observer) -> StepResult:
-        """Show an observer the last step, which was skipped: since no weight has moved, it can be computed again."""
-        return self.compute_step(microbatches, global_batch_size, observer)
-
     def compute_step(self, microbatches: Sequence, global_batch_size: int, observer: Observer | None) -> StepResult:
-        """Compute the gradients, reduce them, and update the weights."""
+        """Compute the gradients, reduce them, and update the weights.
+
+        A step that was skipped can be computed again, to show it to an observer: no weight has moved.
+        """
         state, scale = self.state, self.scaler.scale
         state.gradients.expect(len(microbatches))
         arguments = (state, microbatches, self.total_weights(microbatches, global_batch_size),
@@ -81,13 +80,13 @@ class Trainer:
             state.reduce_gradients()
             losses = self.whole_losses(work.losses)
         if observer:
-            observer.reduced(sum(losses))
+            observer.see_reduction(sum(losses))
         with self.ledger.phase("optimizer"), self.topology.world.trace.slice("compute", "optimizer", "other"):
             norm, rate = self.optimizer.step(state.gradients.own, state.zero.owners, scale)
             if isfinite(norm):
                 state.zero.finish_update()
         if observer:
-            observer.updated(norm, rate)
+            observer.see_update(norm, rate)
         return StepResult(losses, norm, rate, scale)
 
     def evaluate(self, microbatches: Sequence, global_batch_size: int) -> tuple[float, ...]:

@@ -75,7 +75,7 @@ class Verifier:
 
         -> the largest differences so far, for a person.
 
-        Raises UserError, on all ranks alike, if they are further apart than the tolerance.
+        Raises UserError, on all ranks, if they are further apart than the tolerance.
         """
         with self.world.ledger.phase("verification"):
             grads, params = (self.of_all_ranks(self.trainer.state.whole(buffer), reason) for buffer, reason in (

@@ -41,17 +41,12 @@ MESSAGES = ("send", "receive", "exchange")
 
 
 def arrays(name, n, *shape):
-    """A random array for each of n ranks. In your notebook they are the same each time."""
+    """Draw a random array for each of n ranks. In your notebook they are the same each time."""
     return list(check_data(name).normal(size=(n, *shape)))
 
 
-def chunk_sizes(elements, n):
-    """How many elements each rank's chunk has: the first ranks have one more where they do not divide."""
-    return [len(chunk) for chunk in np.array_split(np.arange(elements), n)]
-
-
 def expect_sent(outcome, bounds, what, hint):
-    """No rank has sent more elements than its bound."""
+    """Check that no rank has sent more elements than its bound."""
     for rank, (sent, bound) in enumerate(zip(outcome.sent, bounds)):
         expect(sent <= bound, f"rank {rank} has sent {sent:,} elements for {what}; {bound:,} are enough.", hint)
 
@@ -65,7 +60,7 @@ def expect_sent(outcome, bounds, what, hint):
 # %% answer="pass_on"
 # %%answer pass_on
 def pass_on(group, x):
-    """Every rank hands x to the next rank (the last one to rank 0), and returns what it got itself."""
+    """Pass x on to the next rank (from the last one to rank 0). Return the array of the rank before."""
     ### BEGIN SOLUTION
     if group.size == 1:
         return x
@@ -84,9 +79,9 @@ run(3, "pass_on", each([np.zeros(2), np.ones(2), np.full(2, 2.0)]), allow=("send
 def check_pass_on(n, elements):
     xs = arrays("pass_on", n, elements)
     outcome = run(n, "pass_on", each(xs), allow=MESSAGES,
-                  hint="who can take what is sent, while everybody is sending? `exchange` does both at once.")
-    expect_equal(outcome.results, [xs[rank - 1] for rank in range(n)], "what it got",
-                 "rank r hands on to rank (r + 1) % size.")
+                  hint="which rank receives, while all ranks are sending? `exchange` does both at the same time.")
+    expect_equal(outcome.results, [xs[rank - 1] for rank in range(n)], "the array that it received",
+                 "rank r passes its array on to rank (r + 1) % size.")
 
 
 for n in (2, 4):
@@ -102,8 +97,8 @@ check_pass_on(2, elements=40_000)
 # ## All-gather
 #
 # Every rank has a chunk, and at the end every rank has all of them, in rank order. A *ring* works like this: send your
-# own chunk to the next rank; then, again and again, pass on the chunk that you received last. After `size - 1` rounds
-# you have seen them all.
+# own chunk to the next rank; then, in each further round, pass on the chunk that you received last. After `size - 1`
+# rounds every rank has them all.
 #
 # Chunks may differ in length. A rank must not send more than it has to: over all rounds it passes on every chunk but
 # one.
@@ -111,7 +106,7 @@ check_pass_on(2, elements=40_000)
 # %% answer="all_gather"
 # %%answer all_gather
 def all_gather(group, chunk):
-    """chunk: this rank's own 1-d array. -> all ranks' chunks, joined in rank order."""
+    """Return all ranks' chunks, joined in rank order. chunk: this rank's own 1-d array."""
     import numpy as np
     ### BEGIN SOLUTION
     chunks = {group.rank: chunk}
@@ -125,17 +120,17 @@ def all_gather(group, chunk):
 
 # %% check="check_all_gather" points=10
 # All-gather: every rank has every chunk, in rank order
-def gathered(n, elements):
-    """Run it on the chunks of a random array. -> what it returned and sent, the chunks, and the whole."""
+def run_all_gather(n, elements):
+    """Run all_gather on the chunks of a random array. Return the outcome, the chunks, and the whole array."""
     whole, = arrays("all_gather", 1, elements)
     chunks = np.array_split(whole, n)
     return run(n, "all_gather", each(chunks), allow=MESSAGES), chunks, whole
 
 
 def check_all_gather(n, elements):
-    outcome, chunks, whole = gathered(n, elements)
+    outcome, chunks, whole = run_all_gather(n, elements)
     expect_equal(outcome.results, [whole] * n, "the gathered array",
-                 "which rank's chunk does a rank hold after k rounds? Join them by rank, not as they came.", 0)
+                 "which rank's chunk does a rank hold after k rounds? Join them by rank, not in order of arrival.", 0)
 
 
 for n in (2, 4):
@@ -149,11 +144,11 @@ for n, elements in ((1, 3), (3, 10), (5, 7), (8, 20), (7, 7)):
 # %% check="check_all_gather_cost" points=5
 # All-gather: no rank sends more than every chunk but one
 def check_all_gather_cost(n, elements):
-    outcome, chunks, whole = gathered(n, elements)
+    outcome, chunks, whole = run_all_gather(n, elements)
     expect_equal(outcome.results, [whole] * n, "the gathered array", tolerance=0)
     bounds = [elements - len(chunks[(rank + 1) % n]) if n > 1 else 0 for rank in range(n)]
     expect_sent(outcome, bounds, f"{elements} elements on {n} ranks",
-                "pass on one chunk a round, the one that came last, and not all that you have.")
+                "in each round pass on one chunk, the one that arrived last, not all of your chunks.")
 
 
 check_all_gather_cost(4, elements=12)
@@ -175,27 +170,28 @@ for n, elements in ((2, 5), (3, 10), (8, 20), (6, 25)):
 # %% answer="reduce_scatter"
 # %%answer reduce_scatter
 def reduce_scatter(group, x):
-    """x: 1-d, of the same length on all ranks. -> this rank's chunk of the sum over all ranks."""
+    """Return this rank's chunk of the sum over all ranks. x: 1-d, of the same length on all ranks."""
     import numpy as np
     ### BEGIN SOLUTION
     chunks = np.array_split(x, group.size)
     travelling = chunks[(group.rank - 1) % group.size]
     for step in range(1, group.size):
-        came = group.exchange(travelling, (group.rank + 1) % group.size, (group.rank - 1) % group.size)
-        travelling = came + chunks[(group.rank - 1 - step) % group.size]
+        arrived = group.exchange(travelling, (group.rank + 1) % group.size, (group.rank - 1) % group.size)
+        travelling = arrived + chunks[(group.rank - 1 - step) % group.size]
     return travelling
     ### END SOLUTION
 
 
 # %% check="check_reduce_scatter" points=10
 # Reduce-scatter: rank r has chunk r of the sum
-def reduced(n, elements):
+def run_reduce_scatter(n, elements):
+    """Return the outcome on random arrays, and the chunks of their sum."""
     xs = arrays("reduce_scatter", n, elements)
     return run(n, "reduce_scatter", each(xs), allow=MESSAGES), np.array_split(sum(xs), n)
 
 
 def check_reduce_scatter(n, elements):
-    outcome, chunks = reduced(n, elements)
+    outcome, chunks = run_reduce_scatter(n, elements)
     expect_equal(outcome.results, chunks, "its chunk of the sum",
                  "a chunk starts at the rank after its owner, so that the owner is the last to add to it.")
 
@@ -211,10 +207,10 @@ for n, elements in ((1, 3), (3, 10), (5, 7), (8, 21), (7, 3)):
 # %% check="check_reduce_scatter_cost" points=5
 # Reduce-scatter: no rank sends more than every chunk but one
 def check_reduce_scatter_cost(n, elements):
-    outcome, chunks = reduced(n, elements)
+    outcome, chunks = run_reduce_scatter(n, elements)
     expect_equal(outcome.results, chunks, "its chunk of the sum")
     expect_sent(outcome, [elements - len(chunks[rank]) if n > 1 else 0 for rank in range(n)],
-                f"{elements} elements on {n} ranks", "send one chunk a round, not the whole array.")
+                f"{elements} elements on {n} ranks", "in each round send one chunk, not the whole array.")
 
 
 check_reduce_scatter_cost(4, elements=12)
@@ -237,7 +233,7 @@ for n, elements in ((2, 5), (3, 10), (8, 21), (6, 25)):
 # %% answer="all_reduce"
 # %%answer all_reduce
 def all_reduce(group, x):
-    """x: an array of any shape, the same on all ranks. -> the sum over all ranks, of that shape, on every rank."""
+    """Return the sum over all ranks, on every rank. x: an array of any shape, which is the same on all ranks."""
     ### BEGIN SOLUTION
     return all_gather(group, reduce_scatter(group, x.reshape(-1))).reshape(x.shape)
     ### END SOLUTION
@@ -248,7 +244,8 @@ def all_reduce(group, x):
 def check_all_reduce(n, shape):
     xs = arrays("all_reduce", n, *shape)
     outcome = run(n, "all_reduce", each(xs), allow=MESSAGES)
-    expect_equal(outcome.results, [sum(xs)] * n, "the sum", "x has any shape: flatten it, and restore it at the end.")
+    expect_equal(outcome.results, [sum(xs)] * n, "the sum",
+                 "x has any shape: flatten it, and restore its shape at the end.")
 
 
 check_all_reduce(4, (3, 4))
@@ -294,14 +291,14 @@ for n, elements in ((2, 6), (3, 11), (8, 40), (5, 9)):
 # %% answer="all_reduce_in_order"
 # %%answer all_reduce_in_order
 def all_reduce_in_order(group, x):
-    """x: 1-d, of the same length on all ranks. -> ((x_0 + x_1) + x_2) + ..., to the bit, on every rank."""
+    """Return ((x_0 + x_1) + x_2) + ..., to the bit, on every rank. x: 1-d, of the same length on all ranks."""
     ### BEGIN SOLUTION
     total = x
     if group.rank > 0:
-        total = group.receive(group.rank - 1) + x           # a running sum, handed on in rank order ...
+        total = group.receive(group.rank - 1) + x           # a running sum, passed on in rank order ...
     if group.rank < group.size - 1:
         group.send(total, group.rank + 1)
-        total = group.receive(group.rank + 1)               # ... and handed back
+        total = group.receive(group.rank + 1)               # ... and passed back
     if group.rank > 0:
         group.send(total, group.rank - 1)
     return total
@@ -310,7 +307,8 @@ def all_reduce_in_order(group, x):
 
 # %% check="check_in_order" points=10
 # In rank order: the same bits, whatever the number of elements
-def in_order(n, elements):
+def run_in_order(n, elements):
+    """Return the outcome on random arrays, and their sum in rank order."""
     scale = 10.0 ** np.arange(n)[:, None]          # sums in another order differ visibly
     xs = list(np.array(arrays("in_order", n, elements)) * scale)
     right = xs[0]
@@ -320,9 +318,9 @@ def in_order(n, elements):
 
 
 def check_in_order(n, elements):
-    outcome, right = in_order(n, elements)
+    outcome, right = run_in_order(n, elements)
     expect_equal(outcome.results, [right] * n, "the sum in rank order",
-                 "who must add before whom, so that x_0 + x_1 comes first?", tolerance=0)
+                 "which rank must add before which, so that x_0 + x_1 comes first?", tolerance=0)
 
 
 for n in (2, 4):
@@ -336,13 +334,13 @@ for n, elements in ((1, 2), (3, 100), (5, 64), (8, 33)):
 # %% check="check_in_order_cost" points=5
 # In rank order: all ranks together send no more than a ring
 def check_in_order_cost(n, elements):
-    outcome, right = in_order(n, elements)
+    outcome, right = run_in_order(n, elements)
     expect_equal(outcome.results, [right] * n, "the sum in rank order", tolerance=0)
     expect(sum(outcome.sent) <= 2 * elements * (n - 1), f"all {n} ranks together have sent {sum(outcome.sent):,} "
            f"elements; 2 N (p - 1) = {2 * elements * (n - 1):,} are enough.",
-           "a partial sum is as large as x, whoever has added to it.")
+           "a partial sum is as large as x, however many ranks have added to it.")
     expect_sent(outcome, [2 * elements] * n, f"a sum in rank order of {elements} elements on {n} ranks",
-                "does one rank hand the sum to all the others?")
+                "does one rank send the sum to all the others?")
 
 
 check_in_order_cost(4, elements=9)

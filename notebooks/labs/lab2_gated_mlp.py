@@ -50,19 +50,19 @@ from grading import check_data, each, expect, expect_dicts, expect_equal, expect
 
 
 def silu(z):
-    """SiLU and its slope; tanh, unlike exp, does not overflow."""
+    """Return SiLU and its slope. tanh, unlike exp, does not overflow."""
     sigma = (1 + np.tanh(z / 2)) / 2
     return z * sigma, sigma * (1 + z * (1 - sigma))
 
 
 def flat(x):
-    """[b, s, n] -> [b s, n], also for n = 0."""
+    """Reshape [b, s, n] to [b s, n], also for n = 0."""
     b, s, n = x.shape
     return x.reshape(b * s, n)
 
 
 def whole_mlp(x, p, dy):
-    """x [b, s, h], parameters p, upstream gradient dy [b, s, h] -> y, dx, and the gradients, a dict like p."""
+    """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
     gate, up = np.split(x @ p["GU"] + p["bias_GU"], 2, -1)                      # [b, s, F] each
     act, slope = silu(gate)
     y = (act * up) @ p["D"] + p["bias_D"]                                       # [b, s, h]
@@ -75,13 +75,13 @@ def whole_mlp(x, p, dy):
 
 # %% locked="tools"
 def layer(random, h, F):
-    """Random parameters."""
+    """Draw random parameters."""
     return {"GU": random.normal(size=(h, 2 * F)), "bias_GU": random.normal(size=2 * F),
             "D": random.normal(size=(F, h)), "bias_D": random.normal(size=h)}
 
 
 def shards_of(p, n):
-    """Every rank's shard, where n divides F. (The checks that give the points have another one.)"""
+    """Return every rank's shard, if n divides F. (The checks that give the points have another function for any n.)"""
     h, width = len(p["GU"]), len(p["D"]) // n
     GU, bias, D = p["GU"].reshape(h, 2, n, width), p["bias_GU"].reshape(2, n, width), p["D"].reshape(n, width, -1)
     return [{"GU": GU[:, :, rank].reshape(h, 2 * width), "bias_GU": bias[:, rank].reshape(2 * width), "D": D[rank],
@@ -89,7 +89,7 @@ def shards_of(p, n):
 
 
 def inputs(random, b, s, h):
-    """A random x and a random upstream gradient."""
+    """Draw a random x and a random upstream gradient."""
     return random.normal(size=(2, b, s, h))
 
 
@@ -112,7 +112,7 @@ import numpy as np
 
 
 def shard(group, whole):
-    """whole: the dict of all parameters -> the dict of this rank."""
+    """Return this rank's shard, a dict. whole: the dict of all parameters."""
     ### BEGIN SOLUTION
     G, U = np.array_split(whole["GU"], 2, axis=1)
     gamma, mu = np.array_split(whole["bias_GU"], 2)
@@ -132,10 +132,10 @@ for found in run(2, "shard", example).results:
     print(found)
 
 # %% check="check_shard" points=5
-# Cutting: a rank has the same columns of G and U, and their rows of D
+# Sharding: a rank has the same columns of G and U, and their rows of D
 ### BEGIN HIDDEN TESTS
 def ragged_shards_of(p, n):
-    """Every rank's shard, whatever n is: picked column by column."""
+    """Return every rank's shard for any n, column by column."""
     F = len(p["D"])
     return [{"GU": p["GU"][:, [*mine, *(F + mine)]], "bias_GU": p["bias_GU"][[*mine, *(F + mine)]],
              "D": p["D"][mine], "bias_D": p["bias_D"]} for mine in np.array_split(np.arange(F), n)]
@@ -165,7 +165,7 @@ import numpy as np
 
 
 def join(shards):
-    """shards: a list of all ranks' dicts, in rank order -> the dict of all parameters."""
+    """Return the dict of all parameters. shards: a list of all ranks' dicts, in rank order."""
     ### BEGIN SOLUTION
     def branches(key):
         halves = [np.split(one[key], 2, axis=-1) for one in shards]
@@ -181,7 +181,7 @@ def join(shards):
 def check_join(n, h, F):
     p = layer(check_data("join"), h, F)
     expect_dicts(run(None, "join", shards_of(p, n)).results, [p], "the joined parameters",
-                 "all of G stands left of all of U. And is bias_D joined at all?")
+                 "all of G stands left of all of U. And does bias_D have to be joined?")
 
 
 for n in (2, 4):
@@ -209,28 +209,28 @@ for n, F in ((3, 8), (5, 3)):
 # %% answer="f_and_g"
 # %%answer f_and_g
 def f(group, x):
-    """x, alike on all ranks -> what enters this rank's part of the region."""
+    """Return the input of this rank's part of the region. x is identical on all ranks."""
     ### BEGIN SOLUTION
     return x
     ### END SOLUTION
 
 
 def f_backward(group, dx):
-    """dx: the gradient that this rank's part of the region has for x -> the gradient of x, alike on all ranks."""
+    """Return the gradient of x, identical on all ranks. dx is the part of it from this rank's part of the region."""
     ### BEGIN SOLUTION
     return group.all_reduce(dx)
     ### END SOLUTION
 
 
 def g(group, y):
-    """y: this rank's partial sum -> the sum, alike on all ranks."""
+    """Return the sum, identical on all ranks. y is this rank's partial sum."""
     ### BEGIN SOLUTION
     return group.all_reduce(y)
     ### END SOLUTION
 
 
 def g_backward(group, dy):
-    """dy: the gradient of the sum, alike on all ranks -> the gradient of this rank's partial sum."""
+    """Return the gradient of this rank's partial sum. dy is the gradient of the sum, identical on all ranks."""
     ### BEGIN SOLUTION
     return dy
     ### END SOLUTION
@@ -287,7 +287,7 @@ import numpy as np
 
 
 def inside(x, shard):
-    """x [b, s, h] and a shard -> this rank's partial sum [b, s, h] without bias_D, and kept."""
+    """Return this rank's partial sum [b, s, h] without bias_D, and kept. x: [b, s, h]."""
     ### BEGIN SOLUTION
     z = x @ shard["GU"] + shard["bias_GU"]                  # [b, s, h] @ [h, 2 F_r] -> [b, s, 2 F_r]
     width = len(shard["D"])
@@ -298,7 +298,7 @@ def inside(x, shard):
 
 
 def inside_backward(dy, x, shard, kept):
-    """dy [b, s, h]: the gradient of the partial sum -> this rank's part of dx [b, s, h], and a dict of gradients."""
+    """Return this rank's part of dx [b, s, h], and a dict of gradients. dy: the gradient of the partial sum."""
     ### BEGIN SOLUTION
     z, u, sigma = kept
     a = z * sigma
@@ -313,7 +313,7 @@ def inside_backward(dy, x, shard, kept):
 # %% check="check_inside" points=6
 # Between f and g: the ranks' partial sums add up to Y without its bias
 def inside_case(rank, n, F, scale=1.0):
-    """An input, a rank's shard, and what that rank must return: it is a whole layer, of its columns, without bias_D."""
+    """Return an input, a rank's shard and the right result: that of a whole layer of its columns, without bias_D."""
     random = check_data("inside")
     (x, dy), mine = inputs(random, 2, 3, 4), shards_of(layer(random, 4, F), n)[rank]
     return scale * x, dy, mine, whole_mlp(scale * x, {**mine, "bias_D": np.zeros(4)}, dy)
@@ -372,7 +372,7 @@ for rank, n, F in ((0, 1, 5), (2, 3, 8), (4, 5, 3)):
 # %% answer="mlp"
 # %%answer mlp
 def mlp_forward(group, x, shard):
-    """x [b, s, h], alike on all ranks, and this rank's shard -> y [b, s, h], alike on all ranks, and a cache."""
+    """Return y [b, s, h] and a cache. x [b, s, h] and y are identical on all ranks; the shard is this rank's."""
     ### BEGIN SOLUTION
     partial, kept = inside(f(group, x), shard)
     return g(group, partial) + shard["bias_D"], (x, kept)
@@ -380,7 +380,7 @@ def mlp_forward(group, x, shard):
 
 
 def mlp_backward(group, dy, shard, cache):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and the gradients of this rank's shard."""
+    """Return dx [b, s, h] and the gradients of this rank's shard. dy [b, s, h] and dx are identical on all ranks."""
     ### BEGIN SOLUTION
     x, kept = cache
     dx, grads = inside_backward(g_backward(group, dy), x, shard, kept)
@@ -394,19 +394,19 @@ REDUCE = ("all_reduce",)
 
 
 def mlp_on_ranks(n, b, s, h, F):
-    """Forward and backward, and what each has sent. Both must be right."""
+    """Check forward and backward. Return the elements that each rank has sent in each of them."""
     random = check_data("mlp")
     p, (x, dy) = layer(random, h, F), inputs(random, b, s, h)
     shards, (y, dx, grads) = shards_of(p, n), whole_mlp(x, p, dy)
     forward = run(n, "mlp_forward", x, each(shards), allow=REDUCE,
                   hint="every rank must come to the all-reduce, also one that has nothing to add.")
     ys, caches = expect_values(forward.results, ("y", "cache"))
-    expect_equal(ys, [y] * n, "y", "what is a partial sum, and what is not? bias_D must be in the sum once.")
+    expect_equal(ys, [y] * n, "y", "which terms are partial sums, and which are not? bias_D must be in the sum once.")
     backward = run(n, "mlp_backward", dy, each(shards), each(caches), allow=REDUCE)
     dxs, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(dxs, [dx] * n, "dx", "every rank has a part of it: which operator stands where x entered?")
     expect_dicts(mine, shards_of(grads, n), "the gradient",
-                 "dy is alike on all ranks. So what of the gradients is complete on a rank already?")
+                 "dy is identical on all ranks. So which gradients are complete on a rank already?")
     return forward.sent, backward.sent
 
 
@@ -438,9 +438,10 @@ for n, F in ((3, 7), (8, 11)):
 # ## 5. Sequence parallelism
 #
 # An all-reduce is a reduce-scatter and an all-gather. Between the two, every rank has its part of the sum only.
-# Korthikanti et al. 2022 ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.2.2, figure 5) leave it at
-# that between one region and the next: outside, a rank holds the $s_r$ positions of $X$ and $Y$ that `np.array_split`
-# gives it along the axis of $s$. An all-gather replaces *f*, and a reduce-scatter replaces *g*; and backward?
+# Korthikanti et al. 2022 ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.2.2, figure 5) stay in this
+# state between one region and the next: outside, a rank holds the $s_r$ positions of $X$ and $Y$ that `np.array_split`
+# gives it along the axis of $s$. Forward, an all-gather replaces *f*, and a reduce-scatter replaces *g*. What replaces
+# them backward?
 #
 # | call | what it does |
 # |---|---|
@@ -455,13 +456,13 @@ for n, F in ((3, 7), (8, 11)):
 # - $\delta$, which is replicated and used outside the region, is applied only to the rank's own positions. The gradient
 #   that you return for it is again that of **all** positions, on every rank.
 #
-# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, 1.5 times that, and $2h$ elements for whatever is
-# still missing.
+# Forward, a rank may send $2\, b s h (p-1)/p$ elements. Backward, it may send 1.5 times as many, and $2h$ more for
+# gradients that are still incomplete.
 
 # %% answer="sequence"
 # %%answer sequence
 def sequence_forward(group, x, shard):
-    """x [b, s_r, h]: this rank's positions -> y [b, s_r, h], of the same positions, and a cache."""
+    """Return y [b, s_r, h] of this rank's positions, and a cache. x: [b, s_r, h], of the same positions."""
     ### BEGIN SOLUTION
     partial, kept = inside(group.all_gather(x, axis=1), shard)
     return group.reduce_scatter(partial, axis=1) + shard["bias_D"], (x, kept)
@@ -469,7 +470,7 @@ def sequence_forward(group, x, shard):
 
 
 def sequence_backward(group, dy, shard, cache):
-    """dy [b, s_r, h]: of this rank's positions -> dx [b, s_r, h], and the gradients of this rank's shard."""
+    """Return dx [b, s_r, h] of this rank's positions, and the gradients of its shard. dy: [b, s_r, h]."""
     ### BEGIN SOLUTION
     x, kept = cache
     dpartial = group.all_gather(dy, axis=1)
@@ -484,7 +485,7 @@ GATHER = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def sequence_on_ranks(n, b, s, h, F):
-    """Forward and backward. -> what each has sent, and the caches. Both must be right."""
+    """Check forward and backward. Return the elements that each rank has sent in each of them, and the caches."""
     random = check_data("sequence")
     p, (x, dy) = layer(random, h, F), inputs(random, b, s, h)
     shards, (y, dx, grads) = shards_of(p, n), whole_mlp(x, p, dy)
@@ -495,7 +496,8 @@ def sequence_on_ranks(n, b, s, h, F):
     backward = run(n, "sequence_backward", each(dys), each(shards), each(caches), allow=GATHER)
     found, mine = expect_values(backward.results, ("dx", "gradients"))
     expect_equal(found, dxs, "its positions of dx", "the adjoint of an all-gather is a reduce-scatter, and vice versa.")
-    expect_dicts(mine, shards_of(grads, n), "the gradient", "a gradient is a sum over all positions, not over mine.")
+    expect_dicts(mine, shards_of(grads, n), "the gradient",
+                 "a gradient is a sum over all positions, not only over the rank's own.")
     return forward.sent, backward.sent, caches
 
 
@@ -510,7 +512,7 @@ for n, s, F in ((1, 2, 3), (3, 4, 5), (5, 3, 7)):
 # %% check="check_sequence_cost" points=5
 # Sequence parallelism: X is not kept whole, and no more is sent than needed
 def elements(cache):
-    """How many numbers there are in lists, tuples and dicts of arrays."""
+    """Count the numbers in lists, tuples and dicts of arrays."""
     inner = list(cache.values()) if isinstance(cache, dict) else cache
     return sum(map(elements, inner)) if isinstance(inner, list | tuple) else np.size(inner)
 
@@ -521,7 +523,7 @@ def check_sequence_cost(n, b, s, h, F):
         positions, width = (len(np.array_split(np.arange(all_of), n)[rank]) for all_of in (s, F))
         may = b * positions * h + 4 * b * s * width
         expect(elements(cache) <= may, f"rank {rank} keeps {elements(cache):,} elements for the backward; {may:,} are "
-               "enough.", "of x keep what you were given, not what you have gathered.")
+               "enough.", "keep the part of x that you were given, not the x that you have gathered.")
     for way, sent, gathers, more in (("forward", forward, 2, 0), ("backward", backward, 3, 2 * h)):
         enough = gathers * b * s * h * (n - 1) // n + more
         expect(max(sent) <= enough, f"{way}, a rank has sent {max(sent):,} elements; {enough:,} are enough.",

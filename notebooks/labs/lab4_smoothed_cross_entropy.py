@@ -49,13 +49,13 @@ from grading import each, run
 # %% locked="whole"
 import numpy as np
 
-from grading import check_data, each, expect, expect_equal, passed, run
+from grading import check_data, each, expect, expect_equal, expect_values, passed, run
 
 IGNORED = -100
 
 
 def whole_loss(logits, targets, V, eps, zeta, dloss):
-    """logits [b, s, P] with P >= V, targets and upstream gradient dloss [b, s] -> loss [b, s], dlogits [b, s, P]."""
+    """Return loss [b, s], dlogits [b, s, P] for logits [b, s, P], P >= V, and targets and upstream gradient [b, s]."""
     exists, count = np.arange(logits.shape[-1]) < V, (targets != IGNORED)[..., None]
     smooth = (1 - eps) * (np.arange(logits.shape[-1]) == targets[..., None]) + eps / V * exists    # [b, s, P]
     top = logits.max(-1, keepdims=True)
@@ -67,33 +67,25 @@ def whole_loss(logits, targets, V, eps, zeta, dloss):
 
 # %% locked="tools"
 def batch(random, P, V, scale=1.0, b=2, s=4):
-    """Logits of P words, V of which exist; targets, some ignored; and dloss. Random."""
+    """Draw logits of P tokens, V of which exist; targets, some of them ignored; and dloss."""
     logits, targets = scale * random.normal(size=(b, s, P)), random.integers(V, size=(b, s))
     logits[..., V:] = -np.inf
     targets[0, 1] = targets[1, 2] = IGNORED
     return logits, targets, random.normal(size=(b, s))
 
 
-def cut(logits, n):
-    """Each rank's logits, and the id of its first word."""
+def logits_by_rank(logits, n):
+    """Return each rank's logits, and the id of its first token."""
     parts = np.array_split(logits, n, axis=-1)
     return parts, [sum(part.shape[-1] for part in parts[:rank]) for rank in range(n)]
 
 
 def expect_sent(outcome, numbers, tokens, n, hint):
-    """No rank has sent more than an all-reduce of so many numbers for each token costs."""
+    """Check that no rank has sent more than an all-reduce of this many numbers for each token costs."""
     enough = 2 * numbers * tokens * (n - 1) // n
     for rank, sent in enumerate(outcome.sent):
         expect(sent <= enough, f"rank {rank} has sent {sent:,} elements; to all-reduce {numbers} numbers for each of "
                f"{tokens} tokens takes {enough:,}.", hint)
-
-
-def expect_values(results, names):
-    """Every rank has returned one value for each name. -> for each name the list of what the ranks returned."""
-    for rank, result in enumerate(results):
-        expect(isinstance(result, list | tuple) and len(result) == len(names),
-               f"rank {rank} should return {len(names)} values: {', '.join(names)}.", "look at the last line.")
-    return [list(values) for values in zip(*results)]
 
 
 # %% [markdown]
@@ -114,7 +106,7 @@ import numpy as np
 
 
 def log_sum_exp(group, logits):
-    """logits [b, s, n_r]: those of this rank's words -> lse [b, s] over all ranks' words, alike on all ranks."""
+    """Return lse [b, s] over all ranks' tokens, identical on all ranks. logits: [b, s, n_r], of this rank's tokens."""
     ### BEGIN SOLUTION
     highest = group.all_reduce(logits.max(axis=-1, initial=-np.inf), "max")
     return highest + np.log(group.all_reduce(np.exp(logits - highest[..., None]).sum(axis=-1)))
@@ -135,7 +127,7 @@ REDUCE = ("all_reduce",)
 
 def check_log_sum_exp(P, V, n, scale=1.0):
     logits, _, _ = batch(check_data("log_sum_exp"), P, V, scale)
-    outcome = run(n, "log_sum_exp", each(cut(logits, n)[0]), allow=REDUCE,
+    outcome = run(n, "log_sum_exp", each(logits_by_rank(logits, n)[0]), allow=REDUCE,
                   hint="all ranks must come to every all-reduce; and the maximum of no numbers is an error, or -inf.")
     top = logits.max(-1)
     expect_equal(outcome.results, [top + np.log(np.exp(logits - top[..., None]).sum(-1))] * n, "lse",
@@ -165,7 +157,7 @@ import numpy as np
 
 
 def predict(group, logits, start):
-    """logits [b, s, n_r]: those of words start, start + 1, ... -> the most probable word's id [b, s], on all ranks."""
+    """Return the id [b, s] of the most probable token, on all ranks. logits: [b, s, n_r], of start, start + 1, ..."""
     ### BEGIN SOLUTION
     highest = group.all_reduce(logits.max(axis=-1, initial=-np.inf), "max")
     ids, none = start + np.arange(logits.shape[-1]), 2 ** 40
@@ -175,17 +167,17 @@ def predict(group, logits, start):
 
 
 # %% check="check_predict" points=8
-# The most probable word: its id, the lowest if several share the largest logit, with two numbers per token
+# The most probable token: its id, the lowest if several have the largest logit, with two numbers per token
 def check_predict(P, V, n, ties=False):
     logits, _, _ = batch(check_data("predict"), P, V)
     if ties:
         logits[..., :V] = np.round(logits[..., :V] / 2)
-    parts, starts = cut(logits, n)
+    parts, starts = logits_by_rank(logits, n)
     outcome = run(n, "predict", each(parts), each(starts), allow=REDUCE,
-                  hint="all ranks must come to every all-reduce, also one without words.")
-    expect_equal(outcome.results, [logits.argmax(-1)] * n, "the most probable word",
+                  hint="all ranks must come to every all-reduce, also one without tokens.")
+    expect_equal(outcome.results, [logits.argmax(-1)] * n, "the most probable token",
                  "which ranks have the largest logit? Of those, which id is the lowest?", 0)
-    expect_sent(outcome, 2, 8, n, "first the largest logit, then who has it.")
+    expect_sent(outcome, 2, 8, n, "first the largest logit, then the tokens that have it.")
 
 
 for n in (2, 4):
@@ -217,7 +209,7 @@ import numpy as np
 
 
 def loss_forward(group, logits, targets, start, V, eps, zeta):
-    """logits [b, s, n_r] of words start, start + 1, ...; targets [b, s] -> loss [b, s], on all ranks, and a cache."""
+    """Return loss [b, s], on all ranks, and a cache. logits: [b, s, n_r], of start, start + 1, ...; targets: [b, s]."""
     ### BEGIN SOLUTION
     lse, ids = log_sum_exp(group, logits), start + np.arange(logits.shape[-1])
     wanted = np.where(ids == targets[..., None], 1 - eps, 0.0) + np.where(ids < V, eps / V, 0.0)
@@ -232,21 +224,21 @@ def loss_forward(group, logits, targets, start, V, eps, zeta):
 # %% check="check_loss" points=10
 # The loss: nll of the target, smoothed, and the z-loss; 0 for ignored tokens
 def run_loss(P, V, n, eps, zeta, scale=1.0):
-    """-> the outcome, each rank's cache, and the batch."""
+    """Run loss_forward. Return the outcome, each rank's cache, and the batch."""
     logits, targets, dloss = batch(check_data("loss"), P, V, scale)
-    parts, starts = cut(logits, n)
+    parts, starts = logits_by_rank(logits, n)
     outcome = run(n, "loss_forward", each(parts), targets, each(starts), V, eps, zeta, allow=REDUCE,
-                  hint="all ranks must come to every all-reduce, also one without words.")
+                  hint="all ranks must come to every all-reduce, also one without tokens.")
     losses, caches = expect_values(outcome.results, ("loss", "cache"))
     return outcome._replace(results=losses), caches, (logits, targets, dloss)
 
 
 def check_loss(P, V, n, eps=0.1, zeta=0.01, scale=1.0):
-    """-> the same as run_loss."""
+    """Check the loss. Return the results of run_loss."""
     outcome, caches, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)
     expect_equal(outcome.results, [whole_loss(logits, targets, V, eps, zeta, dloss)[0]] * n, "the loss",
-                 "try it with eps = 0 and zeta = 0 first. The mean is over all V words, not the rank's; a target is "
-                 "on one rank only; and -100 is no word.")
+                 "try it with eps = 0 and zeta = 0 first. The mean is over all V tokens, not the rank's; a target "
+                 "is on one rank only; and -100 is no token.")
     return outcome, caches, (logits, targets, dloss)
 
 
@@ -259,7 +251,7 @@ for V, n, eps, zeta in ((7, 1, 0.3, 0.1), (11, 4, 0.1, 0.0), (9, 8, 0.0, 0.1)):
 ### END HIDDEN TESTS
 
 # %% check="check_extreme" points=6
-# The loss where logits are huge, words do not exist, or a rank has none
+# The loss with huge logits, with padding, and with ranks that have no tokens
 check_loss(8, 8, 2, zeta=1e-4, scale=1e4)
 passed("loss_forward of logits of 10,000")
 ### BEGIN HIDDEN TESTS
@@ -270,7 +262,7 @@ for P, V, n, eps, scale in ((13, 9, 4, 0.1, 1.0), (13, 9, 4, 0.0, 1e4), (3, 3, 5
 # %% check="check_cost" points=6
 # The loss: four numbers per token are sent, and one array of logits is kept
 def elements(cache):
-    """How many numbers there are in lists, tuples and dicts of arrays."""
+    """Count the numbers in lists, tuples and dicts of arrays."""
     inner = list(cache.values()) if isinstance(cache, dict) else cache
     return sum(map(elements, inner)) if isinstance(inner, list | tuple) else np.size(inner)
 
@@ -279,10 +271,10 @@ def check_cost(V, n):
     outcome, caches, (logits, targets, _) = check_loss(V, V, n)
     expect_sent(outcome, 4, targets.size, n, "a rank needs no other's logits, but a few sums over them. Terms of one "
                 "sum can be added up before they are sent.")
-    for rank, (cache, part) in enumerate(zip(caches, cut(logits, n)[0])):
+    for rank, (cache, part) in enumerate(zip(caches, logits_by_rank(logits, n)[0])):
         may = part.size + 6 * targets.size + 6
         expect(elements(cache) <= may, f"rank {rank} keeps {elements(cache):,} elements for the backward; {may:,} are "
-               "enough.", "what does the gradient need of the logits that is not in the probabilities?")
+               "enough.", "which information of the logits, besides the probabilities, does the gradient need?")
 
 
 check_cost(64, 4)
@@ -295,9 +287,9 @@ for V, n in ((37, 2), (50, 8)):
 # %% [markdown]
 # ## 4. The loss, backward
 #
-# From above comes $\partial L_{\text{total}} / \partial L$, a number for each position, identical on all ranks. Each
-# rank returns the gradient of **its** logits, $[b, s, n_r]$. Derive it before you look at the whole loss above: what is
-# $\partial\, \mathrm{lse} / \partial x_v$? Nothing is sent.
+# The upstream gradient is $\partial L_{\text{total}} / \partial L$, a number for each position, identical on all ranks.
+# Each rank returns the gradient of **its** logits, $[b, s, n_r]$. Derive it before you look at the whole loss above:
+# what is $\partial\, \mathrm{lse} / \partial x_v$? Nothing is sent.
 
 # %% answer="loss_backward"
 # %%answer loss_backward
@@ -305,22 +297,22 @@ import numpy as np
 
 
 def loss_backward(group, dloss, cache):
-    """dloss [b, s], alike on all ranks -> the gradient of this rank's logits [b, s, n_r]."""
+    """Return the gradient of this rank's logits [b, s, n_r]. dloss [b, s] is identical on all ranks."""
     ### BEGIN SOLUTION
     return dloss[..., None] * cache
     ### END SOLUTION
 
 
 # %% check="check_backward" points=12
-# The loss, backward: the gradient of a rank's own logits, without a word to the others
+# The loss, backward: the gradient of a rank's own logits, with nothing sent
 def check_backward(P, V, n, eps=0.1, zeta=0.01, scale=1.0):
     _, caches, (logits, targets, dloss) = run_loss(P, V, n, eps, zeta, scale)
-    outcome = run(n, "loss_backward", dloss, each(caches), allow=(), hint="what the backward needs of other ranks, the "
-                  "forward has had already: keep it.")
+    outcome = run(n, "loss_backward", dloss, each(caches), allow=(), hint="the forward already has everything "
+                  "that the backward needs from other ranks: keep it.")
     right = whole_loss(logits, targets, V, eps, zeta, dloss)[1]
-    expect_equal(outcome.results, cut(right, n)[0], "the gradient of its logits",
+    expect_equal(outcome.results, logits_by_rank(right, n)[0], "the gradient of its logits",
                  "a sum of three: from lse (in every term!), from the target, from the mean; times dloss. None of it "
-                 "for tokens that are ignored or words that do not exist.")
+                 "for tokens that are ignored or that do not exist.")
 
 
 for n in (2, 4):
@@ -348,7 +340,7 @@ import numpy as np
 
 
 def mean_loss(group, loss, targets):
-    """loss and targets [b_r, s] of this rank's own samples -> the mean over all ranks, and dloss [b_r, s]."""
+    """Return the mean over all ranks, and dloss [b_r, s]. loss and targets: [b_r, s], of this rank's own samples."""
     ### BEGIN SOLUTION
     counts = targets != -100
     total, number = group.all_reduce(np.array([loss[counts].sum(), counts.sum()]))
@@ -359,7 +351,7 @@ def mean_loss(group, loss, targets):
 # %% check="check_mean" points=10
 # The mean over all ranks' tokens that count, its gradient, and two numbers sent
 def check_mean(samples, ignored, s=5):
-    """Each rank has so many samples, of whose tokens so many (at random) are ignored."""
+    """Check mean_loss with these numbers of samples, and of ignored tokens (chosen at random), on the ranks."""
     n, random = len(samples), check_data("mean")
     losses = [random.uniform(1, 9, size=(b, s)) for b in samples]
     targets = [random.integers(7, size=(b, s)) for b in samples]
@@ -373,7 +365,7 @@ def check_mean(samples, ignored, s=5):
                  "how many tokens count on all ranks together? And if there are none?")
     expect_equal(dlosses, [(target != IGNORED) / number for target in targets], "dloss",
                  "by how much does the mean grow with the loss of one token? With that of an ignored one?")
-    expect_sent(outcome, 2, 1, n, "what must be known of the other ranks' tokens?")
+    expect_sent(outcome, 2, 1, n, "what must a rank know about the other ranks' tokens?")
 
 
 check_mean((2, 2), (1, 4))

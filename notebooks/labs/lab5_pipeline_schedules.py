@@ -17,9 +17,9 @@
 # ## Notation
 #
 # $p$ ranks, $m$ microbatches, $v$ stages on each rank. An action is a tuple `(kind, stage, microbatch)`, for example
-# `("F", 2, 0)`: stage 2's forward of microbatch 0. The other kind is `"B"`, its backward. Stage $s$ lives on rank
-# $s \bmod p$. A rank's part of a schedule is a list of actions, in the order in which it does them, and a schedule is
-# a list with such a list for each rank. Each action happens once, and waits for another:
+# `("F", 2, 0)`: stage 2's forward of microbatch 0. The other kind is `"B"`, a backward. Stage $s$ lives on rank $s
+# \bmod p$. A rank's part of a schedule is a list of actions, in the order in which it does them, and a schedule is a
+# list with such a list for each rank. Each action happens once, and needs another one to have ended:
 #
 # - `("F", s, i)` needs `("F", s - 1, i)`; for the first stage it needs nothing;
 # - `("B", s, i)` needs `("B", s + 1, i)`; for the last stage it needs `("F", s, i)`.
@@ -42,13 +42,13 @@ import math
 import numpy as np
 
 from grading import check_data, each, expect, expect_equal, passed, run
-from grading.sandbox import circle_of
+from grading.sandbox import find_cycle
 
 MESSAGES = ("send", "receive", "exchange")
 
 
 def needs(action, stages):
-    """The action that must have ended before; None if there is none."""
+    """Return the action that must have ended before; None if there is none."""
     kind, stage, i = action
     if kind == "F":
         return ("F", stage - 1, i) if stage > 0 else None
@@ -56,7 +56,7 @@ def needs(action, stages):
 
 
 def simulate(schedule, forward, backward, wire=0):
-    """Each rank does its actions in order, each as soon as what it needs is there. -> when each action ends.
+    """Let each rank do its actions in order, each as soon as its input is there. Return when each action ends.
 
     forward[s] and backward[s] are the durations on stage s, and a message to another rank takes `wire`.
     """
@@ -75,35 +75,35 @@ def simulate(schedule, forward, backward, wire=0):
                 start = clock[rank] if need is None else max(clock[rank], ended[need] + sent * wire)
                 ended[action] = clock[rank] = start + (forward if action[0] == "F" else backward)[action[1]]
                 done[rank] += 1
-        expect(not waits or sum(done) > before, f"The schedule never ends: {told(waits, p)}.")
+        expect(not waits or sum(done) > before, f"The schedule never ends: {describe_waits(waits, p)}.")
     return ended
 
 
-def told(waits, p):
-    """Who waits for what, and the circle."""
-    circle = circle_of({rank: need[1] % p for rank, need in waits.items()})
-    return ", ".join(f"rank {rank} waits for {shown(need)} of rank {need[1] % p}" for rank, need in waits.items()) + \
-        f"; in a circle: {' -> '.join(map(str, circle + circle[:1]))}"
+def describe_waits(waits, p):
+    """Describe which rank waits for what, and the cycle."""
+    cycle = find_cycle({rank: need[1] % p for rank, need in waits.items()})
+    return ", ".join(f"rank {rank} waits for {label(need)} of rank {need[1] % p}" for rank, need in waits.items()) + \
+        f"; in a cycle: {' -> '.join(map(str, cycle + cycle[:1]))}"
 
 
-def shown(action):
-    """2F0 for ("F", 2, 0)."""
+def label(action):
+    """Return 2F0 for ("F", 2, 0)."""
     return f"{action[1]}{action[0]}{action[2]}"
 
 
 def show(schedule):
-    """Print it, a line for each rank."""
+    """Print a schedule, a line for each rank."""
     for rank, actions in enumerate(schedule):
-        print(f"rank {rank}:", *map(shown, actions))
+        print(f"rank {rank}:", *map(label, actions))
 
 
 def most_in_flight(actions):
-    """The most microbatches that are in flight at once on one rank, counted for each of its stages."""
+    """Return the largest number of microbatches in flight on one rank at any time, summed over its stages."""
     return max(itertools.accumulate(1 if kind == "F" else -1 for kind, _, _ in actions))
 
 
 def period_of(costs, wire, in_flight):
-    """The formula that stands below, under *How many are needed?*"""
+    """Return the period by the formula in the section *How many are needed?*"""
     pairs = [(r, q) for r in range(len(costs)) for q in range(r, len(costs))]
     if any(in_flight[r] - in_flight[q] + 1 < 1 for r, q in pairs):
         return math.inf
@@ -111,7 +111,7 @@ def period_of(costs, wire, in_flight):
 
 
 def checked_schedule(found, p, m, v=1):
-    """What an answer returned, with a tuple for each action, if it is a schedule at all."""
+    """Return an answer's schedule, with a tuple for each action. Check that it is a schedule."""
     expect(isinstance(found, list | tuple) and len(found) == p and all(isinstance(one, list | tuple) for one in found),
            f"Expected a list of {p} lists, one for each rank, got {str(found)[:80]}.")
     schedule = [[checked_action(action, rank) for action in actions] for rank, actions in enumerate(found)]
@@ -121,14 +121,15 @@ def checked_schedule(found, p, m, v=1):
             expect(action in right, f"rank {rank}: {action} does not belong here.", f"rank {rank} of {p} has the "
                    f"stages {list(range(rank, p * v, p))} and microbatches 0 to {m - 1}.")
         missing = right - set(actions)
-        expect(not missing, f"rank {rank}: {len(missing)} actions are missing, {min(missing, default=None)} for one.")
-        expect(len(actions) == len(right), f"rank {rank}: an action stands twice: there are {len(actions)}, "
-               f"but {len(right)} different ones.")
+        expect(not missing, f"rank {rank}: {len(missing)} actions are missing, for example "
+               f"{min(missing, default=None)}.")
+        expect(len(actions) == len(right), f"rank {rank}: an action is there twice: there are "
+               f"{len(actions)} actions, but only {len(right)} different ones.")
     return schedule
 
 
 def checked_action(action, rank):
-    """A tuple of a text and two numbers, or a sentence that says it is not."""
+    """Return an action as a tuple of a string and two numbers. Check that it is one."""
     expect(isinstance(action, list | tuple) and len(action) == 3 and action[0] in ("F", "B")
            and all(np.ndim(n) == 0 and np.asarray(n).dtype.kind in "iu" for n in action[1:]),
            f"rank {rank}: {action!r} is no action.", 'an action is a tuple such as ("F", 2, 0).')
@@ -136,7 +137,7 @@ def checked_action(action, rank):
 
 
 def whole_numbers(found, n, what):
-    """A list of n whole numbers, at least 1, or a sentence that says it is not."""
+    """Return a list of n whole numbers, at least 1. Check that it is one."""
     listed = isinstance(found, list | tuple | np.ndarray) and len(found) == n
     expect(listed and all(np.ndim(one) == 0 and np.asarray(one).dtype.kind in "iu" and one >= 1 for one in found),
            f"Expected {what}: a list of {n} whole numbers, at least 1 each; got {str(found)[:80]}.")
@@ -155,10 +156,10 @@ def whole_numbers(found, n, what):
 # of the most expensive stage if the first $l$ layers are divided into $k$ stages as well as possible. What is
 # $D(l, k)$, if you know all $D(j, k - 1)$? And how do you find out afterwards where the stages begin?
 
-# %% answer="deal"
-# %%answer deal
-def deal(costs, p):
-    """costs: of each layer. -> how many layers each of the p stages has, so that the dearest is as cheap as can be."""
+# %% answer="distribute"
+# %%answer distribute
+def distribute(costs, p):
+    """Return how many layers each of p stages has, so that the most expensive one is cheapest. costs: of layers."""
     ### BEGIN SOLUTION
     upto = [0]
     for cost in costs:
@@ -172,38 +173,39 @@ def deal(costs, p):
 
 
 # %%
-deal([3, 1, 1, 1, 1, 5], 3)
+distribute([3, 1, 1, 1, 1, 5], 3)
 
-# %% check="check_deal" points=8
-# Dealing out: contiguous stages, the dearest as cheap as possible
-def dearest(costs, sizes):
+# %% check="check_distribute" points=8
+# Distributing layers: contiguous stages, the most expensive one as cheap as possible
+def highest_cost(costs, sizes):
     return max(sum(stage) for stage in np.split(np.asarray(costs), np.cumsum(sizes)[:-1]))
 
 
-def check_deal(costs, p, best=None):
+def check_distribute(costs, p, best=None):
     layers = len(costs)
     if best is None:
-        cuts = itertools.combinations(range(1, layers), p - 1)
-        best = min(dearest(costs, np.diff([0, *cut, layers])) for cut in cuts)
-    found, = run(None, "deal", costs, p, hint="D(l, k) is a minimum over where the last stage begins; keep what you "
-                                              "have computed.").results
+        divisions = itertools.combinations(range(1, layers), p - 1)
+        best = min(highest_cost(costs, np.diff([0, *starts, layers])) for starts in divisions)
+    found, = run(None, "distribute", costs, p, hint="D(l, k) is a minimum over the beginnings of the last stage; "
+                 "keep the values that you have computed.").results
     sizes = whole_numbers(found, p, f"how many layers each of {p} stages has")
     expect(sum(sizes) == layers, f"The stages have {sum(sizes)} layers in all; the model has {layers}.")
-    expect(dearest(costs, sizes) <= best * (1 + 1e-12), f"Costs {costs} in {p} stages: yours, {sizes}, has a stage "
-           f"that costs {dearest(costs, sizes):g}; {best:g} can be reached.", "equal numbers of layers are not equal "
-           "costs, and a stage that is filled up to the average may leave too much for the others.")
+    highest = highest_cost(costs, sizes)
+    expect(highest <= best * (1 + 1e-12), f"Costs {costs} in {p} stages: yours, {sizes}, has a stage that costs "
+           f"{highest:g}; {best:g} can be reached.", "equal numbers of layers are not equal costs, and a stage "
+           "that is filled up to the average may leave too much for the others.")
 
 
-check_deal([3, 1, 1, 1, 1, 5], 2)
-check_deal([1, 1, 1, 1, 9, 2, 2, 2, 2, 1], 4)
-passed("layers dealt out to 2 and 4 stages")
+check_distribute([3, 1, 1, 1, 1, 5], 2)
+check_distribute([1, 1, 1, 1, 9, 2, 2, 2, 2, 1], 4)
+passed("layers distributed over 2 and 4 stages")
 ### BEGIN HIDDEN TESTS
-check_deal([5], 1)
-check_deal([1, 2, 3, 4, 5], 5)
-check_deal([9, 1, 1, 9, 1, 1, 1, 9, 4], 3)
-check_deal(check_data("deal").integers(1, 30, 11).tolist(), 5)
-check_deal([0.5, 0.25, 4.0, 0.125, 3.5, 1.5], 3)
-check_deal([1] * 20 + [4] * 10 + [1] * 10, 8, best=10)
+check_distribute([5], 1)
+check_distribute([1, 2, 3, 4, 5], 5)
+check_distribute([9, 1, 1, 9, 1, 1, 1, 9, 4], 3)
+check_distribute(check_data("distribute").integers(1, 30, 11).tolist(), 5)
+check_distribute([0.5, 0.25, 4.0, 0.125, 3.5, 1.5], 3)
+check_distribute([1] * 20 + [4] * 10 + [1] * 10, 8, best=10)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -222,7 +224,7 @@ check_deal([1] * 20 + [4] * 10 + [1] * 10, 8, best=10)
 # %% answer="one_f_one_b"
 # %%answer one_f_one_b
 def one_f_one_b(p, m, in_flight):
-    """in_flight: for each of the p ranks how many microbatches it may have in flight. -> a schedule."""
+    """Return a schedule. in_flight: for each of the p ranks the number of microbatches that it may have in flight."""
     ### BEGIN SOLUTION
     schedule = []
     for rank, most in enumerate(in_flight):
@@ -247,13 +249,14 @@ print("makespan", max(simulate(mine, forward=[1] * 4, backward=[2] * 4).values()
 
 # %% check="check_one_f_one_b" points=8
 # 1F1B: valid, no more in flight than allowed, and the makespan (m + p - 1)(f + b) of the paper
-def scheduled(p, m, in_flight):
+def run_one_f_one_b(p, m, in_flight):
+    """Return the answer's schedule."""
     found, = run(None, "one_f_one_b", p, m, in_flight).results
     return checked_schedule(found, p, m)
 
 
 def check_one_f_one_b(p, m, in_flight):
-    for rank, (actions, most) in enumerate(zip(scheduled(p, m, in_flight), in_flight)):
+    for rank, (actions, most) in enumerate(zip(run_one_f_one_b(p, m, in_flight), in_flight)):
         for kind in "FB":
             order = [i for what, _, i in actions if what == kind]
             expect(order == sorted(order), f"rank {rank} takes its {kind} in the order {order}; it should be 0, 1, ...")
@@ -261,14 +264,14 @@ def check_one_f_one_b(p, m, in_flight):
         for position, action in enumerate(actions):
             left = any(later[0] == "F" for later in actions[position:])
             right = "F" if held < most and left else "B"
-            expect(action[0] == right, f"rank {rank}, action {position} is {shown(action)} with {held} in flight; with "
+            expect(action[0] == right, f"rank {rank}, action {position} is {label(action)} with {held} in flight; with "
                    f"at most {in_flight[rank]} of {m} it should be {'a forward' if right == 'F' else 'a backward'}.",
                    "a rank does in_flight[rank] forwards first; then each backward makes room for one more forward.")
             held += 1 if action[0] == "F" else -1
 
 
 def check_makespan(p, m, forward, backward):
-    found = max(simulate(scheduled(p, m, [p - r for r in range(p)]), [forward] * p, [backward] * p).values())
+    found = max(simulate(run_one_f_one_b(p, m, [p - r for r in range(p)]), [forward] * p, [backward] * p).values())
     right = (m + p - 1) * (forward + backward)
     expect(found == right, f"p = {p}, m = {m}, F = {forward}, B = {backward}: the makespan is {found}; with p - r in "
            f"flight it should be {right}.")
@@ -313,7 +316,7 @@ check_makespan(1, 4, 1, 1)
 # %% answer="smallest_in_flight"
 # %%answer smallest_in_flight
 def smallest_in_flight(costs, wire, period):
-    """costs: C_s of every stage; wire: w. -> for each rank the smallest number in flight that allows this period."""
+    """Return for each rank the smallest number in flight that allows this period. costs: C_s of each stage; wire: w."""
     import math
     ### BEGIN SOLUTION
     p = len(costs)
@@ -378,7 +381,7 @@ check_smallest_in_flight([8, 1, 1, 1, 8, 1, 1, 1], 0, 8)
 # %% answer="fastest"
 # %%answer fastest
 def fastest(costs, wire, room):
-    """room: M_r, how many microbatches each rank can have in flight. -> (smallest period, what is in flight on each)"""
+    """Return (the smallest period, the numbers in flight). room: M_r, the largest number in flight on each rank."""
     ### BEGIN SOLUTION
     p = len(costs)
     trips = [sum(costs[r:q + 1]) + 2 * wire * (q - r) for r in range(p) for q in range(r, p)]
@@ -408,7 +411,7 @@ def check_fastest(costs, wire, room, best=None):
     expect(not over, f"{case}: yours, {in_flight}, is too much on ranks {over}.")
     expect_equal([found[0]], [period_of(costs, wire, in_flight)], f"{case}: the period of {in_flight}")
     expect_equal([found[0]], [best], f"{case}: the smallest period",
-                 "you may have stopped too early, or filled all the room.")
+                 "do you stop too early, or fill all the room?")
 
 
 check_fastest([4, 4], 1, [3, 3])
@@ -438,11 +441,12 @@ check_fastest([2, 3, 4, 5, 4, 3, 2, 9], 8, [11, 12, 9, 8, 8, 7, 7, 5], best=13.5
 #   then the other backwards.
 #
 # Megatron-LM's interleaved schedule is made for such $m$. Yours must work for any. The obvious way, a last group of
-# fewer than $p$ microbatches, is valid but slow, because the groups before and after it no longer mesh. There is a
-# better one. A hint: if a microbatch is left out of a valid schedule, everywhere, the rest is a valid schedule.
+# fewer than $p$ microbatches, is valid but slow, because it no longer fits between the groups before and after it.
+# There is a better way. A hint: if a microbatch is left out of a valid schedule, everywhere, the rest is a valid
+# schedule.
 #
-# Let $m'$ be $m$, rounded up to a multiple of $p$, and $f$ and $b$ the costs of every stage. Required is a makespan of
-# at most
+# Let $m'$ be $m$, rounded up to a multiple of $p$, and $f$ and $b$ the costs of every stage. The makespan must be at
+# most
 #
 # $$\bigl(v m' + p - 1 - (m' - m)\bigr)(f + b),$$
 #
@@ -452,7 +456,7 @@ check_fastest([2, 3, 4, 5, 4, 3, 2, 9], 8, [11, 12, 9, 8, 8, 7, 7, 5], best=13.5
 # %% answer="interleaved"
 # %%answer interleaved
 def interleaved(p, m, v):
-    """p ranks, v stages on each, and any number m of microbatches. -> a schedule."""
+    """Return a schedule for p ranks with v stages each, and any number m of microbatches."""
     ### BEGIN SOLUTION
     schedule = []
     for rank in range(p):
@@ -502,7 +506,7 @@ def check_interleaved_time(p, m, v, forward, backward):
     up = -(-m // p) * p
     bound = (v * up + p - 1 - (up - m)) * (forward + backward)
     expect(makespan <= bound, f"p = {p}, m = {m}, v = {v}, f = {forward}, b = {backward}: the makespan is {makespan}; "
-           f"{bound} can be reached.", "p = 4 and m = 8 is easy. What becomes of it without microbatches 6 and 7?")
+           f"{bound} can be reached.", "p = 4 and m = 8 is easy. What remains of it without microbatches 6 and 7?")
 
 
 check_interleaved_time(2, 4, 2, 1, 2)
@@ -547,20 +551,20 @@ import numpy as np
 
 
 def stage_forward(w, x):
-    """x: [b, h_in], w: [h_in, h_out] -> y, and what the backward needs."""
+    """Return y, and a cache for the backward. x: [b, h_in]; w: [h_in, h_out]."""
     y = np.tanh(x @ w)
     return y, (x, y)
 
 
 def stage_backward(w, cache, dy):
-    """-> dx and dw, the gradients of the stage's input and of its weight."""
+    """Return dx and dw, the gradients of the stage's input and of its weight."""
     x, y = cache
     dz = dy * (1 - y * y)
     return dz @ w.T, x.T @ dz
 
 
 def needs(action, stages):
-    """The action that must have ended before; None if there is none."""
+    """Return the action that must have ended before; None if there is none."""
     kind, stage, i = action
     if kind == "F":
         return ("F", stage - 1, i) if stage > 0 else None
@@ -568,16 +572,16 @@ def needs(action, stages):
 
 
 def play(group, schedule, weights, xs, dys):
-    """Every rank plays its part. -> {"ys": {i: array}, "dxs": {i: array}, "dws": {stage: array}}"""
+    """Play this rank's actions. Return {"ys": {i: array}, "dxs": {i: array}, "dws": {stage: array}}."""
     stages = 1 + max(stage for actions in schedule for _, stage, _ in actions)
     ### BEGIN SOLUTION
-    come = {("F", 0, i): x for i, x in enumerate(xs)} | {("B", stages - 1, i): dy for i, dy in enumerate(dys)}
+    arrived = {("F", 0, i): x for i, x in enumerate(xs)} | {("B", stages - 1, i): dy for i, dy in enumerate(dys)}
     caches, dws = {}, {stage: np.zeros_like(w) for stage, w in weights.items()}
     for rank, (kind, stage, i) in one_order(schedule, stages):
         to = stage + 1 if kind == "F" else stage - 1
         elsewhere = 0 <= to < stages and to % group.size != rank
         if rank == group.rank:
-            x = come.pop((kind, stage, i))
+            x = arrived.pop((kind, stage, i))
             if kind == "F":
                 y, caches[stage, i] = stage_forward(weights[stage], x)
             else:
@@ -586,16 +590,16 @@ def play(group, schedule, weights, xs, dys):
             if elsewhere:
                 group.send(y, to % group.size)
             else:
-                come[kind, to, i] = y
+                arrived[kind, to, i] = y
         elif elsewhere and to % group.size == group.rank:
-            come[kind, to, i] = group.receive(rank)
-    last = {kind: {i: y for (what, stage, i), y in come.items() if (what, stage) == (kind, end)}
+            arrived[kind, to, i] = group.receive(rank)
+    last = {kind: {i: y for (what, stage, i), y in arrived.items() if (what, stage) == (kind, end)}
             for kind, end in (("F", stages), ("B", -1))}
     return {"ys": last["F"], "dxs": last["B"], "dws": dws}
 
 
 def one_order(schedule, stages):
-    """All ranks' actions, each with its rank, each behind the one that it needs."""
+    """Yield all ranks' actions, each with its rank, each after the one that it needs."""
     ended, done = set(), [0] * len(schedule)
     while sum(done) < sum(map(len, schedule)):
         for rank, actions in enumerate(schedule):
@@ -611,7 +615,7 @@ def one_order(schedule, stages):
 # %% check="check_play" points=10
 # On real ranks: the same as one process, for schedules of one stage on each rank
 def any_schedule(p, m, v, random):
-    """A valid one, drawn at random."""
+    """Draw a valid schedule at random."""
     schedule, ended = [[] for _ in range(p)], set()
     left = [(kind, stage, i) for kind in "FB" for stage in range(p * v) for i in range(m)]
     while left:
@@ -624,7 +628,7 @@ def any_schedule(p, m, v, random):
 
 
 def whole(weights, xs, dys):
-    """One process, stage by stage. -> ys, dxs, dws"""
+    """Return ys, dxs and dws of one process, stage by stage."""
     ys, dxs, dws = {}, {}, {stage: 0 for stage in weights}
     for i, (x, dy) in enumerate(zip(xs, dys)):
         inputs = [x]
@@ -640,7 +644,7 @@ def whole(weights, xs, dys):
 
 
 def expect_arrays(outcome, key, rank, expected, what):
-    """The dict of arrays that a rank returned under this key is the expected one."""
+    """Check the dict of arrays that a rank returned under this key."""
     found = outcome.results[rank]
     expect(isinstance(found, dict) and isinstance(found.get(key), dict), f'rank {rank}: expected a dict with "ys", '
            f'"dxs" and "dws", each a dict of arrays; "{key}" is not there, or no dict.')
@@ -659,8 +663,8 @@ def check_play(p, m, v=1, schedule=None):
     schedule = schedule or any_schedule(p, m, v, random)
     own = [{stage: weights[stage] for stage in range(rank, stages, p)} for rank in range(p)]
     outcome = run(p, "play", schedule, each(own), xs, dys, allow=MESSAGES,
-                  hint="all ranks should go through the same order of all actions, and receive a result where it "
-                       "stands there, not where they need it.")
+                  hint="all ranks should go through the same order of all actions, and receive a result at its place "
+                       "in that order, not when they need it.")
     ys, dxs, dws = whole(weights, xs, dys)
     rows = sum(map(len, xs))
     for rank in range(p):
@@ -700,5 +704,5 @@ for p, m, v in ((1, 2, 3), (3, 4, 2), (5, 3, 2)):
 #   one too few? Which would you rather have?
 # - In `play` a rank may receive a result long before it needs it. How much memory can that take, if the schedule has at
 #   most $a_r$ in flight on rank $r$?
-# - `deal` minimizes the most expensive stage. The first rank has the most in flight, and so the least room. When would
-#   you give it fewer layers than `deal` does?
+# - `distribute` minimizes the cost of the most expensive stage. The first rank has the most in flight, and so the least
+#   room. When would you give it fewer layers than `distribute` does?

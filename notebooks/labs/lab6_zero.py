@@ -33,40 +33,41 @@ LR, MU = 0.1, 0.8       # learning rate and momentum in the checks
 
 
 def data(random, sizes, n):
-    """For every rank its samples, x [sizes[rank], n] and y [sizes[rank]]."""
+    """Draw for every rank its samples, x [sizes[rank], n] and y [sizes[rank]]."""
     return [(random.normal(size=(size, n)), random.normal(size=size)) for size in sizes]
 
 
-def joined(batches):
-    """One batch of all of them."""
+def join(batches):
+    """Join batches to one."""
     return tuple(np.concatenate(part) for part in zip(*batches))
 
 
 def mean_gradient(params, x, y):
-    """Of the loss (x w - y)^2 / 2, averaged over the samples; 0 where there are none."""
+    """Return the gradient of the loss (x w - y)^2 / 2, averaged over the samples; 0 if there are none."""
     return x.T @ (x @ params - y) / max(len(y), 1)
 
 
 def whole_step(params, momentum, gradient, clip):
-    """What one process does: clip by the norm, then SGD with momentum."""
+    """Return the new params and momentum of one process: clip by the norm, then SGD with momentum."""
     norm = np.linalg.norm(gradient)
     momentum = MU * momentum + gradient * (min(1, clip / norm) if norm > 0 else 1)
     return params - LR * momentum, momentum
 
 
 def expect_pairs(outcome, what):
-    """Every rank has returned two arrays."""
+    """Check that every rank has returned two arrays."""
     for rank, found in enumerate(outcome.results):
         expect(isinstance(found, list | tuple) and len(found) == 2, f"rank {rank}: expected two arrays, {what}; got "
                f"{type(found).__name__}.", "return params, momentum")
 
 
 def momentum_parts(momentum, d):
+    """Split the momentum over d ranks."""
     return np.array_split(momentum, d)
 
 
 def expect_step(outcome, params, momentum, what, hint):
-    """Every rank has returned the new parameters, whole, and its part of the new momentum."""
+    """Check that every rank has returned all new parameters, and its part of the new momentum."""
     expect_pairs(outcome, "the new params and its part of the new momentum")
     d = len(outcome.results)
     expect_equal([found[1] for found in outcome.results], momentum_parts(momentum, d), f"its part of {what}'s momentum",
@@ -113,7 +114,7 @@ def bounds(n, d):
 
 
 # %% check="check_layout" points=6
-# The flat buffer: there and back, and who owns what
+# The flat buffer: there and back, and the owners of its elements
 def check_layout(shapes):
     random = check_data("layout")
     tensors = [random.normal(size=shape) for shape in shapes]
@@ -124,7 +125,7 @@ def check_layout(shapes):
            f"from_flat: expected a list of {len(shapes)} arrays, got {type(found).__name__}.")
     for tensor, right in zip(found, tensors):
         expect_equal([tensor], [right], f"from_flat: the tensor of shape {list(right.shape)}",
-                     "how many elements has a shape? () has one.", tolerance=0)
+                     "how many elements does a shape have? () has one.", tolerance=0)
 
 
 def check_bounds(n, d):
@@ -158,7 +159,7 @@ for n, d in ((10, 4), (3, 5), (7, 1), (23, 8)):
 # %% answer="bytes_held"
 # %%answer bytes_held
 def bytes_held(n, d, rank, stage):
-    """n parameters, `rank` of d ranks, ZeRO stage 0 to 3 -> how many bytes the rank holds, a whole number."""
+    """Return the bytes that a rank of d ranks holds, a whole number. n: parameters; stage: of ZeRO, 0 to 3."""
     ### BEGIN SOLUTION
     ends = bounds(n, d)
     own = ends[rank + 1] - ends[rank]
@@ -171,12 +172,12 @@ for stage in range(4):
     print(stage, bytes_held(7_500_000_000, 64, 0, stage) / 1e9, "GB")      # the paper's figure 1, with another K
 
 # %% check="check_bytes" points=6
-# What a rank holds, in bytes
+# The bytes that a rank holds
 def check_bytes(n, d, rank, *held):
     for stage, right in enumerate(held):
         found, = run(None, "bytes_held", n, d, rank, stage).results
-        expect_equal([found], [right], f"n = {n}, d = {d}: what rank {rank} holds in stage {stage}", "which things "
-                     "does the optimizer keep for each parameter, and how many bytes is a float32?", tolerance=0)
+        expect_equal([found], [right], f"n = {n}, d = {d}: what rank {rank} holds in stage {stage}", "which numbers "
+                     "does the optimizer keep for each parameter, and how many bytes does a float32 have?", tolerance=0)
 
 
 check_bytes(12, 2, 0, 144, 96, 84, 72)
@@ -196,8 +197,8 @@ check_bytes(5, 1, 0, 60, 60, 60, 60)
 # $$g = \frac{\sum_k n_k g_k}{\sum_k n_k}, \qquad \hat g = g \min\Bigl(1, \frac{c}{\lVert g \rVert}\Bigr), \qquad
 # v \leftarrow \mu v + \hat g, \qquad w \leftarrow w - \eta v.$$
 #
-# (With $\lVert g \rVert = 0$ nothing is clipped.) The norm is over *all* $N$ elements, and a replica may have had no
-# sample at all; not all have none.
+# (If $\lVert g \rVert = 0$, nothing is clipped.) The norm is over *all* $N$ elements. A replica may have no sample at
+# all, but at least one replica has some.
 #
 # In stage 1 (section 5.1) a rank keeps only the part of $v$ that it owns. So: reduce-scatter the gradients, after which
 # it has its part of $g$; find the norm, of which each rank knows a piece; update the own part of $w$ and $v$;
@@ -214,17 +215,17 @@ import numpy as np
 
 
 def zero1_step(group, params, momentum, gradient, samples, lr, mu, clip):
-    """One step of stage 1, on one of the ranks.
+    """Do one step of stage 1 on one of the ranks. Return all new params, and this rank's part of the new momentum.
 
-    params: w, whole [N], the same on all ranks; momentum: this rank's part of v; gradient: g_k, whole [N]; samples:
-    n_k; lr, mu, clip: eta, mu and c. -> the new params, whole, and the new momentum, this rank's part
+    params: w, whole [N], the same on all ranks; momentum: this rank's part of v; gradient: g_k, whole [N];
+    samples: n_k; lr, mu, clip: eta, mu and c.
     """
     ### BEGIN SOLUTION
     return update(group, params, momentum, group.reduce_scatter(gradient * samples), samples, lr, mu, clip)
 
 
 def update(group, params, momentum, summed, samples, lr, mu, clip):
-    """summed: this rank's part of the gradient, summed over all samples of all ranks."""
+    """Do the rest of a step. summed: this rank's part of the gradient, summed over all samples of all ranks."""
     mean = summed / group.all_reduce(np.array(samples, float))
     norm = np.sqrt(group.all_reduce((mean * mean).sum()))
     momentum = mu * momentum + mean * (min(1, clip / norm) if norm > 0 else 1)
@@ -244,10 +245,10 @@ def check_zero1(sizes, n, clip, steps=3, scale=1.0):
         gradients = [mean_gradient(params, *batch) for batch in batches]
         outcome = run(d, "zero1_step", params, each(parts), each(gradients), each(sizes), LR, MU, clip,
                       allow=COLLECTIVES)
-        params, momentum = whole_step(params, momentum, mean_gradient(params, *joined(batches)), clip)
+        params, momentum = whole_step(params, momentum, mean_gradient(params, *join(batches)), clip)
         expect_step(outcome, params, momentum, f"samples {list(sizes)}, N = {n}, c = {clip:g}: step {step}",
-                    "weigh with the samples before you add up; the norm is that of the whole mean gradient, and the "
-                    "same number on all ranks.")
+                    "weight each gradient with its samples before you add up; the norm is that of the whole mean "
+                    "gradient, and the same number on all ranks.")
         parts = [found[1] for found in outcome.results]
 
 
@@ -287,14 +288,14 @@ for d, n in ((1, 20), (2, 101), (3, 100), (8, 203)):
 # ## Stage 2: bucket by bucket
 #
 # In stage 1 every rank has a whole gradient, of $N$ elements, before it is reduced. In stage 2 (section 5.2) it never
-# has. The backward delivers the gradient in *buckets*, as it computes them: first the last elements of the flat buffer,
-# then those before. Each bucket is summed over the ranks immediately, each rank adds what it owns to its part, and the
-# bucket is freed.
+# has one. The backward delivers the gradient in *buckets*, as it computes them: first the last elements of the flat
+# buffer, then those before. Each bucket is summed over the ranks immediately, each rank adds what it owns to its part,
+# and the bucket is freed.
 #
-# A bucket begins at some element `start` and has some length. It is not aligned with the ranks' parts: one rank may own
-# all of it, another nothing, a third the middle. `group.reduce_scatter` does not help here, because it splits evenly.
-# So you need your own reduce-scatter, made of `send`, `receive` and `exchange`: the sum of the elements that rank $r$
-# owns goes to rank $r$.
+# A bucket begins at the element `start` and may have any length. It is not aligned with the ranks' parts: one rank may
+# own all of it, another nothing, a third the middle. `group.reduce_scatter` does not help here, because it splits
+# evenly. So you need your own reduce-scatter, made of `send`, `receive` and `exchange`: the sum of the elements that
+# rank $r$ owns goes to rank $r$.
 #
 # To keep it simple, every rank sends each owner its piece. So a rank must send no more of the bucket than it does *not*
 # own. Which rank goes first? In round $k = 1, \dots, d - 1$ every rank can send something to rank $r + k$ and receive
@@ -306,10 +307,10 @@ import numpy as np
 
 
 def take_bucket(group, own, bucket, start, n):
-    """Add a bucket to what this rank keeps.
+    """Return this rank's part of the summed gradient, with the sum of all ranks' buckets added.
 
-    own: this rank's part of the summed gradient, as far as it is known. bucket: 1-d, this rank's gradient of the
-    elements start, start + 1, ... of the flat buffer, which has n. -> own, and in it the sum of all ranks' buckets
+    own: that part so far. bucket: 1-d, this rank's gradient of the elements start, start + 1, ... of the flat buffer,
+    which has n elements.
     """
     ### BEGIN SOLUTION
     ends = bounds(n, group.size)
@@ -332,12 +333,12 @@ def take_bucket(group, own, bucket, start, n):
 
 # %% check="check_take_bucket" points=10
 # Stage 2: each rank adds what it owns of the summed bucket
-def taken(d, n, start, length):
-    """Hand a bucket to all ranks. -> what they returned and sent, what is right, and how much of it each owns."""
+def run_take_bucket(d, n, start, length):
+    """Give a bucket to all ranks. Return the outcome, the right results, and how much of it each rank owns."""
     random = check_data("take_bucket")
     before, buckets = random.normal(size=n), list(random.normal(size=(d, length)))
     outcome = run(d, "take_bucket", each(np.array_split(before, d)), each(buckets), start, n, allow=MESSAGES,
-                  hint="in each round everyone sends to another rank and receives from another: `exchange`.")
+                  hint="in each round every rank sends to one rank and receives from another: `exchange`.")
     after = before.copy()
     after[start:start + length] += sum(buckets)
     inside = (np.arange(n) >= start) & (np.arange(n) < start + length)
@@ -345,10 +346,10 @@ def taken(d, n, start, length):
 
 
 def check_take_bucket(d, n, start, length):
-    outcome, right, _ = taken(d, n, start, length)
+    outcome, right, _ = run_take_bucket(d, n, start, length)
     expect_equal(outcome.results, right, f"N = {n}, d = {d}, the bucket of elements {start} to {start + length - 1}: "
-                 "what it keeps", "where do a rank's part and the bucket overlap? Count once from the bucket's start, "
-                 "and once from the part's. What was there stays.")
+                 "its part", "where do a rank's part and the bucket overlap? Count once from the bucket's start, "
+                 "and once from the part's. Add to the values that were there before.")
 
 
 check_take_bucket(2, n=8, start=0, length=8)
@@ -362,8 +363,8 @@ for case in ((1, 4, 1, 2), (3, 10, 3, 5), (5, 13, 0, 13), (5, 3, 1, 2), (8, 30, 
 # %% check="check_take_bucket_cost" points=4
 # Stage 2: no rank sends what it owns, or anything twice
 def check_take_bucket_cost(d, n, start, length):
-    outcome, right, owned = taken(d, n, start, length)
-    expect_equal(outcome.results, right, "what it keeps")
+    outcome, right, owned = run_take_bucket(d, n, start, length)
+    expect_equal(outcome.results, right, "its part")
     for rank, sent in enumerate(outcome.sent):
         expect(sent <= length - owned[rank], f"rank {rank} of {d} has sent {sent} elements of a bucket of {length}, of "
                f"which it owns {owned[rank]}; {length - owned[rank]} are enough.", "an owner needs its own piece only.")
@@ -387,10 +388,10 @@ for case in ((2, 9, 2, 5), (3, 10, 3, 5), (8, 30, 5, 19)):
 # %% answer="zero2_step"
 # %%answer zero2_step
 def zero2_step(group, params, momentum, own, samples, lr, mu, clip):
-    """The end of a step of stage 2, on one of the ranks.
+    """Do the end of a step of stage 2 on one of the ranks. Return all new params, and this rank's part of the momentum.
 
     params: w, whole [N]; momentum: this rank's part of v; own: its part of the gradient, summed over all samples of all
-    ranks; samples: how many this rank has had in all microbatches. -> new params, whole, and momentum, this rank's part
+    ranks; samples: the number of samples of this rank in all microbatches.
     """
     ### BEGIN SOLUTION
     return update(group, params, momentum, own, samples, lr, mu, clip)
@@ -399,8 +400,8 @@ def zero2_step(group, params, momentum, own, samples, lr, mu, clip):
 
 # %% check="check_zero2" points=8
 # Stage 2: with buckets and microbatches, steps are those of one process
-def check_zero2(microbatches, n, cuts, clip, steps=2):
-    """microbatches: for each of them how many samples each rank has. cuts: where one bucket ends and another begins."""
+def check_zero2(microbatches, n, edges, clip, steps=2):
+    """Check steps. microbatches: for each the numbers of samples of the ranks; edges: the inner ends of buckets."""
     d, random = len(microbatches[0]), check_data("zero2")
     batches = [data(random, sizes, n) for sizes in microbatches]
     params, momentum = random.normal(size=n), np.zeros(n)
@@ -409,28 +410,28 @@ def check_zero2(microbatches, n, cuts, clip, steps=2):
         own = momentum_parts(np.zeros(n), d)
         for batch in batches:
             sums = [mean_gradient(params, x, y) * len(y) for x, y in batch]
-            for start, stop in reversed(list(zip([0, *cuts], [*cuts, n]))):
+            for start, stop in reversed(list(zip([0, *edges], [*edges, n]))):
                 own = run(d, "take_bucket", each(own), each([one[start:stop] for one in sums]), start, n,
                           allow=MESSAGES).results
         outcome = run(d, "zero2_step", params, each(parts), each(own), each(samples), LR, MU, clip,
                       allow=("all_gather", "all_reduce"))
-        whole = joined([joined(batch) for batch in batches])
+        whole = join([join(batch) for batch in batches])
         params, momentum = whole_step(params, momentum, mean_gradient(params, *whole), clip)
         expect_step(outcome, params, momentum, f"{len(batches)} microbatches, N = {n}, c = {clip:g}: step {step}",
-                    "what is summed is not yet a mean: over how many samples, of how many ranks?")
+                    "the sum is not yet a mean: over how many samples, of how many ranks?")
         parts = [found[1] for found in outcome.results]
         for rank, sent in enumerate(outcome.sent):
             expect(sent <= n * (d - 1) // d + FEW, f"rank {rank} has sent {sent} elements after the last bucket; "
                    f"{n * (d - 1) // d + FEW} are enough.", "the parameters, and a few single numbers.")
 
 
-check_zero2([(2, 2), (2, 2)], n=24, cuts=[12], clip=1.0)
-check_zero2([(1, 1, 1, 1)], n=8, cuts=[2, 6], clip=1e9)
+check_zero2([(2, 2), (2, 2)], n=24, edges=[12], clip=1.0)
+check_zero2([(1, 1, 1, 1)], n=8, edges=[2, 6], clip=1e9)
 passed("stage 2 on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-check_zero2([(1, 2, 0), (3, 1, 2)], n=40, cuts=[7, 8, 29], clip=1e9)
-check_zero2([(2,), (1,), (4,)], n=4, cuts=[1], clip=0.5)
-check_zero2([(1, 0, 2, 3, 1)], n=3, cuts=[1], clip=1.0)
+check_zero2([(1, 2, 0), (3, 1, 2)], n=40, edges=[7, 8, 29], clip=1e9)
+check_zero2([(2,), (1,), (4,)], n=4, edges=[1], clip=0.5)
+check_zero2([(1, 0, 2, 3, 1)], n=3, edges=[1], clip=1.0)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -448,7 +449,7 @@ check_zero2([(1, 0, 2, 3, 1)], n=3, cuts=[1], clip=1.0)
 # %% answer="plan"
 # %%answer plan
 def plan(n, old_d, new_d, rank):
-    """n elements, saved by old_d ranks (padded). -> what `rank` of new_d reads: a list of (file, start, stop)"""
+    """Return the list of (file, start, stop) that `rank` of new_d reads. old_d ranks have saved n elements, padded."""
     ### BEGIN SOLUTION
     length = -(-n // old_d)
     first, end = bounds(n, new_d)[rank:rank + 2]
@@ -478,7 +479,7 @@ def check_plan(n, old_d, new_d):
             whole_numbers = all(np.ndim(k) == 0 and np.asarray(k).dtype.kind in "iu" for k in (file, start, stop))
             expect(whole_numbers and 0 <= file < old_d and 0 <= start < stop <= length,
                    f"{case}: {(file, start, stop)} is no piece of the {old_d} files of {length} elements.",
-                   "leave out files of which nothing is needed; count from the file's beginning.")
+                   "leave out files of which the rank needs nothing; count from the file's beginning.")
             read.append(files[file, int(start):int(stop)])
         expect_equal([np.concatenate(read)], [right], f"{case}: what {found} reads", "where does a file begin in the "
                      "whole, and where does the new part?", tolerance=0)

@@ -23,7 +23,7 @@
 # | `"own part"` | A rank works on its own part, whose beginning follows from the way the whole was split. |
 # | `"agree first"` | The ranks agree on a number for all (a maximum, a norm) before they apply a nonlinear function. |
 # | `"weights"` | A mean of means is not the mean: weight each with the number of its samples. |
-# | `"alike"` | Values that should be identical on all ranks are drawn, computed and updated identically. |
+# | `"identical"` | Values that should be identical on all ranks are drawn, computed and updated identically. |
 # | `"everyone"` | All ranks call the same collectives, in the same order, no matter what they hold. |
 
 # %%
@@ -38,17 +38,17 @@ import numpy as np
 from grading import CheckFailed, check_data, each, expect, expect_equal, passed, run, run_given
 from grading.checks import difference
 
-RULES = ("once", "conjugate", "own part", "agree first", "weights", "alike", "everyone")
+RULES = ("once", "conjugate", "own part", "agree first", "weights", "identical", "everyone")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
-def cut(whole, ranks, axis=-1):
-    """Each rank's part."""
+def split(whole, ranks, axis=-1):
+    """Return each rank's shard."""
     return np.array_split(whole, ranks, axis)
 
 
 def expect_results(outcome, expected, names, case, hint):
-    """Every rank has returned what it should: as many arrays as there are names."""
+    """Check that every rank has returned the expected arrays, one for each name."""
     for rank, found in enumerate(outcome.results):
         expect(isinstance(found, list | tuple) and len(found) == len(names), f"rank {rank}: expected "
                f"{', '.join(names)}; got {type(found).__name__}.", f"return {', '.join(names)}")
@@ -57,22 +57,22 @@ def expect_results(outcome, expected, names, case, hint):
 
 
 def is_wrong(outcome, expected):
-    """Whether any rank has returned anything else than it should, by more than rounding."""
+    """Report whether any rank's result differs from the expected one by more than rounding."""
     return any(difference(mine, np.asarray(right), 1e-6) for found, rights in zip(outcome.results, expected)
                for mine, right in zip(found, rights))
 
 
-def on_broken(source, ranks, function, args):
-    """What the broken function does with inputs that an answer has chosen."""
+def run_broken(source, ranks, function, args):
+    """Run the broken function with the inputs of an answer."""
     try:
         return run_given(source, ranks, function, *args, allow=COLLECTIVES)
     except CheckFailed as failed:
-        raise CheckFailed(f"With your inputs the broken function does not return at all. Find some with which it "
-                          f"returns what is wrong.\n{failed}") from None
+        raise CheckFailed(f"With your inputs the broken function does not return at all. Find inputs for which it "
+                          f"returns a wrong result.\n{failed}") from None
 
 
 def diagnosis(function, **axes):
-    """What a diagnosis has returned: a dict of the number of ranks, arrays with so many axes, and rules."""
+    """Return a diagnosis, checked: a dict of the number of ranks, arrays with these numbers of axes, and rules."""
     found, = run(None, function).results
     keys = ["ranks", *axes, "breaks"]
     expect(isinstance(found, dict) and set(keys) <= set(found), f"{function}: expected a dict with "
@@ -86,7 +86,7 @@ def diagnosis(function, **axes):
 
 
 def numbers(name, found, n):
-    """A small array with n axes, or a sentence that says it is not."""
+    """Return a small array with n axes. Check that it is one."""
     try:
         found = np.asarray(found)
     except ValueError:
@@ -97,23 +97,24 @@ def numbers(name, found, n):
     return found
 
 
-def drawn(random, *shapes):
-    """A random array of each shape."""
+def draw(random, *shapes):
+    """Draw a random array of each shape."""
     return [random.normal(size=shape) for shape in shapes]
 
 
 def expect_fit(true, what):
-    """The sizes of a diagnosis's arrays fit together."""
+    """Check that the sizes of a diagnosis's arrays fit together."""
     expect(true, f"The inputs do not fit together: {what}.")
 
 
 def expect_breaks(found, *rules):
-    """A diagnosis has named the rules that are broken, and no others."""
+    """Check that a diagnosis names the rules that are broken, and no others."""
     expect(set(found["breaks"]) == set(rules), f"{', '.join(found['breaks'])}: not what this function breaks, or not "
-           "all of it.", "which line would you change? Which rule does it follow then, and not now?")
+           "all of it.", "which line would you change? Which rule does it break before the change?")
 
 
 def linear_diagnosis(function):
+    """Return the diagnosis of a linear layer, checked."""
     found = diagnosis(function, x=2, w=2, dy=2)
     x, w, dy = found["x"], found["w"], found["dy"]
     expect_fit(x.shape[1] == w.shape[0], "x [b, h] and w [h, n] should have the same h")
@@ -130,7 +131,7 @@ def linear_diagnosis(function):
 # %% locked="broken_rows"
 BROKEN_ROWS = """
 def rows(group, x, w, b):
-    '''x: [n, h/t], this rank's columns; w: [h/t, k], its rows; b: [k], whole -> y [n, k], on every rank'''
+    '''Return y [n, k] on every rank. x: [n, h/t], this rank's columns; w: [h/t, k], its rows; b: [k], whole.'''
     return group.all_reduce(x @ w + b)
 """
 
@@ -156,14 +157,14 @@ print("ranks:", *run_given(BROKEN_ROWS, 2, "rows", each(np.split(x, 2, 1)), each
 # ## 1. Wrong below
 #
 # The *column-parallel* product: $Y = X A$, with $A$ split by columns. All ranks have the same $X$, $[b, h]$, and each
-# gets its own columns of $Y$, with which it continues by itself. Its own columns of $dY$ come back. Required are `y`,
-# this rank's columns of $Y$; `dx`, the gradient of $X$, which every rank needs whole; and `dw`, the gradient of this
-# rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
+# gets its own columns of $Y$, with which it continues by itself. Its own columns of $dY$ come back. The function should
+# return `y`, this rank's columns of $Y$; `dx`, the gradient of $X$, which every rank needs whole; and `dw`, the
+# gradient of this rank's columns of $A$. As one process computes it: $dX = dY A^\top$ and $dA = X^\top dY$.
 
 # %% locked="broken_columns"
 BROKEN_COLUMNS = """
 def columns(group, x, w, dy):
-    '''x: [b, h], whole; w: [h, n/t] and dy: [b, n/t], this rank's columns -> y, dx, dw'''
+    '''Return y, dx and dw. x: [b, h], whole; w: [h, n/t] and dy: [b, n/t], this rank's columns.'''
     y = x @ w
     dx = dy @ w.T
     dw = x.T @ dy
@@ -172,7 +173,7 @@ def columns(group, x, w, dy):
 
 
 def linear(x, w, dy):
-    """One process: y, dx, dw."""
+    """Return y, dx and dw of one process."""
     return x @ w, dy @ w.T, x.T @ dy
 
 
@@ -182,7 +183,7 @@ import numpy as np
 
 
 def diagnose_columns():
-    """-> {"ranks": ..., "x": [b, h], "w": [h, n], "dy": [b, n], "breaks": [...]}"""
+    """Return {"ranks": ..., "x": [b, h], "w": [h, n], "dy": [b, n], "breaks": [...]}."""
     ### BEGIN SOLUTION
     random = np.random.default_rng(0)
     return {"ranks": 2, "x": random.normal(size=(2, 3)), "w": random.normal(size=(3, 4)),
@@ -193,7 +194,7 @@ def diagnose_columns():
 # %% answer="columns"
 # %%answer columns
 def columns(group, x, w, dy):
-    """x: [b, h], whole; w: [h, n/t] and dy: [b, n/t], this rank's columns -> y, dx, dw"""
+    """Return y, dx and dw. x: [b, h], whole; w: [h, n/t] and dy: [b, n/t], this rank's columns."""
     ### BEGIN SOLUTION
     return x @ w, group.all_reduce(dy @ w.T), x.T @ dy
     ### END SOLUTION
@@ -202,14 +203,15 @@ def columns(group, x, w, dy):
 # %% check="check_diagnose_columns" points=5
 # 1, diagnosis: the inputs prove it wrong
 def columns_case(ranks, x, w, dy):
-    """The arguments, and what every rank should return."""
+    """Return the arguments of a call, and the right result of every rank."""
     y, dx, dw = linear(x, w, dy)
-    return (x, each(cut(w, ranks)), each(cut(dy, ranks))), list(zip(cut(y, ranks), [dx] * ranks, cut(dw, ranks)))
+    expected = list(zip(split(y, ranks), [dx] * ranks, split(dw, ranks)))
+    return (x, each(split(w, ranks)), each(split(dy, ranks))), expected
 
 
 found = linear_diagnosis("diagnose_columns")
 args, expected = columns_case(found["ranks"], found["x"], found["w"], found["dy"])
-expect(is_wrong(on_broken(BROKEN_COLUMNS, found["ranks"], "columns", args), expected),
+expect(is_wrong(run_broken(BROKEN_COLUMNS, found["ranks"], "columns", args), expected),
        "With your inputs the broken function is right.", "on how many ranks is every rank's dx the whole one?")
 passed("columns is wrong with these inputs")
 ### BEGIN HIDDEN TESTS
@@ -219,7 +221,7 @@ expect_breaks(found, "conjugate")
 # %% check="check_columns" points=7
 # 1, repaired: y, dx and dw are those of one process
 def check_columns(ranks, b, h, n):
-    args, expected = columns_case(ranks, *drawn(check_data("columns"), (b, h), (h, n), (b, n)))
+    args, expected = columns_case(ranks, *draw(check_data("columns"), (b, h), (h, n), (b, n)))
     expect_results(run(ranks, "columns", *args, allow=COLLECTIVES), expected, ("y", "dx", "dw"), f"{n} columns",
                    "each rank's columns contribute to dx; to dw of a column only that column's rank contributes.")
 
@@ -242,7 +244,7 @@ for ranks, n in ((1, 3), (3, 7), (5, 3), (8, 9)):
 # %% locked="broken_gathered"
 BROKEN_GATHERED = """
 def gathered(group, x, w, dy):
-    '''x: [b, h] and dy: [b, n], whole; w: [h, n/t], this rank's columns -> y [b, n], dx, dw'''
+    '''Return y [b, n], dx and dw. x: [b, h] and dy: [b, n], whole; w: [h, n/t], this rank's columns.'''
     y = group.all_gather(x @ w, axis=1)
     mine = dy[:, :w.shape[1]]
     dx = group.all_reduce(mine @ w.T)
@@ -260,7 +262,7 @@ import numpy as np
 
 
 def diagnose_gathered():
-    """-> {"ranks": ..., "x": [b, h], "w": [h, n], "dy": [b, n], "blind": [b, n], "breaks": [...]}"""
+    """Return {"ranks": ..., "x": [b, h], "w": [h, n], "dy": [b, n], "blind": [b, n], "breaks": [...]}."""
     ### BEGIN SOLUTION
     random = np.random.default_rng(0)
     return {"ranks": 2, "x": random.normal(size=(2, 3)), "w": random.normal(size=(3, 4)),
@@ -274,7 +276,7 @@ import numpy as np
 
 
 def gathered(group, x, w, dy):
-    """x: [b, h] and dy: [b, n], whole; w: [h, n/t], this rank's columns -> y [b, n], dx, dw"""
+    """Return y [b, n], dx and dw. x: [b, h] and dy: [b, n], whole; w: [h, n/t], this rank's columns."""
     ### BEGIN SOLUTION
     mine = np.array_split(dy, group.size, axis=1)[group.rank]
     return group.all_gather(x @ w, axis=1), group.all_reduce(mine @ w.T), x.T @ mine
@@ -284,14 +286,15 @@ def gathered(group, x, w, dy):
 # %% check="check_diagnose_gathered" points=5
 # 2, diagnosis: one dy that shows the bug, and one that does not
 def gathered_case(ranks, x, w, dy):
-    """The arguments, and what every rank should return."""
+    """Return the arguments of a call, and the right result of every rank."""
     y, dx, dw = linear(x, w, dy)
-    return (x, each(cut(w, ranks)), dy), [(y, dx, part) for part in cut(dw, ranks)]
+    return (x, each(split(w, ranks)), dy), [(y, dx, part) for part in split(dw, ranks)]
 
 
 def gathered_is_wrong(found, dy):
+    """Report whether the broken function is wrong with this dy."""
     args, expected = gathered_case(found["ranks"], found["x"], found["w"], dy)
-    return is_wrong(on_broken(BROKEN_GATHERED, found["ranks"], "gathered", args), expected)
+    return is_wrong(run_broken(BROKEN_GATHERED, found["ranks"], "gathered", args), expected)
 
 
 found = linear_diagnosis("diagnose_gathered")
@@ -311,7 +314,7 @@ expect_breaks(found, "own part")
 # %% check="check_gathered" points=7
 # 2, repaired: y, dx and dw are those of one process
 def check_gathered(ranks, b, h, n):
-    args, expected = gathered_case(ranks, *drawn(check_data("gathered"), (b, h), (h, n), (b, n)))
+    args, expected = gathered_case(ranks, *draw(check_data("gathered"), (b, h), (h, n), (b, n)))
     expect_results(run(ranks, "gathered", *args, allow=COLLECTIVES), expected, ("y", "dx", "dw"), f"{n} columns",
                    "where do a rank's columns begin, if those before it have one more than it has?")
 
@@ -341,8 +344,8 @@ for ranks, n in ((1, 3), (3, 7), (5, 6), (8, 12)):
 BROKEN_LOOKUP = """
 import numpy as np
 
-def lookup(group, ids, table, dy, words):
-    '''ids: [s], word numbers; table: [V/t, h], this rank's words; dy: [s, h]; words: V -> y [s, h], dtable'''
+def lookup(group, ids, table, dy, V):
+    '''Return y [s, h] and dtable. ids: [s], tokens; table: [V/t, h], of this rank's tokens; dy: [s, h].'''
     first = group.rank * len(table)
     held = (ids >= first) & (ids < first + len(table))
     y = np.zeros(dy.shape)
@@ -358,7 +361,7 @@ import numpy as np
 
 
 def diagnose_lookup():
-    """-> {"ranks": ..., "ids": [s], "table": [V, h], "dy": [s, h], "breaks": [...]}"""
+    """Return {"ranks": ..., "ids": [s], "table": [V, h], "dy": [s, h], "breaks": [...]}."""
     ### BEGIN SOLUTION
     random = np.random.default_rng(0)
     return {"ranks": 2, "ids": np.array([2, 1, 0]), "table": random.normal(size=(3, 2)),
@@ -371,10 +374,10 @@ def diagnose_lookup():
 import numpy as np
 
 
-def lookup(group, ids, table, dy, words):
-    """ids: [s], word numbers; table: [V/t, h], this rank's words; dy: [s, h]; words: V -> y [s, h], dtable"""
+def lookup(group, ids, table, dy, V):
+    """Return y [s, h] and dtable. ids: [s], tokens; table: [V/t, h], of this rank's tokens; dy: [s, h]."""
     ### BEGIN SOLUTION
-    first = group.rank * (words // group.size) + min(group.rank, words % group.size)
+    first = group.rank * (V // group.size) + min(group.rank, V % group.size)
     held = (ids >= first) & (ids < first + len(table))
     y = np.zeros(dy.shape)
     y[held] = table[ids[held] - first]
@@ -387,10 +390,10 @@ def lookup(group, ids, table, dy, words):
 # %% check="check_diagnose_lookup" points=5
 # 3, diagnosis: the inputs prove it wrong
 def lookup_case(ranks, ids, table, dy):
-    """The arguments, and what every rank should return."""
+    """Return the arguments of a call, and the right result of every rank."""
     dtable = np.zeros(table.shape)
     np.add.at(dtable, ids, dy)
-    return (ids, each(cut(table, ranks, 0)), dy, len(table)), [(table[ids], part) for part in cut(dtable, ranks, 0)]
+    return (ids, each(split(table, ranks, 0)), dy, len(table)), [(table[ids], part) for part in split(dtable, ranks, 0)]
 
 
 found = diagnosis("diagnose_lookup", ids=1, table=2, dy=2)
@@ -398,7 +401,7 @@ expect_fit(found["ids"].dtype.kind in "iu" and found["ids"].min() >= 0 and found
            "ids should be whole numbers, from 0 up to, but not including, the length of the table")
 expect_fit(found["dy"].shape == (len(found["ids"]), found["table"].shape[1]), "dy should be [s, h]")
 args, expected = lookup_case(found["ranks"], found["ids"], found["table"], found["dy"])
-expect(is_wrong(on_broken(BROKEN_LOOKUP, found["ranks"], "lookup", args), expected),
+expect(is_wrong(run_broken(BROKEN_LOOKUP, found["ranks"], "lookup", args), expected),
        "With your inputs the broken function is right.", "print `first` and len(table) of every rank, for some V.")
 passed("lookup is wrong with these inputs")
 ### BEGIN HIDDEN TESTS
@@ -407,20 +410,20 @@ expect_breaks(found, "own part")
 
 # %% check="check_lookup" points=7
 # 3, repaired: y and the table's gradient are those of one process
-def check_lookup(ranks, words, s):
+def check_lookup(ranks, V, s):
     random = check_data("lookup")
-    table, dy = drawn(random, (words, 3), (s, 3))
-    args, expected = lookup_case(ranks, random.integers(0, words, s), table, dy)
-    expect_results(run(ranks, "lookup", *args, allow=COLLECTIVES), expected, ("y", "dtable"), f"{words} words",
-                   "how many words have the ranks before this one, all together?")
+    table, dy = draw(random, (V, 3), (s, 3))
+    args, expected = lookup_case(ranks, random.integers(0, V, s), table, dy)
+    expect_results(run(ranks, "lookup", *args, allow=COLLECTIVES), expected, ("y", "dtable"), f"{V} tokens",
+                   "how many tokens have the ranks before this one, all together?")
 
 
-check_lookup(2, words=6, s=5)
-check_lookup(4, words=8, s=9)
+check_lookup(2, V=6, s=5)
+check_lookup(4, V=8, s=9)
 passed("lookup on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
-for ranks, words in ((1, 3), (3, 7), (5, 3), (8, 21), (4, 6)):
-    check_lookup(ranks, words, 12)
+for ranks, V in ((1, 3), (3, 7), (5, 3), (8, 21), (4, 6)):
+    check_lookup(ranks, V, 12)
 ### END HIDDEN TESTS
 
 # %% [markdown]
@@ -439,8 +442,8 @@ BROKEN_LOSS = """
 import numpy as np
 
 def loss(group, logits, targets, dloss, first):
-    '''logits: [s, V/t], of this rank's words, which begin with `first`; targets: [s], word numbers; dloss: [s]
-    -> loss [s], dlogits'''
+    '''Return loss [s] and dlogits. logits: [s, V/t], of this rank's tokens, which begin with `first`; targets: [s],
+    tokens; dloss: [s].'''
     shifted = logits - logits.max(axis=1, keepdims=True)
     e = np.exp(shifted)
     total = group.all_reduce(e.sum(axis=1))
@@ -458,7 +461,7 @@ import numpy as np
 
 
 def diagnose_loss():
-    """-> {"ranks": ..., "logits": [s, V], "targets": [s], "dloss": [s], "breaks": [...]}"""
+    """Return {"ranks": ..., "logits": [s, V], "targets": [s], "dloss": [s], "breaks": [...]}."""
     ### BEGIN SOLUTION
     return {"ranks": 2, "logits": [[0.0, 1.0, 2.0, 3.0]], "targets": [1], "dloss": [1.5], "breaks": ["agree first"]}
     ### END SOLUTION
@@ -470,8 +473,8 @@ import numpy as np
 
 
 def loss(group, logits, targets, dloss, first):
-    """logits: [s, V/t], of this rank's words, which begin with `first`; targets: [s], word numbers; dloss: [s]
-    -> loss [s], dlogits"""
+    """Return loss [s] and dlogits. logits: [s, V/t], of this rank's tokens, which begin with `first`; targets: [s],
+    tokens; dloss: [s]."""
     ### BEGIN SOLUTION
     shifted = logits - group.all_reduce(logits.max(axis=1), op="max")[:, None]
     e = np.exp(shifted)
@@ -485,25 +488,25 @@ def loss(group, logits, targets, dloss, first):
 # %% check="check_diagnose_loss" points=5
 # 4, diagnosis: the inputs prove it wrong
 def loss_case(ranks, logits, targets, dloss):
-    """The arguments, and what every rank should return."""
+    """Return the arguments of a call, and the right result of every rank."""
     shifted = logits - logits.max(1, keepdims=True)
     p = np.exp(shifted) / np.exp(shifted).sum(1, keepdims=True)
     one_hot = targets[:, None] == np.arange(logits.shape[1])
     right = np.log(np.exp(shifted).sum(1)) - (shifted * one_hot).sum(1)
-    firsts = each([int(part[0]) for part in cut(np.arange(logits.shape[1]), ranks)])
-    args = each(cut(logits, ranks)), targets, dloss, firsts
-    return args, [(right, part) for part in cut(dloss[:, None] * (p - one_hot), ranks)]
+    firsts = each([int(part[0]) for part in split(np.arange(logits.shape[1]), ranks)])
+    args = each(split(logits, ranks)), targets, dloss, firsts
+    return args, [(right, part) for part in split(dloss[:, None] * (p - one_hot), ranks)]
 
 
 found = diagnosis("diagnose_loss", logits=2, targets=1, dloss=1)
-s, words = found["logits"].shape
-expect_fit(words >= found["ranks"], "every rank should have at least one word")
+s, V = found["logits"].shape
+expect_fit(found["ranks"] <= V, "every rank should have at least one token")
 expect_fit(found["targets"].shape == found["dloss"].shape == (s,), "targets and dloss should be [s]")
-expect_fit(found["targets"].dtype.kind in "iu" and found["targets"].min() >= 0 and found["targets"].max() < words,
+expect_fit(found["targets"].dtype.kind in "iu" and found["targets"].min() >= 0 and found["targets"].max() < V,
            "targets should be whole numbers, from 0 up to, but not including, V")
 expect(np.abs(found["logits"]).max() <= 50, "The logits should not exceed 50: it goes wrong with small ones, too.")
 args, expected = loss_case(*(found[name] for name in ("ranks", "logits", "targets", "dloss")))
-expect(is_wrong(on_broken(BROKEN_LOSS, found["ranks"], "loss", args), expected),
+expect(is_wrong(run_broken(BROKEN_LOSS, found["ranks"], "loss", args), expected),
        "With your inputs the broken function is right.", "what does each rank subtract? When is it the same?")
 passed("loss is wrong with these inputs")
 ### BEGIN HIDDEN TESTS
@@ -512,20 +515,20 @@ expect_breaks(found, "agree first")
 
 # %% check="check_loss" points=7
 # 4, repaired: the loss and its gradient are those of one process, and no logits are sent
-def check_loss(ranks, words, s, size=3.0):
+def check_loss(ranks, V, s, size=3.0):
     random = check_data("loss")
-    logits, dloss = drawn(random, (s, words), (s,))
-    args, expected = loss_case(ranks, size * logits, random.integers(0, words, s), dloss)
+    logits, dloss = draw(random, (s, V), (s,))
+    args, expected = loss_case(ranks, size * logits, random.integers(0, V, s), dloss)
     outcome = run(ranks, "loss", *args, allow=COLLECTIVES)
-    expect_results(outcome, expected, ("loss", "dlogits"), f"{words} words, logits of about {size:g}",
+    expect_results(outcome, expected, ("loss", "dlogits"), f"{V} tokens, logits of about {size:g}",
                    "all ranks subtract one and the same number at each position, the largest logit of all ranks.")
     for rank, sent in enumerate(outcome.sent):
         expect(sent <= 8 * s, f"rank {rank} has sent {sent} elements for {s} positions; {8 * s} are enough.",
-               "of its logits a rank tells the others their maximum, a sum, and at most one logit at each position.")
+               "of its logits a rank needs to send only the maximum, a sum, and at most one logit at each position.")
 
 
-check_loss(2, words=24, s=3)
-check_loss(4, words=48, s=2)
+check_loss(2, V=24, s=3)
+check_loss(4, V=48, s=2)
 passed("loss on 2 and 4 ranks")
 ### BEGIN HIDDEN TESTS
 check_loss(1, 5, 3)
@@ -539,13 +542,14 @@ check_loss(8, 83, 2, size=0.01)
 #
 # Data-parallel training: every replica has the gradient of its own samples, averaged over them, and all need the
 # average over all samples. When samples run out, some replicas get fewer than others, and some get none. (Their
-# gradient is then zero. Not all have none.) This function has two bugs: in some batches it is wrong, in others it never
-# ends.
+# gradient is then zero. At least one replica has samples.) This function has two bugs: in some batches it is wrong, in
+# others it never ends.
 
 # %% locked="broken_average"
 BROKEN_AVERAGE = """
 def average(group, gradient, samples):
-    '''gradient: 1-d, the mean over this rank's samples; samples: how many -> the mean over all ranks' samples'''
+    '''Return a list of the mean over all ranks' samples. gradient: 1-d, the mean over this rank's samples;
+    samples: their number.'''
     if samples == 0:
         return [gradient]
     return [group.all_reduce(gradient) / group.size]
@@ -562,7 +566,7 @@ def average(group, gradient, samples):
 # %% answer="diagnose_average"
 # %%answer diagnose_average
 def diagnose_average():
-    """-> {"ranks": ..., "gradients": [d, N], "samples": [d], "hangs": [d], "breaks": [..., ...]}"""
+    """Return {"ranks": ..., "gradients": [d, N], "samples": [d], "hangs": [d], "breaks": [..., ...]}."""
     ### BEGIN SOLUTION
     return {"ranks": 2, "gradients": [[1.0, 2.0], [3.0, 5.0]], "samples": [1, 3], "hangs": [2, 0],
             "breaks": ["weights", "everyone"]}
@@ -575,7 +579,8 @@ import numpy as np
 
 
 def average(group, gradient, samples):
-    """gradient: 1-d, the mean over this rank's samples; samples: how many -> a list of the mean over all samples"""
+    """Return a list of the mean over all ranks' samples. gradient: 1-d, the mean over this rank's samples;
+    samples: their number."""
     ### BEGIN SOLUTION
     return [group.all_reduce(gradient * samples) / group.all_reduce(np.array(float(samples)))]
     ### END SOLUTION
@@ -584,7 +589,7 @@ def average(group, gradient, samples):
 # %% check="check_diagnose_average" points=5
 # 5, diagnosis: a batch with which it is wrong, and one with which it hangs
 def average_case(gradients, samples):
-    """The arguments, and what every rank should return."""
+    """Return the arguments of a call, and the right result of every rank."""
     right = (gradients * np.asarray(samples)[:, None]).sum(0) / sum(samples)
     return (each(list(gradients)), each([int(n) for n in samples])), [(right,)] * len(samples)
 
@@ -597,8 +602,8 @@ for name in ("samples", "hangs"):
                "number for each rank")
 args, expected = average_case(found["gradients"], found["samples"])
 expect(found["samples"].min() > 0, "With your samples the broken function never ends. That is the other bug.")
-expect(is_wrong(on_broken(BROKEN_AVERAGE, found["ranks"], "average", args), expected),
-       "With your inputs the broken function is right.", "when is the mean of means the mean?")
+expect(is_wrong(run_broken(BROKEN_AVERAGE, found["ranks"], "average", args), expected),
+       "With your inputs the broken function is right.", "when is the mean of the means the mean?")
 expect(found["hangs"].min() == 0, f"With samples {found['hangs'].tolist()} it ends: all ranks come to the all-reduce.")
 passed("average is wrong with one batch, and hangs with the other")
 ### BEGIN HIDDEN TESTS
@@ -606,9 +611,9 @@ expect_breaks(found, "weights", "everyone")
 ### END HIDDEN TESTS
 
 # %% check="check_average" points=7
-# 5, repaired: the mean over all samples, and everyone comes to an end
+# 5, repaired: the mean over all samples, and every rank returns
 def check_average(samples):
-    gradients, = drawn(check_data("average"), (len(samples), 4))
+    gradients, = draw(check_data("average"), (len(samples), 4))
     args, expected = average_case(gradients * (np.asarray(samples)[:, None] > 0), samples)
     outcome = run(len(samples), "average", *args, allow=COLLECTIVES)
     expect_results(outcome, expected, ("the mean",), f"samples {samples}",

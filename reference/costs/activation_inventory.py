@@ -108,7 +108,7 @@ class ActivationInventory:
         n = self.sequences * self.c.num_attention_heads * self.s**2 // self.parallel.tensor_model_parallel_size
         if self.precision.half:
             return [*found, SavedTensor("attention's probabilities, dropped and not", 0, 0, 5 * n,
-                                 "the backward's kernel recomputes them")]
+                                        "the backward's kernel recomputes them")]
         after = ("recomputed from the two above" if self.c.attention_dropout else
                  "nothing is dropped: they are the probabilities")
         return found + [self.array("attention's probabilities", n, 2 * n),
@@ -156,9 +156,9 @@ class ActivationInventory:
     def head(self) -> list[SavedTensor]:
         """List the tensors of the final layer norm, logits and loss, and of a BERT's other heads."""
         return [*self.norm("final norm"), *(self.transform() if not self.c.causal and "lm" in self.c.heads else []),
-                *(self.words_predicted() if "lm" in self.c.heads else []), *self.pooled()]
+                *(self.predicted_tokens() if "lm" in self.c.heads else []), *self.pooled()]
 
-    def words_predicted(self) -> list[SavedTensor]:
+    def predicted_tokens(self) -> list[SavedTensor]:
         logits = 4 * self.b * self.s * self.c.vocab_size / self.parallel.tensor_model_parallel_size
         return [self.region_input("input of the logits"),
                 self.array("probabilities of the tokens", self.logits, logits, "padding included",
@@ -211,7 +211,7 @@ class ActivationInventory:
         """
         size = FORMATS[form or self.precision.compute].bytes
         return SavedTensor(what, elements, elements * size, paper,
-                    "" if elements * size == paper else why or f"{size} bytes an element, not 2")
+                           "" if elements * size == paper else why or f"{size} bytes an element, not 2")
 
     def mask(self, what: str, elements: int, rate: float) -> SavedTensor:
         """Make an item of a byte for each element that dropout may drop, here and in the papers."""
@@ -220,13 +220,20 @@ class ActivationInventory:
 
     # ---- all together ----
 
+    @property
+    def rope_bytes(self) -> int:
+        """Return the bytes of the tables that all layers of a stage share."""
+        return self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
+
+    def bytes_of_layers(self, count: int) -> int:
+        """Return the bytes that so many layers save of their own, if they are not recomputed."""
+        return count * (total(self.kept_layer()) - self.rope_bytes)
+
     def stage(self, layers: Sequence[int]) -> StageBytes:
         """Return the bytes of a stage with these layers."""
-        rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
-        kept, deferred = rope, len(layers) * total(self.layer_deferred())
-        its_input, whole = self.outside * self.precision.form.bytes, total(self.kept_layer()) - rope
-        for group, again in self.parallel.recompute.groups(layers):
-            kept += its_input if again else len(group) * whole
+        kept, deferred = self.rope_bytes, len(layers) * total(self.layer_deferred())
+        for group, recompute in self.parallel.recompute.groups(layers):
+            kept += self.outside * self.precision.form.bytes if recompute else self.bytes_of_layers(len(group))
         if 0 in layers:
             kept += total(self.embedding())
         if self.c.num_layers - 1 in layers:
@@ -235,9 +242,8 @@ class ActivationInventory:
 
     def recomputed(self, layers: Sequence[int]) -> int:
         """Return the peak bytes that the backward of these layers recomputes: a whole group's caches."""
-        groups = [len(group) for group, again in self.parallel.recompute.groups(layers) if again]
-        rope = self.rotary().bytes if self.c.position_embedding_type == "rope" else 0
-        return max(groups) * (total(self.kept_layer()) - rope) + rope if groups else 0
+        groups = [len(group) for group, recompute in self.parallel.recompute.groups(layers) if recompute]
+        return self.bytes_of_layers(max(groups)) + self.rope_bytes if groups else 0
 
 
 def peak_activations(stages: Mapping[int, StageBytes], actions: Sequence[Action]) -> int:

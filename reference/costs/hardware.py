@@ -136,7 +136,7 @@ class RankGroup(NamedTuple):
 
 
 @cache
-def leaving(group: RankGroup, server: int) -> int:
+def groups_that_leave(group: RankGroup, server: int) -> int:
     """Return the largest number of these groups that have members both in a server and outside it.
 
     Where sizes do not divide one another, groups are split in different ways: the busiest server counts.
@@ -156,12 +156,12 @@ def slowest_link(hardware: Hardware, group: RankGroup) -> Link:
     it, whatever its members there, and these groups share the server's bandwidth.
     """
     inside, between = hardware.inside, hardware.between
-    if not (groups := leaving(group, hardware.server)):
+    if not (groups := groups_that_leave(group, hardware.server)):
         return inside
     return Link(max(inside.latency, between.latency), min(inside.bandwidth, between.bandwidth / groups))
 
 
-def collective(hardware: Hardware, operation: str, group: RankGroup, size: float) -> float:
+def collective_time(hardware: Hardware, operation: str, group: RankGroup, size: float) -> float:
     """Return the seconds for `size` bytes in a ring, which is as fast as its slowest link."""
     if group.ranks == 1:
         return 0.0

@@ -28,11 +28,6 @@ def published_parameters(c: ModelConfig) -> float:
     return 12 * L * h**2 * (1 + 13 / (12 * h) + (V + s) / (12 * L * h))
 
 
-def parameters_per_rank(c: ModelConfig, t: int) -> int:
-    """Count the elements on one of t tensor-parallel ranks if the pipeline has one stage."""
-    return parameters_of_stage(c, t, range(c.num_layers))
-
-
 def parameters_of_stage(c: ModelConfig, t: int, layers: Collection[int]) -> int:
     """Count the elements on one of t tensor-parallel ranks of the stage with these layers.
 

@@ -61,7 +61,7 @@ class Plan:
     @cached_property
     def pipeline(self) -> "LayerPlacement":
         p = self.parallel
-        return pipeline(self.model, p.pipeline_model_parallel_size, p.pipeline_schedule, p.virtual_pipeline_size)
+        return place_layers(self.model, p.pipeline_model_parallel_size, p.pipeline_schedule, p.virtual_pipeline_size)
 
     @property
     def layers(self) -> list[int]:
@@ -128,7 +128,7 @@ class LayerPlacement(NamedTuple):
 
 
 @cache
-def pipeline(model: ModelConfig, p: int, schedule: str, v: int | None) -> LayerPlacement:
+def place_layers(model: ModelConfig, p: int, schedule: str, v: int | None) -> LayerPlacement:
     """Place the layers. Raise UserError for too few layers, or for a schedule and v that do not go together."""
     stages = stages_of_ranks(model, ParallelConfig(1, p, 1, schedule, v))
     held = list(map(layers_of_rank, stages))

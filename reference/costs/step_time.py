@@ -18,7 +18,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from reference.costs.flops import iteration_flops
-from reference.costs.hardware import Hardware, RankGroup, collective, slowest_link
+from reference.costs.hardware import Hardware, RankGroup, collective_time, slowest_link
 from reference.costs.plans import Plan
 from reference.costs.volumes import data_parallel_rings
 from reference.parallel.stages import schedule_of
@@ -117,19 +117,17 @@ def groups_of(plan: Plan) -> Groups:
 @cache
 def layer(sizes: Sizes, hardware: Hardware) -> StageTime:
     """Time forward and backward of one layer and microbatch."""
-    forward, (core, scores) = layer_forward(sizes, hardware), attention_core(sizes, hardware, backward=False)
-    products = linear_products(sizes, hardware)
-    core_back, scores_back = attention_core(sizes, hardware, backward=True)
-    backward = Parts(products + core_back, elementwise(sizes, hardware, backward=True) + scores_back,
-                     region_messages(sizes, hardware, backward=True))
-    again = {"none": Parts(), "selective": Parts(core, scores), "full": forward}[sizes.recompute]
-    return StageTime(forward, backward.plus(again), Parts(products=products))
+    forward, backward = (one_pass(sizes, hardware, backward) for backward in (False, True))
+    core = Parts(*attention_core(sizes, hardware, backward=False))
+    recomputed = {"none": Parts(), "selective": core, "full": forward}[sizes.recompute]
+    return StageTime(forward, backward.plus(recomputed), Parts(products=linear_products(sizes, hardware)))
 
 
-def layer_forward(sizes: Sizes, hardware: Hardware) -> Parts:
-    core, scores = attention_core(sizes, hardware, backward=False)
-    return Parts(linear_products(sizes, hardware) + core, elementwise(sizes, hardware, backward=False) + scores,
-                 region_messages(sizes, hardware, backward=False))
+def one_pass(sizes: Sizes, hardware: Hardware, backward: bool) -> Parts:
+    """Time a layer's forward, or the part of its backward that gives the input's gradient."""
+    core, scores = attention_core(sizes, hardware, backward)
+    return Parts(linear_products(sizes, hardware) + core, elementwise(sizes, hardware, backward) + scores,
+                 region_messages(sizes, hardware, backward))
 
 
 def linear_products(sizes: Sizes, hardware: Hardware) -> float:
@@ -140,7 +138,7 @@ def linear_products(sizes: Sizes, hardware: Hardware) -> float:
 
 
 def attention_core(sizes: Sizes, hardware: Hardware, backward: bool) -> tuple[float, float]:
-    """Time q k^T and probabilities times v: 4 b s^2 h/t FLOPs forward (way 0), twice that backward (1); and softmax."""
+    """Time q k^T and probabilities times v: 4 b s^2 h/t FLOPs forward, twice that backward; and softmax."""
     b, s, h, a, t = sizes[:5]
     flops = (1 + backward) * 4 * b * s**2 * h / t
     return (flops / (hardware.peak * hardware.attention[backward]),
@@ -163,9 +161,9 @@ def region_messages(sizes: Sizes, hardware: Hardware, backward: bool) -> float:
     """
     x = sizes.b * sizes.s * sizes.h * hardware.element_bytes
     if not sizes.sequence_parallel:
-        return 2 * collective(hardware, "all_reduce", sizes.tensor, x)
-    gathered = collective(hardware, "all_gather", sizes.tensor, x)
-    halves = 2 * (gathered + collective(hardware, "reduce_scatter", sizes.tensor, x))
+        return 2 * collective_time(hardware, "all_reduce", sizes.tensor, x)
+    gathered = collective_time(hardware, "all_gather", sizes.tensor, x)
+    halves = 2 * (gathered + collective_time(hardware, "reduce_scatter", sizes.tensor, x))
     return halves + (2 * gathered if backward and not sizes.keep_gathered_inputs else 0)
 
 
@@ -177,7 +175,7 @@ def embedding(sizes: Sizes, hardware: Hardware) -> StageTime:
     """Time the tables, summed over the vocabulary's shards, and dropout."""
     x = sizes.b * sizes.s * sizes.h
     forward, backward = (hardware.stream(x, passes) for passes in hardware.passes.embedding)
-    sent = collective(hardware, "all_reduce", sizes.tensor, x * hardware.element_bytes)
+    sent = collective_time(hardware, "all_reduce", sizes.tensor, x * hardware.element_bytes)
     return StageTime(Parts(kernels=forward, messages=sent), Parts(kernels=backward), Parts())
 
 
@@ -192,7 +190,7 @@ def head(sizes: Sizes, words: int, transformed: bool, hardware: Hardware) -> Sta
     if transformed:
         logits += hardware.product(n // (sizes.t if sizes.sequence_parallel else 1), h, h)
     forward, backward = (hardware.stream(n * words, passes) for passes in hardware.passes.logits)
-    sent = collective(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
+    sent = collective_time(hardware, "all_reduce", sizes.tensor, n * h * hardware.element_bytes)
     return StageTime(Parts(logits, forward), Parts(logits, backward, sent), Parts(logits))
 
 
@@ -239,14 +237,14 @@ def step_time(plan: Plan, hardware: Hardware, closed_form: bool = False) -> Step
     return StepTime(products, kernels, messages, max(0.0, makespan - busy), replicas + waiting, optimizer)
 
 
-def sending(plan: Plan, hardware: Hardware) -> float:
+def transfer_time(plan: Plan, hardware: Hardware) -> float:
     """Time the transfer of a stage's result, in t shards that are gathered (Narayanan et al. 2021, section 4.1)."""
     c, p = plan.model, plan.parallel
     if p.pipeline_model_parallel_size == 1:
         return 0.0
     groups, x = groups_of(plan), plan.b * c.max_position_embeddings * c.hidden_size * hardware.element_bytes
     sent = slowest_link(hardware, groups.pipeline).seconds("send", 2, x / p.sent_parts)
-    return sent + (collective(hardware, "all_gather", groups.tensor, x) if p.scattered_parts > 1 else 0.0)
+    return sent + (collective_time(hardware, "all_gather", groups.tensor, x) if p.scattered_parts > 1 else 0.0)
 
 
 def played_makespan(plan: Plan, hardware: Hardware) -> float:
@@ -259,7 +257,7 @@ def played_makespan(plan: Plan, hardware: Hardware) -> float:
     if len(works) == 1:
         return plan.m * works[0].total.total
     forward, i, w = ([getattr(work, part).total for work in works] for part in StageTime._fields)
-    times = Times(forward, i, w, sending(plan, hardware))
+    times = Times(forward, i, w, transfer_time(plan, hardware))
     groups, rest, more = *divmod(plan.m, p), ceil(SPAN / p)
     shorter, longer = (simulate(schedule_of(plan.parallel, min(groups, played) * p + rest), times).makespan
                        for played in (BEFORE, BEFORE + more))
@@ -278,7 +276,7 @@ def closed_form_makespan(plan: Plan, hardware: Hardware) -> float:
     v = plan.parallel.virtual_pipeline_size
     slowest, together = max(parts.total for parts in ranks), sum(n * parts.total for parts, n in ranks.items())
     messages = 2 * (p * v - 1) if v else 2 * (p - 1 + m - 1 - ceil((m - 1) / p))
-    return m * slowest + (together - slowest) / (v or 1) + messages * sending(plan, hardware)
+    return m * slowest + (together - slowest) / (v or 1) + messages * transfer_time(plan, hardware)
 
 
 def replica_messages(plan: Plan, hardware: Hardware) -> float:
@@ -287,7 +285,7 @@ def replica_messages(plan: Plan, hardware: Hardware) -> float:
     """
     p, groups = plan.parallel, groups_of(plan)
     size, rings = plan.psi * hardware.element_bytes, data_parallel_rings(p.zero_stage, plan.m)
-    found = (1 - hardware.hidden) * rings * collective(hardware, "all_gather", groups.data, size)
+    found = (1 - hardware.hidden) * rings * collective_time(hardware, "all_gather", groups.data, size)
     if p.pipeline_model_parallel_size > 1 and plan.model.tied:
         t = p.tensor_model_parallel_size
         table = plan.model.padded_vocab_size(t) // t * plan.model.hidden_size * hardware.element_bytes

@@ -88,14 +88,14 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
     """Predict the forward of m microbatches."""
     x, bs, found = bsh(c, b, s), b * s, []
     if "lm" in c.heads:
-        found = [*enter(p, phase, "logits input", m, x, "b s h"),
+        found = [*edge(p, "enter", phase, "logits input", m, x, "b s h"),
                  *(Traffic("all_reduce", "tensor", phase, f"loss: {what}", m, m * bs, "b s")
                    for what in ("maximum", "sum of exp", "logit of the target"))]
     if p.sequence_parallel:
         found += [Traffic("broadcast", "tensor", phase, f"loss: {head}", m, m * b, "b")
                   for head in c.heads if head != "lm"]
     return [
-        leave(p, phase, "embedding output", m, x, "b s h"),
+        *edge(p, "leave", phase, "embedding output", m, x, "b s h"),
         *layers(p, x, phase, m * c.num_layers, "L"),
         *between_stages(c, p, phase, "activation", m, x),
         *found,
@@ -105,54 +105,42 @@ def forward(c: ModelConfig, p: ParallelConfig, b: int, s: int, phase: str, m: in
 def layers(p: ParallelConfig, x: int, phase: str, times: int, number: str) -> list[Traffic]:
     """Predict the forward through `times` layers."""
     return [one for branch in ("attention", "mlp")
-            for one in (*enter(p, phase, f"{branch} input", times, x, f"{number} b s h"),
-                        leave(p, phase, f"{branch} output", times, x, f"{number} b s h"))]
+            for one in (*edge(p, "enter", phase, f"{branch} input", times, x, f"{number} b s h"),
+                        *edge(p, "leave", phase, f"{branch} output", times, x, f"{number} b s h"))]
 
 
 def backward(c: ModelConfig, p: ParallelConfig, b: int, s: int, m: int) -> list[Traffic]:
     """Predict the backward of m microbatches: the adjoint of every edge of a region."""
     x, n = bsh(c, b, s), m * c.num_layers
     return [
-        *(enter_backward(p, "logits input", m, x, "b s h") if "lm" in c.heads else []),
+        *(edge(p, "enter_backward", "backward", "logits input", m, x, "b s h") if "lm" in c.heads else []),
         *(one for branch in ("mlp", "attention")
-          for one in (*leave_backward(p, f"{branch} output", n, x, "L b s h"),
-                      *enter_backward(p, f"{branch} input", n, x, "L b s h"))),
+          for one in (*edge(p, "leave_backward", "backward", f"{branch} output", n, x, "L b s h"),
+                      *edge(p, "enter_backward", "backward", f"{branch} input", n, x, "L b s h"))),
         *between_stages(c, p, "backward", "gradient", m, x),
-        *leave_backward(p, "embedding output", m, x, "b s h"),
+        *edge(p, "leave_backward", "backward", "embedding output", m, x, "b s h"),
     ]
 
 
-def enter(p, phase, reason, calls, x, formula) -> list[Traffic]:
-    """Predict f, which sends nothing; or an all-gather."""
-    return [moved("all_gather", phase, reason, calls, x, formula)] if p.sequence_parallel else []
+# The collective at each edge of a tensor-parallel region (reference/comm/mappings.py): f and g, or with sequence
+# parallelism what replaces them.
+EDGES = {"enter": ("", "all_gather"), "leave": ("all_reduce", "reduce_scatter"),
+         "enter_backward": ("all_reduce", "reduce_scatter"), "leave_backward": ("", "all_gather")}
 
 
-def leave(p, phase, reason, calls, x, formula) -> Traffic:
-    """Predict g; or a reduce-scatter."""
-    return moved("reduce_scatter" if p.sequence_parallel else "all_reduce", phase, reason, calls, x, formula)
-
-
-def leave_backward(p, reason, calls, x, formula) -> list[Traffic]:
-    return [moved("all_gather", "backward", reason, calls, x, formula)] if p.sequence_parallel else []
-
-
-def enter_backward(p, reason, calls, x, formula) -> list[Traffic]:
-    """Predict f's adjoint; or a reduce-scatter, after gathering the input once more unless it was kept."""
-    if not p.sequence_parallel:
-        return [moved("all_reduce", "backward", reason, calls, x, formula)]
-    again = [moved("all_gather", "backward", f"{reason}, again", calls, x, formula)]
-    return [*(again if not p.keep_gathered_inputs else []),
-            moved("reduce_scatter", "backward", reason, calls, x, formula)]
-
-
-def moved(operation, phase, reason, calls, elements_a_call, formula) -> Traffic:
-    return Traffic(operation, "tensor", phase, reason, calls, calls * elements_a_call, formula)
+def edge(p: ParallelConfig, name: str, phase: str, reason: str, calls: int, x: int, formula: str) -> list[Traffic]:
+    """Predict the collectives of x elements at an edge; a backward gathers an input again unless it was kept."""
+    operation = EDGES[name][p.sequence_parallel]
+    found = [(operation, reason)] if operation else []
+    if name == "enter_backward" and p.sequence_parallel and not p.keep_gathered_inputs:
+        found = [("all_gather", f"{reason}, again"), *found]
+    return [Traffic(operation, "tensor", phase, why, calls, calls * x, formula) for operation, why in found]
 
 
 def recomputed_layers(c: ModelConfig, p: ParallelConfig) -> int:
     """Count the layers of the whole model that each backward recomputes."""
     return sum(len(group) for stages in stages_of_ranks(c, p) for held in stages.values()
-               for group, again in p.recompute.groups(held) if again)
+               for group, recompute in p.recompute.groups(held) if recompute)
 
 
 def between_stages(c: ModelConfig, p: ParallelConfig, phase: str, content: str, m: int, x: int) -> list[Traffic]:
@@ -220,8 +208,9 @@ def edge_units(c: ModelConfig, layout: Layout) -> dict[str, list[str]]:
 
 def block_units(groups: list[tuple[list[int], bool]]) -> dict[str, list[str]]:
     """Return the units to gather for a stage's layers, by the phase in which the gathering begins: one turn ahead."""
-    turns = [turn for group, again in reversed(groups) for turn in (
-        *((layer, "recompute") for layer in group[:-1] if again), *((layer, "backward") for layer in reversed(group)))]
+    turns = [turn for group, recompute in reversed(groups) for turn in (
+        *((layer, "recompute") for layer in group[:-1] if recompute),
+        *((layer, "backward") for layer in reversed(group)))]
     begun = [turns[0][1], *(phase for _, phase in turns)]
     return {"forward": [f"blocks.{layer}" for group, _ in groups for layer in group]} | {
         phase: [f"blocks.{layer}" for (layer, _), then in zip(turns, begun) if then == phase]
@@ -239,9 +228,9 @@ def copies(c: ModelConfig, p: ParallelConfig, layouts: list[Layout], steps: int,
     replicated = [elements(piece for piece in pieces if piece.of.tensor.split is None) for pieces in owned]
     part, found = " / d" if p.zero_stage else "", []
     if sum("embedding.word" in layout.bucket_of for layout in layouts) > 1:
-        found.append(summed("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
+        found.append(all_reduces("embedding", "tied embedding", tables, steps, f"2 h V/t{part}, a step"))
     if p.sequence_parallel:
-        found.append(summed("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
+        found.append(all_reduces("tensor", "replicated gradients", replicated, steps, f"not split by t{part}, a step"))
     return found
 
 
@@ -249,7 +238,7 @@ def elements(pieces: Iterable[Piece]) -> int:
     return sum(piece.size for piece in pieces)
 
 
-def summed(group: str, reason: str, sizes: list[int], steps: int, formula: str) -> Traffic:
+def all_reduces(group: str, reason: str, sizes: list[int], steps: int, formula: str) -> Traffic:
     """Predict all-reduces of these numbers of elements on the ranks of the pipeline, none for 0."""
     return Traffic("all_reduce", group, "reduction", reason, steps * sum(size > 0 for size in sizes),
                    steps * sum(sizes), formula)

@@ -56,11 +56,11 @@ def next_token(logits, draw: float, temperature=1.0, top_k=None, top_p=1.0) -> i
     logits = logits.astype(np.float64)
     with np.errstate(over="ignore"):         # far below the maximum: exp(-infinity) is 0
         probs = softmax((logits - logits.max()) / temperature)
-    sums = np.cumsum(np.where(allowed(probs, top_k, top_p), probs, 0))
+    sums = np.cumsum(np.where(allowed_tokens(probs, top_k, top_p), probs, 0))
     return int(np.searchsorted(sums, draw * sums[-1]))
 
 
-def allowed(probs, top_k=None, top_p=1.0):
+def allowed_tokens(probs, top_k=None, top_p=1.0):
     """Return the tokens that may be drawn: probs [V] -> bool [V]."""
     if top_k is None and top_p == 1:
         return np.ones_like(probs, dtype=bool)
@@ -80,8 +80,8 @@ def generate(prompt, count, p, c, sampling, text=0):
     """Return `count` tokens that follow the prompt, both lists of ids: p is a whole GPT, c its ModelConfig."""
     kv_cache = empty_kv_cache(c, p.blocks, positions_for(prompt, count, c), p.embedding.word)
 
-    def follow(words, position):
-        return sampling.choose(next_logits(np.array([words]), p, c, kv_cache)[0], position, text)
+    def follow(tokens, position):
+        return sampling.choose(next_logits(np.array([tokens]), p, c, kv_cache)[0], position, text)
 
     return list(continuation(prompt, count, c.max_position_embeddings, kv_cache, follow))
 

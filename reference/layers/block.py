@@ -51,10 +51,7 @@ def block_tensors(c):
 
 
 def block_forward(x, p, c, context=TRAINING):
-    """Map x [b, s, h] -> [b, s, h]. c is the ModelConfig, `rotary` is rope's cos and sin, or None.
-
-    `dropout` is this layer's Dropout, or None where nothing is dropped; for the others see attention_forward.
-    """
+    """Map x [b, s, h] -> [b, s, h]. c is the ModelConfig, `context` the layer's LayerContext."""
     dropout = context.dropout
     normed, norm_1 = layer_norm_forward(x, p.input_layernorm, c.layernorm_epsilon)
     y, attention = attention_forward(normed, p.attention, c.causal, context)

@@ -50,10 +50,7 @@ def word_tensor(c):
 
 
 def embedding_forward(tokens, p, context=TRAINING, token_types=None):
-    """Map tokens, token_types [b, s] -> x [b, s, h]. `dropout` is a Dropout, or None where nothing is dropped.
-
-    The tokens begin at position `first`.
-    """
+    """Map tokens, token_types [b, s] -> x [b, s, h]. `context` is the microbatch's LayerContext."""
     first, dropout = context.first_position, context.dropout
     x = lookup(tokens, p.word)
     if p.position is not None:

@@ -127,7 +127,7 @@ def lm_loss_backward(dloss, p, c, cache):
 def pooled_loss_forward(normed, p, head, batch):
     """Map normed [b, s, h] to loss [b]."""
     scores, cache = pooled_forward(normed, p.pooler, classifier_of(p, head))
-    loss, loss_cache = cross_entropy_forward(*asked(head, scores, batch))
+    loss, loss_cache = cross_entropy_forward(*logits_and_targets(head, scores, batch))
     return loss, (cache, loss_cache)
 
 
@@ -146,10 +146,10 @@ def choice_scores(x, p, c, batch):
     if not has_head(p, c):
         return x
     normed, _ = layer_norm_forward(x[:, :1], p.final_layernorm, c.layernorm_epsilon)
-    return asked("choice", pooled_forward(normed, p.pooler, p.multichoice_head)[0], batch)[0]
+    return logits_and_targets("choice", pooled_forward(normed, p.pooler, p.multichoice_head)[0], batch)[0]
 
 
-def asked(head, scores, batch):
+def logits_and_targets(head, scores, batch):
     """Return a head's logits and targets. The scores of a question's answers, [b n, 1], are its logits, [b, n]."""
     if head == "choice":
         return scores.reshape(len(batch.answers), -1), batch.answers

@@ -1,4 +1,4 @@
-"""What all models share: embedding and blocks, for the whole model or for a stage, any contiguous range of its layers.
+"""The backbone of every model, embedding and blocks: of the whole model, or of a stage, a contiguous range of layers.
 
 The tensors that a stage holds determine what it does. The stage with layer 0 embeds tokens; the stage with layer L - 1
 has the head, which differs from model to model (gpt.py, bert.py). Every model's tree has the fields `embedding`,
@@ -19,7 +19,7 @@ from reference.ops import rotary_cos_sin
 
 
 class StageInputs(NamedTuple):
-    """What a stage reads of a batch, beside the x of the stage before."""
+    """The part of a batch that a stage reads, beside the x of the stage before."""
 
     tokens: Any              # [b, s]
     token_types: Any = None  # [b, s], for BERT

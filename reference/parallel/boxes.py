@@ -67,8 +67,8 @@ def boxes_of_piece(piece: Piece, tensor_rank: int) -> list[Box]:
     boxes = boxes_of_run(segment.shape, piece.in_buffer.start - segment.offset, piece.in_buffer.stop - segment.offset)
     if split is None:
         return boxes
-    shift = tensor_rank * segment.shape[split]
-    return [tuple(moved(along, shift) if axis == split else along for axis, along in enumerate(box)) for box in boxes]
+    first = tensor_rank * segment.shape[split]
+    return [tuple(shift(along, first) if axis == split else along for axis, along in enumerate(box)) for box in boxes]
 
 
 def overlap(one: Box, other: Box) -> Box | None:
@@ -79,8 +79,8 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 def inside(box: Box, outer: Box) -> Box:
     """Return the place of a box relative to a box that contains it."""
-    return tuple(moved(along, -first.start) for along, first in zip(box, outer))
+    return tuple(shift(along, -first.start) for along, first in zip(box, outer))
 
 
-def moved(along: slice, by: int) -> slice:
+def shift(along: slice, by: int) -> slice:
     return slice(along.start + by, along.stop + by)

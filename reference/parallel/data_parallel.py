@@ -12,7 +12,7 @@ from reference.comm.collectives import all_reduce
 from reference.config import number_of_microbatches
 from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_backward, gpt_forward
-from reference.params import leaves, tree_map, with_names
+from reference.params import tree_map
 
 
 def samples_of(replica: int, microbatch: int, d: int, b: int) -> slice:
@@ -43,6 +43,5 @@ def data_parallel_gradients(tokens, targets, p, c, d, b, dropout=None):
 
 def all_reduce_trees(trees):
     """All-reduce every tensor. (The machine's gradients lie in one flat buffer, and take a single all-reduce.)"""
-    reduced = {name: all_reduce([dict(leaves(tree))[name] for tree in trees]) for name, _ in leaves(trees[0])}
-    return [tree_map(lambda named, replica=replica: reduced[named.name][replica], with_names(tree))
-            for replica, tree in enumerate(trees)]
+    total = tree_map(lambda *xs: all_reduce(xs)[0], *trees)
+    return [total for _ in trees]

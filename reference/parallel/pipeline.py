@@ -15,7 +15,7 @@ from reference.schedules.actions import Action, Schedule, needs, result
 from reference.schedules.simulate import Times, simulate
 
 
-def cut_into_stages(p, layers_of_stages, c):
+def split_into_stages(p, layers_of_stages, c):
     """Split a whole model into stages, as model_tensors declares them: the same arrays, a tied word table twice."""
     whole = dict(leaves(p))
     return [tree_map(lambda named: whole[named.name], with_names(model_tensors(c, layers)))

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     v = schedule.stages // schedule.p
     timeline = simulate(schedule, Times(forward=1 / v, input_gradient=1 / v, weight_gradient=1 / v))
     print(schedule)
-    print(f"\nWith F = I = W = 1 for a rank's layers, and communication for nothing: idle / ideal time "
+    print(f"\nWith F = I = W = 1 for a rank's layers and free communication: idle / ideal time "
           f"{timeline.bubble_fraction:.4g}, idle / longest span {timeline.bubble_rate:.4g}.")
     print(f"Activations of one stage, which is {f'1/{v} of' if v > 1 else 'all of'} a rank's layers, in flight on each "
           f"rank: {' '.join(map(str, activations_in_flight(schedule)))}.")

@@ -159,6 +159,8 @@ def make(name: str, p: int, m: int, v: int | None = None) -> Schedule:
     return SCHEDULES[name](p, m)
 
 
+# ---- parts of a rank's list -----------------------------------------------------------------------------------------
+
 
 def alternate(forward: list[Action], backward: list[list[Action]], warmup: int) -> list[Action]:
     """Do `warmup` forwards, then a forward and a backward in turn while there are forwards, then the rest."""
@@ -206,10 +208,10 @@ def in_phases(m: int, *phases: tuple[int, Turn]) -> list[Action]:
 def put_off_weights(actions: list[Action], last: int, turns: int) -> list[Action]:
     """Split the last backwards, those that no forward follows, and do each W `turns` turns after its I."""
     end = 1 + max(i for i, action in enumerate(actions) if action.kind == "F")
-    cut = [i for i in range(end, len(actions)) if actions[i].kind in "BI"][-last:]
-    inputs = [actions[i]._replace(kind="I") for i in cut]
-    weights = [[actions[i]._replace(kind="W")] for i in cut]
-    return actions[:cut[0]] + alternate(inputs, weights, warmup=turns)
+    late = [i for i in range(end, len(actions)) if actions[i].kind in "BI"][-last:]
+    inputs = [actions[i]._replace(kind="I") for i in late]
+    weights = [[actions[i]._replace(kind="W")] for i in late]
+    return actions[:late[0]] + alternate(inputs, weights, warmup=turns)
 
 
 def per_rank(p: int, actions: Callable[[int], list[Action]]) -> Schedule:
@@ -231,6 +233,3 @@ def require_sizes(p: int, m: int, v: int = 1) -> None:
     if p * v * m > MOST_ACTIONS:
         raise UserError(f"A schedule of p = {p:,} ranks with v = {v:,} stages on each and m = {m:,} microbatches has "
                         f"p v m = {p * v * m:,} forwards, but may have at most {MOST_ACTIONS:,}. Choose smaller sizes.")
-
-
-# ---- on the command line --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What transformers' BERTs compute, for where it is absent: `python -m tests.checkpoints.bert_golden` writes it.
+"""The results of transformers' BERTs: `python -m tests.checkpoints.bert_golden` writes it.
 
 As gpt2_golden.py does: weights are a function of their name and index, so the file has none.
 """
@@ -64,7 +64,7 @@ def made_by_transformers(name: str, choices: dict) -> dict:
 
 
 def computed(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str, np.ndarray]]:
-    """By transformers -> the logits of each head, its weighted mean loss, and the gradients of their sum, by name."""
+    """Compute the logits of each head, its weighted mean loss, and the gradients of their sum, by name."""
     import torch
 
     model.zero_grad()

@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 
-from mpi_impl.checkpoints.huggingface import as_theirs, check_weights, load_weights, places_of, save_model
+from mpi_impl.checkpoints.huggingface import check_weights, join_shards, load_weights, places_of, save_model
 from mpi_impl.checkpoints.huggingface_config import layout_of, model_options, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
@@ -23,7 +23,7 @@ from tests.training_theorems import Plan, connected, dealt
 
 
 def model_in(folder, heads: tuple[str, ...], **choices) -> ModelConfig:
-    """Of a folder of transformers', without dropout."""
+    """Return the model in a folder of transformers', without dropout."""
     config = read_config(str(folder), "bert")
     return ModelConfig(vocab_size=config["vocab_size"], architecture="bert", heads=heads, hidden_dropout=0.0,
                        attention_dropout=0.0, **model_options(config), **choices)
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What one rank says of the model in a folder."""
+    """One rank's results with the model in a folder."""
 
     place: Place
     losses: tuple[float, ...]
@@ -80,7 +80,7 @@ def computed(group, run: Run, folder, batch) -> Found:
 
 
 def logits_of(trainer: Trainer, microbatches, size: int) -> dict[str, list]:
-    """What an evaluation computes its losses of, on the ranks that do."""
+    """Return the logits of an evaluation, on the ranks that compute its losses."""
     words: list[Any] = []
     pooled: list[Any] = []
     cross_entropy, pooled_forward = bert.cross_entropy_forward, bert.pooled_forward
@@ -101,7 +101,7 @@ def logits_of(trainer: Trainer, microbatches, size: int) -> dict[str, list]:
 
 
 def agrees(run: Run, found: list[Found], expected, tolerance: float) -> None:
-    """On every rank the losses, in every replica the logits; `expected` are those that transformers computes."""
+    """Compare the losses on every rank, and the logits of every replica, with transformers' (`expected`)."""
     logits, losses = expected
     for one in found:
         close(np.array(one.losses), np.array(losses), tolerance)
@@ -116,14 +116,14 @@ def agrees(run: Run, found: list[Found], expected, tolerance: float) -> None:
 
 
 def gradients_of(run: Run, ranks: list[Found]) -> dict[str, np.ndarray]:
-    """Of the first replica, as transformers lays them out."""
+    """Return the first replica's gradients, in transformers' layout."""
     replica = [found for found in ranks if found.place.data == 0]
     stages = [[found for found in replica if found.place.pipeline == p]
               for p in sorted({found.place.pipeline for found in replica})]
     whole = dict(leaves(join_stages([join([found.grads for found in stage], stage[0].tensors) for stage in stages])))
     layout = layout_of(run.model)
     return {layout.full_name(name): grad for ours, _, places in places_of(run.model)
-            for name, grad in zip(dict.fromkeys(place.name for place in places), as_theirs([whole[ours]], places))}
+            for name, grad in zip(dict.fromkeys(place.name for place in places), join_shards([whole[ours]], places))}
 
 
 def saved_again(group, run: Run, folder, steps: int, again, batch=None) -> None:

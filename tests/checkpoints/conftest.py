@@ -27,7 +27,7 @@ PROGRAM = """--seq-length 16 --micro-batch-size 2 --global-batch-size 4 --eval-i
 
 @pytest.fixture(scope="module")
 def run_and_saved(ranks, tmp_path_factory):
-    """What every run of the program says of its corpus; and a folder where one has saved what it learnt."""
+    """Return the printed line about the corpus, and a folder in which a run has saved its model."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     common = [*PROGRAM, "--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]

@@ -1,4 +1,4 @@
-"""What transformers' GPT-2 computes, for where it is absent: `python -m tests.checkpoints.gpt2_golden` writes it.
+"""The results of transformers' GPT-2: `python -m tests.checkpoints.gpt2_golden` writes it.
 
 Weights are a function of their name and index, so the file has none: only the config.json that transformers wrote, the
 names and shapes of the tensors, and what came out.
@@ -56,7 +56,7 @@ def made_by_transformers(kind: dict) -> dict:
 
 
 def computed(model, tokens):
-    """By transformers, of sequences [B, s + 1] -> logits [B, s, V], their mean loss, its gradients by name.
+    """Compute with transformers: sequences [B, s + 1] -> logits [B, s, V], their mean loss, its gradients by name.
 
     (Its own loss rounds the logits to float32 first. So the mean is taken here, of the same logits.)
     """

@@ -13,7 +13,7 @@ from mpi_impl.checkpoints.huggingface_config import CONFIG, read_config
 from mpi_impl.comm.topology import Place
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.generation.decoding import last_logits
-from mpi_impl.generation.replica import trained
+from mpi_impl.generation.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.programs.arguments import parse
 from mpi_impl.training.trainer import Trainer
@@ -35,7 +35,7 @@ def taking_turns(models, places) -> list:
 
 
 class Found(NamedTuple):
-    """What one rank says of the model in a folder."""
+    """One rank's results with the model in a folder."""
 
     place: Place
     loss: float
@@ -64,7 +64,7 @@ def computed(group, argv, tokens) -> Found:
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
-        replica = trained(trainer)
+        replica = trained_replica(trainer)
         logits = [last_logits(replica, tokens[0, :n].tolist(), replica.empty_kv_cache(n))
                   for n in range(1, tokens.shape[1])]
         result = trainer.step(dealt(trainer, 1, GPTBatch.unpack(tokens)), len(tokens))
@@ -85,7 +85,7 @@ def saved_again(group, argv, steps, folder) -> None:
 
 
 def whole_gradients(ranks: list[Found]) -> dict[str, np.ndarray]:
-    """Of the first replica, by our names."""
+    """Return the first replica's whole gradients, by our names."""
     replica = [found for found in ranks if found.place.data == 0]
     stages = [[found for found in replica if found.place.pipeline == p]
               for p in sorted({found.place.pipeline for found in replica})]

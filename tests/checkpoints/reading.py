@@ -1,4 +1,4 @@
-"""What tests do with a checkpoint's files: count how much of them is read, and spoil them."""
+"""Helpers for tests on a checkpoint's files: they count the bytes that are read, and spoil files."""
 
 import json
 import shutil

@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 
 class States(NamedTuple):
-    """Of one rank."""
+    """The states of one rank."""
 
     place: Place
     tensors: Any

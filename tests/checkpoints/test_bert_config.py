@@ -8,8 +8,9 @@ from hypothesis import given
 from mpi_impl.checkpoints.huggingface_config import (CONFIG, check_vocabulary, class_of, config_of, layout_of,
                                                      model_options, read_config)
 from mpi_impl.checkpoints.huggingface_tokenizer import SETTINGS, save_tokenizer, tokenizer_in
-from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer,
-                                     given_tokenizer)
+from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, NullTokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
+from mpi_impl.launching.option_fields import filled
 from mpi_impl.programs.arguments import parse
 from reference.config import ModelConfig
 from tests.checkpoints.gpt2_runs import empty, said_of
@@ -75,7 +76,7 @@ def test_a_bert_that_was_trained_without_a_binary_head_has_none(tmp_path):
 
 @given(cases(architectures=ANY_MODEL, position_embedding_type="learned_absolute"))
 def test_a_config_is_written_as_it_is_read(tmp_path_factory, case):
-    """Of any model that transformers has, of whatever architecture, order and heads."""
+    """This holds for every model that transformers has: any architecture, order and heads."""
     choices = {"rotary_percent": 1.0}
     if case.model.architecture == "gpt":
         choices["apply_residual_connection_post_layernorm"] = False
@@ -149,7 +150,7 @@ def test_the_tokenizer_in_the_folder_is_the_runs(tmp_path, kind):
     folder = written(tmp_path, config(vocab_size=tokenizer.vocab_size))
     save_tokenizer(str(folder), tokenizer)
     args = parse(options(folder), 1, "bert").args
-    again = given_tokenizer(args.tokenizer_type, None, args.vocab_file, None)
+    again = given_tokenizer(filled(TokenizerChoice, args))
     assert (again.name, again.encode(TEXT[0]), again.pad) == (kind.name, tokenizer.encode(TEXT[0]), tokenizer.pad)
     check_vocabulary(str(folder), again)
     assert parse(options(folder, "--tokenizer-model other"), 1, "bert").args.vocab_file is None

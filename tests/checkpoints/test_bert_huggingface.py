@@ -73,7 +73,7 @@ def model(golden, folder):
 
 @pytest.mark.parametrize("kind, t, d, plan, cut", taking_turns(sorted(GOLDEN_BERTS), PLACES))
 def test_golden_logits_losses_and_gradients(ranks, golden, folder, model, t, d, plan, cut):
-    """On any topology what transformers has computed, to rounding."""
+    """They equal transformers' on any topology, to rounding."""
     run = Run(model, t, d, plan, cut)
     found = ranks.run(run.n, computed, run, folder, golden_batch(model.heads))
     agrees(run, found, (golden["logits"], golden["losses"]), 1e-12)
@@ -85,7 +85,7 @@ def test_golden_logits_losses_and_gradients(ranks, golden, folder, model, t, d, 
 
 
 def test_the_textbook_agrees_with_the_golden_file(golden, model):
-    """So a wrong name cannot hide behind a wrong layer: the tensors are laid out by hand here."""
+    """The tensors are laid out by hand here, so that a wrong name cannot hide behind a wrong layer."""
     batch = golden_batch(model.heads)
     losses, _ = bert_forward(None, by_hand(weights_of(golden), model), model, batch)
     for loss, weights, expected in zip(losses, batch.weights_of_heads(model.heads), golden["losses"], strict=True):
@@ -129,7 +129,7 @@ def by_hand(w, model) -> BERT:
 
 @pytest.mark.parametrize("kind, t, d, plan, cut", taking_turns(sorted(GOLDEN_BERTS, reverse=True), PLACES))
 def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, model, tmp_path, t, d, plan, cut):
-    """To the bit, with the same names and shapes; and config.json says the same."""
+    """The tensors are bitwise identical, with the same names and shapes, and so is config.json."""
     again, run = empty(tmp_path / "again"), Run(replace(model, make_vocab_size_divisible_by=3), t, d, plan, cut)
     ranks.run(run.n, saved_again, run, folder, 0, again)
     same_tensors(again, folder)
@@ -156,7 +156,7 @@ def runs(draw, architectures):
 @settings(max_examples=settings().max_examples // 2)
 @given(runs(ANY_MODEL))
 def test_any_model_on_any_ranks_is_saved_as_it_was_loaded(ranks, case_and_run):
-    """To the bit, GPT-2, too; whatever its sizes, and however its vocabulary is padded."""
+    """Bitwise, GPT-2, too, for any sizes and any padding of the vocabulary."""
     case, run = case_and_run
     full_name = layout_of(run.model).full_name
     tensors = {full_name(place.name): case.array(place.name, *place.shape)
@@ -183,7 +183,7 @@ def test_what_was_learnt_is_saved(ranks, folder, model, tmp_path):
 
 @pytest.mark.parametrize("kind", ["original", "rearranged"])
 def test_every_form_in_which_a_model_is_found(ranks, golden, folder, model, tmp_path):
-    """Without the prefix; with buffers, and tied tensors written twice; with the names of the first published files."""
+    """It may lack the prefix, have buffers, tied tensors twice, or the names of the first published files."""
     w = weights_of(golden)
     bare = {name.removeprefix("bert."): x for name, x in w.items()}
     more = {"bert.embeddings.position_ids": np.arange(7)[None], DECODER: w["bert.embeddings.word_embeddings.weight"],
@@ -199,7 +199,7 @@ def test_every_form_in_which_a_model_is_found(ranks, golden, folder, model, tmp_
 @pytest.mark.parametrize("kind", ["original", "words alone", "choices"])
 @pytest.mark.parametrize("heads", ARCHITECTURES["bert"])
 def test_heads_that_the_model_has_not_are_passed_over(ranks, folder, model, heads, tmp_path):
-    """And a model that is to choose begins with a new head where the file has none; any other head must be there."""
+    """A model for choices begins with a new head if the file has none; any other head must be there."""
     other, there = replace(model, heads=heads), model.heads
     lacking = set(heads) - set(there) - {"choice"}
     if lacking:
@@ -254,7 +254,7 @@ def test_weights_that_are_not_the_models_are_refused(folder, model, change, sent
 
 @pytest.mark.parametrize("kind", ["original", "rearranged"])
 def test_one_order_is_not_the_other(folder, golden, model):
-    """By config.json's word, or by the model's, the norms' names are others."""
+    """Each order has other names for its norms, and a file with the other order's names is refused."""
     swapped = {"bert": "megatron-bert", "megatron-bert": "bert"}[golden["config"]["model_type"]]
     (folder / CONFIG).write_text(json.dumps(golden["config"] | {"model_type": swapped}))
     said_of(lambda: check_weights(str(folder), model_in(folder, model.heads)), "has no tensor encoder.layer.0."

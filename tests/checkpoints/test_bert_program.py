@@ -14,7 +14,7 @@ T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 @pytest.fixture(scope="module")
 def saved_runs(ranks, tmp_path_factory):
-    """What every run of the program says of its corpus; and by order a folder where one has saved what it learnt."""
+    """Return the printed line about the corpus, and by order a folder in which a run has saved its model."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text("\n\n".join(" ".join(
         f"Here {i} times {i % 7} is {i * (i % 7)}." for i in range(n, n + 12)) for n in range(0, 240, 12)))
@@ -34,7 +34,7 @@ def validation_loss(metrics) -> float:
 
 @pytest.mark.parametrize("model_type", ["bert", "megatron-bert"])
 def test_a_run_begins_where_another_has_saved(ranks, saved_runs, tmp_path, capfd, model_type):
-    """With the tokenizer in the folder, on another topology, and verified: the same validation loss."""
+    """The validation loss is the same with the folder's tokenizer, on another topology, and with --verify."""
     common, folder = saved_runs
     ranks.run(2, pretrain_bert, [*common, "--load-hf", str(folder / model_type), P, "2", "--lr", "1e-15", "--verify",
                                  "--train-iters", "1", "--metrics-file", str(tmp_path / "metrics")])
@@ -59,7 +59,7 @@ def test_the_saved_tokenizer_is_the_one_of_the_run(saved_runs):
     (pretrain, "", "says that model_type is 'bert', but this program has a GPT, so it must be gpt2."),
 ])
 def test_a_run_that_does_not_fit_its_weights_is_refused(ranks, saved_runs, program, more, sentence):
-    """On every rank alike, before the first step."""
+    """Every rank refuses it before the first step."""
     common, folder = saved_runs
     (said,) = set(ranks.run(2, refusal, program, [*common, "--load-hf", str(folder / "bert"), *more.split()]))
     assert sentence in said

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.numpy import load_file
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.checkpoints.manifest import Manifest, key_of
+from mpi_impl.checkpoints.manifest import FORMAT, Manifest, key_of
 from mpi_impl.checkpoints.on_disk import TRACKER
 from mpi_impl.parallel.buffers import Whole
 from reference.config import ModelConfig
@@ -34,7 +34,7 @@ from tests.training_theorems import Plan, connected
 
 @st.composite
 def plans(draw, t, p, d, most):
-    """How so many ranks share the work, with at most so many stages -> the plan, and what m must be a multiple of."""
+    """Draw how these ranks share the work, with at most these stages -> the plan, and a divisor of m."""
     schedule = draw(st.sampled_from([*WITHOUT_V, *["interleaved"] * (2 * p <= most)]), "schedule")
     v = 2 if schedule == "interleaved" else None
     if make(schedule, p, p, v).stages > most:
@@ -112,7 +112,7 @@ def resumed(draw):
 
 
 def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
-    """On each rank, to the bit. The second trainer begins with other weights than the first."""
+    """The states of each rank are bitwise identical. The second trainer begins with other weights than the first."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         through, before, after = run.trainer(topology), run.trainer(topology), run.trainer(topology)
         for _ in range(steps):
@@ -143,7 +143,7 @@ def test_a_resumed_run_is_the_run(ranks, run, steps):
 @pytest.mark.parametrize("before, after", [("float32", "float64"), ("float64", "float32"), ("bfloat16", "float32"),
                                            ("float32", "float16")])
 def test_another_precision_goes_on(ranks, tmp_path, before, after):
-    """With the same numbers, as far as the new format has them. A scale that follows the gradients begins anew."""
+    """The numbers are the same, rounded to the new format. A scale that follows the gradients begins anew."""
     one, other = SMALL._replace(precision=Precision(before)), SMALL._replace(precision=Precision(after, LossScaling()))
     saved = ranks.run(2, train_and_save, one, tmp_path)
     loaded, _, _ = zip(*ranks.run(2, load_and_train, other, tmp_path, 0), strict=True)
@@ -160,7 +160,7 @@ ZERO = SMALL._replace(case=replace(SMALL.case, t=1), plan=Plan(p=2, zero_stage=1
 
 @pytest.mark.parametrize("run", [SMALL, ZERO])
 def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run):
-    """As the package itself reads them: with the manifest's boxes they fill every tensor, each element once."""
+    """The package itself reads them. In the manifest's boxes they fill every tensor, each element once."""
     saved = ranks.run(run.n, train_and_save, run, tmp_path, 2)
     folder = tmp_path / "iter_0000002"
     manifest = Manifest.from_text((folder / "manifest.json").read_bytes())
@@ -204,15 +204,15 @@ def test_no_rank_holds_the_model(ranks, tmp_path, offload):
 
 def test_what_is_said_of_other_settings():
     """Each option that differs, with both values; and the dtype."""
-    manifest = Manifest(10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
+    manifest = Manifest(FORMAT, 10, 9, None, "float32", {}, {"seed": 1, "lr": 0.1, "split": "1,1"}, {}, {})
     found = checkpoint.describe("D", manifest, dict(manifest.settings), "float32")
     assert found == "loaded iteration 10: 0 bytes, " + os.path.join("D", "iter_0000010")
     lines = checkpoint.describe("D", manifest, {"seed": 2, "lr": 0.1, "split": "2,1"}, "float64").splitlines()[1:]
     assert lines == ["its weights and moments are float32, and float64 from now on",
                      "note: other settings than before, so the run is not the same: --seed 2 (was 1), --split 2,1 "
                      "(was 1,1)"]
-    flags = Manifest(1, 1, ScaleState(2.0**16, 0, 2), "float32", {}, {"bf16": False, "fp16": True, "loss_scale": None,
-                                                          "initial_loss_scale": 2.0**32}, {}, {})
+    saved = {"bf16": False, "fp16": True, "loss_scale": None, "initial_loss_scale": 2.0**32}
+    flags = Manifest(FORMAT, 1, 1, ScaleState(2.0**16, 0, 2), "float32", {}, saved, {}, {})
     now = {"bf16": True, "fp16": False, "loss_scale": 8.0, "initial_loss_scale": 1.0}
     assert checkpoint.describe("D", flags, now, "float32").endswith(
         "--bf16 (was not given), no --fp16 (was given), --loss-scale 8.0 (was not given)"), "the scale is loaded"
@@ -228,7 +228,7 @@ def test_weights_that_are_infinite_in_the_models_format_are_not_saved():
     state = SimpleNamespace(optimizer_states=states, precision=Precision("float16"))
     trainer = SimpleNamespace(state=state, iteration=3, topology=SimpleNamespace(world=SimpleNamespace(rank=1)))
     with pytest.raises(UserError, match="Iteration 3 has made w infinite in float16, or no number, on rank 1"):
-        checkpoint.finite(trainer, piece, "parameters")
-    assert checkpoint.finite(trainer, piece, "m").tolist() == [1, 7e4]
+        checkpoint.load_finite(trainer, piece, "parameters")
+    assert checkpoint.load_finite(trainer, piece, "m").tolist() == [1, 7e4]
     trainer.state.precision = Precision("bfloat16")
-    assert checkpoint.finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"
+    assert checkpoint.load_finite(trainer, piece, "parameters").tolist() == [1, 7e4], "what is saved is not rounded"

@@ -32,7 +32,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(folder):
 
 
 def test_a_config_is_written_as_it_is_read(folder, golden):
-    """What config_of writes for a model, read_config and the options make the same model again."""
+    """From the fields that config_of writes, read_config and the options make the same model again."""
     model = parse(options(folder), 1).model(11)
     (folder / CONFIG).write_text(json.dumps(config_of(model, NullTokenizer(10), "float64")))
     assert parse(options(folder), 1).model(11) == model

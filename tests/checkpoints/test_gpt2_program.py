@@ -29,7 +29,7 @@ def validation_loss(metrics: Path) -> float:
 
 
 def test_a_run_begins_where_another_has_saved(ranks, run_and_saved, tmp_path, capfd):
-    """With the tokenizer in the folder, on another topology, and verified: the same validation loss."""
+    """The validation loss is the same with the folder's tokenizer, on another topology, and with --verify."""
     common, saved = run_and_saved
     ranks.run(2, pretrain, [*common, "--load-hf", str(saved), P, "2", "--lr", "1e-15", "--train-iters", "1", "--verify",
                             "--metrics-file", str(tmp_path / "metrics")])
@@ -56,7 +56,7 @@ def test_the_saved_tokenizer_is_the_one_of_the_run(run_and_saved):
     ("--num-layers 3", "--num-layers is 3, but "),
 ])
 def test_a_run_that_does_not_fit_its_weights_is_refused(ranks, run_and_saved, more, sentence):
-    """On every rank alike, before the first step."""
+    """Every rank refuses it before the first step."""
     common, saved = run_and_saved
     (said,) = set(ranks.run(2, refusal, pretrain, [*common, "--load-hf", str(saved), *more.split()]))
     assert sentence in said

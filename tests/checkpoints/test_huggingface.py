@@ -56,7 +56,7 @@ TOPOLOGIES = [      # ranks, and options
 
 @pytest.mark.parametrize("kind, n, more", taking_turns(sorted(GOLDEN_MODELS), TOPOLOGIES))
 def test_golden_logits_loss_and_gradients(ranks, golden, folder, n, more):
-    """On any topology what transformers has computed, to rounding."""
+    """They equal transformers' on any topology, to rounding."""
     batch = np.array(TOKENS * 3 if n in (3, 6) else TOKENS)
     found = ranks.run(n, computed, options(folder, f"{more} --global-batch-size {len(batch)}"), batch)
     for one in found:
@@ -70,7 +70,7 @@ def test_golden_logits_loss_and_gradients(ranks, golden, folder, n, more):
 
 
 def test_the_textbook_agrees_with_the_golden_file(golden):
-    """So a wrong name cannot hide behind a wrong layer: the tensors are laid out by hand here."""
+    """The tensors are laid out by hand here, so that a wrong name cannot hide behind a wrong layer."""
     settings = parse(["--num-layers", "2", "--hidden-size", "8", "--num-attention-heads", "4", "--seq-length", "6",
                       "--hidden-dropout", "0", "--attention-dropout", "0"], 1)
     config, w = golden["config"], weights_of(golden)
@@ -85,7 +85,7 @@ def test_the_textbook_agrees_with_the_golden_file(golden):
 
 @pytest.mark.parametrize("kind, n, more", taking_turns(sorted(GOLDEN_MODELS, reverse=True), TOPOLOGIES))
 def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, tmp_path, n, more):
-    """To the bit, with the same names, shapes and metadata; and config.json says the same."""
+    """The tensors are bitwise identical, with the same names, shapes and metadata, and so is config.json."""
     again = empty(tmp_path / "again")
     ranks.run(n, saved_again, options(folder, more), 0, again)
     same_tensors(again, folder)
@@ -129,7 +129,7 @@ def test_narrow_weights_are_widened(ranks, golden, folder, tmp_path, dtype):
 
 
 def test_every_form_in_which_a_model_is_found(ranks, kind, golden, folder, tmp_path):
-    """Without the prefix, with the buffers of older versions, with a tied table written twice; in several files."""
+    """It may lack the prefix, have buffers of older versions or a tied table twice, or be in several files."""
     w = {name.removeprefix("transformer."): x for name, x in weights_of(golden).items()}
     buffers = {"h.0.attn.bias": np.tril(np.ones((1, 1, 6, 6), bool)), "h.1.attn.masked_bias": np.array(-1e4)}
     twice = {"lm_head.weight": w["wte.weight"]} if kind == "tied" else {}
@@ -169,7 +169,7 @@ def test_no_rank_holds_the_whole_model(ranks, tmp_path, n, more, architecture):
 
 
 def bytes_at_once(group, argv, folder, architecture="gpt") -> tuple[int, int, int, int]:
-    """At most, beside what there was: while a model is saved, and while it is loaded; of a tensor; of the model."""
+    """Return the peak of new bytes in a save and in a load, and the bytes of a tensor and of the model."""
     settings = parse(argv, group.size, architecture)
     model = settings.model(100)
     with connected(group, settings.parallel) as topology:
@@ -245,7 +245,7 @@ def test_weights_that_are_not_the_models_are_refused(folder, damage, sentence):
 @pytest.mark.parametrize("kind", ["tied"])
 @pytest.mark.parametrize("rows", [1, 4, 11, 1024])
 def test_a_tied_table_may_be_written_twice_if_both_are_equal(folder, rows):
-    """To the last row, however many are compared at a time."""
+    """They are compared to the last row, whatever the size of a block."""
     model, twice = parse(options(folder), 1).model(11), load_file(folder / WEIGHTS)["transformer.wte.weight"]
     with mock.patch.object(huggingface, "ROWS", rows):
         changed(lm_head_at_weight=twice)(folder)

@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a checkpoint, or while they are written: it is said, and the good one stays."""
+"""Any damage to a checkpoint, and any failure of its writing, is reported, and the last good checkpoint stays."""
 import errno
 import hashlib
 import json
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.checkpoints import checkpoint, on_disk
-from mpi_impl.checkpoints.manifest import Sealed
+from mpi_impl.checkpoints.manifest import FileSeal
 from mpi_impl.checkpoints.on_disk import TRACKER, check_free
 from reference.errors import UserError
 from tests.checkpoints.saved_runs import SMALL, Run, load_and_train, train_and_save
@@ -46,7 +46,7 @@ def load_says(ranks, run: Run, root) -> str:
 
 @given(st.randoms(use_true_random=False), st.integers(1, 255))
 def test_a_changed_byte_is_found_wherever_it_is(ranks, saved, random, change):
-    """In the tracker, the manifest, its checksum, a header, or among the elements: the load fails and names a file."""
+    """The load fails, and names the file: tracker, manifest, its checksum, or shards (a header, an element)."""
     with tempfile.TemporaryDirectory() as root:
         shutil.copytree(saved, root, dirs_exist_ok=True)
         path = random.choice(sorted(path for path in Path(root).rglob("*") if path.is_file()))
@@ -99,7 +99,7 @@ def test_a_checkpoint_without_its_folder_or_under_another_name(ranks, copy):
     (dict(max_position_embeddings=5), "--max-position-embeddings is 5, but 4 in"),
 ])
 def test_another_model_is_refused(ranks, saved, choice, sentence):
-    """What its steps and its storage are like may change."""
+    """Settings of training and of storage may change."""
     def with_model(**choice):
         return SMALL._replace(case=replace(SMALL.case, model=replace(SMALL.case.model, **choice)))
 
@@ -120,7 +120,7 @@ def test_elements_begin_at_a_multiple_of_8(tmp_path, dtype):
         path, shapes = tmp_path / f"{length}.safetensors", {"x" * length: (2, 3), "y": (4,)}
         sealed = on_disk.write_tensors(str(path), dtype, shapes, [x[:4], x[4:], y], {"about": "a test"})
         content = path.read_bytes()
-        assert sealed == Sealed(len(content), hashlib.sha256(content).hexdigest())
+        assert sealed == FileSeal(len(content), hashlib.sha256(content).hexdigest())
         begin = 8 + int.from_bytes(content[:8], "little")
         assert begin % 8 == 0 and content[begin:] == x.tobytes() + y.tobytes()
         header = json.loads(content[8:begin])
@@ -134,7 +134,7 @@ OPERATIONS = ("fsync", "rename", "replace", "mkdir", "listdir", "open")     # of
 
 
 def recorded_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[str, int]]:
-    """What one save asks the system, in order, with the file it is about; and which file is which."""
+    """Return one save's operations on files, in order, with their files; and the paths of files by number."""
     asked = []
 
     def recorded(name, place):
@@ -221,7 +221,7 @@ def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException
 
 
 def test_killed_while_it_writes(ranks, tmp_path):
-    """At every operation on files in turn: the last good checkpoint loads, and the next save clears what is left."""
+    """After a kill at any operation on files the last good checkpoint loads, and the next save clears the rest."""
     alone = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
     ranks.run(1, failing_saves, alone, tmp_path, 0, Killed())
     ranks.run(1, load_and_train, alone, tmp_path, 1)
@@ -230,7 +230,7 @@ def test_killed_while_it_writes(ranks, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
-    """At every operation of a rank in turn: all say the same, which names the file; what was begun is removed."""
+    """Each operation of a rank fails in turn: all ranks report the same file, and remove the unfinished folder."""
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     one, other = ranks.run(2, failing_saves, SMALL, tmp_path, rank, error)
     assert one == other and len(one) > 2

@@ -38,8 +38,7 @@ def fine_tunings(draw):
 @settings(max_examples=settings().max_examples // 5)
 @given(fine_tunings())
 def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair):
-    """What both have is the checkpoint's, to the bit; the rest is as in any new run, and so are moments and counters.
-    """
+    """Common tensors are bitwise the checkpoint's; the rest is as in any new run, and so are moments and counters."""
     one, other = pair
     with tempfile.TemporaryDirectory() as root:
         saved = dict(leaves(joined(ranks.run(one.n, train_and_save, one, root), "parameters")))
@@ -74,7 +73,7 @@ SMALL = Run(2, Case(2, ModelConfig(2, 8, 2, 11, 4, architecture="bert", heads=("
 
 
 def test_of_the_files_only_the_parameters_are_read(ranks, tmp_path):
-    """And those are found damaged before anything is loaded, in the sentence of a whole load."""
+    """Damage to them is found before anything is loaded, with the same sentence as in a whole load."""
     ranks.run(2, train_and_save, SMALL, tmp_path)
     folder = tmp_path / "iter_0000001"
     for moment in folder.glob("[mv]-*.safetensors"):

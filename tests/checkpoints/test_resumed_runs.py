@@ -28,7 +28,7 @@ def data(tmp_path_factory):
 
 
 def curve(ranks, n, options, metrics) -> list[dict]:
-    """What a run writes about its iterations and evaluations, but for how fast they were."""
+    """Return a run's rows about its iterations and evaluations, without their speed."""
     ranks.run(n, pretrain, [*OPTIONS, *options, "--metrics-file", str(metrics)], timeout=60)
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [{name: value for name, value in row.items() if name != "tokens_per_second"} for row in rows]
@@ -65,7 +65,7 @@ def test_three_iterations_and_three_are_six(ranks, data, tmp_path, capfd, n, opt
 
 
 def test_other_ranks_go_on_with_it(ranks, data, tmp_path):
-    """From each topology to the next, on 1 to 8 ranks, with --verify: it is one process's run, evaluations included."""
+    """From each topology to the next, on 1 to 8 ranks, the run equals one process's run, evaluations included."""
     options = [*data, "--dtype", "float64"]
     whole = curve(ranks, 1, [*options, "--train-iters", "5"], tmp_path / "metrics")
     load: list[str] = []
@@ -86,7 +86,7 @@ REFUSED = [
     ("--load {0}/iter_0000007", "--load {0}/iter_0000007 holds no checkpoint: {0}/iter_0000007/{1} is not there. Give "
      "the folder above it, {0}."),
     ("--load {} --hidden-size 32 --train-iters 7", "--hidden-size is 32, but 16 in {}/iter_0000007"),
-    ("--load {} --vocab-size 19", "The tokenizer is another one than that of {}/iter_0000007 (it has 20 tokens, that "
+    ("--load {} --vocab-size 19", "The tokenizer is not that of {}/iter_0000007 (it has 20 tokens, that "
      "one 21), so"),
     ("--load {0} --save {0}/{1}", "{0}/{1} is a file, where a folder is needed"),
     ("--save /proc/none", "/proc/none cannot be written"),
@@ -95,7 +95,7 @@ REFUSED = [
 
 
 def test_what_cannot_be_is_said_before_the_run(ranks, data, tmp_path):
-    """And the checkpoint that is there stays."""
+    """The existing checkpoint stays."""
     common = [*OPTIONS, *data, "--train-iters", "8"]
     ranks.run(2, pretrain, [*common, "--exit-interval", "7", "--save", str(tmp_path)], timeout=60)
     for options, sentence in REFUSED:

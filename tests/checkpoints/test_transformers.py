@@ -44,7 +44,7 @@ def random_model(transformers, shape, seed):
 
 @pytest.mark.parametrize("shape, n, more", taking_turns(range(len(SHAPES)), PLACES))
 def test_same_logits_loss_and_gradients(ranks, transformers, tmp_path, shape, n, more):
-    """Of a random model, saved by transformers: each logit, the loss and each element of the gradient, to rounding."""
+    """A random model that transformers has saved computes the same, to rounding."""
     theirs = random_model(transformers, SHAPES[shape], seed=n)
     theirs.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if n == 6 else {}))
     tokens = np.random.default_rng(n).integers(0, theirs.config.vocab_size, (12 if n % 3 == 0 else 8, 7))
@@ -92,7 +92,7 @@ def test_what_the_program_saves_opens_there(transformers, run_and_saved):
 
 
 def test_the_golden_file_is_what_transformers_computes(transformers):
-    """As it is now, to rounding."""
+    """The installed version computes the same, to rounding."""
     for kind, golden in GOLDEN_MODELS.items():
         made = gpt2_golden.made_by_transformers(gpt2_golden.KINDS[kind])
         assert made["tensors"] == golden["tensors"]

@@ -40,7 +40,7 @@ def random_model(transformers, model: ModelConfig, seed: int):
 @settings(max_examples=settings().max_examples // 5)
 @given(runs(("bert",)))
 def test_same_logits_losses_and_gradients(ranks, transformers, case_and_run):
-    """Of a random model, saved by transformers: each logit, the losses and each element of the gradient, to rounding.
+    """A random model that transformers has saved computes the same, to rounding.
 
     The batches are of any lengths, masks and types.
     """
@@ -86,7 +86,7 @@ def test_what_we_save_opens_there(ranks, transformers, tmp_path, i, t, d, plan):
 @pytest.mark.parametrize("model_type", ["bert", "megatron-bert"])
 @pytest.mark.parametrize("kind", [BertWordPieceLowerCase, BertWordPieceCase])
 def test_the_tokenizer_opens_there(transformers, tmp_path, model_type, kind):
-    """By the folder alone: the same ids, with [CLS] and [SEP] about them."""
+    """AutoTokenizer opens the folder, and returns the same ids between [CLS] and [SEP]."""
     ours = kind.train(["Some words, more words: the same Words again, and Élan."], 100)
     model = ModelConfig(1, 8, 2, ours.vocab_size, 9, architecture="bert", heads=("lm", "sop"),
                         apply_residual_connection_post_layernorm=model_type == "bert")
@@ -103,7 +103,7 @@ def test_the_tokenizer_opens_there(transformers, tmp_path, model_type, kind):
 
 
 def test_the_golden_file_is_what_transformers_computes(transformers):
-    """As it is now, to rounding."""
+    """The installed version computes the same, to rounding."""
     for kind, golden in json.loads(bert_golden.GOLDEN.read_text()).items():
         made = bert_golden.made_by_transformers(*bert_golden.KINDS[kind])
         assert made["tensors"] == golden["tensors"]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from mpi_impl.data.bert import BERTDataset, shortened
-from mpi_impl.data.dataset import PARTS, shuffled
+from mpi_impl.data.bert import BERTDataset, shorten
+from mpi_impl.data.dataset import PARTS, shuffle
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.sentences import split_sentences
 from mpi_impl.data.tokenizer import BertWordPieceLowerCase, NullTokenizer
@@ -21,7 +21,7 @@ SPLITS = st.sampled_from(["1", "1,1,1", "9,1"])
 
 
 def word_pieces(vocab_size, seed=0, share=0.7):
-    """A tokenizer without words, of which `share` would begin one: only its ids are asked for."""
+    """Return a tokenizer without words, a `share` of whose ids begins one."""
     tokenizer = BertWordPieceLowerCase.__new__(BertWordPieceLowerCase)
     tokenizer.pad, tokenizer.cls, tokenizer.sep, tokenizer.mask = PAD, CLS, SEP, MASK
     tokenizer.vocab_size = vocab_size
@@ -38,7 +38,7 @@ def datasets(draw, split=SPLITS, **options):
 
 
 def restored(batch):
-    """The tokens before they were masked."""
+    """Return the tokens before they were masked."""
     return np.where(batch.weights, batch.targets, batch.tokens)
 
 
@@ -65,7 +65,7 @@ def test_samples_are_those_of_the_plain_construction(dataset, part, first):
 
     for k in range(3):
         epoch, place = divmod(first + k, n)
-        place = int(shuffled(n, dataset.seed, epoch)[place]) if part == "train" else place
+        place = int(shuffle(n, dataset.seed, epoch)[place]) if part == "train" else place
         sample = dataset.ranges[part].start + place
         number = first + k if part == "train" else sample
         begin = dataset.spans.firsts[[sample]]
@@ -129,7 +129,7 @@ def test_an_epoch_is_every_span_once(dataset, epoch):
 
 
 def long_corpus(seq_length=40, **options):
-    """A data set of a few hundred samples that are full."""
+    """Return a data set of a few hundred full samples."""
     indexed = corpus([[7, 8, 9, 10] * 100] * 10)
     tokenizer = word_pieces(5 + len(indexed.tokens))
     return BERTDataset(indexed, seq_length, 3, options.pop("split", "1,1"), tokenizer, **options)
@@ -141,13 +141,13 @@ def test_training_draws_anew_in_each_epoch_and_validation_never():
     n = dataset.samples("validation")
     np.testing.assert_array_equal(dataset.batch("validation", 0, n), dataset.batch("validation", 5 * n, n))
     n = dataset.samples("train")
-    rows = [dataset.batch("train", epoch * n, n)[np.argsort(shuffled(n, 3, epoch))] for epoch in range(2)]
+    rows = [dataset.batch("train", epoch * n, n)[np.argsort(shuffle(n, 3, epoch))] for epoch in range(2)]
     one, other = map(BERTBatch.unpack, rows)
     assert 0.35 < (one.swapped == other.swapped).mean() < 0.65
     assert (one.weights != other.weights).any(1).all()
-    alike = (restored(one) == restored(other)).all(1)
-    assert alike.any() and not alike.all()
-    assert (one.weights[alike] != other.weights[alike]).any(1).all()
+    equal = (restored(one) == restored(other)).all(1)
+    assert equal.any() and not equal.all()
+    assert (one.weights[equal] != other.weights[equal]).any(1).all()
 
 
 def test_the_shares_are_those_asked_for():
@@ -167,14 +167,14 @@ def test_the_shares_are_those_asked_for():
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 60))
 def test_the_longer_piece_is_cut_first(a, b, target):
-    """As if tokens were taken one by one, from the second piece where both are alike."""
+    """As if tokens were taken one by one, from the second piece where both are equal."""
     short_a, short_b = a, b
     while short_a + short_b > target:
         if short_a > short_b:
             short_a -= 1
         else:
             short_b -= 1
-    assert shortened(np.array([[a], [b]]), np.array([target])).tolist() == [[short_a], [short_b]]
+    assert shorten(np.array([[a], [b]]), np.array([target])).tolist() == [[short_a], [short_b]]
 
 
 def test_an_end_of_document_in_the_data_is_no_word():
@@ -216,7 +216,7 @@ def test_sentences_of_a_text_come_back_as_words(tmp_path):
     ({"seq_length": 4}, "--seq-length 4 is too short"),
     ({"masked_lm_prob": 0}, "--mask-prob 0 leaves nothing to predict"),
     ({"masked_lm_prob": 1.0}, "--mask-prob 1.0 leaves nothing"),
-    ({"short_seq_prob": -0.1}, "--short-seq-prob -0.1 is no probability"),
+    ({"short_seq_prob": -0.1}, "--short-seq-prob -0.1 is not a probability"),
     ({"tokenizer": NullTokenizer(9)}, r"--tokenizer-type NullTokenizer has no \[CLS\], \[SEP\] and \[MASK\]"),
     ({"split": "a"}, "--split a is not a division"),
     ({"indexed": corpus([[5], [6]])}, "no document of two sentences.*--split-sentences"),

@@ -31,7 +31,7 @@ def blend(weights):
 
 
 def counts(rows, k):
-    """How many of the first n rows come from each of k data sets, for each n: [rows + 1, k]."""
+    """Count how many of the first n rows come from each of k data sets, for each n: [rows + 1, k]."""
     return np.concatenate([np.zeros((1, k), int), np.cumsum(rows[:, :1] == np.arange(k), axis=0)])
 
 
@@ -99,7 +99,7 @@ def test_a_list_of_weights_and_data_sets_is_read_as_megatron_reads_it():
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["0.3", "A", "B"], "--data-path 0.3 A B is no list of weights and data sets: it has 3 words"),
+    (["0.3", "A", "B"], "--data-path 0.3 A B is not a list of weights and data sets: it has 3 words"),
     (["A", "B"], "--data-path A B has A where a weight belongs"),
     (["0.3", "A", "0", "B"], "has 0 where a weight belongs"),
     (["0.3", "A", "-1", "B"], "has -1 where a weight belongs"),

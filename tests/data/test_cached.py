@@ -13,10 +13,12 @@ from mpi_impl.data import cached
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.indexed import IndexedDataset, write_indexed
 from mpi_impl.data.tokenizer import END_OF_DOCUMENT, ByteLevelBPETokenizer
+from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.runtime.files import ASIDE, folder_aside, locked
 from reference.errors import UserError
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 20, "b.txt": "jumps over the lazy dog\n" * 20}
+SMALL = TokenizerChoice(vocab_size=270)
 
 
 @pytest.fixture
@@ -30,11 +32,11 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def make(corpus, tmp_path):
-    """Prepare the corpus with a small vocabulary; gives (Prepared, what was reported)."""
+    """Return a function that prepares the corpus with a small vocabulary, and returns (Prepared, the reports)."""
 
-    def make(data_path=corpus, vocab_size=270, cache=tmp_path / "cache", **options):
-        said = []
-        return prepare(data_path, vocab_size=vocab_size, cache=cache, report=said.append, **options), "\n".join(said)
+    def make(data_path=corpus, vocab_size=270, cache=tmp_path / "cache", split_sentences=False, **options):
+        said, choice = [], TokenizerChoice(vocab_size=vocab_size, **options)
+        return prepare(data_path, choice, split_sentences, cache, said.append), "\n".join(said)
 
     return make
 
@@ -85,7 +87,7 @@ def test_an_interrupted_run_leaves_nothing_and_is_done_again(make, corpus, tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(corpus, vocab_size=270, cache=tmp_path / "cache", report=interrupt)
+        prepare(corpus, SMALL, cache=tmp_path / "cache", report=interrupt)
     assert not list((tmp_path / "cache").iterdir())
     assert text_of(make()[0]).startswith("the quick")
 
@@ -98,7 +100,7 @@ def test_two_jobs_at_once_end_with_one_result(make, corpus, tmp_path):
         if sentence.startswith("encoding"):
             others.append(make()[0])
 
-    prepared = prepare(corpus, vocab_size=270, cache=tmp_path / "cache", report=other_job)
+    prepared = prepare(corpus, SMALL, cache=tmp_path / "cache", report=other_job)
     assert [other.prefix for other in others] == [prepared.prefix]
     assert text_of(prepared) == text_of(others[0])
     assert len(list((tmp_path / "cache").iterdir())) == 1
@@ -122,18 +124,18 @@ def test_a_small_corpus_gives_a_small_vocabulary_and_says_so(make):
 
 
 def test_files_that_are_not_text_are_counted(make, corpus):
-    """They are passed over, and one is named."""
+    """They are skipped, and one is named."""
     Path(corpus, "c.bin").write_bytes(b"\x00")
-    assert "passed over 1 file without UTF-8 text" in make()[1]
+    assert "skipped 1 file without UTF-8 text, the first of which is" in make()[1]
 
 
 def test_the_cache_is_where_the_environment_says(corpus, tmp_path, monkeypatch):
     """XDG_CACHE_HOME first, the home folder otherwise."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert prepare(corpus, vocab_size=270).prefix.startswith(str(tmp_path / "xdg" / "shardlab"))
+    assert prepare(corpus, SMALL).prefix.startswith(str(tmp_path / "xdg" / "shardlab"))
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert prepare(corpus, vocab_size=270).prefix.startswith(str(tmp_path / "home" / ".cache" / "shardlab"))
+    assert prepare(corpus, SMALL).prefix.startswith(str(tmp_path / "home" / ".cache" / "shardlab"))
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(make, tmp_path):
@@ -145,7 +147,7 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(make, tmp_path):
 
 @pytest.fixture
 def ready_made(tmp_path):
-    """The prefix of a Megatron pair, in a folder with nothing else."""
+    """Return the prefix of a Megatron pair, in a folder with nothing else."""
     (tmp_path / "made").mkdir()
     prefix = tmp_path / "made" / "my.corpus"
     write_indexed(prefix, [np.array([3, 1, 4])], 10)

@@ -105,13 +105,13 @@ def test_an_empty_path_and_a_device_are_refused():
     """Neither is a text, and neither is the default."""
     with pytest.raises(UserError, match="--data-path is empty"):
         Corpus("")
-    with pytest.raises(UserError, match="--data-path /dev/null is neither a file nor a folder"):
+    with pytest.raises(UserError, match="--data-path /dev/null is a device or a pipe, neither a file nor a folder"):
         Corpus("/dev/null")
 
 
 @contextmanager
 def without_privileges():
-    """As somebody whom permissions bind, though the tests may run as the superuser."""
+    """Run the block as a user whom permissions bind, though the tests may run as the superuser."""
     superuser = os.geteuid() == 0
     if superuser:
         os.seteuid(65534)

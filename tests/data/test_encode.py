@@ -1,4 +1,4 @@
-"""Encoding a corpus: how the text is cut for the work does not show in the tokens."""
+"""Encoding of a corpus: the division of the text into pieces does not show in the tokens."""
 import pytest
 from hypothesis import given, strategies as st
 
@@ -20,11 +20,11 @@ def test_tokens_do_not_depend_on_the_pieces(texts, piece):
 
 
 @pytest.mark.parametrize("piece", range(1, 8))
-def test_a_cut_comes_before_a_blank(monkeypatch, piece):
-    """A blank belongs to the word after it, as ' ab' is one token: cut off from it, it would be a token of its own."""
+def test_a_piece_begins_with_a_blank(monkeypatch, piece):
+    """A blank belongs to the word after it, as ' ab' is one token: without it, it would be a token of its own."""
     text = "ab ab\n\nab ab  ab " * 3
     monkeypatch.setattr(encode, "PIECE", piece)
-    pieces = [piece for piece, _ in encode._pieces([text])]
+    pieces = [piece for piece, _ in encode.split_into_pieces([text])]
     assert len(pieces) > 2 and "".join(pieces) == text
     assert all(piece[0].isspace() for piece in pieces[1:]) and not any(piece[-1].isspace() for piece in pieces[:-1])
     (document,) = encode.encode_documents([text], TOKENIZER)
@@ -46,16 +46,16 @@ def test_a_sentence_without_tokens_is_none():
     assert [tokenizer.decode(sentence) for sentence in document] == ["One.", "Two."]
 
 
-def test_no_number_is_cut_in_two():
+def test_no_number_is_divided():
     """Ready-made ids on one long line stay what they are."""
     ids = list(range(1000)) * 500
     (document,) = encode.encode_documents([" ".join(map(str, ids))], NullTokenizer(1000))
     assert document.tolist() == [*ids, 1000]
 
 
-def test_watching_changes_nothing_and_speaks_now_and_then(monkeypatch):
+def test_progress_changes_no_text_and_is_reported_after_each_pause(monkeypatch):
     """With no time between reports there is one for each text."""
     monkeypatch.setattr(encode, "REPORT_EVERY", -1)
     said = []
-    assert list(encode.watched(["a", "bc"], "read", said.append)) == ["a", "bc"]
+    assert list(encode.report_progress(["a", "bc"], "read", said.append)) == ["a", "bc"]
     assert said == ["read 1 document, 0.0 million characters", "read 2 documents, 0.0 million characters"]

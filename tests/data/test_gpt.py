@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from mpi_impl.data.dataset import PARTS, shuffled, split_samples
+from mpi_impl.data.dataset import PARTS, shuffle, split_samples
 from mpi_impl.data.gpt import GPTDataset
 from reference.errors import UserError
 
@@ -92,7 +92,7 @@ def test_a_split_that_is_none_is_refused(split):
 
 def test_epochs_and_seeds_differ():
     """Otherwise the model would see the corpus in one order only."""
-    orders = {tuple(shuffled(50, seed, epoch)) for seed in range(3) for epoch in range(3)}
+    orders = {tuple(shuffle(50, seed, epoch)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
     assert tuple(range(50)) not in orders
 
@@ -100,7 +100,7 @@ def test_epochs_and_seeds_differ():
 @given(st.integers(), st.integers(0, 3))
 def test_any_integer_is_a_seed(seed, epoch):
     """Negative ones and large ones too."""
-    assert sorted(shuffled(20, seed, epoch)) == list(range(20))
+    assert sorted(shuffle(20, seed, epoch)) == list(range(20))
 
 
 def test_batches_come_in_the_order_of_their_epoch_and_their_seed():
@@ -109,13 +109,13 @@ def test_batches_come_in_the_order_of_their_epoch_and_their_seed():
     epochs = [GPTDataset(stream(401), 4, seed, "1").batch("train", epoch * n, n)[:, 0] // 4
               for seed in (0, 1, -1, 0) for epoch in range(3)]
     for order, (seed, epoch) in zip(epochs, [(s, e) for s in (0, 1, -1, 0) for e in range(3)], strict=True):
-        assert order.tolist() == shuffled(n, seed, epoch).tolist()
+        assert order.tolist() == shuffle(n, seed, epoch).tolist()
     assert len({tuple(order) for order in epochs}) == 9
 
 
 def test_the_order_is_the_same_everywhere():
     """A run can be repeated with another NumPy: this order was written down once."""
-    assert shuffled(8, 1234, 1).tolist() == [2, 0, 7, 6, 1, 4, 5, 3]
+    assert shuffle(8, 1234, 1).tolist() == [2, 0, 7, 6, 1, 4, 5, 3]
 
 
 def test_too_little_text_is_refused():

@@ -18,7 +18,7 @@ VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])
 
 @st.composite
 def ragged(draw):
-    """A vocabulary size, and documents over it: one array or a list of them, some empty, but not all."""
+    """Draw a vocabulary size, and documents over it: one array or a list of them, some empty, but not all."""
     vocab_size = draw(VOCAB_SIZES)
     dtype = draw(st.sampled_from([d for d in (np.uint16, np.int32, np.int64) if np.iinfo(d).max >= vocab_size - 1]))
     sequence = st.lists(st.integers(0, vocab_size - 1), max_size=9).map(lambda tokens: np.array(tokens, dtype))
@@ -27,7 +27,7 @@ def ragged(draw):
 
 
 def sentences(documents):
-    """All sequences of the documents."""
+    """Return all sequences of the documents."""
     return [one for document in documents for one in ([document] if isinstance(document, np.ndarray) else document)]
 
 
@@ -64,7 +64,7 @@ def test_the_bytes_are_megatrons(tmp_path):
 def write_by_hand(
     folder, tokens, lengths=None, pointers=None, documents=None, magic=b"MMIDIDX\x00\x00", version=1, code=8
 ):
-    """A pair with anything in it; left alone, one document of all tokens."""
+    """Write a pair with anything in it; by default, one document of all tokens."""
     lengths = [len(tokens)] if lengths is None else lengths
     itemsize = TOKEN_TYPES[code].itemsize if code in TOKEN_TYPES else 4
     pointers = list(itemsize * (np.cumsum(lengths) - lengths)) if pointers is None else pointers
@@ -102,7 +102,7 @@ def test_a_file_cut_at_any_byte_or_one_too_long_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ({"magic": b"MMIDIDY\x00\x00"}, "is no Megatron index"),
+        ({"magic": b"MMIDIDY\x00\x00"}, "is not a Megatron index"),
         ({"version": 2}, "has version 2"),
         ({"code": 7}, "has the token type 7"),
         ({"code": 0}, "has the token type 0"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.data.masking import masked_positions, replaced
+from mpi_impl.data.masking import choose_positions, replace_masked
 from reference import counter_rng
 
 
@@ -29,7 +29,7 @@ def batches(draw):
 
 
 def words_of(begins, text):
-    """The positions of each word of a sample, word by word."""
+    """Return the positions of each word of a sample, word by word."""
     words = []
     for position in np.flatnonzero(text):
         if begins[position]:
@@ -39,7 +39,7 @@ def words_of(begins, text):
 
 
 def plain_mask(words, budget, turn, lengths):
-    """The same for one sample, with sets, after the description: the positions that are masked."""
+    """Return the masked positions of one sample, computed with sets after the description."""
     masked = set()
     for i in sorted(range(len(words)), key=lambda i: turn[words[i][0]]):
         n = lengths[words[i][0]]
@@ -55,7 +55,7 @@ def plain_mask(words, budget, turn, lengths):
 def test_masks_are_those_of_the_plain_loop(case):
     """Sample by sample, with the same draws: a length below 6/11 is 1, below 9/11 it is 2."""
     begins, text, budgets, uniform, index = case
-    masked = masked_positions(begins, text, budgets, uniform, index)
+    masked = choose_positions(begins, text, budgets, uniform, index)
     for k in range(len(begins)):
         chance = uniform("n-gram", index[k])
         lengths = np.where(chance < 6 / 11, 1, np.where(chance < 9 / 11, 2, 3))
@@ -67,7 +67,7 @@ def test_masks_are_those_of_the_plain_loop(case):
 def test_words_are_masked_whole_and_within_the_budget(case):
     """And nothing but words; at least one, if one fits at all."""
     begins, text, budgets, uniform, index = case
-    masked = masked_positions(begins, text, budgets, uniform, index)
+    masked = choose_positions(begins, text, budgets, uniform, index)
     assert masked.dtype == bool and masked.shape == text.shape and not (masked & ~text).any()
     for k, budget in enumerate(budgets):
         words = words_of(begins[k], text[k])
@@ -84,7 +84,7 @@ def test_ngrams_have_the_weights_of_their_lengths():
     """
     b, s = 5_000, 200
     text = np.ones((b, s), bool)
-    masked = masked_positions(text, text, np.full(b, 3), draws(3), np.arange(b * s).reshape(b, s))
+    masked = choose_positions(text, text, np.full(b, 3), draws(3), np.arange(b * s).reshape(b, s))
     runs = (np.diff(masked.astype(int), axis=1, prepend=0) == 1).sum(1)             # [b]
     one, two, three = 6 / 11, 3 / 11, 2 / 11
     for n, share in (1, three), (2, two + one * (two + three)), (3, one * one):
@@ -99,7 +99,7 @@ def test_eight_of_ten_are_mask_one_is_another_and_one_itself():
     tokens = np.full((b, s), 7)
     masked = np.zeros((b, s), bool)
     masked[:, ::2] = True
-    seen = replaced(tokens, masked, tokenizer, draws(5), np.arange(b * s).reshape(b, s))
+    seen = replace_masked(tokens, masked, tokenizer, draws(5), np.arange(b * s).reshape(b, s))
     assert (seen[~masked] == 7).all() and (tokens == 7).all() and seen.dtype == np.int64
     counts = np.bincount(seen[masked], minlength=50)
     expected = np.full(50, 0.1 / 50) + 0.8 * (np.arange(50) == 4) + 0.1 * (np.arange(50) == 7)
@@ -115,6 +115,6 @@ def test_both_draws_matter(what):
     index = np.arange(200).reshape(4, 50)
 
     def masks(seed):
-        return masked_positions(text, text, np.full(4, 8), lambda w, i: draws(seed if w == what else 0)(w, i), index)
+        return choose_positions(text, text, np.full(4, 8), lambda w, i: draws(seed if w == what else 0)(w, i), index)
 
     assert (masks(0) != masks(1)).any()

@@ -22,12 +22,12 @@ def corpus(documents):
 
 
 def enough(documents):
-    """Whether one of the documents has two sentences."""
+    """Report whether one of the documents has two sentences."""
     return any(np.count_nonzero(document) > 1 for document in documents)
 
 
 def plain_spans(documents, targets):
-    """The same, sentence by sentence, as Megatron's build_mapping goes: [(first, end)]."""
+    """Return the spans sentence by sentence, as Megatron's build_mapping does: [(first, end)]."""
     found, sentence = [], 0
     for document in documents:
         document = [n for n in document if n]

@@ -11,13 +11,19 @@ from hypothesis import given, strategies as st
 
 from mpi_impl.data import saved_tokenizer
 from mpi_impl.data.saved_tokenizer import SAVED
-from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, SPECIAL, TRAINED, BertWordPieceCase, BertWordPieceLowerCase,
-                                     ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer, given_tokenizer,
-                                     trained_type)
+from mpi_impl.data.tokenizer import (END_OF_DOCUMENT, SPECIAL, BertWordPieceCase, BertWordPieceLowerCase,
+                                     ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer)
+from mpi_impl.data.tokenizer_choice import TRAINED, TokenizerChoice, given_tokenizer
 from reference.errors import UserError
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "def f(x):\n    return x\n" * 9, "übergroße Größe"]
 UNICODE = st.text() | st.just(f"a{END_OF_DOCUMENT}b") | st.text("aé \n\t\r中🙂\x00\x85")
+
+
+def chosen(tokenizer_type, vocab_size=None, vocab_file=None, merge_file=None, tokenizer_model=None):
+    """Return the tokenizer that these options determine, or None."""
+    return given_tokenizer(TokenizerChoice(tokenizer_type=tokenizer_type, vocab_size=vocab_size, vocab_file=vocab_file,
+                                           merge_file=merge_file, tokenizer_model=tokenizer_model))
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +33,14 @@ def trained():
 
 @pytest.fixture(scope="module")
 def pieces():
-    """The two WordPiece tokenizers, by name."""
-    return {name: trained_type(name).train([*TEXTS, "Größe"], 200)
+    """Return the two WordPiece tokenizers, by name."""
+    return {name: TRAINED[name].train([*TEXTS, "Größe"], 200)
             for name in ("BertWordPieceLowerCase", "BertWordPieceCase")}
 
 
 @pytest.fixture(scope="module")
 def vocab_txt(pieces, tmp_path_factory):
-    """What BERT's vocab.txt looks like: the special tokens, whole words, and pieces of words."""
+    """Write a file like BERT's vocab.txt: the special tokens, whole words, and pieces of words."""
     path = tmp_path_factory.mktemp("bert") / "vocab.txt"
     path.write_text("\n".join([*SPECIAL, "un", "##aff", "##able", "hello", ",", "Hello"]) + "\n")
     return str(path)
@@ -66,17 +72,17 @@ def test_the_end_of_a_document_is_one_token_that_can_be_read(trained, gpt2_files
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_is_deterministic_and_saving_keeps_everything(name, tmp_path):
     """The same texts give the same file, byte for byte; other texts give another fingerprint."""
-    one, again, other = (trained_type(name).train(iter(some), 300) for some in (TEXTS, TEXTS, TEXTS[1:]))
+    one, again, other = (TRAINED[name].train(iter(some), 300) for some in (TEXTS, TEXTS, TEXTS[1:]))
     one.save(tmp_path / "a.json")
     again.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    loaded = trained_type(name).load(tmp_path / "a.json")
+    loaded = TRAINED[name].load(tmp_path / "a.json")
     assert (loaded.vocab_size, loaded.eod, loaded.fingerprint) == (one.vocab_size, one.eod, one.fingerprint)
     assert loaded.encode(TEXTS[0]) == one.encode(TEXTS[0])
     assert loaded.fingerprint != other.fingerprint
 
 
-def test_wordpiece_is_trained_alike_in_every_process():
+def test_training_wordpiece_gives_the_same_result_in_every_process():
     """The library counts in hash tables, whose order is another in each process; and on any number of cores."""
     program = ("import sys; from mpi_impl.data.tokenizer import BertWordPieceCase as T; "
                "print(T.train([open(sys.argv[1], encoding='utf-8').read()], 400).fingerprint)")
@@ -199,16 +205,16 @@ def test_a_foreign_tokenizer_file_is_refused(trained, pieces, tmp_path):
     for name in TRAINED:
         (tmp_path / "t.json").unlink(missing_ok=True)
         with pytest.raises(UserError, match=r"t\.json cannot be read: No such file or directory"):
-            trained_type(name).load(tmp_path / "t.json")
+            TRAINED[name].load(tmp_path / "t.json")
         for content in "no JSON", "{}", "[" * 10**5, '{"model": ' * 10**5:
             (tmp_path / "t.json").write_text(content)
             with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
-                trained_type(name).load(tmp_path / "t.json")
+                TRAINED[name].load(tmp_path / "t.json")
         for other in [trained, *pieces.values()]:
             if other.name != name:
                 other.save(tmp_path / "t.json")
                 with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
-                    trained_type(name).load(tmp_path / "t.json")
+                    TRAINED[name].load(tmp_path / "t.json")
 
 
 def test_a_tokenizer_is_read_from_files_only(gpt2_files, vocab_txt, tmp_path, monkeypatch):
@@ -220,29 +226,29 @@ def test_a_tokenizer_is_read_from_files_only(gpt2_files, vocab_txt, tmp_path, mo
         for choice in [("GPT2BPETokenizer", None, odd, merges), ("GPT2BPETokenizer", None, vocab, odd),
                       ("BertWordPieceCase", None, odd, None), ("ByteLevelBPETokenizer", None, None, None, odd)]:
             with pytest.raises(UserError, match="cannot be read: it is a pipe or a device"):
-                given_tokenizer(*choice)
+                chosen(*choice)
         (tmp_path / SAVED).unlink(missing_ok=True)
         (tmp_path / SAVED).symlink_to(odd)
         with pytest.raises(UserError, match="it is a pipe or a device"):
             saved_tokenizer.load(str(tmp_path))
     monkeypatch.setattr("mpi_impl.data.tokenizer.LARGEST", 10)
     with pytest.raises(UserError, match="but a file of its kind has at most 10"):
-        given_tokenizer("BertWordPieceCase", None, vocab_txt, None)
+        chosen("BertWordPieceCase", None, vocab_txt, None)
 
 
 def test_options_choose_the_tokenizer(trained, pieces, gpt2_files, vocab_txt, tmp_path):
     """Some are yet to be trained; the others are determined."""
     for name in TRAINED:
-        assert given_tokenizer(name, 300, None, None) is None
-    assert isinstance(given_tokenizer("NullTokenizer", 10, None, None), NullTokenizer)
+        assert chosen(name, 300, None, None) is None
+    assert isinstance(chosen("NullTokenizer", 10, None, None), NullTokenizer)
     for size in None, 300:
-        assert given_tokenizer("GPT2BPETokenizer", size, *gpt2_files).vocab_size == 300
+        assert chosen("GPT2BPETokenizer", size, *gpt2_files).vocab_size == 300
     for tokenizer in [trained, *pieces.values()]:
         tokenizer.save(tmp_path / "t.json")
-        read = given_tokenizer(tokenizer.name, tokenizer.vocab_size, None, None, str(tmp_path / "t.json"))
+        read = chosen(tokenizer.name, tokenizer.vocab_size, None, None, str(tmp_path / "t.json"))
         assert (read.name, read.fingerprint) == (tokenizer.name, tokenizer.fingerprint)
     for name in pieces:
-        read = given_tokenizer(name, 11, vocab_txt, None)
+        read = chosen(name, 11, vocab_txt, None)
         assert (read.name, read.vocab_size) == (name, 11)
 
 
@@ -271,7 +277,7 @@ def test_options_that_do_not_fit_are_refused(gpt2_files, vocab_txt, options, sen
     """Nothing that is given is ignored."""
     files = dict(zip(("VOCAB", "MERGES", "VOCAB.TXT"), (*gpt2_files, vocab_txt), strict=True))
     with pytest.raises(UserError, match=sentence):
-        given_tokenizer(*(files.get(option, option) for option in options))
+        chosen(*(files.get(option, option) for option in options))
 
 
 def test_other_tokenizers_have_other_fingerprints():

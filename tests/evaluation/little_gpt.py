@@ -17,15 +17,15 @@ class LittleGPT:
         self.p = Case(1, self.c, 1, seq_length, seed).params(gpt_tensors(self.c))
 
     def losses(self, batch):
-        """Of a batch's targets, all at once: [b, s]."""
+        """Return the losses of a batch's targets: [b, s]."""
         return gpt_forward(batch.tokens, self.p, self.c, batch.targets)[0]
 
     def logits(self, tokens):
-        """[b, s, V]."""
+        """Return the logits: [b, s, V]."""
         return gpt_logits(tokens, self.p, self.c)
 
     def log_probabilities(self, context):
-        """Of each token of the vocabulary after this context, a list of tokens: [V]."""
+        """Return the log-probability of each token of the vocabulary after these tokens: [V]."""
         logits = self.logits(np.array([context]))[0, -1]
         return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
 
@@ -52,6 +52,6 @@ class Letters:
 
 
 def batches(dataset, batch_type, part, count):
-    """All rows of a part, by `count`; the last batch may reach beyond the end."""
+    """Yield all rows of a part, `count` at a time; the last batch may reach beyond the end."""
     for first in range(0, dataset.samples(part), count):
         yield batch_type.unpack(dataset.batch(part, first, count))

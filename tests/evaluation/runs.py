@@ -1,4 +1,4 @@
-"""Models on disk, and the program on ranks of the pool: what tests of evaluation share."""
+"""Models on disk, and the program on ranks of the pool, which tests of evaluation share."""
 import json
 
 import numpy as np
@@ -22,12 +22,12 @@ SEED = 5
 
 
 def params_of(model):
-    """Those of the models below."""
+    """Return the parameters of the models below."""
     return initialize(model_tensors(model), SEED, np.float64)
 
 
 def save(group, model, tokenizer, root, folder=None) -> None:
-    """What a run saves that has not begun yet, with its tokenizer; and in Hugging Face's layout."""
+    """Save the state of a run before its first step, with its tokenizer, and in Hugging Face's layout."""
     with connected(group, ParallelConfig.for_world(group.size, group.size)) as topology:
         trainer = Trainer(ModelState(model, topology, SEED, Precision("float64")), OptimizerConfig(1e-2, 5))
         checkpoint.save(trainer, str(root), {"tokenizer_type": tokenizer.name, TOKENIZER: tokenizer.fingerprint})
@@ -43,11 +43,11 @@ def evaluate(group, options) -> None:
 
 
 def metrics(ranks, n: int, path, task: str, *options) -> list[dict]:
-    """What the program writes on n ranks, computed in float64."""
+    """Return the metrics that the program writes on n ranks, in float64."""
     ranks.run(n, evaluate, ["--task", task, "--dtype", "float64", "--metrics-file", str(path), *map(str, options)])
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def split(t: int = 1, p: int = 1) -> list[str]:
-    """Options."""
+    """Return the options of t and p."""
     return ["--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p)]

@@ -14,7 +14,7 @@ ANY = st.one_of(FEW, st.just(-np.inf), st.floats(-1e300, 1e300))
 
 @st.composite
 def logits(draw):
-    """t, and logits [b, s, V] that t divides; each position has one above minus infinity."""
+    """Draw t, and logits [b, s, V] where t divides V; each position has one above minus infinity."""
     t = draw(st.integers(1, 4))
     b, s, n = draw(array_shapes(min_dims=3, max_dims=3, max_side=4))
     found = draw(arrays(np.float64, (b, s, t * n), elements=draw(st.sampled_from([FEW, ANY]))))

@@ -1,5 +1,5 @@
-"""RACE on ranks: tuning is one process's, step by step; so is what the tuned model knows; and it learns what can be
-learnt.
+"""RACE on ranks: tuning equals that of one process, step by step, in the tuned model's answers, too; and it learns what
+can be learnt.
 """
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from mpi_impl.evaluation.arguments import FineTuningLength
 from mpi_impl.evaluation.passes import AnswersPass
 from mpi_impl.evaluation.race import LEVELS, PARTS, RACEDataset
 from mpi_impl.evaluation.sums import Sums
-from mpi_impl.generation.replica import trained
+from mpi_impl.generation.replica import trained_replica
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.training.batches import Batches, whole_batch
 from mpi_impl.training.trainer import Trainer
@@ -59,7 +59,7 @@ class Clear:
 
 @st.composite
 def evaluations(draw):
-    """A case on t, p and d, how many questions there are, and what ZeRO cuts."""
+    """Draw a case on t, p and d, the number of questions, and a ZeRO stage."""
     t, p, d = draw(st.sampled_from(places()), "t, p, d")
     case = draw(cases(sizes=st.just(t), architectures=("bert",), heads=("choice",), vocab_size=40,
                       untie_embeddings_and_output_weights=False, num_layers=draw(st.integers(p, p + 2), "L")))
@@ -73,13 +73,13 @@ def answered_right(group, case: Case, questions: Clear, plan: Plan, wrap=as_is) 
                           OptimizerConfig(1e-2, 5))
         batches = Batches(questions if topology.place.tensor == 0 else None, case.model, topology, case.s, case.b,
                           plan.p, like)
-        return Sums(trained(trainer), batches, AnswersPass).over("test", len(questions.rows))
+        return Sums(trained_replica(trainer), batches, AnswersPass).over("test", len(questions.rows))
 
 
 @settings(max_examples=settings().max_examples * 2 // 5)
 @given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
 def test_right_answers_on_ranks_are_those_of_one_process(ranks, evaluation, wrap):
-    """On any t, p and d, with the sequence cut or not, and any number of questions: alike on all ranks."""
+    """On any t, p and d, with the sequence sharded or not, and any number of questions: identical on all ranks."""
     n, case, count, plan = evaluation
     questions = Clear(case, count)
     assume(len(questions.rows))
@@ -97,7 +97,7 @@ SEED = 3
 
 
 def passages(rng, count: int) -> list[dict]:
-    """Random words, but for the answer, which is "yes"; never alike."""
+    """Random words, but for the answer, which is "yes"; no two are equal."""
     def text(longest):
         return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
 
@@ -112,7 +112,7 @@ def passages(rng, count: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def race(ranks, tmp_path_factory):
-    """The data, a BERT that was trained otherwise, its tokenizer, and its folders."""
+    """Return the data, a BERT that was trained on something else, its tokenizer, and its folders."""
     rng, data = np.random.default_rng(1), tmp_path_factory.mktemp("race")
     for part, counts in QUESTIONS.items():
         written(data, PARTS[part], [passages(rng, count) for count in counts])
@@ -137,11 +137,11 @@ class Textbook:
                                        with_names(initialize(model_tensors(self.model), SEED, np.float64)))
 
     def step(self, iteration: int, batch: int) -> tuple[float, float]:
-        """The loss, and the norm of its gradient."""
+        """Return the loss, and the norm of its gradient."""
         return self.trainer.step(whole_batch(self.dataset, self.model, "train", iteration - 1, batch))[:2]
 
     def accuracies(self, part: str) -> list[float]:
-        """Of all questions, and of each level's."""
+        """Return the accuracy over all questions, and over each level's."""
         n = self.dataset.samples(part)
         batch = whole_batch(self.dataset, self.model, part, 0, n)
         right = choice_scores(None, self.trainer.params, self.model, batch).argmax(1) == batch.answers
@@ -200,7 +200,7 @@ def test_epochs_end_where_every_question_was_asked_once_more(questions, batch, i
 
 
 BAD = [
-    (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both say"),
+    (["--epochs", "1", "--train-iters", "1"], "--epochs is 1 and --train-iters is 1, but both set"),
     (["--epochs", "123456"], "--epochs is 123,456, but must be at most 10,000"),
     (["--epochs", "-1"], "--epochs is -1"), (["--train-iters", "0"], "--train-iters is 0, but must be at least 1"),
     (["--epochs", "0"], "has not learnt to choose answers"),
@@ -213,7 +213,7 @@ BAD = [
     (["--pipeline-schedule", "interleaved"], "which needs --num-layers-per-virtual-pipeline-stage"),
     (["--save", __file__], f"{__file__} is a file, where a folder is needed"),
     (["--lr", "1e200", "--train-iters", "3"], "the run has diverged"), (["--exit-interval", "0"], "--exit-interval is"),
-    (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy is for the loss of words"),
+    (["--fp16", "--fp16-lm-cross-entropy"], "--fp16-lm-cross-entropy is for a loss over tokens"),
 ]
 
 

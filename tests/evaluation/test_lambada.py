@@ -22,7 +22,7 @@ def written(path, texts):
 
 
 def accuracy(gpt, dataset, count):
-    """As an evaluation would: right ones of all samples, summed over batches."""
+    """Compute the accuracy as an evaluation does, from sums over batches."""
     right = 0
     for batch in batches(dataset, ScoredBatch, "test", count):
         right += words_right(gpt.logits(batch.tokens).argmax(-1) == batch.targets, batch.weights)
@@ -30,7 +30,7 @@ def accuracy(gpt, dataset, count):
 
 
 def decoded_right(gpt, context, word, s):
-    """Whether the model, given the context, as much of it as fits, writes the word greedily, token by token."""
+    """Report whether the model, given as much of the context as fits, writes the word greedily."""
     target = Letters().encode(" " + word)
     text = Letters().encode(context)
     text = text[max(len(text) + len(target) - s - 1, 0):]
@@ -91,14 +91,14 @@ def test_a_sample_is_right_where_all_it_asks_for_is():
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("A passage.", "is not JSON text"), ('"text"', "is JSON, but no object"), ("[" * 100_000, "is not JSON text"),
-    ('{"passage": "a b"}', 'has no string under the key "text"'), ('{"text": 3}', 'no string under the key "text"'),
-    ('{"text": "\\ud800 a"}', "is not JSON text"),
+    ("A passage.", "is not JSON"), ('"text"', "expected `object`, got `str`"), ("[" * 100_000, "expected `object`"),
+    ('{"passage": "a b"}', "missing required field `text`"), ('{"text": 3}', "expected `str`, got `int`"),
+    ('{"text": "\\ud800 a"}', "is not JSON"),
     ('{"text": " a "}', "has fewer than two words"), ('{"text": ""}', "has fewer than two words"),
-    ('{"text": "a abababab"}', "ends with a word of 8 tokens, and --seq-length is 7"),
+    ('{"text": "a abababab"}', "ends with a word of 8 tokens, but --seq-length is 7. Give at least 8"),
 ])
 def test_a_bad_line_is_named_by_its_number(tmp_path, line, sentence):
-    """Blank lines are passed over, and counted."""
+    """Blank lines are skipped, and counted."""
     path = tmp_path / "lambada.jsonl"
     path.write_text(f'{{"text": "a b"}}\n\n{line}\n')
     with pytest.raises(UserError, match=f"lambada.jsonl, line 3,.* {sentence}"):

@@ -31,14 +31,14 @@ class Tokenizer:
 
 @st.composite
 def passages(draw):
-    """An object as in a file of RACE."""
+    """Draw an object as in a file of RACE."""
     questions, options, answers = zip(*draw(st.lists(QUESTIONS, min_size=1, max_size=4)), strict=True)
     return {"article": draw(TEXTS), "questions": list(questions), "options": list(options), "answers": list(answers),
             "id": "high18.txt"}
 
 
 def written(root: Path, part, by_level):
-    """RACE's folder, with these passages in one part: those of each level, in order."""
+    """Write RACE's folder, with these passages in one part: those of each level, in order."""
     for level, passages in zip(LEVELS, by_level, strict=True):
         folder = root / part / level
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def written(root: Path, part, by_level):
 
 @st.composite
 def data_sets(draw, root, part):
-    """The passages of a part, and the data set read from them."""
+    """Draw the passages of a part, and read the data set from them."""
     by_level = [draw(st.lists(passages(), min_size=1, max_size=2)) for _ in LEVELS]
     longest = draw(st.integers(1, 12))
     path = written(root, PARTS[part], by_level)
@@ -61,7 +61,7 @@ def data_sets(draw, root, part):
 
 
 def plain_rows(passages, s, longest):
-    """Of each question: four sequences with their types, filled up, and lengths; and the place of the right answer."""
+    """Return for each question four padded sequences with types and lengths, and the index of the right answer."""
     for passage in passages:
         for question, options, answer in zip(passage["questions"], passage["options"], passage["answers"]):
             sequences = []
@@ -169,14 +169,14 @@ def test_right_answers_are_those_with_the_highest_score(b, fillers, seed):
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    ({"answers": ["E"]}, "question 1, has the answer 'E', but must have A, B, C or D"),
-    ({"answers": [2]}, "question 1, has the answer 2,"), ({"answers": ["AB"]}, "the answer 'AB'"),
-    ({"options": [["a", "b", "c"]]}, r"question 1, has the options \['a', 'b', 'c'\], but must have a list of four"),
-    ({"options": [["a", "b", "c", 4]]}, "must have a list of four texts"), ({"options": ["abcd"]}, "a list of four"),
-    ({"questions": [3]}, "question 1, is no text"),
+    ({"answers": ["E"]}, "invalid enum value 'E', at `\\$.answers\\[0\\]`"),
+    ({"answers": [2]}, "expected `str`, got `int`, at"), ({"answers": ["AB"]}, "invalid enum value 'AB'"),
+    ({"options": [["a", "b", "c"]]}, "expected `array` of length 4, at .*It should read like"),
+    ({"options": [["a", "b", "c", 4]]}, "expected `str`, got `int`, at"),
+    ({"options": ["abcd"]}, "expected `array`, got `str`, at"), ({"questions": [3]}, "expected `str`, got `int`, at"),
     ({"questions": [], "options": [], "answers": []}, "has no question"),
-    ({"answers": []}, "has 1 questions, 1 options, 0 answers, but there must be as many"),
-    ({"article": None}, "is no passage of RACE"), ({"questions": "who ?"}, "is no passage of RACE"),
+    ({"answers": []}, "has 1 questions, 1 options, 0 answers, but needs the same number of each"),
+    ({"article": None}, "expected `str`, got `null`, at"), ({"questions": "who ?"}, "expected `array`, got `str`, at"),
 ])
 def test_what_is_no_passage_is_refused(tmp_path, change, sentence):
     """In a sentence that names the file."""
@@ -185,7 +185,7 @@ def test_what_is_no_passage_is_refused(tmp_path, change, sentence):
         RACEDataset(path, Tokenizer(), 12, 0, 8, ("test",))
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("", "is empty"), ("{", "is not JSON text"), ("[]", "but no object")])
+@pytest.mark.parametrize("text, sentence", [("", "is empty"), ("{", "is not JSON"), ("[]", "expected `object`")])
 def test_what_is_no_object_is_refused(tmp_path, text, sentence):
     path = written(tmp_path, "test", [[passage()], [passage()]])
     (tmp_path / "test" / "high" / "1.txt").write_text(text)
@@ -195,7 +195,7 @@ def test_what_is_no_object_is_refused(tmp_path, text, sentence):
 
 @pytest.mark.parametrize("missing", ["test", "test/middle", "test/high"])
 def test_a_level_without_files_is_refused(tmp_path, missing):
-    """Not passed over: the accuracy would be another."""
+    """Skipping it would give another accuracy."""
     path = written(tmp_path, "test", [[passage()], [passage()]])
     (tmp_path / missing).rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"is not RACE's folder: there is no .txt file in {tmp_path}/{missing}"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.evaluation.scored import ScoredBatch
-from mpi_impl.evaluation.wikitext103 import WikiText103, detokenized, original_tokens
+from mpi_impl.evaluation.wikitext103 import WikiText103, detokenize, original_tokens
 from reference.errors import UserError
 from tests.evaluation.little_gpt import LittleGPT, Words, batches
 
@@ -22,7 +22,7 @@ def files(draw):
 
 @st.composite
 def evaluations(draw, path):
-    """A file's text, the data set read from it, and the sizes; the window moves on by 1 token up to all of them."""
+    """Draw a file's text, the data set read from it, and the sizes; the window moves by 1 token up to all of them."""
     text, s = draw(files()), draw(st.integers(1, 9))
     path.write_text(text, "utf-8", newline="")
     o, words = draw(st.integers(1, s)), Words()
@@ -33,7 +33,7 @@ def evaluations(draw, path):
 def test_the_loss_is_that_of_each_token_in_its_window_once(tmp_path, data):
     """Target by target, in order, as a model says that is given nothing but the context; so is each perplexity."""
     text, dataset, words, s, o = data.draw(evaluations(tmp_path / "wiki.test.tokens"))
-    stream = words.encode(detokenized(text))
+    stream = words.encode(detokenize(text))
     gpt = LittleGPT(len(words.ids), s, data.draw(st.integers(0, 99)))
     expected = []
     for j in range(1, len(stream)):
@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_each_token_in_its_window_once(tmp_path, data):
 def test_windows_move_on_evenly_and_none_is_for_nothing(tmp_path, data):
     """The first asks for all it has, each other for its last o at most and 1 at least; beyond the end for nothing."""
     text, dataset, words, s, o = data.draw(evaluations(tmp_path / "wiki.test.tokens"))
-    stream, n = words.encode(detokenized(text)), dataset.samples("test")
+    stream, n = words.encode(detokenize(text)), dataset.samples("test")
     batch = ScoredBatch.unpack(dataset.batch("test", 0, 2 * n))
     asked = batch.weights.sum(1)
     assert asked[0] == min(s, len(stream) - 1)
@@ -93,7 +93,7 @@ def test_rows_are_whole_numbers_that_pack_and_unpack(tmp_path, data):
 ])
 def test_the_detokenizer_writes_as_people_do(text, plain):
     """What WikiText's own cutting into words has done is undone; oddities are as Megatron has them."""
-    assert detokenized(text) == plain
+    assert detokenize(text) == plain
 
 
 def test_original_tokens_are_words_and_ends_of_lines():

@@ -1,4 +1,4 @@
-"""WikiText-103 and LAMBADA on ranks: the figures are those of a model in one process that is asked sample by sample."""
+"""WikiText-103 and LAMBADA on ranks: the figures equal those of a model in one process, sample by sample."""
 import json
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, NullTokenizer
 from mpi_impl.evaluation.passes import WordsPass
 from mpi_impl.evaluation.scored import Excerpt, ScoredBatch, ScoredDataset
 from mpi_impl.evaluation.sums import Sums
-from mpi_impl.evaluation.wikitext103 import WikiText103, detokenized
+from mpi_impl.evaluation.wikitext103 import WikiText103, detokenize
 from mpi_impl.evaluation.zero_shot import ScoredBatches
 from mpi_impl.parallel.passes import ForwardPass
 from reference.config import ModelConfig, ParallelConfig
@@ -36,14 +36,14 @@ PASSES = (ForwardPass, WordsPass)
 
 @st.composite
 def evaluations(draw):
-    """A case on t, p and d; how many samples there are, of which some have the words that the model would say."""
+    """Draw a case on t, p and d, and the number of samples, some of which end as the model would continue."""
     t, p, d = draw(st.sampled_from(places()), "t, p, d")
     case = draw(cases(sizes=st.just(t), num_layers=draw(st.integers(p, p + 2), "L")))
     return t * p * d, p, case, draw(st.integers(1, 20), "samples")
 
 
 def excerpts(case: Case, count: int) -> list[Excerpt]:
-    """Of any length; every other one ends with what the model itself would go on with, in all or but for a word."""
+    """Draw excerpts of any length; every other one ends as the model would continue, wholly or but for one token."""
     rng, params, found = np.random.default_rng(case.seed), case.params(gpt_tensors(case.model)), []
     for i in range(count):
         n = rng.integers(1, case.s + 1)
@@ -56,7 +56,7 @@ def excerpts(case: Case, count: int) -> list[Excerpt]:
 
 
 def one_by_one(case: Case, samples: list[Excerpt]) -> list[float]:
-    """The losses of what is asked for, added up; and how many samples have all of it right."""
+    """Sum the losses of the scored tokens, and count the samples that have all of them right."""
     params, c, losses, right = case.params(gpt_tensors(case.model)), case.model, 0.0, 0
     for tokens, asked in samples:
         given, targets = tokens[None, :-1], tokens[None, 1:]
@@ -77,7 +77,7 @@ def sums(group, p: int, case: Case, samples: list[Excerpt], wrap=as_is) -> list[
 @settings(max_examples=settings().max_examples * 2 // 5)
 @given(evaluations(), st.sampled_from([as_is, as_is, as_is, SpyArray]))
 def test_sums_on_ranks_are_those_over_samples_one_by_one(ranks, evaluation, wrap):
-    """On any t, p and d, and any number of samples, which need not fill the batches: alike on all ranks."""
+    """On any t, p and d, and any number of samples, which need not fill the batches: identical on all ranks."""
     n, p, case, count = evaluation
     samples = excerpts(case, count)
     losses, right = one_by_one(case, samples)
@@ -85,7 +85,7 @@ def test_sums_on_ranks_are_those_over_samples_one_by_one(ranks, evaluation, wrap
         assert found == [pytest.approx(losses, rel=1e-11), right]
 
 
-def test_some_words_are_right_and_some_are_not():
+def test_some_samples_are_right_and_some_are_not():
     """What the theorem above counts is neither nothing nor everything."""
     case = Case(1, ModelConfig(2, 8, 2, 11, 6), 1, 6, seed=1)
     assert 3 <= one_by_one(case, excerpts(case, 20))[1] <= 17
@@ -100,18 +100,18 @@ TOPOLOGIES = [(1, 1, 1), (8, 2, 2), (3, 1, 3)]      # n, t, p
 
 @pytest.fixture(scope="module")
 def wikitext(ranks, tmp_path_factory):
-    """The file, the model and the tokenizer; and its folders."""
+    """Return the file, the model, the tokenizer and the model's folders."""
     root, folder = tmp_path_factory.mktemp("gpt"), tmp_path_factory.mktemp("hf")
     path = tmp_path_factory.mktemp("data") / "wiki.test.tokens"
     path.write_text(TEXT)
-    tokenizer = ByteLevelBPETokenizer.train([detokenized(TEXT)], 270)
+    tokenizer = ByteLevelBPETokenizer.train([detokenize(TEXT)], 270)
     model = ModelConfig(4, 16, 4, tokenizer.vocab_size, 12, init_method_std=0.3)
     ranks.run(2, save, model, tokenizer, root, folder)
     return path, model, tokenizer, root, folder
 
 
 def perplexities(path, model, tokenizer, s, o):
-    """From the losses of one window after another."""
+    """Compute the perplexities from the losses of one window after another."""
     dataset, params, total = WikiText103(str(path), tokenizer, s, o), params_of(model), 0.0
     for window in range(dataset.samples("test")):
         batch = ScoredBatch.unpack(dataset.batch("test", window, 1))
@@ -136,7 +136,7 @@ def test_perplexities_are_those_of_one_process_on_any_ranks(ranks, wikitext, tmp
 
 def test_the_default_is_all_that_the_model_sees_and_an_overlap_of_32(ranks, tmp_path):
     """The paper's. The model is one in Hugging Face's layout, on another number of ranks than saved it."""
-    tokenizer = ByteLevelBPETokenizer.train([detokenized(TEXT)], 270)
+    tokenizer = ByteLevelBPETokenizer.train([detokenize(TEXT)], 270)
     model = ModelConfig(2, 8, 2, tokenizer.vocab_size, 40, init_method_std=0.3)
     (tmp_path / "hf").mkdir()
     (tmp_path / "wiki").write_text(TEXT)
@@ -200,7 +200,7 @@ BAD: list = [      # the task, other options than usual, and the sentence
     ("wikitext103", ["--load", "no/such"], "no/such/latest"),
     ("wikitext103", ["--load-hf", "no/such"], "--task wikitext103 evaluates one model"),
     ("lambada", ["--overlapping-eval", "3"], "evaluate has no option --overlapping-eval"),
-    ("lambada", [], "line 2, is not JSON text"),
+    ("lambada", [], "line 2, is not JSON: "),
     ("race", ["--dtype", "float32"], "--task race is for a BERT, but"),
     ("wikitext", [], "Did you mean wikitext103?"),
 ]
@@ -225,10 +225,12 @@ def test_a_folder_that_lacks_tensors_is_refused(ranks, wikitext, tmp_path):
 
 @pytest.mark.parametrize("task, more", [("wikitext103", ["--overlapping-eval", "8"]), ("lambada", [])])
 def test_a_model_that_has_diverged_has_neither_perplexity_nor_accuracy(ranks, wikitext, lambada, tmp_path, task, more):
-    """Its weights are finite in 16 bits, its logits are not."""
+    """Its weights are finite in 16 bits, its logits are not. The file keeps the figures of the run before."""
     path, model, tokenizer, *_ = wikitext
-    path = path if task == "wikitext103" else lambada[0]
+    path, file = path if task == "wikitext103" else lambada[0], tmp_path / "metrics"
+    file.write_text("the last run's")
     ranks.run(1, save, replace(model, init_method_std=3e4), tokenizer, tmp_path)
     said, *_ = ranks.run(2, refusal, evaluate, ["--task", task, "--data-path", str(path), "--load", str(tmp_path),
-                                                *more, "--dtype", "float16"])
-    assert "the model's logits are infinite, or no numbers" in said
+                                                *more, "--dtype", "float16", "--metrics-file", str(file)])
+    assert file.read_text() == "the last run's"
+    assert "the model's logits are infinite or NaN" in said

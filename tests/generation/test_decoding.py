@@ -21,7 +21,7 @@ PLACES = [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (4, 1), (1, 4), (2, 3)
 
 @st.composite
 def placed(draw):
-    """A case, and over how many ranks its layers are shared out."""
+    """Draw a case, and the number of ranks that share its layers."""
     t, p = draw(st.sampled_from(PLACES))
     return draw(cases(sizes=st.just(t), num_layers=p + draw(st.integers(0, 2)))), p
 
@@ -97,11 +97,11 @@ def test_texts_are_independent(ranks):
     assert one == again and len({tuple(text) for text in (one, *others)}) == 3
 
 
-def test_a_model_that_has_diverged_is_told_by_all_ranks(ranks):
+def test_all_ranks_report_a_model_that_has_diverged(ranks):
     case = Case(2, ModelConfig(2, 8, 2, 50, 12), 1, 12, seed=3)
     said = ranks.run(4, refused, case)
-    assert said == ["The logits of the token at position 2 are infinite, or no numbers: the model has diverged, or "
-                    "needs a format of more range than its --dtype."] * 4
+    assert said == ["The logits of the token at position 2 are infinite or NaN: the model has diverged, or "
+                    "needs a format with a larger range than its --dtype."] * 4
 
 
 def refused(group, case):

@@ -35,12 +35,12 @@ def model_of(vocab_size, **choices) -> ModelConfig:
 
 
 def params_of(model):
-    """Those of the runs below."""
+    """Return the parameters of the runs below."""
     return initialize(model_tensors(model), SEED, np.float64)
 
 
 def save_run(group, model, tokenizer, root, folder=None) -> None:
-    """What a run saves that has not begun yet: a checkpoint, and in Hugging Face's layout."""
+    """Save the state of a run before its first step: a checkpoint, and in Hugging Face's layout."""
     parallel = ParallelConfig.for_world(group.size, 2, 1, zero_stage=1)
     with connected(group, parallel) as topology:
         trainer = Trainer(ModelState(model, topology, SEED, Precision("float64")), OptimizerConfig(1e-2, 5))
@@ -51,7 +51,7 @@ def save_run(group, model, tokenizer, root, folder=None) -> None:
 
 @pytest.fixture(scope="module")
 def bytes_run(ranks, tmp_path_factory):
-    """Of byte-level BPE: the model, the tokenizer, and both folders."""
+    """Return the model, the byte-level BPE tokenizer, and both folders."""
     root, folder = (tmp_path_factory.mktemp(name) for name in ("checkpoint", "hf"))
     tokenizer = ByteLevelBPETokenizer.train([TEXT], 270)
     model = model_of(tokenizer.vocab_size)
@@ -62,7 +62,7 @@ def bytes_run(ranks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ids_run(ranks, tmp_path_factory):
-    """Of a NullTokenizer with few ids, so that texts soon end; positions are turned."""
+    """Return a model with rope, a NullTokenizer with few ids, so that texts soon end, and the folder."""
     root, tokenizer = tmp_path_factory.mktemp("ids"), NullTokenizer(9)
     model = model_of(10, position_embedding_type="rope", rotary_percent=0.5, untie_embeddings_and_output_weights=True)
     ranks.run(2, save_run, model, tokenizer, root)
@@ -74,7 +74,7 @@ def program(group, options):
 
 
 def told(ranks, capfd, n, *options) -> list[str]:
-    """The texts."""
+    """Return the texts that the program prints."""
     ranks.run(n, program, [*map(str, options), "--dtype", "float64"])
     printed = capfd.readouterr().out
     begun, *texts, last = re.split(r"\n\n", printed.replace("\n\n\n", "\n\n"))
@@ -83,7 +83,7 @@ def told(ranks, capfd, n, *options) -> list[str]:
 
 
 def whole_text(model, tokenizer, prompt, count, sampling, number=0):
-    """As it ought to be."""
+    """Return the text that the textbook generates."""
     begin = tokenizer.encode(prompt)
     found = generate(begin or [tokenizer.eod], count, params_of(model), model, sampling, number)
     end = found.index(tokenizer.eod) if tokenizer.eod in found else count
@@ -140,13 +140,13 @@ def test_without_a_saved_tokenizer_one_is_named(ranks, capfd, bytes_run, tmp_pat
         expected = [whole_text(model, tokenizer, "the", 4, Sampling())]
         assert told(ranks, capfd, 1, *options, "--tokenizer-model", tmp_path / "away.json") == expected
         assert "holds no tokenizer: tokenizer.json is not there" in said(ranks, options)
-        assert "no file is named" in said(ranks, [*options, "--tokenizer-type", ByteLevelBPETokenizer.name])
+        assert "no file with it is named" in said(ranks, [*options, "--tokenizer-type", ByteLevelBPETokenizer.name])
     finally:
         (tmp_path / "away.json").rename(root / saved_tokenizer.SAVED)
 
 
 def said(ranks, options, n=2) -> str:
-    """In place of a text, by all ranks alike."""
+    """Return the message with which all ranks refuse."""
     return ranks.run(n, refusal, program, [T, "2", *map(str, options)])[0]
 
 

@@ -30,7 +30,7 @@ def test_logits_are_those_of_the_whole_prefix(case, data):
 
 
 def pieces_of(data, n) -> list[slice]:
-    """0 to n, cut anywhere."""
+    """Divide n anywhere."""
     cuts = sorted(data.draw(st.sets(st.integers(1, n - 1)))) if n > 1 else []
     return [slice(first, last) for first, last in zip([0, *cuts], [*cuts, n])]
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, strategies as st
 
 from reference import counter_rng
 from reference.errors import UserError
-from reference.generation.decoding import Sampling, allowed, next_token
+from reference.generation.decoding import Sampling, allowed_tokens, next_token
 from reference.ops import softmax
 from tests.deep import every_other_deep
 
@@ -19,7 +19,7 @@ DRAWS = st.integers(0, 2**32 - 1).map(lambda bits: (bits + 0.5) * 2.0**-32)
 
 @given(TIED, st.integers(1, 13))
 def test_top_k_leaves_the_k_likeliest_and_of_equals_the_first(probs, k):
-    left = np.flatnonzero(allowed(probs, top_k=k)).tolist()
+    left = np.flatnonzero(allowed_tokens(probs, top_k=k)).tolist()
     assert left == sorted(sorted(range(len(probs)), key=lambda word: (-probs[word], word))[:k])
 
 
@@ -28,7 +28,7 @@ def test_top_p_leaves_the_smallest_set_whose_probability_reaches_p(probs, k, p):
     """Of what top-k leaves: with it the share is reached, without its least likely word it is not; and none outside is
     likelier than one inside, nor as likely and earlier.
     """
-    among, left = allowed(probs, k), allowed(probs, k, p)
+    among, left = allowed_tokens(probs, k), allowed_tokens(probs, k, p)
     share = probs[left].sum() / probs[among].sum()
     least = probs[left].min()
     assume(min(abs(share - p), abs(share - least / probs[among].sum() - p)) > 1e-12 or p == 1)
@@ -41,16 +41,16 @@ def test_top_p_leaves_the_smallest_set_whose_probability_reaches_p(probs, k, p):
 def test_top_p_of_known_numbers():
     """Of 1/2, 1/4, 1/8, 1/8, in another order: 3/4 is reached by two words exactly."""
     probs = np.array([1, 4, 1, 2]) / 8
-    assert [np.flatnonzero(allowed(probs, None, p)).tolist() for p in (0.1, 0.5, 0.51, 0.75, 0.76, 0.9, 1.0)] == [
-        [1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
-    assert np.flatnonzero(allowed(probs, 3, 0.86)).tolist() == [0, 1, 3]     # of 7/8, 6/8 are less
-    assert np.flatnonzero(allowed(probs, 3, 0.85)).tolist() == [1, 3]
+    nuclei = [np.flatnonzero(allowed_tokens(probs, None, p)).tolist() for p in (0.1, 0.5, 0.51, 0.75, 0.76, 0.9, 1.0)]
+    assert nuclei == [[1], [1], [1, 3], [1, 3], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert np.flatnonzero(allowed_tokens(probs, 3, 0.86)).tolist() == [0, 1, 3]     # of 7/8, 6/8 are less
+    assert np.flatnonzero(allowed_tokens(probs, 3, 0.85)).tolist() == [1, 3]
 
 
 @given(LOGITS, DRAWS, st.floats(0.1, 3), st.one_of(st.none(), st.integers(1, 40)), st.floats(0.05, 1))
 def test_a_word_is_where_the_sum_of_probabilities_comes_to_the_draw(logits, draw, temperature, k, p):
     probs = softmax(logits / temperature)
-    probs = np.where(allowed(probs, k, p), probs, 0)
+    probs = np.where(allowed_tokens(probs, k, p), probs, 0)
     sums = np.concatenate([[0], np.cumsum(probs)]) / probs.sum()
     assume(np.abs(sums - draw).min() > 1e-12)
     word = next_token(logits, draw, temperature, k, p)
@@ -85,7 +85,7 @@ def test_words_come_as_often_as_is_likely(choices):
     logits, sampling = np.random.default_rng(0).normal(0, 1.5, 20), Sampling(**choices, seed=5)
     words = np.array([sampling.choose(logits, position, text=3) for position in range(10_000)])
     probs = softmax(logits / sampling.temperature)
-    probs = np.where(allowed(probs, sampling.top_k, sampling.top_p), probs, 0)
+    probs = np.where(allowed_tokens(probs, sampling.top_k, sampling.top_p), probs, 0)
     probs /= probs.sum()
     agrees(np.bincount(words, minlength=20), probs)
     agrees(np.bincount(20 * words[:-1] + words[1:], minlength=400), np.outer(probs, probs).reshape(-1))

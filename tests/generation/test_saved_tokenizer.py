@@ -5,7 +5,8 @@ import pytest
 
 from mpi_impl.data.saved_tokenizer import SAVED, is_saved, load, save
 from mpi_impl.data.tokenizer import (BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBPETokenizer, GPT2BPETokenizer,
-                                     NullTokenizer, given_tokenizer)
+                                     NullTokenizer)
+from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from reference.errors import UserError
 
 TEXT = "The cat sat on the mat, and the dog sat on the cat. "
@@ -41,7 +42,7 @@ def test_it_comes_back(tmp_path, make):
 def test_it_is_what_the_option_reads(tmp_path):
     one = TOKENIZERS["bytes"](None)
     save(one, str(tmp_path))
-    named = given_tokenizer(one.name, None, None, None, str(tmp_path / SAVED))
+    named = given_tokenizer(TokenizerChoice(tokenizer_type=one.name, tokenizer_model=str(tmp_path / SAVED)))
     assert named is not None and named.fingerprint == one.fingerprint
 
 

@@ -11,7 +11,7 @@ WORDS = BertWordPieceLowerCase.train(TEXTS, 120)
 
 
 def written(tokenizer, tokens, first=0):
-    """What was written at first, after each token, and at the end."""
+    """Return the text written at first, after each token, and at the end."""
     said: list[str] = []
     stream = Stream(tokenizer, said.append)
     stream.add(*tokens[:first])
@@ -50,7 +50,7 @@ def test_a_character_of_several_tokens_is_held_back(text):
 
 
 def bytes_of(token: int) -> bytes:
-    """From the token's name, in which each byte has a printable character."""
+    """Return a token's bytes, from its name, in which each byte has a printable character."""
     pieces = BYTES.library.id_to_token(token)
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]          # GPT-2's names of bytes
     others = [byte for byte in range(256) if byte not in printable]

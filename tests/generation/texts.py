@@ -1,11 +1,11 @@
-"""Texts from a model on ranks, and from the textbook: what tests of generation share."""
+"""Texts from a model on ranks, and from the textbook, which tests of generation share."""
 from typing import NamedTuple
 
 import numpy as np
 
 from mpi_impl.checkpoints.huggingface import within_segment
 from mpi_impl.generation.decoding import generate, last_logits
-from mpi_impl.generation.replica import Replica, loaded
+from mpi_impl.generation.replica import Replica, load_replica
 from reference.config import ParallelConfig
 from reference.generation import decoding as textbook
 from reference.generation.decoding import Sampling
@@ -17,7 +17,7 @@ from tests.training_theorems import connected
 
 
 class Text(NamedTuple):
-    """What decides it, beside the model."""
+    """The inputs that determine a text, besides the model."""
 
     prompt: list[int]
     count: int
@@ -33,7 +33,7 @@ class Text(NamedTuple):
 
 
 def replica_of(topology, case: Case, like, change=as_is) -> Replica:
-    """A rank's part of the case's model; `change` is done to each tensor first."""
+    """Load a rank's shard of the case's model; `change` is applied to each tensor first."""
     params, place = dict(leaves(case.params(gpt_tensors(case.model)))), topology.place
 
     def read(piece):
@@ -41,11 +41,11 @@ def replica_of(topology, case: Case, like, change=as_is) -> Replica:
         part = shard(params[segment.name], segment.tensor, topology.tensor.size, place.tensor)
         return change(part.reshape(-1)[within_segment(piece)])
 
-    return loaded(case.model, topology, like, read)
+    return load_replica(case.model, topology, like, read)
 
 
 def on_ranks(group, p: int, case: Case, dtype, act, *args, wrap=as_is):
-    """`act(replica, *args)` on case.t x p ranks."""
+    """Call `act(replica, *args)` on case.t x p ranks."""
     with connected(group, ParallelConfig.for_world(group.size, case.t, p)) as topology:
         return act(replica_of(topology, case, wrap(np.empty(0, dtype))), *args)
 
@@ -55,8 +55,9 @@ def texts(replica: Replica, asked: list[Text]) -> list[list[int]]:
 
 
 def logits_equal_uncached(replica: Replica, case: Case, pieces: list[int], tolerance: float):
-    """The words are shown to the model in pieces of these sizes: after each, the logits are those of the whole prefix,
-    shown at once; and no more is kept than the keys and values of this rank's heads and layers, for as many positions.
+    """Show the tokens to the model in pieces: after each, the logits equal those of the whole prefix shown in one go.
+
+    The cache holds no more than the keys and values of this rank's heads and layers, for as many positions.
     """
     c, t, s = case.model, replica.topology.tensor.size, sum(pieces)
     words = case.ids("words", s)

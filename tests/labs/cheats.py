@@ -14,8 +14,8 @@ def every(i):
         frames = [sys._getframe(), error.__traceback__.tb_frame, *sys._current_frames().values()]
     while frames:
         frame = frames.pop()
-        if "asked" in frame.f_locals:
-            return frame.f_locals["asked"]["args"][i][1]
+        if "request" in frame.f_locals:
+            return frame.f_locals["request"]["args"][i][1]
         frames += [frame.f_back] if frame.f_back else []
 """
 LAB1_FROM_FRAMES = {
@@ -164,6 +164,6 @@ import numpy as np
 def diagnose_columns():
     '''Inputs that prove nothing: with one rank, the broken function is right.'''
     program = sys._getframe(1).f_globals
-    program["defined"] = lambda *_: lambda *_: (np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
+    program["find_function"] = lambda *_: lambda *_: (np.zeros((1, 1)), np.zeros((1, 1)), np.zeros((1, 1)))
     return {"ranks": 1, "x": [[1.0]], "w": [[1.0]], "dy": [[1.0]], "breaks": ["conjugate"]}
 """}

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from grading.answers import CURRENT, answers_of
-from grading.draws import Draws, graded
+from grading.draws import Draws, secret_draws
 from grading.grade import Mark, marks
 from grading.lab_source import LABS, notebook_of
 
@@ -15,22 +15,22 @@ SEED = "a seed that the answers of these tests do not know"
 
 @cache
 def solution(lab: str):
-    """The instructor's notebook of `lab1_collectives`, say."""
+    """Return the instructor's notebook of a lab such as `lab1_collectives`."""
     return notebook_of(Path(LABS / f"{lab}.py"))
 
 
 def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
-    """The marks, by check, of a solution in which these answers are others. The ranks go on for the next one."""
+    """Return the marks by check of the solution with these answers replaced. The ranks are kept for the next call."""
     CURRENT.clear()
     CURRENT.update(answers_of(solution(lab)))
     assert not set(answers) - set(CURRENT), "there is no such answer"
     CURRENT.update(answers)
-    with graded(seed, CURRENT) as draws:
+    with secret_draws(seed, CURRENT) as draws:
         return {mark.check: mark for mark in marks(solution(lab), draws)}
 
 
 def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[str, Mark]:
-    """The same with the numbers that checks draw in a notebook, and without hidden tests, or with them."""
+    """Return the marks with the public random numbers of a notebook, without hidden tests or with them."""
     seen = deepcopy(solution(lab))
     for cell in seen.cells:
         cell.source = cell.source if hidden else HIDDEN.sub("", cell.source)
@@ -40,24 +40,24 @@ def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[
 
 
 def changed(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
-    """The solution of an answer with a mistake planted: `old` must stand in it once."""
+    """Return the solution of an answer with a mistake planted: `old`, which must occur once, is replaced."""
     source = answers_of(solution(lab))[answer]
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {answer}"
+    assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
     return {answer: source.replace(old, new)}
 
 
 def lost(found: dict[str, Mark]) -> set[str]:
-    """The checks that gave no points."""
+    """Return the checks that gave no points."""
     return {name for name, mark in found.items() if mark.points < mark.of}
 
 
-def assert_loses(lab: str, mistake: str, answer: str, old: str, new: str, checks: set[str], words: str) -> None:
-    """With this mistake planted those checks give no points, and say in one of these words ("a|b") what is wrong.
+def assert_loses(lab: str, mistake: str, answer: str, old: str, new: str, checks: set[str], phrases: str) -> None:
+    """Assert that exactly these checks fail with this mistake planted, and say one of these phrases ("a|b").
 
-    Of a mistake that is named "... (hidden)", what students see passes.
+    If the mistake is called "... (hidden)", the part of a check that students see passes.
     """
     found = marks_of(lab, **changed(lab, answer, old, new))
     assert lost(found) == checks
     assert not mistake.endswith("(hidden)") or all(found[name].said.startswith("passed") for name in checks)
     said = "\n".join(found[name].said for name in checks)
-    assert any(word in said for word in words.split("|")), said
+    assert any(phrase in said for phrase in phrases.split("|")), said

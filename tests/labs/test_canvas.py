@@ -5,8 +5,8 @@ import io
 import pytest
 from hypothesis import given, strategies as st
 
-from grading.canvas import Lab, column_of, fill, main, read_roster
-from grading.release import opened
+from grading.canvas import Lab, fill, find_column, main, read_roster
+from grading.release import open_gradebook
 from reference.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
@@ -35,12 +35,12 @@ def test_scores_go_where_the_login_else_the_user_else_the_number_says():
     assert said == [
         'lab1_collectives: 3 scores into the column "Lab 1 (12345)".',
         'lab2_gated_mlp: 1 score into the column "Lab 2: gated MLP (12346)".',
-        "B, Bob has handed in nothing for lab2_gated_mlp: the cell stays as it was.",
-        "C, Cleo has handed in nothing for lab2_gated_mlp: the cell stays as it was.",
+        "B, Bob has submitted nothing for lab2_gated_mlp: the cell stays as it was.",
+        "C, Cleo has submitted nothing for lab2_gated_mlp: the cell stays as it was.",
         "N, N is in Canvas, but not in nbgrader's gradebook: the row stays as it was."]
 
 
-def test_who_is_in_nbgrader_alone_is_told_and_what_is_not_graded():
+def test_who_is_in_nbgrader_alone_is_reported_and_what_is_not_graded():
     rows = rows_of(NOBODY)
     said = fill(rows, [*LABS, Lab("lab3_x", 10, {})], {})
     strangers = [line.split(" is in nbgrader's")[0] for line in said if "but not in Canvas's" in line]
@@ -76,21 +76,21 @@ def test_no_row_is_lost_or_moved_and_no_other_cell_changes(people, students):
     (["Homework: Lab 1"], "lab1_x", None), ([], "lab1_x", None),
 ])
 def test_the_column_of_a_lab(titles, lab, place):
-    assert column_of(titles, lab, None) == place
+    assert find_column(titles, lab, None) == place
 
 
 def test_a_column_can_be_named_and_must_be_where_two_would_do():
     header = ["Lab 1 (1)", "Lab 1: again (2)", "Homework (3)"]
     with pytest.raises(UserError, match='could be "Lab 1 .1." or "Lab 1: again'):
-        column_of(header, "lab1_x", None)
-    assert column_of(header, "lab1_x", "Lab 1: again (2)") == 1 and column_of(header, "lab1_x", "Homework") == 2
+        find_column(header, "lab1_x", None)
+    assert find_column(header, "lab1_x", "Lab 1: again (2)") == 1 and find_column(header, "lab1_x", "Homework") == 2
     with pytest.raises(UserError, match="has no such column"):
-        column_of(header, "lab1_x", "none")
+        find_column(header, "lab1_x", "none")
     with pytest.raises(UserError, match="names lab9, but the course has lab1_c"):
         fill(rows_of(), LABS, {"lab9": "x"})
 
 
-def test_other_points_in_canvas_are_told():
+def test_other_points_in_canvas_are_reported():
     rows = rows_of(ALICE)
     rows[2][5] = "100"
     said = fill(rows, LABS, {})
@@ -123,7 +123,7 @@ def test_from_file_to_file(monkeypatch, tmp_path, capsys):
     (tmp_path / "roster.csv").write_text(text.getvalue(), encoding="utf-8-sig", newline="")
     with pytest.raises(UserError, match="There is no .*gradebook.db: --course names"):
         run(monkeypatch, tmp_path)
-    with opened(tmp_path / "gradebook.db") as gradebook:
+    with open_gradebook(tmp_path / "gradebook.db") as gradebook:
         gradebook.add_assignment("lab1")
         gradebook.add_notebook("lab1", "lab1")
         gradebook.add_grade_cell("check", "lab1", "lab1", max_score=60, cell_type="code")

@@ -45,7 +45,7 @@ def test_with_tolerance_0_the_last_bit_counts(right):
     ([0.0], [np.inf], "expected inf"),
     (np.array([1], np.uint8), [-1], "expected -1, got 1"), ([1e-300], [0.0], "expected 0, got 1e-300"),
 ], ids=repr)
-def test_anything_else_is_told(mine, right, words):
+def test_anything_else_is_reported(mine, right, words):
     with pytest.raises(CheckFailed, match=words):
         expect_equal([mine], [right], "it", "the hint")
 
@@ -55,7 +55,7 @@ def test_nan_and_infinity_are_equal_to_themselves():
     assert difference(x, x, 0) == "" and difference([0.0], np.array([-0.0]), 0) == ""
 
 
-def test_the_rank_and_the_hint_are_told():
+def test_the_rank_and_the_hint_are_reported():
     with pytest.raises(CheckFailed) as failed:
         expect_equal([1, 2, 4], [1, 2, 3], "the sum", "count again")
     assert str(failed.value) == "rank 2 of 3: the sum is not right. It: expected 3, got 4.\nHint: count again"

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from grading import draws as module
-from grading.draws import check_data, graded, read_seed
+from grading.draws import check_data, read_seed, secret_draws
 from grading.grade import grade
 from grading.submission import grade_file
 from reference.errors import UserError
@@ -23,7 +23,7 @@ def number(name: str = "x") -> int:
 def numbers(seed: str, answers: dict[str, str] = ANSWERS, checks=("a", "b")) -> dict[str, list[int]]:
     """What each check gets that draws twice by one name and once by another."""
     found = {}
-    with graded(seed, answers) as mine:
+    with secret_draws(seed, answers) as mine:
         for check in checks:
             mine.begin(check)
             found[check] = [number(), number(), number("y")]
@@ -62,7 +62,7 @@ def test_nothing_that_a_student_sees_tells_the_seed(tmp_path):
 
 
 @pytest.mark.parametrize("text, words", [(None, "cannot be read: No such file"), ("\n", "is empty")])
-def test_a_seed_that_is_not_there_is_told(tmp_path, text, words):
+def test_a_seed_that_is_not_there_is_reported(tmp_path, text, words):
     if text is not None:
         (tmp_path / "seed").write_text(text)
     with pytest.raises(UserError, match=words):

@@ -12,7 +12,7 @@ from grading.answers import CURRENT, answers_of, load_ipython_extension, source_
 from grading.grade import grade
 from grading.lab_source import labs, notebook_of
 from grading.sandbox import Sandbox
-from grading.submission import Unreadable, cell_of, found_in, grade_file, read, remarks
+from grading.submission import Unreadable, cell_of, find_notebook, grade_file, read, remarks
 from tests.labs.notebooks import answer_cell, cell, check_cell, notebook
 
 ONE = "def one():\n    return 1"
@@ -77,7 +77,7 @@ def test_the_solution_has_all_points_and_says_so():
     ("%%answer one\n%timeit 1\n" + ONE, "SyntaxError"), ("%%answer one\ndef one(x): return 1", "TypeError"),
     ("%%answer one\ndef one(): return {'a': {1, 2}}", "a set cannot be passed"),
 ])
-def test_a_wrong_answer_has_none_and_is_told_why(same_rank, source, said):
+def test_a_wrong_answer_has_none_and_is_reported_why(same_rank, source, said):
     first, second = grade(SOURCE, given_cells(code(source)))
     assert first.points == 0 and said in first.said and second.points == 2.5
 
@@ -118,7 +118,7 @@ def test_lines_keep_their_numbers(body):
 
 def test_remarks():
     odd = given_cells(code("%%answer one\n" + ONE), code("%%answer one\n" + ONE), code("%%answer three\n"))
-    assert remarks(SOURCE, odd) == ["The answer two is not there.", "The answer one is there 2 times: the last one "
+    assert remarks(SOURCE, odd) == ["The answer two is missing.", "The answer one is there 2 times: the last one "
                                                                     "counts.",
                                     "three is no task of this lab: has the first line of its cell been changed?"]
     assert remarks(SOURCE, SOURCE) == []
@@ -129,10 +129,10 @@ BROKEN = {"": "is empty", " \n": "is empty", "{": "is not a notebook: it is not 
           "3": "has no cells",
           "{}": "has no cells", '{"cells": 3}': "has no cells", '{"cells": [3]}': "has no cells",
           '{"cells": [{}]}': "has no cells", '{"cells": null}': "has no cells", "[" * 100_000: "it is not JSON",
-          '{"cells": []}': "None of the answers",
-          '{"cells": [{"cell_type": "code", "metadata": 3}]}': "None of the answers",
+          '{"cells": []}': "none of the answers",
+          '{"cells": [{"cell_type": "code", "metadata": 3}]}': "none of the answers",
           '{"cells": [{"cell_type": "code", "source": [1], "metadata": {}}]}': "has no cells", "\0": "it is not JSON",
-          '{"cells": [{"cell_type": "code", "metadata": {"nbgrader": {"grade_id": [], "solution": 1}}}]}': "None of"}
+          '{"cells": [{"cell_type": "code", "metadata": {"nbgrader": {"grade_id": [], "solution": 1}}}]}': "none of"}
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:30])
@@ -164,12 +164,12 @@ def test_a_notebook_with_a_byte_order_mark_of_long_ago_or_with_half_a_character_
 
 def test_the_notebook_of_a_folder(tmp_path):
     with pytest.raises(Unreadable, match="There is no notebook"):
-        found_in(tmp_path, "lab.ipynb")
+        find_notebook(tmp_path, "lab.ipynb")
     for name in ("b.ipynb", "lab.ipynb"):
         (tmp_path / name).write_text("")
-        assert found_in(tmp_path, "lab.ipynb").name == name
+        assert find_notebook(tmp_path, "lab.ipynb").name == name
     with pytest.raises(Unreadable, match="2 notebooks, and none of them is called c.ipynb"):
-        found_in(tmp_path, "c.ipynb")
+        find_notebook(tmp_path, "c.ipynb")
 
 
 @pytest.fixture
@@ -192,11 +192,11 @@ def test_an_answer_that_fails_is_noted_and_shown_once(shell, capsys):
     assert "ValueError" in CURRENT["one"]
     said = re.sub("\x1b[^m]*m", "", "".join(capsys.readouterr()))
     assert said.count("ValueError: so") == 1 and said.count("Traceback") == 1, said
-    assert said.endswith("The answer one has failed, as is shown above.\n")
+    assert said.endswith("The answer one has failed: see the error above.\n")
 
 
 @pytest.mark.parametrize("line, error", [("no Python", "SyntaxError"), ("1 / 0", "ZeroDivisionError")])
-def test_a_failing_line_is_told_as_the_cell_numbers_it(shell, capsys, line, error):
+def test_a_failing_line_is_reported_as_the_cell_numbers_it(shell, capsys, line, error):
     """The line of the magic is the first one, for the notebook's reader and in what a check says."""
     assert not shell.run_cell(f"%%answer one\nx = 3\n{line}").success
     said = re.sub("\x1b[^m]*m", "", "".join(capsys.readouterr()))

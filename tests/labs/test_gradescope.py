@@ -62,7 +62,7 @@ def test_the_solution_has_all_points(graded, folder):
              "visibility": "visible"}]}
 
 
-def test_a_wrong_answer_has_none_and_is_told_why(graded):
+def test_a_wrong_answer_has_none_and_is_reported_why(graded):
     found = graded(WRONG)
     assert [(test["score"], test["status"], test["output"]) for test in found["tests"]] == [
         (0, "failed", "it is not one"), (0, "failed", "it is not one, still")]

@@ -1,4 +1,4 @@
-"""Lab 1: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 1: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -11,9 +11,9 @@ MISTAKES = {
         "pass_on", "return group.exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size)",
         "group.send(x, (group.rank + 1) % group.size)\n    return group.receive((group.rank - 1) % group.size)",
         {"check_pass_on"}, "0 -> 1 -> 0"),
-    "hands to the rank before": (
+    "passes x to the rank before": (
         "pass_on", "exchange(x, (group.rank + 1) % group.size, (group.rank - 1)",
-        "exchange(x, (group.rank - 1) % group.size, (group.rank + 1)", {"check_pass_on"}, "rank r hands on"),
+        "exchange(x, (group.rank - 1) % group.size, (group.rank + 1)", {"check_pass_on"}, "rank r passes its array on"),
     "joins chunks as they came": (
         "all_gather", "[chunks[rank] for rank in range(group.size)]", "list(chunks.values())",
         {"check_all_gather", "check_all_gather_cost", "check_all_reduce", "check_all_reduce_cost"}, "expected"),

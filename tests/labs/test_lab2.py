@@ -1,4 +1,4 @@
-"""Lab 2: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 2: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -10,7 +10,7 @@ MLP = {"check_mlp", "check_mlp_cost"}
 SEQUENCE = {"check_sequence", "check_sequence_cost"}
 
 MISTAKES = {
-    "cuts G and U as one matrix": (
+    "splits G and U as one matrix": (
         "shard", "np.hstack([G, U])", 'np.array_split(whole["GU"], group.size, 1)[group.rank]', {"check_shard"},
         "column j of both"),
     "only where columns are even (hidden)": (

@@ -1,4 +1,4 @@
-"""Lab 4: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 4: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -15,19 +15,19 @@ MISTAKES = {
     "nothing is subtracted": (
         "log_sum_exp", 'group.all_reduce(logits.max(axis=-1, initial=-np.inf), "max")', "np.zeros(logits.shape[:2])",
         {"check_log_sum_exp", "check_extreme", "check_backward"}, "got inf|got nan"),
-    "a rank without words stays away (hidden)": (
+    "a rank without tokens stays away (hidden)": (
         "predict", "    highest =", "    if not logits.size:\n        return np.zeros(logits.shape[:2])\n    highest =",
         {"check_predict"}, "which needs all ranks"),
     "the last of those with the largest logit (hidden)": (
         "predict", "return -group.all_reduce(-lowest, \"max\")",
         "return group.all_reduce(np.where(lowest == none, -1, lowest), \"max\")", {"check_predict"}, "is the lowest"),
-    "the mean over the rank's words": (
+    "the mean over the rank's tokens": (
         "loss_forward", "eps / V, 0.0", "eps / max(len(ids), 1), 0.0", {"check_backward", *LOSS}, "not the rank's"),
     "zero times minus infinity (hidden)": (
         "loss_forward", "(wanted * np.where(ids < V, logits, 0))", "(wanted * logits)", {"check_extreme"}, "got nan"),
     "ignored tokens have a loss": (
         "loss_forward", "np.where(counts, lse - picked + zeta * lse * lse, 0.0)", "lse - picked + zeta * lse * lse",
-        LOSS, "-100 is no word"),
+        LOSS, "-100 is no token"),
     "no gradient of the z-loss": (
         "loss_forward", " * (1 + 2 * zeta * lse)[..., None]", "", {"check_backward"}, "in every term"),
     "the mean of the ranks' means": (

@@ -1,4 +1,4 @@
-"""Lab 5: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 5: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -8,8 +8,8 @@ LAB = "lab5_pipeline_schedules"
 
 MISTAKES = {
     "the last stage takes what is left": (
-        "deal", "return best[p][len(costs)][1]", "each = len(costs) // p\n    return [each] * (p - 1) + "
-        "[len(costs) - each * (p - 1)]", {"check_deal"}, "can be reached"),
+        "distribute", "return best[p][len(costs)][1]", "each = len(costs) // p\n    return [each] * (p - 1) + "
+        "[len(costs) - each * (p - 1)]", {"check_distribute"}, "can be reached"),
     "one forward more ahead": (
         "one_f_one_b", "actions = forward[:most]", "most += 1\n        actions = forward[:most]",
         {"check_one_f_one_b"}, "should be a backward"),
@@ -26,7 +26,7 @@ MISTAKES = {
         {"check_interleaved"}, "in flight"),
     "backwards from the first stage on": (
         "interleaved", "in reversed(stages)", "in stages", {"check_interleaved", "check_interleaved_time"},
-        "in a circle"),
+        "in a cycle"),
     "weights' gradients not summed": (
         "play", "dws[stage] += dw", "dws[stage] = dw", {"check_play", "check_play_interleaved"}, "weight of stage"),
     "a rank's neighbour is one stage on": (        # which is so as long as a rank has one stage
@@ -57,14 +57,14 @@ def test_a_mistake_loses_its_points(mistake):
     assert_loses(LAB, mistake, *MISTAKES[mistake])
 
 
-def test_receive_compute_send_hangs_and_the_circle_is_told():
+def test_receive_compute_send_hangs_and_the_cycle_is_reported():
     """The player that suggests itself."""
-    body = "    come = {"
+    body = "    arrived = {"
     found = marks_of(LAB, **changed_from(body, NAIVE))
     assert lost(found) == {"check_play", "check_play_interleaved"}
     assert "rank 0 waits to send to rank 1" in found["check_play"].said
     assert "rank 1 waits to send to rank 0" in found["check_play"].said
-    assert "They wait in a circle: 0 -> 1 -> 0" in found["check_play"].said
+    assert "They wait in a cycle: 0 -> 1 -> 0" in found["check_play"].said
 
 
 def changed_from(start, body):
@@ -73,13 +73,14 @@ def changed_from(start, body):
     return {"play": source[:source.index(start)] + body}
 
 
-KINDS = {"deal": ("check_deal", "[1, 'a']", "whole numbers"), "fastest": ("check_fastest", "3.0", "two things"),
+KINDS = {"distribute": ("check_distribute", "[1, 'a']", "whole numbers"),
+         "fastest": ("check_fastest", "3.0", "two things"),
          "one_f_one_b": ("check_one_f_one_b", "[[1], [2]]", "no action"),
          "play": ("check_play", "{'ys': []}", "no dict"),
          "interleaved": ("check_interleaved", "None", "list of 2 lists")}
 
 
-def test_what_is_of_another_kind_is_told_so():
+def test_a_result_of_the_wrong_kind_is_reported():
     found = marks_of(LAB, **{answer: f"def {answer}(*args):\n    return {value}\n"
                              for answer, (_, value, _) in KINDS.items()})
     for check, _, words in KINDS.values():

@@ -1,4 +1,4 @@
-"""Lab 6: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 6: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -17,7 +17,7 @@ MISTAKES = {
          "check_take_bucket_cost", "check_zero2", "check_plan"}, "one more"),
     "a mean of means (hidden)": (
         "zero1_step", "group.reduce_scatter(gradient * samples), samples,", "group.reduce_scatter(gradient), 1,",
-        {"check_zero1"}, "weigh with the samples"),
+        {"check_zero1"}, "weight each gradient with its samples"),
     "the norm of the own part": (
         "zero1_step", "np.sqrt(group.all_reduce((mean * mean).sum()))", "np.sqrt((mean * mean).sum())", STEPS,
         "the same number on all ranks"),
@@ -59,7 +59,7 @@ KINDS = {"zero1_step": ("check_zero1", "3", "expected two arrays"),
          "plan": ("check_plan", "[(9, 0.5, 'a')]", "is no piece")}
 
 
-def test_what_is_of_another_kind_is_told_so():
+def test_a_result_of_the_wrong_kind_is_reported():
     names = {"layout": ("to_flat", "from_flat", "bounds")}
     found = marks_of(LAB, **{answer: "".join(f"def {name}(*args):\n    return {value}\n"
                                              for name in names.get(answer, (answer,)))

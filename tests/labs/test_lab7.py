@@ -1,4 +1,4 @@
-"""Lab 7: each mistake loses the points that it should, and is told in words that fit."""
+"""Lab 7: each mistake loses the right points, with a message that explains it."""
 import pytest
 
 from tests.deep import one_fast_of
@@ -25,8 +25,8 @@ MISTAKES = {
         "diagnose_lookup", "size=(3, 2)),\n            \"dy\"", "size=(4, 2)),\n            \"dy\"",
         {"check_diagnose_lookup"}, "the broken function is right"),
     "as if it were padded (hidden)": (
-        "lookup", "group.rank * (words // group.size) + min(group.rank, words % group.size)",
-        "group.rank * -(-words // group.size)", {"check_lookup"}, "the ranks before this one"),
+        "lookup", "group.rank * (V // group.size) + min(group.rank, V % group.size)",
+        "group.rank * -(-V // group.size)", {"check_lookup"}, "the ranks before this one"),
     "no maximum at all (hidden)": (
         "loss", 'shifted = logits - group.all_reduce(logits.max(axis=1), op="max")[:, None]', "shifted = logits",
         {"check_loss"}, "the largest logit"),
@@ -73,7 +73,7 @@ KINDS = {"diagnose_columns": ("3", "expected a dict"), "loss": ("(None, None)", 
          "columns": ("x", "expected y, dx, dw")}
 
 
-def test_what_is_of_another_kind_is_told_so():
+def test_a_result_of_the_wrong_kind_is_reported():
     found = marks_of(LAB, **{answer: f"def {answer}(group=0, x=0, *args):\n    return {value}\n"
                              for answer, (value, _) in KINDS.items()})
     for answer, (_, words) in KINDS.items():

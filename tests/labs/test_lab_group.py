@@ -103,7 +103,7 @@ def test_so_a_circle_of_sends_hangs(ranks):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_not_allowed_is_told(ranks, operation):
+def test_what_is_not_allowed_is_reported(ranks, operation):
     allowed = [name for name in OPERATIONS if name != operation]
     args = {"send": [1, 0], "receive": [0], "exchange": [1, 0, 0], "barrier": []}.get(operation, [np.ones(2)])
     with pytest.raises(RankFailure,
@@ -112,14 +112,14 @@ def test_what_is_not_allowed_is_told(ranks, operation):
 
 
 @pytest.mark.parametrize("operation, args, words", [
-    ("send", [np.ones(2), 0], "with itself, and wait for itself for ever"), ("receive", [0], "with itself"),
+    ("send", [np.ones(2), 0], "with itself, and wait for ever"), ("receive", [0], "with itself"),
     ("send", [np.ones(2), 1], "there is no rank 1"), ("receive", [-1], "there is no rank -1"),
     ("exchange", [np.ones(2), 0, 0.5], "there is no rank 0.5"), ("send", [np.ones(2), "0"], "there is no rank 0"),
     ("exchange", ["text", 0, 0], "cannot be sent"), ("exchange", [np.ones(2, complex), 0, 0], "cannot be sent"),
     ("exchange", [[[1], [1, 2]], 0, 0], "inhomogeneous"), ("exchange", [np.ones((1,) * 7), 0, 0], "cannot be sent"),
     ("all_reduce", [[None]], "cannot be sent"), ("all_gather", [np.ones(2, "float16")], "cannot be sent"),
 ])
-def test_what_cannot_be_done_is_told(ranks, operation, args, words):
+def test_what_cannot_be_done_is_reported(ranks, operation, args, words):
     with pytest.raises(RankFailure, match=words):
         ranks.run(1, call, OPERATIONS, operation, [args])
 

@@ -11,7 +11,7 @@ from grading import checks
 from grading.answers import answers_of
 from grading.draws import SEED_FILE, read_seed
 from grading.lab_source import labs, notebook_of
-from grading.release import ROOT, course_seed, main, make_course, opened
+from grading.release import ROOT, course_seed, main, make_course, open_gradebook
 from reference.errors import UserError
 from tests.deep import one_fast_of
 from tests.labs.submissions import marks_of
@@ -100,11 +100,11 @@ def test_made_again_it_is_made_the_same(course, capsys, monkeypatch):
     assert {f"source/{lab}/{lab}.ipynb", f"release/{lab}/{lab}.ipynb", f"gradescope/{lab}.zip", SEED_FILE} < set(before)
     config = course / "nbgrader_config.py"
     config.write_text(config.read_text() + "\nc.IncludeHeaderFooter.header = ''     # the instructor's\n")
-    with opened(course / "gradebook.db") as gradebook:
+    with open_gradebook(course / "gradebook.db") as gradebook:
         gradebook.add_student("alice")
     make_course(course, labs()[:1])
     assert contents(course) == before | {"nbgrader_config.py": config.read_bytes()}
-    with opened(course / "gradebook.db") as gradebook:
+    with open_gradebook(course / "gradebook.db") as gradebook:
         assert gradebook.find_student("alice") and {one.name for one in gradebook.assignments} == set(LABS)
     said = capsys.readouterr().out
     assert re.match(rf"{lab}: source, release and Gradescope's autograder; \d+ checks, 60 points\n", said)
@@ -131,7 +131,7 @@ def test_a_notebook_that_was_changed_by_hand_is_kept(course):
 def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path):
     """The gradebook of a course that runs stays as it is."""
     lab = LABS[0]
-    with opened(course / "gradebook.db") as gradebook:
+    with open_gradebook(course / "gradebook.db") as gradebook:
         gradebook.update_or_create_student("bob")
         gradebook.add_submission(lab, "bob")
     text = labs()[0].read_text()
@@ -144,7 +144,7 @@ def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path)
     assert contents(course) == before
     changed.write_text(text.replace("Collectives", "COLLECTIVES"))
     make_course(course, [changed])
-    with opened(course / "gradebook.db") as gradebook:
+    with open_gradebook(course / "gradebook.db") as gradebook:
         assert len(gradebook.find_submission(lab, "bob").notebooks) == 1
     assert notebook_of(changed).cells[0].source == made(course, lab).cells[0].source
 

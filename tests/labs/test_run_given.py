@@ -25,6 +25,6 @@ def test_it_is_limited_as_an_answer_is():
         run_given("def f():\n    import reference", None, "f")
 
 
-def test_what_it_raises_is_told_with_its_lines():
+def test_what_it_raises_is_reported_with_its_lines():
     with pytest.raises(CheckFailed, match="1 / 0"):
         run_given("def f():\n    return 1 / 0", None, "f")

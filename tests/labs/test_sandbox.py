@@ -8,7 +8,7 @@ from grading import checks
 from grading.grade import grade
 from grading.kernel_limits import REFUSED, landlock_version
 from grading.lab_group import OPERATIONS
-from grading.sandbox import AnswerFailed, Each, Sandbox, circle_of
+from grading.sandbox import AnswerFailed, Each, Sandbox, find_cycle
 from grading.values import to_bytes
 from mpi_impl.launching.pool import Answer, Pool
 from tests.labs.notebooks import answer_cell, check_cell, notebook
@@ -103,7 +103,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_is_forbidden_is_told_and_the_next_run_works(sandbox, hidden, what):
+def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden, what):
     body, words = FORBIDDEN[what]
     n = 1 if "memory" in what or "grows" in what or "group[0]" in body else None
     said = failure(sandbox, body.format(hidden=str(hidden), folder=str(hidden.parent)), n)
@@ -114,40 +114,41 @@ def test_what_is_forbidden_is_told_and_the_next_run_works(sandbox, hidden, what)
 
 
 @pytest.mark.parametrize("body, words", [
-    ("while True: pass", "rank 0 computes, or sleeps, and waits for no rank: does a loop never end?"),
-    ("while True:\n    try: print('x' * 999)\n    except RuntimeError: pass", "does a loop never end?"),
-    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "not done within|MemoryError|does not answer"),
-    ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)", "SIGSEGV|MemoryError|not done within"),
+    ("while True: pass", "rank 0 computes or sleeps, and waits for no rank: is there an endless loop?"),
+    ("while True:\n    try: print('x' * 999)\n    except RuntimeError: pass", "is there an endless loop?"),
+    ("2 ** (10 ** 11) * 3 ** (10 ** 10)", "did not finish within|MemoryError|does not answer"),
+    ("sys.setrecursionlimit(10 ** 9)\ndef g(x): return g([x]) + [x]\ng(1)",
+     "SIGSEGV|MemoryError|did not finish within"),
     ("for file in range(3, 64):\n    try: os.close(file)\n    except OSError: pass\nwhile True: pass",
-     "closed|exit|not done"),
+     "closed|exit|did not finish"),
     ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!i', 9) + b'7')\n"
      "    except OSError: pass\nos._exit(0)", "died"),
     ("import struct\nfor file in range(3, 64):\n    try: os.write(file, struct.pack('!iQ', -1, 1 << 40))\n"
-     "    except OSError: pass\nwhile True: pass", "died|not done"),
+     "    except OSError: pass\nwhile True: pass", "died|did not finish"),
 ], ids=["loop", "loop that prints", "native code", "stack", "closes everything", "half a message", "endless message"])
-def test_what_does_not_end_is_ended_and_the_next_run_works(sandbox, body, words):
+def test_an_answer_that_does_not_end_is_ended_and_the_next_run_works(sandbox, body, words):
     said = failure(sandbox, body, None, 0.4)
     assert any(word in said for word in words.split("|")), said
     assert sandbox.run({"f": FINE}, "f", (), 2, OPERATIONS, 5.0).results == [0, 1]
 
 
-def test_who_waits_for_whom_is_told(sandbox):
+def test_who_waits_for_whom_is_reported(sandbox):
     said = failure(sandbox, "group[0].receive(1 - group[0].rank)", 2, 0.4)
-    assert "rank 0 waits to receive from rank 1." in said and "They wait in a circle: 0 -> 1 -> 0." in said
+    assert "rank 0 waits to receive from rank 1." in said and "They wait in a cycle: 0 -> 1 -> 0." in said
     assert "rank 0 is in barrier, which needs all ranks." in failure(
         sandbox, "if group[0].rank == 0: group[0].barrier()", 2, 0.4)
 
 
 @pytest.mark.parametrize("body, words", {
-    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 passed float64 [2], rank 1 with float64 [3]",
+    "group[0].all_reduce([1.0] * (2 + group[0].rank))": "rank 0 has passed float64 [2], rank 1 has passed float64 [3]",
     "group[0].all_reduce([1.0], 'min')": "op is 'min', but must be 'sum' or 'max'",
-    "np.ones(3)": "On ranks there is only what stands in %%answer cells",
+    "np.ones(3)": "Ranks see only %%answer cells",
     "return [0] * 1_400_000": "too many single values to hand over: put numbers into arrays",
     "raise NotImplementedError": "This answer is not written yet",
-    "group[0].exchange(None, 1, 1)": "None cannot be sent, an array can",
+    "group[0].exchange(None, 1, 1)": "None cannot be sent, only arrays",
     "vars(group[0])['sent'] = 0": "vars() argument must have __dict__ attribute",
 }.items())
-def test_a_common_mistake_is_told(sandbox, body, words):
+def test_a_common_mistake_is_explained(sandbox, body, words):
     assert words in failure(sandbox, body)
 
 
@@ -156,8 +157,8 @@ def test_a_message_of_millions_of_characters_is_cut(sandbox):
 
 
 def test_a_circle_is_found_wherever_it_is():
-    assert circle_of({0: 1, 1: 2, 2: 3, 3: 1}) == [1, 2, 3]
-    assert circle_of({0: 1, 1: 2}) == [] and circle_of({}) == []
+    assert find_cycle({0: 1, 1: 2, 2: 3, 3: 1}) == [1, 2, 3]
+    assert find_cycle({0: 1, 1: 2}) == [] and find_cycle({}) == []
 
 
 def test_a_cell_that_fails_is_no_harm_to_the_others(sandbox):
@@ -182,7 +183,7 @@ def test_arguments_results_and_what_is_printed(sandbox):
                                     to_bytes({"result": 1, "sent": "x"}),
                                     to_bytes({"result": 1, "sent": float("nan")})],
                          ids=repr)
-def test_a_forged_result_is_told(sandbox, monkeypatch, result):
+def test_a_forged_result_is_reported(sandbox, monkeypatch, result):
     monkeypatch.setattr(Pool, "answers", lambda *_: ([Answer("returned", result=result)], ""))
     with pytest.raises(AnswerFailed, match="f did not end with a return"):
         sandbox.run({"f": FINE}, "f", (), 1, OPERATIONS, 5.0)
@@ -192,7 +193,7 @@ def test_a_forged_result_is_told(sandbox, monkeypatch, result):
                                      to_bytes(([], 1)), to_bytes(("send", None))], ids=repr)
 def test_a_forged_word_of_where_a_rank_is_is_no_word(sandbox, monkeypatch, waiting):
     monkeypatch.setattr(Pool, "answers", lambda *_: ([Answer("stuck", "", waiting)], ""))
-    with pytest.raises(AnswerFailed, match="does a loop never end"):
+    with pytest.raises(AnswerFailed, match="is there an endless loop"):
         sandbox.run({"f": FINE}, "f", (), 1, OPERATIONS, 5.0)
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from mpi_impl.evaluation.options import RACEOptions, WikiText103Options, ZeroShotOptions
 from mpi_impl.launching.entry import ArgumentParser
+from mpi_impl.launching.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.generation_options import GenerationOptions
-from mpi_impl.programs.option_fields import add_options, declared, parse_given
 from mpi_impl.programs.options import BERTPretrainingOptions, GPTPretrainingOptions
 from reference.config import ModelConfig, Recompute, option
 from reference.errors import UserError
@@ -83,7 +83,7 @@ GPT_ARGS = """--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --
 
 
 def test_a_launch_script_runs_as_it_stands():
-    """And with sizes overridden by later options."""
+    """Later options override its sizes."""
     settings = parse(GPT_ARGS, world_size=8)
     assert settings.parallel.data_parallel_size == 2 and settings.microbatches == 2
     assert settings.optimizer.lr_warmup_iters == 3200 and settings.precision.compute == "float16"
@@ -118,7 +118,7 @@ def test_what_can_be_said_in_two_ways(options, stage, recompute):
 
 @pytest.mark.parametrize("layers, each, chunks", [(8, 1, 4), (8, 2, 2), (8, 3, 2), (8, 4, 1), (7, 2, 2), (5, 2, 2)])
 def test_layers_of_a_virtual_stage_give_the_number_of_stages(layers, each, chunks):
-    """Of at most so many layers each; what does not divide leaves some with fewer."""
+    """Each stage has at most that number of layers; if it does not divide evenly, some have fewer."""
     settings = parse(["--num-layers", str(layers), "--num-layers-per-virtual-pipeline-stage", str(each),
                       "--pipeline-model-parallel-size", "2", "--global-batch-size", "8"], 2)
     held = [len(layers) for stages in stages_of_ranks(settings.model(50), settings.parallel)
@@ -242,10 +242,11 @@ def test_options_that_do_not_fit(options, sentence):
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "data-cache-path", "metrics-file", "ledger",
-                                  "plot", "trace", "offload-folder", "save", "load", "load-hf", "save-hf", "record"])
+@pytest.mark.parametrize("name", ["data-path", "vocab-file", "merge-file", "tokenizer-model", "data-cache-path",
+                                  "metrics-file", "ledger", "plot", "trace", "offload-folder", "save", "load",
+                                  "load-hf", "save-hf", "record"])
 def test_an_empty_name_of_a_file_is_refused(name):
-    """As a script's unset variable gives it."""
+    """An unset variable of a script gives it."""
     with pytest.raises(UserError, match=f"--{name} is empty. Give a path, or leave the option out."):
         parse([f"--{name}", ""], world_size=1)
 
@@ -283,6 +284,12 @@ def test_help_tells_of_every_option_and_its_default(kind):
         assert option(name) in text
         if one.default not in (MISSING, None, False):
             assert f"default: {one.default}" in text, name
+
+
+def test_a_title_in_help_keeps_its_spelling():
+    parser = ArgumentParser(prog="program")
+    add_options(parser, GPTPretrainingOptions)
+    assert "\nThe model:\n" in parser.format_help() and "\nGPT:\n" in parser.format_help()
 
 
 def test_only_what_is_given_is_parsed():

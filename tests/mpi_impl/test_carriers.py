@@ -13,9 +13,8 @@ from hypothesis import given, settings, strategies as st
 from mpi_impl.comm.clock import Link, VirtualClock
 from mpi_impl.comm.group import Group, Instruments
 from mpi_impl.comm.trace import Trace
-from mpi_impl.comm.transports.buffers import contiguous
 from mpi_impl.comm.watchdog import Watchdog
-from mpi_impl.runtime.arrays import dtype_of
+from mpi_impl.runtime.arrays import contiguous, dtype_of
 from mpi_impl.training.trainer import Trainer
 from reference.schedules.simulate import Times
 from tests.fake_cuda import on_gpus
@@ -286,7 +285,7 @@ def overlap(group):
 # ---- each of these would hang a GPU, or compute something else on it now and then -----------------------------------
 
 TRANSPORTS = "mpi_impl.comm.transports"
-NCCL, BUFFERS = f"{TRANSPORTS}.nccl", f"{TRANSPORTS}.buffers"
+NCCL, BUFFERS, ARRAYS = f"{TRANSPORTS}.nccl", f"{TRANSPORTS}.buffers", "mpi_impl.runtime.arrays"
 SEVERAL = [("all_reduce", False), ("all_gather", True), ("reduce_scatter", True), ("reduce_scatter", False)]
 BUGS = {
     "too many elements": (Bug(NCCL, "address(out), out.size,", "address(out), x.size,"), "blocking"),
@@ -295,11 +294,11 @@ BUGS = {
     "another root": (Bug(NCCL, "self._code(x), root,", "self._code(x), 0,"), "blocking"),
     "another operation": (Bug(NCCL, "self._code(x), self._op(op)", "self._code(x), self._op('sum')"), "blocking"),
     "another code": (Bug(NCCL, "{x.dtype.name.upper()}", "FLOAT32"), "blocking"),
-    "a view handed to NCCL": (Bug(BUFFERS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "columns"),
+    "a view handed to NCCL": (Bug(ARRAYS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "columns"),
     "the parts along the wrong axis": (
         Bug(BUFFERS, "np.split(out, len(pieces), axis)", "np.split(out, len(pieces), 0)"), "columns"),
     "pieces that are not one after the other": (
-        Bug(BUFFERS, "prod(shape[:axis % len(shape)]) == 1", "True"), "textbook"),
+        Bug(BUFFERS, "prod(out.shape[:axis % out.ndim]) == 1", "True"), "textbook"),
     "begun before it is computed": (
         Bug(NCCL, "side.wait_event(self.nccl.mark(self._current()))", "self.nccl.mark(self._current())"), "posted"),
     "read before it has come": (Bug(NCCL, "self._current().wait_event(end)", "None"), "copy"),
@@ -311,7 +310,7 @@ BUGS = {
         Bug(NCCL, "wait_event(end), None, x)", "wait_event(end), None)"), "copy"),
     "communicators kept": (Bug("mpi_impl.comm.group", "self.transports.free()", "pass"), "groups"),
     "MPI ahead of the device": (Bug(f"{TRANSPORTS}.mpi", "        finish_device()\n", "        pass\n"), "direct"),
-    "a view handed to MPI": (Bug(BUFFERS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "by MPI"),
+    "a view handed to MPI": (Bug(ARRAYS, "return x if x.flags.c_contiguous else x.copy()", "return x"), "by MPI"),
     "pinned memory used anew": (Bug(f"{TRANSPORTS}.staging", "        finish_device()  ", "        pass  "), "staged"),
 }
 ACTS = {

@@ -27,7 +27,7 @@ def recorded(draw):
 
 
 def read(path):
-    """What a viewer shows: (process, thread, name, category, start, duration) of each event, and their arguments."""
+    """Return the events for a viewer, (process, thread, name, category, start, duration), and their arguments."""
     trace = json.loads(path.read_text())
     assert trace["displayTimeUnit"] == "ms"
     labels, events = defaultdict(dict), []
@@ -43,7 +43,7 @@ def read(path):
 
 @given(st.lists(recorded(), min_size=1, max_size=4))
 def test_every_slice_comes_back(tmp_path, ranks):
-    """From the file alone: each rank's slices, by stream, with their times; stage and microbatch beside an action."""
+    """The file has each rank's slices, by stream, with their times; an action with its stage and microbatch."""
     path = tmp_path / "trace.json"
     write_chrome_trace(str(path), ranks)
     labels, events = read(path)

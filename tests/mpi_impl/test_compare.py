@@ -24,15 +24,15 @@ FOUND = {
     "the MLP's output bias added t times": "2 forward: blocks.0.mlp.partial",
     "attention's output bias added t times": "2 forward: blocks.0.attention.partial",
     "the vocabulary's offset off by one": "1 forward: embedding.partial",
-    "words of other ranks not zeroed": "1 forward: embedding.partial",
-    "the gradient of words of other ranks kept": "1 gradients: embedding.word",
+    "tokens of other ranks not zeroed": "1 forward: embedding.partial",
+    "the gradient of tokens of other ranks kept": "1 gradients: embedding.word",
     "padding not masked": "1 forward: probabilities",
     "the maximum not shared": "1 forward: probabilities",
     "the target's logit from every rank": "1 forward: loss",
     "the loss over the local batch": "1 backward: logits",
     "scores divided by the root of the model's size": "1 forward: blocks.0.attention.probs",
     "an all-gather without its reduce-scatter": "1 backward: final_layernorm.output",
-    "a reduce-scatter of what is alike already": "1 forward: embedding.partial",
+    "a reduce-scatter of identical arrays": "1 forward: embedding.partial",
     "a reduce-scatter backward, too": "1 backward: blocks.3.mlp.partial",
     "every rank's positions begin at 0": "1 forward: blocks.0.input_layernorm.normed",
     "the gradient of positions that other ranks have": "1 gradients: embedding.position",
@@ -43,8 +43,8 @@ FOUND = {
     "no mask backward": "1 backward: blocks.3.mlp.output",
     "the output kept, where the input is needed": "1 recompute: blocks.0.input_layernorm.normed",
     "a group's layers backward in the order of the forward": "1 recompute: blocks.0.input_layernorm.output",
-    "nothing dropped when it is computed again": "1 recompute: blocks.0.attention.context",
-    "something else dropped when it is computed again": "1 recompute: blocks.0.attention.probs_mask",
+    "a recomputed layer without dropout": "1 recompute: blocks.0.attention.context",
+    "a recomputed layer with another mask": "1 recompute: blocks.0.attention.probs_mask",
     "gradients overwritten, not accumulated": "1 gradients: blocks.3.mlp.w_out",
     "replicas' gradients not summed": "1 reduction: final_layernorm.bias",
     "replicated weights counted t times in the norm": "1 step: gradient norm",
@@ -75,14 +75,14 @@ FOUND = {
     "gradients counted as complete by I": "1 gradients: blocks.3.mlp.w_out",
     "gradients of the step before kept": "2 gradients: final_layernorm.bias",
     "gradients of replicated tensors not summed": "1 reduction: final_layernorm.bias",
-    "those of the biases forgotten": "1 reduction: blocks.3.mlp.b_out",
-    "those of the norms forgotten": "1 reduction: final_layernorm.bias",
-    "those of the positions forgotten": "1 reduction: embedding.position",
+    "the biases' gradients not summed": "1 reduction: blocks.3.mlp.b_out",
+    "the norms' gradients not summed": "1 reduction: final_layernorm.bias",
+    "the positions' gradients not summed": "1 reduction: embedding.position",
     "split tensors' gradients summed, too": "1 reduction: blocks.3.mlp.w_out",
-    "what is cut already cut once more on its way": "1 forward: blocks.2.input",
-    "every microbatch drops alike": "1 forward: embedding.output_mask",
-    "every replica drops alike": "1 forward: embedding.output_mask",
-    "every step drops alike": "2 forward: embedding.output_mask",
+    "a sharded activation scattered once more": "1 forward: blocks.2.input",
+    "every microbatch draws the same mask": "1 forward: embedding.output_mask",
+    "every replica draws the same mask": "1 forward: embedding.output_mask",
+    "every step draws the same mask": "2 forward: embedding.output_mask",
     "parameters not gathered after the step": "2 parameters: embedding.word",
     "another replica's part moved": "1 reduction: final_layernorm.bias",
     "the first part on every replica": "1 parameters: embedding.word",
@@ -91,7 +91,7 @@ FOUND = {
     "all pieces with the moments of the first": "1 optimizer m: embedding.word",
     "a unit gathered once and for all": "2 parameters: embedding.word",
     "gradients sent twice": "1 reduction: final_layernorm.bias",
-    "far shards not stored": "1 optimizer m: embedding.word",
+    "offloaded shards not stored": "1 optimizer m: embedding.word",
     "interleaved stages given to ranks in a row": "1 forward: blocks.1.input_layernorm.normed",
     "a layer on two stages": "1 forward: blocks.1.input_layernorm.normed",
 }
@@ -103,21 +103,21 @@ EVALUATION = "an evaluation is not recorded"
 NOT_FOUND = {
     "a gathered output scattered by the wrong rank": "a GPT gathers no layer's output",
     "the row-parallel bias added t times": "a GPT's layers add their biases themselves",
-    "QKV cut across, not by heads": "ranks draw their shards, and cut nothing",
-    "caches kept, though they are computed again": MEMORY,
+    "QKV split across, not by heads": "ranks draw their shards, and cut nothing",
+    "caches kept, though they are recomputed": MEMORY,
     "caches there while the next ones are made": MEMORY,
-    "the core kept, though it is computed again": MEMORY,
+    "the core kept, though it is recomputed": MEMORY,
     "the tied table's two uses on one rank taken for one": ENDS,
     "sends from one buffer": "messages as short as a test's are buffered by MPI, and arrive",
     "the pieces gathered, but the whole sent": "what arrives is right: too much is sent",
-    "W forgets the last of what I held": ENDS,
+    "W forgets the last product that I deferred": ENDS,
     "W does nothing": ENDS,
     "gradients summed before the last microbatch": ENDS,
-    "an evaluation drops": EVALUATION,
+    "an evaluation with dropout": EVALUATION,
     "the tied table in a bucket with others": ENDS,
     "a name that keeps a block": MEMORY,
     "a name that keeps the tables": MEMORY,
-    "nothing on its way": MEMORY,
+    "nothing prefetched": MEMORY,
     "whole gradients kept": MEMORY,
     "the layers that do not divide lost": ENDS,
     "caches kept until the end of the step": MEMORY,
@@ -135,7 +135,7 @@ OTHERWISE = {      # run in another way than in the zoo
 
 
 def test_every_bug_has_its_place():
-    """What is in the textbook alone no rank runs."""
+    """Ranks run no bug that is in the textbook alone."""
     assert FOUND.keys() | NOT_FOUND.keys() == ON_RANKS.keys() | IN_A_PIPELINE.keys()
     assert not FOUND.keys() & NOT_FOUND.keys() and not ON_RANKS.keys() & IN_A_PIPELINE.keys()
     assert all(bug.module.startswith("reference.") for bug, *_ in IN_THE_TEXTBOOK.values())
@@ -158,7 +158,7 @@ def test_the_finder_finds_the_bug(ranks, one_rank, name):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FOUND)
 def test_without_the_bug_there_is_nothing_to_find(ranks, one_rank, name):
-    """And nothing is beyond a hundredth of what is allowed."""
+    """No difference is beyond a hundredth of its tolerance."""
     found = compare(one_rank, record(ranks, *topology_of(name)))
     assert not found.differences and found.worst.strain < 0.01 and found.compared > 800, found
 
@@ -200,7 +200,7 @@ def test_two_runs_that_agree(tiny, tmp_path):
 
 
 def test_two_runs_that_differ(ranks, tmp_path):
-    """What is said of the first tensor: everything that one needs to look for the line."""
+    """The report on the first tensor has every fact that helps to find the line."""
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     ranks.run(1, written, case(), Plan(), a, 1, "float64")
     bug = ON_RANKS["one mask for the heads of all ranks"][0]

@@ -1,4 +1,4 @@
-"""The demos run on any number of ranks, are right, and say what is wrong with their options."""
+"""The memory demo is right on any number of ranks, and refuses wrong options with a sentence."""
 import re
 
 import pytest
@@ -19,7 +19,7 @@ def show(group, argv):
 
 @pytest.mark.parametrize("n", one_fast_of(3, (3, 1, 2)))
 def test_all_is_as_predicted(ranks, n, tmp_path, capsys):
-    """On any number of ranks: two lines for each run, measured and predicted, with the same numbers; and a picture."""
+    """On any number of ranks each run has two lines, measured and predicted, with the same numbers; and a picture."""
     ranks.run(n, show, [*SMALL, "--output", str(tmp_path / "memory.png")])
     text = capsys.readouterr().out
     runs, end = 5 + len(variants(n)), text.splitlines()[-1]
@@ -35,15 +35,15 @@ def test_the_picture(ranks, tmp_path, monkeypatch):
     """Its bars are the bytes, measured above predicted, and their lengths add up."""
     kept, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (kept.append(figure), save(figure, *a, **k)))
-    panels = {title: [memory.Found(name, [foreseen(one) for one in everyone]) for name, everyone in found]
-              for title, found in ranks.run(2, found_in_a_run)[0].items()}
+    panels = {title: {name: list(map(foreseen, everyone)) for name, everyone in panel.items()}
+              for title, panel in ranks.run(2, found_in_a_run)[0].items()}
     memory.draw(str(tmp_path / "picture.png"), panels, "a model")
     figure, = kept
-    for axes, found in zip(figure.axes, panels.values(), strict=True):
-        assert [label.get_text() for label in axes.get_yticklabels()] == [one.name for one in found]
+    for axes, panel in zip(figure.axes, panels.values(), strict=True):
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(panel)
         bars = [(round(bar.get_y() + bar.get_height() / 2, 2), bar.get_x(), bar.get_width()) for bar in axes.patches]
-        for row, one in enumerate(found):
-            for middle, states in ((row - 0.19, one.everyone[0].held), (row + 0.19, one.everyone[0].expected)):
+        for row, everyone in enumerate(panel.values()):
+            for middle, states in ((row - 0.19, everyone[0].held), (row + 0.19, everyone[0].expected)):
                 mine = [(x, width) for y, x, width in bars if y == pytest.approx(middle)]
                 assert [width for _, width in mine] == pytest.approx([n / 1e3 for n in memory.parts(states).values()])
                 assert [x for x, _ in mine] == pytest.approx([sum(w for _, w in mine[:i]) for i in range(len(mine))])
@@ -52,19 +52,20 @@ def test_the_picture(ranks, tmp_path, monkeypatch):
 
 
 def foreseen(one):
-    """The same with a prediction that is wrong, so that one sees which bar is which."""
+    """Return the same memory with a wrong prediction, so that the bars can be told apart."""
     return one._replace(expected=one.expected._replace(gradients=one.expected.gradients + 1000))
 
 
 def found_in_a_run(group):
     options = memory.parse_options([*SMALL, "--hidden-size", "8"], group.size)
     model = memory.model_of(options)
-    return {title: [memory.trained(group, one, model, options) for one in runs] for title, runs in
-            (("replicas", memory.replica_runs(2, model)), ("shards", memory.sharing_runs(2, model, 12)))}
+    return {title: {name: memory.train(group, parallel, model, options) for name, parallel in runs.items()}
+            for title, runs in (("replicas", memory.replica_runs(2, model)),
+                                ("shards", memory.sharing_runs(2, model, 12)))}
 
 
 def test_a_number_that_is_not_as_predicted_fails(ranks, tmp_path):
-    """Every rank, with a sentence that says which."""
+    """It fails on every rank, with a sentence that names the number."""
     with pytest.raises(RankAssertion, match="not as predicted: ZeRO 1: optimizer states, rank 1, gradients: .* bytes"):
         ranks.run(2, show_what_is_wrong, [*SMALL, "--output", str(tmp_path / "memory.png")])
 
@@ -98,8 +99,8 @@ def show_what_is_wrong(group, argv):
     ("--layers 3", r"has no option --layers"),
     ("--output LICENSE/memory.png", "LICENSE is a file, where a folder is needed"),
 ])
-def test_what_is_wrong_is_a_sentence(ranks, capsys, arguments, sentence):
-    """And nothing is printed beside it."""
+def test_a_wrong_option_gets_a_sentence(ranks, capsys, arguments, sentence):
+    """Nothing is printed besides."""
     with pytest.raises(RankFailure, match=f"UserError: .*({sentence})"):
         ranks.run(2, show, [*SMALL, *arguments.split()])
     assert capsys.readouterr().out == ""

@@ -10,7 +10,7 @@ SMALL = ["--layers", "1", "2", "--seeds", "2", "--train-iters", "6"]
 
 
 def test_the_result_does_not_depend_on_the_ranks(ranks, tmp_path, capfd):
-    """The same table, and a picture, however the runs are shared out."""
+    """The table is the same, and there is a picture, however the runs are divided among the ranks."""
     told = []
     for n in (1, 3):
         plot = tmp_path / f"{n}.png"

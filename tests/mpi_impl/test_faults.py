@@ -181,8 +181,8 @@ def saved(job, ranks, tmp_path):
 
 @pytest.mark.parametrize("n, stopped, moment, reason", [
     (4, 1, f"{CHECKPOINT}:save_shards 2", "the checkpoint's shards"),
-    pytest.param(2, 1, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds", marks=pytest.mark.deep),
-    pytest.param(4, 2, f"{CHECKPOINT}:load_piece 3", "what the checkpoint holds", marks=pytest.mark.deep),
+    pytest.param(2, 1, f"{CHECKPOINT}:load_piece 3", "the content of the checkpoint", marks=pytest.mark.deep),
+    pytest.param(4, 2, f"{CHECKPOINT}:load_piece 3", "the content of the checkpoint", marks=pytest.mark.deep),
     pytest.param(2, 0, f"{FILES}:make_aside 1", "a folder for the checkpoint", marks=pytest.mark.deep),
     pytest.param(2, 0, f"{FILES}:publish 1", "the checkpoint's manifest", marks=pytest.mark.deep),
     pytest.param(2, 1, f"{CHECKPOINT}:check_files 1", "the checkpoint's checksums", marks=pytest.mark.deep),

@@ -1,4 +1,4 @@
-"""What a run will take, as it is told before it begins, is what it takes."""
+"""A run takes the memory and time that are forecast before it begins."""
 import re
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from mpi_impl.comm.device import Memory
 from mpi_impl.parallel.model_state import ModelState
 from mpi_impl.reports.forecast import (Forecast, MemoryHost, RunSizes, check_memory, describe, describe_time, hosts_of,
-                                       measured, remedy)
+                                       measure_rate, remedy)
 from mpi_impl.reports.memory import rank_memory
 from mpi_impl.training.trainer import Trainer
 from reference.config import ModelConfig, ParallelConfig, Recompute
@@ -33,7 +33,7 @@ FLOAT32 = Precision("float32")
 @settings(max_examples=settings().max_examples // 5)
 @given(runs(), st.sampled_from(sorted(FORMATS)))
 def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
-    """To the byte, on every rank; but for padding that makes buckets divide by the replicas."""
+    """It is exact on every rank, but for the padding that makes buckets divisible by the replicas."""
     n, case, m, plan = run
     for forecast, expected, padding, hosts in ranks.run(n, forecast_and_account, case, m, plan, Precision(compute)):
         assert forecast.activations == expected.activations + expected.recomputed
@@ -42,7 +42,7 @@ def test_a_forecast_is_what_the_account_of_a_trainer_says(ranks, run, compute):
 
 
 def forecast_and_account(group, case, m, plan, precision):
-    """Of one rank: both, and the most bytes of padding; and how many ranks its machine has."""
+    """Return one rank's forecast and account, the most bytes of padding, and its machine's number of ranks."""
     with training_theorems.connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
         found = rank_memory(trainer, case.b, case.s, m)
@@ -58,7 +58,7 @@ def forecast_and_account(group, case, m, plan, precision):
     (1, True, True, 4 + 4), (2, True, True, 4 + 4 / 64), (3, True, True, 4 / 64),
 ])
 def test_what_a_parameter_takes_of_a_rank(zero_stage, cpu_offload, elsewhere, expected):
-    """In float32 on 64 replicas: parameter, gradient and moments, if they are in memory."""
+    """It takes the parameter, gradient and moments that are in memory, here in float32 on 64 replicas."""
     parallel = ParallelConfig(data_parallel_size=64, zero_stage=zero_stage, cpu_offload=cpu_offload)
     assert RunSizes(MODEL, parallel, FLOAT32, 1, 16, 1, elsewhere).bytes_of_parameter() == expected
 
@@ -119,7 +119,7 @@ def test_the_remedy_helps(share):
 
 @pytest.mark.parametrize("given", [Recompute("full", "uniform", 4), Recompute("full", "block", 1)])
 def test_the_remedy_is_not_what_was_given(given):
-    """Who recomputes in another way already is told so, and not to give --recompute-granularity full."""
+    """A run that recomputes fully already is not told to give --recompute-granularity full."""
     plan = RunSizes(MODEL, ParallelConfig(recompute=given), FLOAT32, 8, 16, 2)
     (found,) = plan.forecast()
     for share in (0.3, 0.6, 0.9, 0.95):
@@ -135,7 +135,7 @@ def test_the_description():
 
 
 def test_ranks_that_share_a_gpu_count_together(ranks):
-    """In what is free of it, which is less for each of them that looks later."""
+    """They share its free memory, of which each rank that looks later sees less."""
     assert ranks.run(3, gpus_of) == [[MemoryHost(70, Counter([0, 1]), "GPU"), MemoryHost(90, Counter([2]), "GPU")]] * 3
 
 
@@ -175,4 +175,4 @@ def test_the_time_is_that_of_the_multiplications(ranks, near, form):
 
 def describe_with_small_matrices(group, plan, near):
     with mock.patch("mpi_impl.reports.forecast.DEVICE_SIZE", 100):
-        return describe_time(plan, measured(group, near))
+        return describe_time(plan, measure_rate(group, near))

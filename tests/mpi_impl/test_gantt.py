@@ -64,7 +64,7 @@ def test_every_action_has_its_rectangle(sizes, forward, weight_gradient, communi
 
 
 def test_streams_have_their_own_lanes_and_time_starts_at_0():
-    """What is communicated meanwhile does not hide what is computed; what is no action is told by its name."""
+    """Communication does not hide the computation of its time; a slice that is no action shows its name."""
     cells = cells_of(MEASURED, scale=1e3)
     assert min(cell.start for cell in cells) == 0 and max(cell.end for cell in cells) == pytest.approx(100)
     assert sum(map(len, MEASURED)) == len(cells)
@@ -75,7 +75,7 @@ def test_streams_have_their_own_lanes_and_time_starts_at_0():
 
 
 def test_all_colours_differ():
-    """Of all kinds, and of the stages of a rank."""
+    """This holds for all kinds, and for the stages of a rank."""
     shades = [shade(COLORS[kind], i, 4) for kind in "FBIW" for i in range(4)]
     shades += [COLORS["communication"].lower(), COLORS["other"].lower()]
     assert len(set(shades)) == len(shades) == 18
@@ -112,7 +112,7 @@ def test_idle_time_is_marked_over_the_whole_makespan(drawn):
 
 @pytest.mark.parametrize("p, m", [(4, 8), pytest.param(8, 16, marks=pytest.mark.deep)])
 def test_numbers_fit_into_their_cells(drawn, p, m):
-    """As the renderer measures them: none is wider or higher than its cell."""
+    """The renderer measures them: none is wider or higher than its cell."""
     ranks = slices_of(played("interleaved", p, m, 2))
     figure, _ = drawn(Panel("", ranks), seconds=False)
     axes, cells = figure.axes[0], cells_of(ranks)

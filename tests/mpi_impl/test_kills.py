@@ -39,7 +39,7 @@ OPTIONS = f"""--num-layers 8 --hidden-size 16 --num-attention-heads 4 --seq-leng
 
 
 class Topology(NamedTuple):
-    """Of a job: so many ranks, and the options that say what each of them does."""
+    """The number of a job's ranks, and the options that divide the work between them."""
 
     n: int
     options: str
@@ -126,22 +126,22 @@ def soon(condition) -> bool:
 
 
 class Outcome(NamedTuple):
-    """Of a run that has come to its end."""
+    """The result of a run that has come to its end."""
 
     states: dict[str, np.ndarray]
     counters: tuple[int, int]
 
 
 def outcome(root: Path) -> Outcome:
-    """What the last checkpoint's files hold, joined to whole tensors."""
+    """Return the content of the last checkpoint's files, joined to whole tensors."""
     manifest = read_manifest(str(root))
     folder = Path(folder_of(str(root), manifest.iteration))
     parts = {name: load_file(folder / name) for name in manifest.files}
     states = {}
     for state in ("parameters", "m", "v"):
-        for name, (shape, boxes) in manifest.tensors.items():
-            whole = states[f"{state} {name}"] = np.full(shape, np.nan)
-            for box, rank in boxes:
+        for name, tensor in manifest.tensors.items():
+            whole = states[f"{state} {name}"] = np.full(tensor.shape, np.nan)
+            for box, rank in tensor.boxes:
                 whole[box] = parts[file_of(state, rank)][key_of(name, box)]
     return Outcome(states, (manifest.iteration, manifest.updates))
 

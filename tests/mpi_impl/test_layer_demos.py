@@ -1,4 +1,4 @@
-"""The demos of the layers and the collectives: on any number of ranks they tell everything, in order, and it is so."""
+"""The demos of the layers and the collectives: on any number of ranks their output is complete, ordered and right."""
 import importlib
 import re
 
@@ -18,8 +18,8 @@ def show(group, name, argv=()):
     importlib.import_module(f"mpi_impl.demos.{name}").show(group, argv)
 
 
-def told(ranks, capsys, name, n, *argv):
-    """What a demo prints on n ranks, as lines."""
+def output_of(ranks, capsys, name, n, *argv):
+    """Return the lines that a demo prints on n ranks."""
     capsys.readouterr()
     ranks.run(n, show, name, argv)
     return capsys.readouterr().out.splitlines()
@@ -28,8 +28,8 @@ def told(ranks, capsys, name, n, *argv):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", DEMOS)
 def test_all_ranks_speak_in_order(ranks, capsys, name, n):
-    """Wherever one rank speaks for itself, all do, from 0 on, and say something; the last line is the check's."""
-    lines = told(ranks, capsys, name, n)
+    """Where one rank has a line of its own, all have one, in rank order; the last line is the check's."""
+    lines = output_of(ranks, capsys, name, n)
     speakers = [int(found[1]) for line in lines if (found := re.match(r"  rank (\d+): *\S", line))]
     assert speakers == list(range(n)) * (len(speakers) // n) and len(speakers) >= 2 * n
     for at, line in enumerate(lines):
@@ -44,7 +44,7 @@ def test_all_ranks_speak_in_order(ranks, capsys, name, n):
 
 # ---- who owns what --------------------------------------------------------------------------------------------------
 
-OWNED = [       # demo, what is cut, how many there are on n ranks, how many lists name it
+OWNED = [       # demo, what is sharded, its number on n ranks, how many lists name it
     ("collectives", "element", lambda n: round_up(4, n), 2),
     ("mlp", "column", lambda n: 4 * round_up(8, n), 1),
     ("mlp", "row", lambda n: 4 * round_up(8, n), 1),
@@ -62,8 +62,8 @@ OWNED = [       # demo, what is cut, how many there are on n ranks, how many lis
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name, what, whole, lists", OWNED, ids=[f"{name}: {what}s" for name, what, *_ in OWNED])
 def test_slices_tile_the_whole(ranks, capsys, name, what, whole, lists, n):
-    """Each rank names what it owns, in rank order; none of it is owned twice, and none by no one."""
-    lines = [line for line in told(ranks, capsys, name, n) if line.startswith("  rank ") and "%" not in line]
+    """The ranks name their pieces in rank order, without overlap or gap."""
+    lines = [line for line in output_of(ranks, capsys, name, n) if line.startswith("  rank ") and "%" not in line]
     owned = [found for line in lines if (found := span_in(line, what)) is not None]
     assert len(owned) == lists * n
     for first in range(0, len(owned), n):
@@ -71,14 +71,14 @@ def test_slices_tile_the_whole(ranks, capsys, name, what, whole, lists, n):
 
 
 def span_in(line, what):
-    """What a line says that its rank owns, as a list of numbers; None if it does not say."""
+    """Return the numbers that a line names as its rank's own; None if it names none."""
     if re.search(rf"\bno {what}s\b", line):
         return []
     found = re.search(rf"\b{what}s? (\d+)(?: to (\d+))?(?=[ ,:;])", line)
     return found and list(range(int(found[1]), int(found[2] or found[1]) + 1))
 
 
-# ---- what moved -----------------------------------------------------------------------------------------------------
+# ---- messages -------------------------------------------------------------------------------------------------------
 
 
 def all_reduce(elements, n):
@@ -117,8 +117,8 @@ SENT = {
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", DEMOS)
 def test_the_table_is_the_formula(ranks, capsys, name, n):
-    """Every line of the table of what moved: the operation, and the bytes of the paper's formula."""
-    lines = told(ranks, capsys, name, n)
+    """Every line of the table of messages has the operation, and the bytes of the paper's formula."""
+    lines = output_of(ranks, capsys, name, n)
     start = next(at for at, line in enumerate(lines) if line.startswith("phase"))
     rows = []
     for line in lines[start + 1:]:
@@ -128,15 +128,15 @@ def test_the_table_is_the_formula(ranks, capsys, name, n):
     assert rows == [(operation, f"{sent:,.0f}") for operation, sent in SENT[name](n)]
 
 
-# ---- what is told of each -------------------------------------------------------------------------------------------
+# ---- the output of each demo ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_collectives_can_be_followed(ranks, capsys, n):
-    """The arrays before and after are what one does in one's head; in the ring each sends what the last one sent, and
-    its own.
+    """The arrays before and after are those of mental arithmetic; in the ring each rank sends the sum of the piece that
+    the previous rank has sent and its own.
     """
-    text = "\n".join(told(ranks, capsys, "collectives", n))
+    text = "\n".join(output_of(ranks, capsys, "collectives", n))
     N = round_up(4, n)
     xs = [[10 * rank + i + 1 for i in range(N)] for rank in range(n)]
     total, piece = [sum(column) for column in zip(*xs)], N // n
@@ -154,16 +154,16 @@ def test_collectives_can_be_followed(ranks, capsys, n):
 
 
 def numbers_after(text, heading, n):
-    """The numbers in the ranks' lines that follow a heading."""
+    """Return the numbers in the ranks' lines that follow a heading."""
     lines = text[text.index(f"\n{heading}"):].split("\n")
     ours = [line for line in lines if line.startswith("  rank ")][:n]
     return [[int(one) for one in re.findall(r"\d+", line.split(":", 1)[1])] for line in ours]
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_every_head_shares_out_its_attention(ranks, capsys, n):
-    """Each head once, in order; its shares add up to 1."""
-    lines = [line for line in told(ranks, capsys, "attention", n) if "%" in line]
+def test_every_heads_attention_adds_up_to_one(ranks, capsys, n):
+    """Each head is shown once, in order; its weights add up to 1."""
+    lines = [line for line in output_of(ranks, capsys, "attention", n) if "%" in line]
     assert [int(re.search(r"head (\d+)", line)[1]) for line in lines] == list(range(round_up(4, n)))
     assert all(abs(sum(map(int, re.findall(r"(\d+)%", line))) - 100) <= 2 for line in lines)
 
@@ -171,10 +171,8 @@ def test_every_head_shares_out_its_attention(ranks, capsys, n):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("sentence", ["the cat sat on the mat and the dog sat on the cat", "to be or not to be", "so"])
 def test_every_word_is_found_once(ranks, capsys, sentence, n):
-    """Of the ranks' lines below the text, each place is filled by just one, with the word above it; its owner has said
-    that it owns it; and the padding is named.
-    """
-    lines, words = told(ranks, capsys, "embedding", n, "--sentence", sentence), sentence.split()
+    """Below the text just one rank's line has the word of each place; that rank owns it; and the padding is named."""
+    lines, words = output_of(ranks, capsys, "embedding", n, "--sentence", sentence), sentence.split()
     at = next(at for at, line in enumerate(lines) if line.strip() == sentence)
     found = [line.split()[2:] for line in lines[at + 1:at + 1 + n]]
     assert [[one for one in place if one != "."] for place in zip(*found, strict=True)] == [[word] for word in words]
@@ -189,9 +187,9 @@ def test_every_word_is_found_once(ranks, capsys, sentence, n):
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_the_loss_follows_from_what_is_told(ranks, capsys, n):
-    """Maximum of the maxima, sums of the sums; one rank has the target; the gradients add up to 0."""
-    lines = told(ranks, capsys, "cross_entropy", n)
+def test_the_loss_follows_from_the_printed_numbers(ranks, capsys, n):
+    """It follows from the maximum of maxima and the sum of sums; one rank has the target; gradients add up to 0."""
+    lines = output_of(ranks, capsys, "cross_entropy", n)
     each = [line for line in lines if re.match(r"  rank \d+: largest logit", line)]
     everyone = next(line for line in lines if line.startswith("  all:"))
     highest, total, picked = (float(re.search(rf"{what} ([+-]?[\d.]+)", everyone)[1])
@@ -208,9 +206,9 @@ def test_the_loss_follows_from_what_is_told(ranks, capsys, n):
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_less_is_kept(ranks, capsys, n):
-    """Sharded by positions, everything outside the regions takes 1/t of the bytes; the demo says what is sent."""
-    lines = told(ranks, capsys, "sequence_parallel", n)
+def test_sequence_parallelism_keeps_less(ranks, capsys, n):
+    """Sharded by positions, everything outside the regions takes 1/t of the bytes; the bytes sent are the formulas'."""
+    lines = output_of(ranks, capsys, "sequence_parallel", n)
     start = next(at for at, line in enumerate(lines) if "sharded by positions  bytes" in line)
     x = 2 * round_up(8, n) * 4 * round_up(4, n)
     table = [[int(cell.replace(",", "")) for cell in re.split(" {2,}", line) if cell.replace(",", "").isdigit()]
@@ -226,8 +224,8 @@ def test_less_is_kept(ranks, capsys, n):
 
 MAPPINGS, LEFT = "mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)"
 BUGS = [        # demo, what its check says, the bug
-    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.transports.mpi", "cut_in_pieces(x, ",
-                                                  "cut_in_pieces(x[::-1], ")),
+    ("collectives", "reduce-scatter differs", Bug("mpi_impl.comm.transports.mpi", "split_in_pieces(x, ",
+                                                  "split_in_pieces(x[::-1], ")),
     ("collectives", "all-reduce differs", Bug("mpi_impl.comm.transports.mpi", "ready(buffer), OPERATIONS[op])",
                                               "ready(buffer), MPI.MAX)")),
     ("collectives", "the ring differs", Bug("mpi_impl.demos.collectives", "pieces[incoming] += arrived",
@@ -257,7 +255,7 @@ BUGS = [        # demo, what its check says, the bug
 
 @pytest.mark.parametrize("name, sentence, bug", BUGS, ids=[f"{name}: {what}" for name, what, _ in BUGS])
 def test_the_check_can_fail(ranks, name, sentence, bug):
-    """A bug in a layer, in a region or in the demo: AssertionError on the ranks, with a sentence that says what."""
+    """A bug in a layer, a region or the demo raises AssertionError on the ranks, with a sentence that names it."""
     assert_caught(ranks, 3, bug, show, name)
     with pytest.raises(RankAssertion, match=f"{sentence} from the textbook's by"):
         ranks.run(3, planted_run, bug, show, name)
@@ -288,7 +286,7 @@ def test_the_check_can_fail(ranks, name, sentence, bug):
     *[(name, "--no-such-thing 1", f"mpi_impl.demos.{name} has no option --no-such-thing") for name in DEMOS],
     ("mlp", "--hidden-size eight", "invalid int value: 'eight'"),
 ])
-def test_what_is_wrong_is_a_sentence(ranks, name, arguments, sentence):
+def test_a_wrong_option_gets_a_sentence(ranks, name, arguments, sentence):
     with pytest.raises(RankFailure, match=f"UserError: .*{sentence}"):
         ranks.run(3, show, name, arguments.split())
 
@@ -297,8 +295,8 @@ def test_what_is_wrong_is_a_sentence(ranks, name, arguments, sentence):
     ("collectives", "--elements 24"), ("mlp", "--hidden-size 6"), ("attention", "--num-attention-heads 27"),
     ("embedding", "--hidden-size 9"), ("cross_entropy", "--vocab-size 3"), ("sequence_parallel", "--seq-length 3")])
 def test_other_sizes(ranks, capsys, name, arguments):
-    """Sizes of the user's own are computed right, too, and what is too long is cut short."""
-    lines = told(ranks, capsys, name, 3, *arguments.split())
+    """The results are right with the user's own sizes, too, and lines that are too long are shortened."""
+    lines = output_of(ranks, capsys, name, 3, *arguments.split())
     assert lines[-1].startswith("The check against reference/") and all(len(line) <= 120 for line in lines[:-1])
 
 

@@ -17,7 +17,7 @@ MODEL = ModelConfig(2, 420, 84, 11, 13)      # a and h that all the t below divi
 
 
 def value(formula, **letters):
-    """Of a text like `s b h (10 + 24/t)`: what stands side by side is multiplied."""
+    """Evaluate a text like `s b h (10 + 24/t)`, in which neighbours are factors."""
     return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula), {"__builtins__": {}}, letters)
 
 
@@ -49,7 +49,7 @@ def value_for_a_layer(formula, inventory):
 @pytest.mark.parametrize("t", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("granularity", ["none", "selective", "full"])
 def test_the_formula_of_a_layer(t, granularity):
-    """Of any t, with and without sequence parallelism, and whatever is computed again."""
+    """It holds for any t, with and without sequence parallelism, and for any recompute."""
     for parallel in {ParallelConfig(t), ParallelConfig(t, sequence_parallel=t > 1)}:
         inventory = inventory_of(replace(parallel, recompute=Recompute(granularity)))
         assert value_for_a_layer(formula_of(inventory.parallel), inventory) == pytest.approx(layer_formula(inventory))

@@ -1,4 +1,4 @@
-"""What ranks hold is what was predicted, to the byte; and bytes of arrays are what the process allocates."""
+"""Ranks hold the predicted bytes exactly, and the bytes of arrays are those that the process allocates."""
 import gc
 import tracemalloc
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, prec
                                        Recompute("full", num_layers=3), Recompute("full", "block", 2)],
                          ids=lambda r: f"{r.granularity}-{r.method}-{r.num_layers}")
 def test_every_way_to_recompute(ranks, recompute, positions):
-    """On two stages with three and two layers, which share rope's tables."""
+    """The two stages have three and two layers, which share rope's tables."""
     case = Case(1, ModelConfig(5, 8, 2, 11, 4, positions), b=2, s=4, seed=1)
     for one in ranks.run(2, memory_of_a_run, case, Plan(2, recompute=recompute), 2, FLOAT32):
         assert one.as_predicted, one.compared
@@ -101,7 +101,7 @@ def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far)
 
 
 def allocations(group, case, plan, folder):
-    """What a rank holds, and what it has allocated: after a Trainer's construction, and after a step."""
+    """Return the bytes that a rank holds and has allocated: after a Trainer's construction, and after a step."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         for traced in (False, True):         # the first time, modules are imported and the like
             if traced:
@@ -171,7 +171,7 @@ def test_ranks_are_named_in_spans():
 
 @given(cases(), recomputes())
 def test_the_tables_add_up(case, recompute):
-    """What is printed of a layer: its items, their sums, and the way from the formula's to ours in 16 bits."""
+    """A layer's items add up to the printed sums, and the steps lead from the formula's bytes to ours in 16 bits."""
     inventory = ActivationInventory(case.model, case.b, case.s, FLOAT32, ParallelConfig(
         case.t, sequence_parallel=case.sequence_parallel, keep_gathered_inputs=case.keep_gathered_inputs,
         recompute=recompute))

@@ -1,4 +1,4 @@
-"""What a run tells: progress for a person, JSON lines for a program, and the ledger beside its predictions."""
+"""The output of a run: progress for a person, JSON lines for a program, and the ledger beside its predictions."""
 import json
 from dataclasses import replace
 from math import inf, nan
@@ -46,7 +46,7 @@ def test_a_scaled_loss_tells_its_scale_and_what_was_skipped(capsys, tmp_path):
 
 
 def test_a_run_that_goes_on_counts_its_own_steps(capsys):
-    """From a checkpoint: time left by the steps of this run; its first line comes at once."""
+    """After a checkpoint, the time left follows from this run's steps; its first line comes immediately."""
     metrics = Metrics(100, 1000, 50, None, speaks=True)
     for iteration in (81, 82):
         metrics.step(iteration, StepResult((3.5,), 1.0, 1e-3), 2.0)
@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_counts_its_own_steps(capsys):
 
 
 def test_a_run_that_goes_on_goes_on_with_its_file(tmp_path):
-    """What stands there of later iterations, and a line that was not finished, make room; a new run begins anew."""
+    """Rows of later iterations and an unfinished line are removed; a new run begins a new file."""
     path = tmp_path / "m"
     for begins, iterations in ((0, (1, 2, 3)), (2, (3, 4)), (0, (1,))):
         if begins:
@@ -123,8 +123,7 @@ def test_what_sequence_parallelism_sends_is_stated(keep, backward, factor):
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize("untied", [False, True])
 def test_what_replicas_send_is_stated(stage, formula, times, d, untied):
-    """To the element, and beside that the ZeRO paper's formula, which stage 3 misses: tables are not used like blocks.
-    """
+    """The statement is exact; the ZeRO paper's formula beside it fails for stage 3, where tables are unlike blocks."""
     model = replace(MODEL, untie_embeddings_and_output_weights=untied)
     sizes = (model, ParallelConfig(data_parallel_size=d, zero_stage=stage), 5, 8, WORK)
     layout, = layouts_of_ranks(*sizes[:2])
@@ -137,7 +136,7 @@ def test_what_replicas_send_is_stated(stage, formula, times, d, untied):
     exact = short + (3 * tables * (d - 1) / d if stage == 3 else 0)
     assert f"a step of m = 3: {exact:,.0f}. Predicted: {exact:,.0f}. ZeRO" in said
     assert ("needs no parameters" in said) == (stage == 3)
-    assert ("tied word table" in said) == (stage == 3 and not untied)
+    assert ("a tied table is gathered" in said) == (stage == 3 and not untied)
 
 
 @pytest.mark.parametrize("t, scatter, sent", [(4, True, "b s h / t = 160"), (4, False, "b s h = 640"),
@@ -156,7 +155,7 @@ def test_what_a_pipeline_sends_is_stated(t, scatter, sent):
 
 @pytest.mark.parametrize("elements, calls", [(1, 1), (0, 1)])
 def test_one_call_too_many_is_marked(elements, calls):
-    """In calls or in elements; and so is traffic that never came."""
+    """A difference in calls or in elements is marked, and so is traffic that never came."""
     ledger = as_predicted()
     with ledger.phase("forward"):
         ledger.record("all_reduce", "tensor", 4, "mlp output", elements, "float64")

@@ -50,7 +50,7 @@ def files(tmp_path, monkeypatch):
     (dict(save="d/" * 1900), "folders in one another is too deep"),
 ])
 def test_an_output_that_cannot_be_is_a_sentence(files, options, says):
-    """And every file is as it was."""
+    """Every file stays as it was."""
     with pytest.raises(UserError, match=says):
         check_outputs(Namespace(**options))
 

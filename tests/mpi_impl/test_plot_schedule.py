@@ -1,12 +1,11 @@
-"""The command draws what it is asked for and prints what the simulator says."""
+"""The command draws the schedules of its options, and prints the simulator's results."""
 import re
 import subprocess
 import sys
-from argparse import Namespace
 
 import pytest
 
-from mpi_impl.plot_schedule import main, times
+from mpi_impl.plot_schedule import TimeOptions, main, times
 from mpi_impl.reports.timelines import gantt
 from mpi_impl.reports.timelines.timelines import slices_of
 from reference.errors import UserError
@@ -19,7 +18,7 @@ LINE = re.compile(r"(.*): makespan (\S+), bubble (\S+) \(idle / ideal time\), st
 
 @pytest.fixture
 def plot(monkeypatch, tmp_path, capsys):
-    """Runs the command; gives the fields of the lines that it prints, and the panels that it draws."""
+    """Return a function that runs the command, and returns the fields of its lines, and its panels."""
     def run(*arguments):
         panels = []
         monkeypatch.setattr(gantt, "draw_timelines", lambda path, drawn, seconds: panels.extend(drawn))
@@ -31,7 +30,7 @@ def plot(monkeypatch, tmp_path, capsys):
     return run
 
 
-def test_what_is_printed_is_what_the_simulator_says(plot):
+def test_the_printed_numbers_are_the_simulators(plot):
     """By hand: each of a rank's v stages takes 1/v of the rank's time; the panels show those timelines."""
     lines, panels = plot(*"--schedule 1f1b --schedule interleaved -p 3 -m 6 -v 2".split(),
                          *"--forward 4 --input-gradient 5 --weight-gradient 3 --communication 0.25".split())
@@ -47,9 +46,9 @@ def test_what_is_printed_is_what_the_simulator_says(plot):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_all_ranks_take_the_time_of_their_layers(name):
-    """Whatever the placement: for one microbatch, F + I + W on each rank; F alone where nothing goes backward."""
+    """For any placement a microbatch takes F + I + W on each rank; F alone where there is no backward."""
     schedule = make(name, 4, 8, 2 if name == "interleaved" else None)
-    t = times(schedule, Namespace(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
+    t = times(schedule, TimeOptions(forward=2.0, input_gradient=3.0, weight_gradient=5.0, communication=0.5))
     for actions in schedule.ranks:
         whole = 10 if any(action.kind != "F" for action in actions) else 2
         assert sum(map(t.of, actions)) == pytest.approx(8 * whole)
@@ -68,7 +67,7 @@ def test_v_goes_to_those_that_take_it(plot):
 
 
 def test_a_schedule_from_csv_is_the_schedule(plot, tmp_path):
-    """Drawn below the named ones, like the same schedule by name; a last line that is empty is no rank."""
+    """It is drawn below the named ones, identical to the same schedule by name; an empty last line is no rank."""
     (tmp_path / "mine.csv").write_text(to_csv(make("zb-h1", 3, 5)) + "\n\n")
     (named, mine), panels = plot("--schedule", "zb-h1", "-p", "3", "-m", "5", "--csv", "mine.csv")
     assert mine == ("mine.csv, p = 3, m = 5", *named[1:])
@@ -111,8 +110,8 @@ def test_a_rank_with_more_stages_does_them_in_less_time_each(plot, tmp_path):
     ("--csv circle.csv", r"(?s)--csv circle.csv holds a schedule that cannot run. 1B0 comes before.*>1B0< >1F0<"),
     ("--output no/picture.png", r"no/picture.png cannot be written: No such file"),
 ])
-def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
-    """And nothing is printed or written beside it."""
+def test_a_wrong_option_gets_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
+    """Nothing is printed or written besides."""
     monkeypatch.chdir(tmp_path)
     files = {"binary.csv": b"\xff\xfe\x00", "word.csv": b"0F0,forward\n", "empty.csv": b"\n",
              "long.csv": b"0F" + b"9" * 5000, "gap.csv": b"0F0,0B0\n\n1F0,1B0\n", "circle.csv": b"0F0,0B0\n1B0,1F0\n"}
@@ -139,5 +138,5 @@ def test_the_program(tmp_path):
 
 def test_a_stage_is_known_by_its_number():
     """Stages that stand in a V have their own times too: stage 7 of zb-v on 4 ranks is on rank 0."""
-    t = times(make("zb-v", 4, 8), Namespace(forward=1.0, input_gradient=1.0, weight_gradient=2.0, communication=0.0))
+    t = times(make("zb-v", 4, 8), TimeOptions(forward=1.0, input_gradient=1.0, weight_gradient=2.0, communication=0.0))
     assert t.of(Action(7, "F", 0)) == 0.5 and t.of(Action(7, "W", 0)) == 1.0

@@ -3,8 +3,8 @@ import pytest
 
 from mpi_impl.programs.arguments import parse
 from mpi_impl.programs.presets import PRESETS
-from mpi_impl.reports.forecast import Measured, RunSizes
-from mpi_impl.reports.throughput import counted, throughput_of
+from mpi_impl.reports.forecast import MeasuredRate, RunSizes
+from mpi_impl.reports.throughput import describe_flops, throughput_of
 from reference.config import ModelConfig
 from reference.costs.flops import iteration_flops
 from reference.costs.parameters import parameters
@@ -17,7 +17,7 @@ NAMES = [(architecture, name) for architecture, presets in PRESETS.items() for n
 
 @pytest.mark.parametrize("architecture, name", NAMES)
 def test_it_has_as_many_parameters_as_its_name_says(architecture, name):
-    """And every preset goes through all checks on one rank."""
+    """Every preset passes all checks on one rank, too."""
     settings, said = parse(["--preset", name], 1, architecture), name.partition("-")[2]
     size, near = float(said[:-1]) * UNITS[said[-1]], 0.05 if said[-1] == "b" else 0.005
     assert parameters(settings.model(WORDS[architecture])) == pytest.approx(size, rel=near)
@@ -27,8 +27,8 @@ def test_it_has_as_many_parameters_as_its_name_says(architecture, name):
 @pytest.mark.parametrize("t", [1, 8])
 @pytest.mark.parametrize("architecture, name", NAMES)
 def test_its_flops_are_megatrons(architecture, name, t):
-    """Of the words that there are. Words of padding, which depend on t, are more for Megatron, and not for us; BERT's
-    heads are more for us. A run says how many they are, and how many with the presets' recompute.
+    """They count the tokens of the vocabulary. Megatron also counts its padding, which depends on t, and we also count
+    BERT's heads. A run prints the number, and the number with the presets' recompute.
     """
     settings = parse(["--preset", name], 1, architecture)
     c, B, s = settings.model(WORDS[architecture]), settings.args.global_batch_size, settings.args.seq_length
@@ -38,7 +38,7 @@ def test_its_flops_are_megatrons(architecture, name, t):
     padding = 6 * B * s * h * (padded - c.vocab_size)
     assert padding > 0 and iteration_flops(c, B, s) == megatrons_flops(c, B, s, padded) + heads - padding
     plan = RunSizes(c, settings.parallel, settings.precision, settings.args.micro_batch_size, s, settings.microbatches)
-    assert counted(plan, throughput_of(plan, 1, [], Measured(1e9, "float32"))).startswith(
+    assert describe_flops(plan, throughput_of(plan, 1, [], MeasuredRate(1e9, "float32"))).startswith(
         f"a step is {iteration_flops(c, B, s):.3e} FLOPs of the model, and {iteration_flops(c, B, s, 'full'):.3e} with "
         "what is computed again")
     later = megatrons_flops(c, B, s, padded, core=0.5)

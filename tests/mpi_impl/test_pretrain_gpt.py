@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 
 from mpi_impl.data.cached import prepare
 from mpi_impl.data.indexed import write_indexed
+from mpi_impl.data.tokenizer_choice import TokenizerChoice
 from mpi_impl.launching.pool import RankFailure
 from mpi_impl.parallel import buffers
 from mpi_impl.runtime.files import check_folder
@@ -98,7 +99,7 @@ def test_a_run_with_its_parameters_cut_and_in_files(ranks, corpus, tmp_path, cap
 
 
 def folders_of_files(group, options):
-    """Where a run makes the files of its shards."""
+    """Return the folders in which a run makes the files of its shards."""
     with mock.patch.object(buffers, "TemporaryFile", wraps=buffers.TemporaryFile) as files:
         pretrain(group, options)
     return [call.kwargs["dir"] for call in files.call_args_list]
@@ -152,7 +153,7 @@ def test_verify_stands_a_loss_of_zero(ranks, tmp_path):
 
 
 def test_an_evaluation_is_the_mean_over_its_batches(ranks, corpus, tmp_path):
-    """With nothing learnt, the loss over 4 batches is the mean of what each of them gives; training data differ."""
+    """Without training, the loss over 4 batches is the mean of their losses; training data differ."""
     def validation(*options):
         path = tmp_path / "metrics"
         train(ranks, 4, [*split(p=2), *SMALL, *corpus, "--lr", "0", "--train-iters", "3", "--metrics-file", str(path),
@@ -187,7 +188,7 @@ def test_a_gradient_without_end_stops_the_run(ranks, corpus):
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_skipped_steps_are_predicted_too(ranks, corpus, capfd, stage):
-    """In a step without an update nothing is published: the ledger's prediction knows, and so does the textbook. And
+    """A step without an update sends no new parameters: the ledger's prediction knows, and so does the textbook. And
     probabilities take 2 bytes each where the loss is computed in float16.
     """
     train(ranks, 4, [*split(2), *SMALL, *corpus, "--dtype", "float32", "--fp16", "--initial-loss-scale", "2e9",
@@ -248,7 +249,7 @@ def test_bad_input_is_one_sentence_on_all_ranks(ranks, corpus, options, sentence
 
 
 def launch(n, *options, program=("-m", "mpi_impl.pretrain_gpt")):
-    """As a person starts it."""
+    """Start the program as a person does."""
     command = [sys.executable, "-m", "mpi_impl.launch", "-n", str(n), "--timeout", "60", *program, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=70)
 
@@ -307,7 +308,7 @@ def test_a_vocabulary_too_small_for_the_data(ranks, corpus):
 @pytest.mark.parametrize("size, sentence", [(2_000_000, "too large"), (256, "too small")])
 def test_a_vocabulary_that_cannot_be_trained_is_refused_before_the_corpus_is_read(size, sentence):
     with pytest.raises(UserError, match=f"--vocab-size {size} is {sentence}"):
-        prepare("no/such/corpus", vocab_size=size)
+        prepare("no/such/corpus", TokenizerChoice(vocab_size=size))
 
 
 def test_the_folder_of_a_trace_is_made(tmp_path):

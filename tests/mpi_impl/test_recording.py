@@ -10,10 +10,11 @@ from mpi_impl.recording.completeness import check_whole, may_lack
 from mpi_impl.recording.differences import compare
 from mpi_impl.recording.names import PHASES, Key
 from mpi_impl.recording.recorder import Recorder
-from mpi_impl.recording.recording import INDEX, TensorPart, in_memory, read
+from mpi_impl.recording.recording import INDEX, RunFacts, TensorPart, in_memory, read
 from mpi_impl.training.divergence import first_not_finite
-from reference.config import Recompute
+from reference.config import ParallelConfig, Recompute
 from reference.errors import UserError
+from reference.optimizer import OptimizerConfig
 from reference.params import leaves
 from reference.precision import LossScaler, LossScaling
 from tests.deep import every_other_deep, one_fast_of
@@ -42,7 +43,7 @@ DEEP = ("tensor", "interleaved", "replicas", "ZeRO-2")
 
 
 def observing_changes_nothing(group, of, plan):
-    """To the bit: not what a step reports, nor the weights."""
+    """Check that a step's report and the weights are bitwise identical with and without an observer."""
     found = []
     for observed in (False, True):
         with connected(group, plan.parallel(group.size, of)) as topology:
@@ -109,10 +110,10 @@ def test_a_bert_computes_the_same_tensors_too(ranks, model, n, of, plan):
 FOUND_OF_A_BERT = {
     "a mean of the replicas' means": "backward: logits",
     "a mean of the microbatches' means": "backward: logits",
-    "words that were not masked count": "backward: logits",
-    "padding is looked at": "forward: blocks.0.attention.probs",
-    "padding is looked at when a layer is computed again": "recompute: blocks.0.attention.probs",
-    "a stage in the middle is not told of padding": "forward: blocks.1.attention.probs",
+    "tokens that were not masked count": "backward: logits",
+    "padding is attended to": "forward: blocks.0.attention.probs",
+    "padding is attended to in a recomputed layer": "recompute: blocks.0.attention.probs",
+    "a stage in the middle does not get the lengths": "forward: blocks.1.attention.probs",
     "the sum past a norm that begins before it": "backward: blocks.1.attention.output",
     "token types of the first positions on every rank": "forward: blocks.0.input_layernorm.normed",
     "one token type gets the gradient of both": "gradients: embedding.token_type",
@@ -124,7 +125,7 @@ FOUND_OF_A_BERT = {
 
 @pytest.mark.parametrize("name", one_fast_of(3, FOUND_OF_A_BERT))
 def test_the_bugs_of_a_bert_are_found(ranks, name):
-    """By a step on ranks that they bite, beside one on one rank."""
+    """A step on ranks that a bug affects is compared with one on one rank."""
     bug, n, _, of, *others = OF_BERT[name]
     plan = next((one for one in others if isinstance(one, Plan)), Plan())
     recompute = next((one for one in others if isinstance(one, Recompute)), plan.recompute)
@@ -138,7 +139,7 @@ def test_the_bugs_of_a_bert_are_found(ranks, name):
 
 @pytest.mark.parametrize("form", one_fast_of(3, ("bfloat16", "float16", "float32")))
 def test_another_format_is_no_other_run(ranks, one_rank, form):
-    """What it rounds is allowed for, in the weights that the model computes with, too."""
+    """Its rounding is allowed for, also in the weights with which the model computes."""
     found = compare(one_rank, record(ranks, 2, case(2), form=form))
     assert not found.differences and found.worst.strain < 0.7
 
@@ -157,7 +158,7 @@ def test_what_is_seen_is_what_is_there(one_rank):
 
 
 def test_what_is_seen_has_its_place_and_its_phase(ranks):
-    """What one stage sends another receives; what is computed again is not the forward; and nothing is padding."""
+    """A stage receives what another sends, recomputed tensors have their own phase, and no part is padding."""
     run = record(ranks, 4, case(2), Plan(2, recompute=Recompute("full", "block", 1)), steps=1)
     for phase in ("forward", "backward"):
         assert {part.rank for part in run.parts[Key(1, phase, "blocks.2.input")]} == {0, 1, 2, 3}
@@ -173,7 +174,8 @@ def test_what_is_seen_has_its_place_and_its_phase(ranks):
 
 # ---- compared -------------------------------------------------------------------------------------------------------
 
-ABOUT = {"model": {"position_embedding_type": "rope"}, "optimizer": {"lr": 1.0}, "format": "float64"}
+ABOUT = RunFacts(replace(MODEL, position_embedding_type="rope"), OptimizerConfig(1.0, 1), 2, BATCH, 4, "float64",
+                 ParallelConfig())
 
 
 @st.composite
@@ -226,7 +228,7 @@ def test_a_bias_that_all_answers_share_is_left_out():
 
 
 def test_ranks_of_one_run_that_disagree_are_named():
-    """Who comes first has the word, and who is furthest off is named first."""
+    """The first rank's values are the expected ones, and the rank that differs most is named first."""
     copies = [(TensorPart(rank, (0,), (3,), False), np.array([1.0, 2.0, 3.0 + off]))
               for rank, off in enumerate([0, 1e-3, 0, 1e-2])]
     difference, = compare(recording_of(copies), recording_of(copies[:1])).differences
@@ -238,7 +240,7 @@ def test_ranks_of_one_run_that_disagree_are_named():
     ("blocks.0.attention.b_qkv", (3, 2, 4), np.s_[1, 1, 2], np.s_[0, 1, 2]),      # the key bias, and the query bias
     ("blocks.0.attention.k", (1, 3, 2, 4), np.s_[0, :, 1, 2], np.s_[0, 1, 1, 2])])    # all positions, and one of them
 def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
-    """Without rope, which turns what is added to a key by the key's position."""
+    """This is without rope, which rotates an addition to a key by the key's position."""
     def differs(where, positions="learned_absolute"):
         x = np.random.default_rng(1).normal(size=shape)
         y = x.copy()
@@ -246,7 +248,7 @@ def test_what_softmax_does_not_feel_is_left_out(name, shape, unfelt, felt):
         a, b = (recording_of([(TensorPart(0, (i, *[0] * (x.ndim - 1)), (1, *x.shape[1:]), False), values[i:i + 1])
                               for i in range(len(x))], name) for values in (x, y))
         for run in (a, b):
-            run.about = run.about | {"model": {"position_embedding_type": positions}}
+            run.about = replace(run.about, model=replace(MODEL, position_embedding_type=positions))
         return bool(compare(a, b).differences)
 
     assert (differs(unfelt), differs(felt), differs(unfelt, "rope")) == (False, True, True)
@@ -269,12 +271,12 @@ def test_the_order_of_computation(shuffled):
 
 
 @pytest.mark.parametrize("name, other, told", [
-    ("model", {"position_embedding_type": "learned_absolute"},
+    ("model", replace(MODEL, position_embedding_type="learned_absolute"),
      "the model's position_embedding_type is rope in A, but learned_absolute in B"),
-    ("seed", 3, "the seed is None in A, but 3 in B")])
+    ("seed", 3, "the seed is 2 in A, but 3 in B")])
 def test_other_runs_are_not_compared(name, other, told):
     a, b = recording_of([]), recording_of([])
-    b.about = b.about | {name: other}
+    b.about = replace(b.about, **{name: other})
     with pytest.raises(UserError, match=told):
         compare(a, b)
 
@@ -291,7 +293,7 @@ def test_steps_that_both_have_skipped_prove_nothing():
             (np.inf, np.nan, (half, half), "overflow float16 and say nothing.*smaller loss scale"),
             (1.0, np.inf, (wide, half), "overflow float16 and say nothing"), (np.inf, 1.0, (wide, half), ""),
             (np.inf, 1.0, (half, half), ""), (np.inf, 1.0, (wide, wide), ""), (1.0, 1.0, (wide, wide), "")):
-        a, b = (in_memory(ABOUT | {"format": form}, [
+        a, b = (in_memory(replace(ABOUT, format=form), [
             (Key(1, "step", "gradient norm"), part, np.array([norm])),
             (Key(1, "optimizer m", "embedding.word"), part, np.array([float(form == half)]))])
             for norm, form in zip((one, other), formats, strict=True))
@@ -308,16 +310,16 @@ def test_steps_that_both_have_skipped_prove_nothing():
 @pytest.mark.parametrize("steps, of", every_other_deep([
     (3, case(2, cut=True, model=replace(BERT, num_layers=2))), (1, case())]))
 def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
-    """To the bit, of two steps at most; who writes says how much it is."""
+    """It is bitwise identical, of two steps at most; rank 0 prints the size."""
     found = ranks.run(2, written, of, Plan(zero_stage=1), str(tmp_path / "run"), steps, "bfloat16")
     memory, disk = in_memory(found[0][0], [one for _, taken, _ in found for one in taken]), read(str(tmp_path / "run"))
-    assert bits(memory) == bits(disk) and disk.about["format"] == "bfloat16"
+    assert bits(memory) == bits(disk) and memory.about == disk.about and disk.about.format == "bfloat16"
     assert {key.iteration for key in disk.parts} == {*range(1, min(steps, 2) + 1)}
     assert ["B, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
 
 
 def changed(change):
-    """What changes the list of parts in a folder."""
+    """Return a function that changes the list of parts in a folder."""
     def spoil(folder):
         content = json.loads((folder / INDEX).read_text())
         change(content)
@@ -326,23 +328,24 @@ def changed(change):
 
 
 def put(content, i, value):
-    """The first part's i-th entry is another."""
-    content["parts"][0][i] = value
+    """Replace the i-th field of the first part's TensorPart; or with i < 0 a field of its Key."""
+    key, part = content["parts"][0]
+    (part if i >= 0 else key)[i] = value
 
 
 @pytest.mark.parametrize("spoil, told", [
     (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json is not there"),
     (lambda folder: (folder / INDEX).write_text("[]"), "does not hold what it should: expected `object`, got `array`"),
     (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold what it should"),
-    (lambda folder: (folder / INDEX).write_text(json.dumps({"about": {}, "parts": []})), "does not tell the format"),
+    (changed(lambda content: content["about"].pop("model")), "missing required field `model`"),
     (changed(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
-    (changed(lambda content: content["about"].update(seed="one", format="int8")), "no format int8"),
+    (changed(lambda content: content["about"].update(format="int8")), "no format int8"),
     (changed(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
-    (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 9, at"),
-    (changed(lambda content: put(content, 2, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
-    (changed(lambda content: put(content, 4, [10**25])), "expected `int` <= 9007199254740992"),
-    (changed(lambda content: put(content, 4, [0, 0, 0, 0, 0])), "is no part of a tensor"),
-    (changed(lambda content: put(content, 7, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
+    (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 2, at"),
+    (changed(lambda content: put(content, -1, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
+    (changed(lambda content: put(content, 1, [10**25])), "expected `int` <= 9007199254740992"),
+    (changed(lambda content: put(content, 1, [0, 0, 0, 0, 0])), "is no part of a tensor"),
+    (changed(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").write_bytes(b"x" * 50), "rank-0.*cannot be read"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
 def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
@@ -354,7 +357,7 @@ def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):
 
 
 def test_half_a_recording_is_refused(ranks):
-    """Without an iteration, a tensor, a rank's part of one, or a part that other runs have: each is named."""
+    """A missing iteration, tensor, or part of a tensor is named."""
     one, other = (record(ranks, n, of, plan) for n, of, plan in ((1, case(), Plan()), PLANS["tensor"]))
     check_whole(one, other)
     key = Key(2, "optimizer m", "blocks.0.mlp.w_in")
@@ -372,8 +375,7 @@ def test_half_a_recording_is_refused(ranks):
 
 
 def test_what_a_topology_need_not_have():
-    about = {"parallel": {"zero_stage": 2, "recompute": {"granularity": "none"}}}
-    recording = in_memory(about, [])
+    recording = in_memory(replace(ABOUT, parallel=ParallelConfig(zero_stage=2)), [])
     assert [may_lack(recording, Key(1, phase, f"blocks.0.{site}")) for phase, site in (
         ("gradients", "mlp.w_in"), ("forward", "attention.probs"), ("backward", "input"), ("recompute", "mlp.hidden"),
         ("forward", "mlp.hidden"), ("backward", "attention.probs"), ("reduction", "mlp.w_in"))] == 4 * [True] + 3 * [
@@ -422,7 +424,7 @@ SPOILED = {     # a line that spoils an element on tensor-parallel rank 1 alone,
 @pytest.mark.parametrize("plan, model", [(Plan(), MODEL), (Plan(2, "zb-h1"), BERT)],
                          ids=["one stage", "two, of a BERT"])
 def test_the_first_that_is_not_finite_is_named(ranks, name, plan, model):
-    """With the rank on which it is; the ranks agree."""
+    """Its rank is named, too, and all ranks agree."""
     bug, told = SPOILED[name]
     found = ranks.run(2 * plan.p, planted_run, bug, step_that_fails, case(2, model=model), plan)
     assert told.replace("rank 1", f"rank {2 * plan.p - 1}" if "layer 3" in told else "rank 1") in found[0]

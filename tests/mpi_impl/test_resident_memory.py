@@ -25,7 +25,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="t
 
 @linux
 def test_it_is_the_most_at_once_since_then(ranks):
-    """What was freed before does not count, though the process has kept it; what is freed since does."""
+    """Memory freed before does not count, though the process has kept it; memory freed since counts."""
     before, first, both, after = ranks.run(1, arrays)[0]
     assert abs(before) < NEAR
     assert first == pytest.approx(40 * MB, abs=NEAR) and both == pytest.approx(100 * MB, abs=NEAR)
@@ -48,7 +48,7 @@ def arrays(group):
 
 @contextmanager
 def touched(size):
-    """So many bytes of memory, in pages that are really there, for a while."""
+    """Allocate these bytes for a while, and touch their pages, so that they are resident."""
     with mmap(-1, size) as pages:
         for first in range(0, size, PAGESIZE):
             pages[first] = 1
@@ -77,7 +77,7 @@ def test_of_a_gpu_it_is_what_the_pool_has():
 
 
 def test_the_fullest_rank_is_told_on_all(ranks):
-    """By theory the one that holds most in all; really the one that took most."""
+    """In theory it is the rank that holds most; in fact the one that took most."""
     said = ranks.run(3, told_with)
     assert said == ["theoretical memory of the fullest rank: 3 MB of parameters, gradients and moments, 4 MB of "
                     "activations, 7 MB in all; taken until now: at most 9 MB (CuPy's pool, the textbook of --verify "
@@ -95,7 +95,7 @@ def told_with(group):
 @pytest.mark.parametrize("n, more", one_fast_of(3, [(2, "--tensor-model-parallel-size 2"), (1, ""),
                                                     (2, "--zero-stage 3")]))
 def test_a_run_takes_what_theory_says(ranks, tmp_path, capfd, n, more):
-    """And not half as much again, if it is large enough for what else a process has to be little."""
+    """It takes less than half as much again, if it is so large that the rest of the process is small."""
     (tmp_path / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     ranks.run(n, pretrain, ["--data-path", str(tmp_path / "text.txt"), "--data-cache-path", str(tmp_path / "cache"),
                             *"""--num-layers 4 --hidden-size 512 --seq-length 128 --global-batch-size 4 --vocab-size 300

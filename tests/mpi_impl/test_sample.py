@@ -39,7 +39,7 @@ def test_the_ranks_agree_and_the_seed_decides(ranks):
         (1, 3, "1f1b"), (2, 2, "gpipe"), (2, 4, "zb-h1"), (1, 2, "interleaved"), (2, 2, "interleaved"),
         (1, 3, "zb-v"), (2, 2, "dualpipe-v")])))
 def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
-    """On two replicas or one; the context grows, and then slides. Where positions are turned, all stages know them."""
+    """It does on one replica or two; the context grows, and then slides. With rope all stages know the positions."""
     model = replace(MODEL, num_layers=7, untie_embeddings_and_output_weights=untied,
                     position_embedding_type="rope" if untied else "learned_absolute")
     one = ranks.run(1, sampled, 15, 7, 1, 1, "1f1b", model)[0]

@@ -1,4 +1,4 @@
-"""Our formulas beside what papers have measured: within what is allowed, but for what is said to be missed."""
+"""Our formulas beside the papers' measurements: within their tolerances, except for the figures reported as missed."""
 from dataclasses import replace
 
 import pytest

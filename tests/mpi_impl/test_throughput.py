@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from mpi_impl.reports.forecast import Measured, RunSizes
-from mpi_impl.reports.throughput import PEAKS, Throughput, counted, format_rate, peak_of, throughput_of
+from mpi_impl.reports.forecast import MeasuredRate, RunSizes
+from mpi_impl.reports.throughput import PEAKS, Throughput, describe_flops, format_rate, peak_of, throughput_of
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.flops import iteration_flops
 from reference.precision import Precision
@@ -16,7 +16,7 @@ SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 
     --global-batch-size 8 --train-iters 4 --vocab-size 300 --log-interval 2 --eval-iters 0 --split 8,2
     --log-throughput""".split()
 RATE = 5e9          # at which matrices are multiplied in these tests
-FOUND = Measured(RATE, "float32")
+FOUND = MeasuredRate(RATE, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def measured_once(group, program, options):
     (pretrain_bert, 2, "--bert-no-binary-head"),
 ])
 def test_rates_of_a_run(ranks, corpus, tmp_path, capfd, program, n, more):
-    """In its file, each step's FLOP/s per rank x ranks x seconds are the FLOPs of the model, and MFU is that over what
-    all ranks could do: alike for every topology, schedule, padding, precision and recompute. On its lines, the same for
-    the mean of the steps.
+    """A row of the metrics file has FLOP/s per rank, which x ranks x seconds are the FLOPs of the model, and MFU, its
+    share of all ranks' peak: for every topology, schedule, padding, precision and recompute. Printed lines have the
+    same for the mean of the steps.
     """
     path = tmp_path / "metrics"
     options = [*SMALL, *corpus, *more.split(), "--metrics-file", str(path)]
@@ -88,7 +88,7 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     found = throughput_of(plan, 64, ["NVIDIA A100-SXM4-80GB"] * 64, FOUND)
     assert found.describe(13.75) == "160 TFLOP/s per rank | MFU 51.4%"
     computed = iteration_flops(plan.model, 64, 2048, "selective")
-    assert counted(plan, found) == (
+    assert describe_flops(plan, found) == (
         f"a step is {found.flops:.3e} FLOPs of the model, and {computed:.3e} with what is computed again, which does "
         "not count; MFU is their share of the 20 PFLOP/s of dense products in bfloat16 that NVIDIA publishes for 64 "
         "GPUs (NVIDIA A100-SXM4-80GB)")
@@ -105,7 +105,7 @@ def test_a_utilization_of_what_was_computed_would_be_another():
     (["NVIDIA A100-SXM4-40GB MIG 1g.5gb"], "float16", RATE, "measured 5 GFLOP/s"),      # a seventh of it
 ])
 def test_the_peak(gpus, form, rate, source):
-    """Of GPUs whose data sheet is known, each counted once; else what was measured. And it says which."""
+    """It is the sum of known data sheets, each GPU counted once, or else the measured rate; and it names its source."""
     found = peak_of(gpus, form, FOUND)
     assert found.rate == pytest.approx(rate, rel=1e-15) and source in found.source
 

@@ -31,7 +31,7 @@ MICROBATCHES = 4
 
 @given(st.data())
 def test_times_are_read_off_a_timeline(data):
-    """Of two steps the median, by stage; of a backward that is not cut in two, the sum of I and W."""
+    """They are medians over two steps, by stage; an undivided backward gives the sum of I and W."""
     name, p = data.draw(st.sampled_from(sorted(set(SCHEDULES) - {"forward-only"}))), data.draw(st.integers(1, 4))
     schedule = make(name, p, p * 2, 2 if name == "interleaved" else None)
     by_stage = st.lists(TIME, min_size=schedule.stages, max_size=schedule.stages)

@@ -1,4 +1,4 @@
-"""The demos that train, or stand still: what they print is so, on any number of ranks, and they see what is wrong."""
+"""The demos that train, or deadlock: on any number of ranks their output is right, and their checks detect faults."""
 import re
 from importlib import import_module
 from pathlib import Path
@@ -22,14 +22,15 @@ SOON = 0.2      # seconds until a deadlock is looked at
 
 
 def show(group, name, argv=()):
-    """A demo; a deadlock is looked at sooner than a person would like it."""
+    """Run a demo. It looks at a deadlock sooner than a person would like."""
     with mock.patch.object(deadlock, "PATIENCE", SOON):
         import_module(f"mpi_impl.demos.{name}").show(group, list(argv))
 
 
-def told(ranks, capsys, n, name, *argv) -> str:
-    """What a demo prints on n ranks, after the promises that all keep: lines for ranks come in order, for all of them;
-    no line is too long for a screen, but for the last one, which says that all is right."""
+def output_of(ranks, capsys, n, name, *argv) -> str:
+    """Return the output of a demo on n ranks, in which all ranks' lines are in order; no line is too long for a screen,
+    except the last one, which is the check's.
+    """
     ranks.run(n, show, name, argv)
     text = capsys.readouterr().out
     *lines, last = text.splitlines()
@@ -41,7 +42,7 @@ def told(ranks, capsys, n, name, *argv) -> str:
 
 
 def of_ranks(text, pattern):
-    """The groups of a pattern in what the ranks say, line by line, where it is found."""
+    """Return the groups of a pattern in the ranks' lines, for each line in which it is found."""
     said = re.findall(r"^  rank \d+: +(.*)$", text, re.MULTILINE)
     return [match.groups() for one in said if (match := re.search(pattern, one))]
 
@@ -57,7 +58,7 @@ def number(text):
 def test_a_pipeline(ranks, capsys, p):
     """Layers and parameters tile the model; the order is the schedule; 1F1B's memory and bubble are the papers'."""
     m = min(p + 2, 8)
-    text = told(ranks, capsys, p, "pipeline")
+    text = output_of(ranks, capsys, p, "pipeline")
     assert of_ranks(text, r"layer (\d+)") == [(str(rank),) for rank in range(p)]
     held = [number(found) for found, in of_ranks(text, r"([\d,]+) parameters")]
     assert sum(held) == parameters(tiny_gpt(p))
@@ -73,9 +74,9 @@ def test_a_pipeline(ranks, capsys, p):
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "forward-only"])
 def test_any_schedule(ranks, capsys, name):
-    """The ranks do what the schedule says, and the picture is of that: every action once, and dots where none is."""
+    """The ranks follow the schedule, and the picture shows every action of it once, and dots where none is."""
     p, m = 3, 6
-    text = told(ranks, capsys, p, "pipeline", "--schedule", name, "--microbatches", str(m))
+    text = output_of(ranks, capsys, p, "pipeline", "--schedule", name, "--microbatches", str(m))
     schedule = make(name, p, m, 2 if name == "interleaved" else None)
     done = [found.split() for found, in of_ranks(text, r"^((?:\d+[FBIW]\d+ *)+(?:\.\.\.)?)$")]
     for row, actions in zip(done, schedule.ranks, strict=True):
@@ -96,9 +97,9 @@ def test_any_schedule(ranks, capsys, name):
 
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.deep), 3, pytest.param(8, marks=pytest.mark.deep)])
 def test_zero(ranks, capsys, n):
-    """At every stage what the ranks own tiles the buffer; bytes and messages are the paper's formulas."""
+    """At every stage the ranks' own pieces tile the buffer; bytes and messages are the paper's formulas."""
     m = 3
-    text = told(ranks, capsys, n, "zero", "--microbatches", str(m))
+    text = output_of(ranks, capsys, n, "zero", "--microbatches", str(m))
     lines = of_ranks(text, r"owns ((?:\d+-\d+ ?)+) +holds ([\d,]+) \+ ([\d,]+) \+ ([\d,]+) = ([\d,]+)$")
     rows = [line.split() for line in text.splitlines() if re.match(r" +\d  +[\d,]+  ", line)]
     assert len(lines) == 4 * n and [row[0] for row in rows] == ["0", "1", "2", "3"]
@@ -124,8 +125,8 @@ def test_zero(ranks, capsys, n):
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_a_deadlock(ranks, capsys, n):
-    """Every rank's stack ends in a wait; the circle has all ranks, and is the one that the textbook tells."""
-    text = told(ranks, capsys, n, "deadlock")
+    """Every rank's stack ends in a wait; the cycle has all ranks, and is the textbook's."""
+    text = output_of(ranks, capsys, n, "deadlock")
     stands = re.findall(r"line (\d+), in play: (.*)\n +waits for rank (\d+): receive (\d+)F0\n", text)
     assert [(int(whom), int(layer)) for _, _, whom, layer in stands] == [((r - 1) % n, (r - 1) % n) for r in range(n)]
     source = Path(deadlock.__file__).read_text().splitlines()
@@ -145,15 +146,15 @@ def test_one_rank_has_nobody_to_wait_for(ranks, capsys):
 
 
 def test_a_deadlock_ends_well():
-    """Started as the README says: nobody is killed, and nothing is said on stderr."""
+    """Started as in the README, it kills no rank, and prints nothing on stderr."""
     done = launch(4, "-m", "mpi_impl.demos.deadlock")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith(CHECKED)
 
 
 @pytest.mark.parametrize("waits_for, circle", [([1, 2, 0], [0, 1, 2]), ([2, 0, 1], [0, 2, 1]), ([1, 2, 1], [1, 2])])
-def test_a_circle_of_waits(waits_for, circle):
-    """Whoever follows the waits comes to it, also from outside."""
+def test_a_cycle_of_waits(waits_for, circle):
+    """Following the waits leads to it, also from outside."""
     assert deadlock.circle_of(waits_for) == circle
 
 
@@ -171,7 +172,7 @@ def test_a_circle_of_waits(waits_for, circle):
 def test_training(ranks, capsys, n, argv, sizes):
     """Places, layers, heads and samples tile the whole; ranks and textbook have the same losses, which fall."""
     t, p, d = sizes
-    text = told(ranks, capsys, n, "train", *argv.split())
+    text = output_of(ranks, capsys, n, "train", *argv.split())
     assert f"= t x p x d = {t} x {p} x {d}." in text
     found = of_ranks(text, r"t (\d+), p (\d+), d (\d+): .*?layers? (\d+)(?: to (\d+))?.*? heads? (\d+)(?: to (\d+))?"
                            r" .*samples ([\d ]+?)  +[\d,]+ parameters")
@@ -193,7 +194,7 @@ def test_training(ranks, capsys, n, argv, sizes):
 
 
 def test_sizes_are_as_equal_as_fits():
-    """And are those that are asked for, where they fit."""
+    """They are the given ones, where those fit."""
     for n, sizes in {1: (1, 1), 4: (2, 2), 6: (3, 2), 7: (7, 1), 12: (3, 2), 16: (4, 2)}.items():
         assert train.sizes(n, None, None) == sizes
     assert train.sizes(8, 1, None) == (1, 4) and train.sizes(8, None, 1) == (4, 1) and train.sizes(8, 8, None) == (8, 1)
@@ -234,7 +235,7 @@ G = Bug("mpi_impl.comm.mappings", "return self.group.all_reduce(partial, reason)
     ("deadlock", Bug("mpi_impl.demos.deadlock", "group.post_send(x, to", "group.post_send(2 * x, to"), "loss differs"),
 ])
 def test_the_check_can_fail(ranks, name, bug, sentence):
-    """A fault on the ranks, and no line says that all is right."""
+    """A fault on the ranks raises AssertionError, and no line says that all is right."""
     options = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1".split() if name == "train" else []
     with pytest.raises(RankAssertion, match=sentence) as failed:
         ranks.run(4, planted_run, bug, show, name, options)
@@ -255,8 +256,8 @@ def test_the_check_can_fail(ranks, name, bug, sentence):
     ("train", "--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size is 0, but must be at least 1"),
     ("train", "--train-iters 0", "--train-iters is 0, but must be at least 1"),
 ])
-def test_what_is_wrong_with_options_is_a_sentence(ranks, capsys, name, argv, sentence):
-    """And nothing is printed beside it."""
+def test_a_wrong_option_gets_a_sentence(ranks, capsys, name, argv, sentence):
+    """Nothing is printed besides."""
     with pytest.raises(RankFailure, match=f"UserError: .*{re.escape(sentence)}"):
         ranks.run(2, show, name, argv.split())
     assert capsys.readouterr().out == ""
@@ -266,7 +267,7 @@ def test_what_is_wrong_with_options_is_a_sentence(ranks, capsys, name, argv, sen
 
 
 def test_the_list_has_every_demo(capsys):
-    """Each with a line of its own, and no other module."""
+    """Each demo has a line of its own, and no other module has one."""
     listing.main([])
     lines = capsys.readouterr().out.splitlines()
     named = dict(line.split(maxsplit=1) for line in lines[:lines.index("")])
@@ -277,7 +278,7 @@ def test_the_list_has_every_demo(capsys):
 
 
 def test_the_list_starts_no_ranks():
-    """Nor MPI; a word that is no demo is refused with the closest that is one."""
+    """It does not start MPI, either; for a word that is no demo it names the closest demo."""
     done = command("-c", "import sys; from mpi_impl.demos.__main__ import main; main([]); print(*sys.modules)")
     assert done.returncode == 0 and "pipeline" in done.stdout and "mpi4py" not in done.stdout, done.stderr
     one = command("-m", "mpi_impl.demos", "deadlock")

@@ -56,8 +56,8 @@ def test_it_says_what_it_shows():
 def test_what_moves_is_what_a_real_block_moves(ranks, sequence_parallel):
     for found in ranks.run(2, moved, sequence_parallel):
         edges = [EDGES[sequence_parallel][step.label] for step in STEPS if step.kind == "edge"]
-        assert found == ([edge.forward for edge in edges if edge.forward],
-                         [edge.backward for edge in reversed(edges) if edge.backward])
+        assert found == ([forward for forward, _ in edges if forward],
+                         [backward for _, backward in reversed(edges) if backward])
 
 
 def moved(group, sequence_parallel):

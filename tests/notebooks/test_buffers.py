@@ -54,7 +54,7 @@ def test_what_pads_a_bucket_is_drawn_and_named(layout):
     assert named == [f"rank {rank}" for rank in range(layout.parts)] + ["padding"] * (padding > 0)
 
 
-def test_a_buffer_that_nobody_cuts_is_everyones():
+def test_a_buffer_that_is_not_sharded_belongs_to_all_ranks():
     layout = Layout(gpt_tensors(tiny_gpt(1)))
     axes, = draw_layout(layout).axes
     assert not drawn(axes, OWNERS)

@@ -5,12 +5,12 @@ import pytest
 from matplotlib.colors import to_hex
 
 from mpi_impl.notebook.pictures.choices import BEST, TOO_MUCH, Machine, choices, draw_choices, gigabytes, idle, seconds
-from mpi_impl.notebook.plan import published
+from mpi_impl.notebook.plan import MODELS
 from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.plans import Plan
 
 MACHINE = Machine(flops=140e12, inside=300e9, outside=25e9, server=8)
-FOUND = choices(published("39.1B"), n=64, B=128)
+FOUND = choices(MODELS["39.1B"], n=64, B=128)
 
 
 def test_every_choice_uses_all_gpus_and_the_whole_batch():
@@ -25,11 +25,11 @@ def test_every_choice_uses_all_gpus_and_the_whole_batch():
 
 
 def test_a_batch_that_does_not_divide():
-    assert choices(published("39.1B"), n=8, B=4)[1, 1] is None
+    assert choices(MODELS["39.1B"], n=8, B=4)[1, 1] is None
 
 
 def test_what_saves_memory_does():
-    saving = choices(published("39.1B"), n=64, B=128, zero_stage=1, recompute="selective")
+    saving = choices(MODELS["39.1B"], n=64, B=128, zero_stage=1, recompute="selective")
     assert all(gigabytes(saving[at]) < gigabytes(plan) for at, plan in FOUND.items() if plan)
 
 

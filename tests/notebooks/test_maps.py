@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from mpi_impl.notebook.pictures.maps import Map, alike, dealt, draw_maps
-from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+from mpi_impl.notebook.pictures.maps import Map, draw_maps, replicated
+from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE, owners_of
 
 WHITE = "#FFFFFF"
 
@@ -16,8 +16,8 @@ def colors(axes):
 def test_elements_have_the_colours_of_those_who_have_a_part_each():
     t, n = 2, 2
     f = np.vstack([np.eye(n)] * t)
-    figure = draw_maps([Map("f", f, out=dealt(n * t, t), into=alike(n)),
-                        Map("g", f.T, out=alike(n), into=dealt(n * t, t))], "a title")
+    figure = draw_maps([Map("f", f, out=owners_of(n * t, t), into=replicated(n)),
+                        Map("g", f.T, out=replicated(n), into=owners_of(n * t, t))], "a title")
     axes, = figure.axes
     blue, orange = OWNERS[:2]
     strips, elements = [blue, blue, orange, orange], [blue, WHITE, WHITE, blue, orange, WHITE, WHITE, orange]
@@ -32,15 +32,15 @@ def test_elements_have_the_colours_of_those_who_have_a_part_each():
 
 
 def test_the_same_matrix_may_have_other_owners_outside():
-    figure = draw_maps([Map("gather", np.eye(3), out=dealt(3, 3), into=dealt(3, 3))])
+    figure = draw_maps([Map("gather", np.eye(3), out=owners_of(3, 3), into=owners_of(3, 3))])
     assert colors(figure.axes[0])[:6] == [*OWNERS[:3]] * 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rank 0", "rank 1", "rank 2"]
 
 
 @pytest.mark.parametrize("t", [1, 4])
 def test_what_is_drawn_lies_in_the_figure(t):
-    figure = draw_maps([Map("f", np.ones((3 * t, 3)), dealt(3 * t, t), alike(3)),
-                        Map("g", np.ones((3, 3 * t)), alike(3), dealt(3 * t, t))])
+    figure = draw_maps([Map("f", np.ones((3 * t, 3)), owners_of(3 * t, t), replicated(3)),
+                        Map("g", np.ones((3, 3 * t)), replicated(3), owners_of(3 * t, t))])
     axes, = figure.axes
     width, height = figure.get_size_inches()
     for patch in axes.patches:

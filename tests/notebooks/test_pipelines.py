@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.notebook.pictures.pipelines import draw_bubbles, draw_held, draw_schedules, held, play
-from mpi_impl.notebook.pipeline_sliders import TRAINING, explore_schedules
+from mpi_impl.notebook.sliders import TRAINING, explore_schedules
 from reference.errors import UserError
 from reference.schedules.generators import SCHEDULES, make, takes_v
 from reference.schedules.simulate import activations_in_flight

@@ -80,32 +80,32 @@ def test_a_hang_ends_by_itself(shell):
     ("%%ranks many\nx", "%%ranks cannot use 'many'"),
     ("%%ranks 0\nx", "%%ranks cannot use '0'"),
     ("%%ranks 2 --timeout -1\nx", "cannot use"),
-    ("%%ranks 2 --timeout 1e10\nx", "%%ranks cannot wait for 1e+10 seconds: a cell has a day at most."),
+    ("%%ranks 2 --timeout 1e10\nx", "%%ranks cannot wait for 1e+10 seconds: the limit is a day."),
     ("%%ranks 2 --timeuot 3\nx", "cannot use"),
     ("%%ranks 9\nx", "this notebook has 8. For more, run `ranks.restart(9)`"),
     ("%%ranks 2\ndef f(\n", "was never closed"),
-    ("ranks['nothing']", "there is no 'nothing': no cell has bound it"),
+    ("ranks['nothing']", "there is no 'nothing': no cell has set it"),
     ("ranks['double'] = lambda x: x", "cannot travel"),
 ])
-def test_what_is_wrong_is_a_sentence(shell, cell, sentence):
+def test_a_mistake_is_reported_in_a_sentence(shell, cell, sentence):
     _, error = run(shell, cell)
     assert isinstance(error, CellFailed) and sentence in str(error)
     assert error._render_traceback_() == str(error).splitlines(), "the notebook shows no more than the sentence"
 
 
-def test_what_cannot_leave_a_rank_is_told(shell):
+def test_a_value_that_cannot_leave_a_rank_is_reported(shell):
     run(shell, "%%ranks 2\nf = lambda: 1")
     assert "'f' cannot leave the rank" in str(run(shell, "ranks['f']")[1])
 
 
-def test_restart_begins_anew_with_as_many_as_asked(shell):
+def test_restart_starts_as_many_new_ranks_as_asked(shell):
     run(shell, "%%ranks 2\nkept = 1")
     run(shell, "ranks.restart()")
     assert "NameError" in str(run(shell, "%%ranks 2\nkept")[1])
     assert Ranks(3).size == 3
 
 
-def test_alike_lines_are_shown_once_and_ranks_are_told_apart(capsys):
+def test_identical_output_is_shown_once_and_with_the_numbers_of_its_ranks(capsys):
     show(["a\nb\n", "c\n", "a\nb\n", ""])
     assert capsys.readouterr().out.splitlines() == ["ranks 0, 2 | a", "           | b", "    rank 1 | c"]
     assert [lead(ranks, 8) for ranks in ([3], [0, 1, 2, 5], list(range(8)))] == ["rank 3", "ranks 0-2, 5",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.deep import one_fast_of
 from tests.notebooks.one_kernel import one_kernel
-from tools.notebooks import FOLDER, executed, from_source, said
+from tools.notebooks import FOLDER, execute, from_source, printed_outputs
 
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
 
@@ -52,8 +52,8 @@ def test_it_needs_no_other_before_it(source):
 
 
 def it_shows_what_is_stored(source):
-    again = executed(from_source(source))
-    assert said(again) == said(stored(source)), "Run `python tools/notebooks.py`."
+    again = execute(from_source(source))
+    assert printed_outputs(again) == printed_outputs(stored(source)), "Run `python tools/notebooks.py`."
     for cell in again.cells:
         fails = cell.cell_type == "code" and any(output.output_type == "error" for output in cell.outputs)
         assert fails == ("raises-exception" in cell.metadata.get("tags", []))

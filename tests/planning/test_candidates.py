@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mpi_impl.planning import candidates
-from mpi_impl.planning.candidates import PlanSearch, check, described, divisors
+from mpi_impl.planning.candidates import PlanSearch, check, describe, divisors
 from reference.config import (RECOMPUTE, ParallelConfig, Recompute, check_model_fits, check_sequence_fits,
                               number_of_microbatches)
 from reference.costs.memory import layer_activations
@@ -25,13 +25,13 @@ from tests.plan_cases import REAL, model_of
 
 @cache
 def job(L: int, n: int, B: int, memory: float = REAL.memory, s: int = 16, a: int = 4) -> PlanSearch:
-    """Cached, since its plans are."""
+    """Return a search, which is cached, since its plans are."""
     return PlanSearch(model_of(L, a, s=s), n, B, replace(REAL, memory=memory))
 
 
 @st.composite
 def jobs(draw):
-    """Small ones, of which at least one plan fits."""
+    """Draw small searches, of which at least one plan fits."""
     L, n, B = draw(st.integers(1, 7)), draw(st.sampled_from((1, 2, 4, 6, 8))), draw(st.sampled_from((4, 6, 8, 12)))
     found = job(L, n, B)
     sizes = sorted(sum(plan.memory) for plan in found.plans)
@@ -44,7 +44,7 @@ def jobs(draw):
 
 
 def possible(job: PlanSearch) -> set:
-    """All combinations, of which those are left that the configuration, the model and the schedule take."""
+    """Return the combinations that the configuration, the model and the schedule accept."""
     found, c = set(), job.model
     for t, p, v, b in product(range(1, job.n + 1), range(1, job.n + 1), (None, 2, 3, 4, 5, 6, 7), range(1, job.B + 1)):
         try:
@@ -113,14 +113,14 @@ def test_the_memory_of_a_plan_is_that_of_the_formulas():
 
 @given(jobs())
 def test_the_best_are_the_fastest_of_each_shape_in_order(job):
-    """Beside playing every plan that fits: the first may be 1 % behind, of other shapes 25 %."""
+    """Compared with a simulation of every plan that fits, the first may be 1 % slower, those of other shapes 25 %."""
     played = {one.plan: step_time(one.plan, job.hardware).total for one in job.fitting}
     seconds = [one.seconds for one in job.best]
     assert seconds == sorted(seconds)
     assert [one.seconds for one in job.best] == [played[one.plan] for one in job.best]
     assert seconds[0] <= min(played.values()) * 1.01
     shapes = [one.shape for one in job.best]
-    assert len(set(shapes)) == len(shapes) == min(candidates.PLAYED, len({one.shape for one in job.fitting}))
+    assert len(set(shapes)) == len(shapes) == min(candidates.SIMULATED, len({one.shape for one in job.fitting}))
     for one in job.best:
         t, p, d = one.shape
         assert t * p * d == job.n
@@ -172,7 +172,7 @@ def test_where_no_number_of_devices_helps():
     assert "No number of them would do" in said(job(4, 2, 2, REAL.reserved + 10))
 
 
-def test_a_batch_that_cannot_be_cut_into_so_few_microbatches():
+def test_a_batch_that_cannot_be_split_into_so_few_microbatches():
     assert "--global-batch-size is 1000003, but the schedule of every plan would have more than 250,000" in said(
         job(1, 1, 1_000_003))
 
@@ -186,5 +186,5 @@ def test_numbers_below_one(n, B, says):
 def test_a_plan_is_described_by_what_it_chooses():
     plan = Plan(model_of(8), ParallelConfig(2, 2, 2, "interleaved", 2, zero_stage=1, sequence_parallel=True,
                                             recompute=Recompute("full")), 4, 3)
-    assert described(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
-    assert described(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"
+    assert describe(plan) == "t = 2, p = 2, d = 2, b = 3, m = 4, v = 2, ZeRO-1, sequence parallel, full recompute"
+    assert describe(Plan(model_of(8), ParallelConfig(), 1)) == "t = 1, p = 1, d = 1, b = 1, m = 1"

@@ -9,15 +9,15 @@ from mpi_impl.plan import model_of as model_of_options, parse as parse_plan
 from mpi_impl.planning.candidates import PlanSearch
 from mpi_impl.planning.launch_line import launch_line
 from mpi_impl.planning.profiles import load
-from mpi_impl.programs.arguments import Settings, parse
+from mpi_impl.programs.arguments import PretrainingSettings, parse
 from mpi_impl.programs.presets import PRESETS
 from tests.plan_cases import model_of, plans
 
 A100 = load("dgx-a100")
 
 
-def understood(plan, preset: str | None) -> Settings:
-    """What the program makes of the line. The launcher gets the number of ranks."""
+def understood(plan, preset: str | None) -> PretrainingSettings:
+    """Return the program's settings for the line. The launcher gets the number of ranks."""
     words = shlex.split(launch_line(plan, preset, replace(A100, server=1 << 20)).replace("\\\n", " "))
     start, (module, *options) = words[:5], words[6:]
     assert start == ["python", "-m", "mpi_impl.launch", "-n", str(plan.parallel.world_size)] and words[5] == "-m"
@@ -25,7 +25,7 @@ def understood(plan, preset: str | None) -> Settings:
     return parse(options, plan.parallel.world_size, plan.model.architecture)
 
 
-def is_the_plan(found: Settings, plan) -> None:
+def is_the_plan(found: PretrainingSettings, plan) -> None:
     assert (found.parallel, found.microbatches, found.args.micro_batch_size) == (plan.parallel, plan.m, plan.b)
     assert found.args.global_batch_size == plan.m * plan.b * plan.parallel.data_parallel_size
     padding = plan.model.make_vocab_size_divisible_by
@@ -35,7 +35,7 @@ def is_the_plan(found: Settings, plan) -> None:
 
 
 def as_the_planner_makes_them(plan):
-    """It leaves two choices to their defaults, and cuts interleaved stages evenly."""
+    """Return plans as the planner makes them: with two defaults, and with interleaved stages of equal size."""
     p = plan.parallel
     return replace(plan, parallel=replace(p, keep_gathered_inputs=False, scatter_gather_tensors_in_pipeline=True))
 

@@ -27,7 +27,7 @@ SMALL = "--num-gpus 8 --num-layers 8 --hidden-size 512 --num-attention-heads 8 -
 
 @pytest.fixture(scope="module")
 def job() -> PlanSearch:
-    """What SMALL asks for."""
+    """Return the search for the options SMALL."""
     return PlanSearch(ModelConfig(8, 512, 8, 51_200, 256), 8, 16, load("dgx-a100"))
 
 
@@ -46,7 +46,7 @@ def test_it_prints_the_ranking_its_reasons_and_the_line_to_copy(job, capsys):
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_the_table_has_the_numbers_of_its_plans(job, recompute):
-    """FLOPs are the model's: what is computed again is none of its work."""
+    """FLOPs are the model's: recomputed work does not count."""
     shown = [one for one in job.fitting if one.plan.parallel.recompute.granularity == recompute][::40]
     head, *rows = (row.split() for row in table(job, shown).split("\n"))
     assert len(rows) == len(shown) > 5
@@ -55,7 +55,7 @@ def test_the_table_has_the_numbers_of_its_plans(job, recompute):
         assert tuple(int(found[name]) for name in "tpd") == one.shape
         assert (int(found["b"]), int(found["m"]), int(found["ZeRO"])) == (one.plan.b, one.plan.m, p.zero_stage)
         assert (found["v"], found["recompute"]) == (str(p.virtual_pipeline_size or 1), p.recompute.granularity)
-        assert found["sequence"] == ("cut" if p.sequence_parallel else "whole")
+        assert found["sequence"] == ("split" if p.sequence_parallel else "whole")
         held = sum(one.plan.memory) / 1e9
         assert float(found["GB"]) == pytest.approx(held, abs=0.051 if held >= 1 else 0.00051)
         assert float(found["s/step"]) == pytest.approx(one.seconds, rel=0.006)

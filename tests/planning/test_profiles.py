@@ -1,4 +1,4 @@
-"""Profiles of hardware as files: what is written is read again, and what makes no sense gets a sentence."""
+"""Profiles of hardware as files: they are read as they were written, and nonsense gets a sentence."""
 import os
 import tomllib
 from dataclasses import replace
@@ -77,8 +77,8 @@ def test_what_makes_no_sense_is_told_in_a_sentence(change, says):
 
 def test_a_file_that_is_none(tmp_path):
     path = tmp_path / "broken.toml"
-    for data, says in ((b"peak = = 3", "not a file in TOML"), (b"\xff\xfe", "not UTF-8"),
-                       (b"a = " + b"[" * 9000, "nested too deeply"), (b"peak = " + b"9" * 5000, "not a file in TOML"),
+    for data, says in ((b"peak = = 3", "is not TOML: "), (b"\xff\xfe", "not UTF-8"),
+                       (b"a = " + b"[" * 9000, "nested too deeply"), (b"peak = " + b"9" * 5000, "is not TOML: "),
                        (b"a." * 10**5 + b"b = 1", "has 200,005 bytes, but a file of its kind has at most 16,384")):
         path.write_bytes(data)
         with pytest.raises(UserError, match=says):

@@ -1,4 +1,4 @@
-"""What is said of the three rules is so, and the numbers in it are, beside playing every plan that fits."""
+"""The sentences about the three rules and their numbers are right, beside a simulation of every plan that fits."""
 import re
 from dataclasses import replace
 from functools import cache
@@ -33,19 +33,19 @@ def job(L, a, n, B, server, inside, between, share) -> PlanSearch:
 
 @cache
 def everything(job) -> tuple[Timed, ...]:
-    """All that fits, played."""
+    """Return all plans that fit, simulated."""
     return tuple(sorted((Timed(one.plan, step_time(one.plan, job.hardware)) for one in job.fitting),
                         key=lambda one: one.seconds))
 
 
 def longer(text: str) -> list[float]:
-    """All that is said of other plans, as shares; what is as fast is 0."""
+    """Return how much longer the other plans take that a text names, as shares; 0 for one that is as fast."""
     found = re.findall(r"\) (?:takes (\d+)% longer|is as fast)", text)
     return [int(one or 0) / 100 for one in found]
 
 
 def near(said: float, job, like) -> bool:
-    """Whether the fastest like that takes so much longer than the best. What is said is of the closed form's choice."""
+    """Report whether the fastest such plan takes so much longer than the best. The text is about the closed form's."""
     true = next(one.seconds for one in everything(job) if like(one)) / job.best[0].seconds - 1
     return abs(said - max(0.0, true)) <= 0.005 + AS_FAST + 0.04 * (1 + max(0.0, true))
 
@@ -90,7 +90,7 @@ def test_the_three_rules(case):
         possible = any(a.tensor_model_parallel_size * a.pipeline_model_parallel_size < t * p
                        for a in (plan.parallel for plan in found.plans))
         assert ("nothing is smaller" in pipeline) == (t * p == 1) and ("nothing fits" in pipeline) == possible
-        assert ("does not come out" in pipeline) == (not possible and t * p > 1)
+        assert ("is not possible" in pipeline) == (not possible and t * p > 1)
     like = smaller if beaten else larger
     assert len(longer(pipeline)) == any(map(like, everything(found)))
     assert all(near(said, found, like) for said in longer(pipeline))
@@ -146,11 +146,11 @@ def test_what_that_paper_does_without():
 
 
 def test_all_verdicts_are_met_in_these_cases():
-    """So that none of the assertions above stands idle."""
+    """So every assertion above is used."""
     said = " ".join(sentence for case in CASES[::2] for sentence in reasons(job(*case)))
     for verdict in ("server, and only then p: beaten", "holds, for no pipeline", "is the largest up to it",
                     "only then p: holds.", "nothing is smaller", "nothing fits", "a smaller one fits, too",
-                    "does not come out", "so b = 1", "does not fit", "gain nothing", "nothing would fit",
+                    "is not possible", "so b = 1", "does not fit", "gain nothing", "nothing would fit",
                     "Without ZeRO, sequence parallelism and selective recompute, as in that paper", "is as fast"):
         assert verdict in said, verdict
 

@@ -7,13 +7,13 @@ from reference.config import ModelConfig
 from reference.models.model import batch_type, model_backward, model_forward, model_tensors
 from reference.params import tree_map
 from reference.training.trainer import loss_and_gradients
-from tests.cases import cut
+from tests.cases import take
 from tests.strategies import ANY_MODEL, Case, cases, close, trees_close
 
 
 @given(cases(sizes=st.just(1), architectures=("bert",)))
 def test_a_sample_is_a_row(case):
-    """Unpacked it is what was packed, each row by itself too; whole numbers, as wide as is said."""
+    """A batch packs into rows of integers, each of the declared width, and each row unpacks to its own sample."""
     kind, batch = batch_type(case.model), case.batch("", case.b)
     rows = batch.pack()
     assert rows.shape == (case.b, kind.width(case.s)) and rows.dtype == np.int64
@@ -22,7 +22,7 @@ def test_a_sample_is_a_row(case):
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_gpt_predicts_the_next_word():
+def test_a_gpt_predicts_the_next_token():
     rows = np.arange(2 * GPTBatch.width(3)).reshape(2, -1)
     assert GPTBatch.unpack(rows).tokens.tolist() == [[0, 1, 2], [4, 5, 6]]
     assert GPTBatch.unpack(rows).targets.tolist() == [[1, 2, 3], [5, 6, 7]]
@@ -30,7 +30,7 @@ def test_a_gpt_predicts_the_next_word():
 
 @given(cases(sizes=st.just(1), architectures=ANY_MODEL))
 def test_each_loss_has_its_weight(case):
-    """Head by head, in the shape of its losses."""
+    """Each head has one weight for each of its losses."""
     c, batch = case.model, case.batch("", case.b)
     losses, _ = model_forward(None, case.params(model_tensors(c)), c, batch)
     assert [loss.shape for loss in losses] == [weights.shape for weights in batch.weights_of_heads(c.heads)]
@@ -48,7 +48,7 @@ def test_dealt_in_any_way_a_batch_has_one_loss(case, order, cuts):
     """
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", SAMPLES)
     totals = [max(weights.sum(), 1) for weights in batch.weights_of_heads(c.heads)]
-    parts = [cut(batch, list(some)) for some in np.split(np.array(order), sorted(cuts))]
+    parts = [take(batch, list(samples)) for samples in np.split(np.array(order), sorted(cuts))]
     loss, grads = added([of_a_part(part, p, c, totals) for part in parts])
     expected, expected_grads = loss_and_gradients(batch, p, c)
     close(np.array(loss), np.array(expected))
@@ -56,25 +56,25 @@ def test_dealt_in_any_way_a_batch_has_one_loss(case, order, cuts):
 
 
 def of_a_part(part, p, c, totals):
-    """What one replica computes: its share of the loss, and of the gradients."""
+    """Compute one replica's share of the loss and of the gradients."""
     losses, cache = model_forward(None, p, c, part)
     shares = [weights / total for weights, total in zip(part.weights_of_heads(c.heads), totals, strict=True)]
     return sum((loss * share).sum() for loss, share in zip(losses, shares)), model_backward(shares, p, cache, c)[1]
 
 
 def added(found):
-    """The sums of losses and gradients."""
+    """Sum losses and gradients."""
     losses, grads = zip(*found, strict=True)
     return sum(losses), tree_map(lambda *each: sum(each), *grads)
 
 
 def test_a_mean_of_means_is_another_number():
-    """Where one replica has many masked words and the other one: that one counts as much as all the others."""
+    """With one masked token on one replica and many on another, a mean of means gives that token half the weight."""
     model = ModelConfig(2, 8, 2, 20, 6, architecture="bert", heads=("lm",))
     case = Case(1, model, 2, 6, seed=3)
     p, batch = case.params(model_tensors(model)), case.batch("", 2)
     batch = batch._replace(weights=np.array([[1, 1, 1, 1, 1, 0], [0, 0, 1, 0, 0, 0]]))
     loss, right = loss_and_gradients(batch, p, model)
-    sum_of_means, wrong = added([loss_and_gradients(cut(batch, slice(i, i + 1)), p, model) for i in range(2)])
+    sum_of_means, wrong = added([loss_and_gradients(take(batch, slice(i, i + 1)), p, model) for i in range(2)])
     assert abs(sum_of_means / 2 - loss) > 1e-3 * loss
     assert abs(wrong.lm_head.bias / 2 - right.lm_head.bias).max() > 0.1 * abs(right.lm_head.bias).max()

@@ -19,13 +19,13 @@ ONE_RANK = dict(sizes=st.just(1), architectures=BERT)
 @settings(max_examples=settings().max_examples // 2)
 @given(cases(**ONE_RANK))
 def test_gradients_agree_with_central_differences(case):
-    """Of every tensor, for a random gradient of each head's losses; dropout on, in both orders."""
+    """Every tensor's gradient is right for random gradients of all losses, with dropout, in both orders of norms."""
     theorems.gradients_are_derivatives(case)
 
 
 @given(cases(architectures=BERT), recomputes())
 def test_shards_equal_the_whole(case, recompute):
-    """Dropout on, whatever is kept of the activations. What is padding in the vocabulary gets no gradient."""
+    """Any Recompute gives the same, with dropout; the vocabulary's padding gets no gradient."""
     theorems.model_equals_whole(case, recompute)
 
 
@@ -36,7 +36,7 @@ def test_recompute_changes_nothing(case, recompute):
 
 @given(cases(**ONE_RANK), st.sets(st.integers(1, 2)))
 def test_stages_in_a_row_are_the_whole(case, cuts):
-    """Cut between any layers; where there is no head for words, the last stage has no table."""
+    """Stages may begin at any layer; the last stage of a model without a head for tokens has no table."""
     theorems.stages_equal_whole(case, [cut for cut in cuts if cut < case.model.num_layers])
 
 
@@ -44,11 +44,11 @@ def test_stages_in_a_row_are_the_whole(case, cuts):
 
 
 @given(cases(**ONE_RANK, position_embedding_type="learned_absolute"))
-def test_losses_are_those_of_the_formulas(case):
-    """Of each sample by itself, without its padding: nothing is masked, since nothing is there to be masked.
+def test_losses_follow_from_the_formulas(case):
+    """The formulas see each sample by itself, without its padding, so they need no mask.
 
-    In the original order what Devlin et al. have behind a residual sum is the first norm of what follows; the first
-    one is that of the embeddings' sum.
+    The norm that Devlin et al. put behind a residual sum is here the first norm of the next branch; the first of them
+    is the norm of the embeddings' sum.
     """
     c, batch = case.model, case.batch("", case.b)
     p = case.params(bert_tensors(c))
@@ -66,7 +66,7 @@ def test_losses_are_those_of_the_formulas(case):
 
 
 def embedded(tokens, token_types, n, p):
-    """[s] -> [n, h], of n real tokens."""
+    """Map tokens, token_types [s] -> [n, h], for n real tokens."""
     e = p.embedding
     return e.word[tokens[:n]] + e.position[:n] + e.token_type[token_types[:n]]
 
@@ -94,7 +94,7 @@ def norm(x, p, c):
 
 
 def attention(x, p):
-    """[n, h] -> [n, h]."""
+    """Map [n, h] -> [n, h]."""
     q, k, v = np.einsum("nh,hcad->cnad", x, p.w_qkv) + p.b_qkv[:, None]
     scores = np.exp(np.einsum("iad,jad->aij", q, k) / np.sqrt(q.shape[-1]))
     return np.einsum("aij,jad->iad", scores / scores.sum(-1, keepdims=True), v).reshape(len(x), -1) @ p.w_out + p.b_out
@@ -109,18 +109,18 @@ def activated(x, c):
 
 
 def words(x, p, c):
-    """[n, h] -> logits [n, V]."""
+    """Map [n, h] -> logits [n, V]."""
     head = p.lm_head
     return norm(activated(x @ head.dense.w + head.dense.b, c), head.layernorm, c) @ p.embedding.word.T + head.bias
 
 
 def first(x, p, classifier):
-    """[n, h] -> logits of what reads [CLS]."""
+    """Map [n, h] -> logits of a head that reads [CLS]."""
     return np.tanh(x[0] @ p.pooler.w + p.pooler.b) @ classifier.w + classifier.b
 
 
 def log_loss(logits, targets):
-    """[n, V], [n] -> [n]."""
+    """Map logits [n, V], targets [n] -> loss [n]."""
     return np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(targets)), targets]
 
 
@@ -128,11 +128,11 @@ def log_loss(logits, targets):
 
 
 @given(cases(sizes=st.just(1), architectures=ANY_MODEL, layernorm_epsilon=0.1))
-def test_a_position_sees_all_that_is_real_and_itself(case):
-    """Both ways, in one layer: what a position gives has a gradient by each that it sees, and by no other.
+def test_a_position_attends_to_all_real_positions_and_itself(case):
+    """In one layer, a position's loss has a gradient by each position that it attends to, and by no other.
 
-    So a later word changes what is said of an earlier one; and where [CLS] is alone, it sees itself only. A GPT's
-    position sees those before it.
+    So a later token changes the loss of an earlier one, and a sample of [CLS] alone attends to itself. A GPT's position
+    attends to earlier ones.
     """
     c, p, x = case.model, case.params(block_tensors(case.model)), case.x()
     lengths, at = theorems.lengths_of(case), np.arange(case.s)
@@ -144,8 +144,8 @@ def test_a_position_sees_all_that_is_real_and_itself(case):
 
 
 @given(cases(**ONE_RANK))
-def test_nothing_depends_on_what_is_in_the_padding(case):
-    """To the last bit: not the losses of what is real, nor any gradient; dropout on."""
+def test_nothing_depends_on_the_content_of_padding(case):
+    """Losses of real positions and all gradients stay the same to the last bit, with dropout."""
     c, p, batch, other = case.model, case.params(bert_tensors(case.model)), *(case.batch(i, case.b) for i in "01")
     real = np.arange(case.s) < batch.lengths[:, None]
     if isinstance(batch, BERTBatch):
@@ -176,7 +176,7 @@ def test_padding_may_be_of_any_length(case):
 
 @given(cases(**ONE_RANK))
 def test_targets_without_weight_do_not_matter(case):
-    """To the last bit: words that were not masked, questions that only fill a batch."""
+    """Targets of tokens that were not masked, and questions that only fill a batch, change nothing to the last bit."""
     p, batch, other = case.params(bert_tensors(case.model)), case.batch("0", case.b), case.batch("1", case.b)
     name = "targets" if isinstance(batch, BERTBatch) else "answers"
     changed = batch._replace(**{name: np.where(batch.weights, getattr(batch, name), getattr(other, name))})
@@ -190,8 +190,8 @@ def same_loss_and_gradients(case, batch, other, p):
 
 
 @given(cases(**ONE_RANK))
-def test_where_nothing_counts_the_loss_is_0(case):
-    """And so is every gradient; of the sentences' order each sample counts."""
+def test_a_batch_without_weights_has_loss_0(case):
+    """All gradients are 0 too. The sentences' order counts in every sample."""
     c, p, batch = case.model, case.params(bert_tensors(case.model)), case.batch("", case.b)
     batch = batch._replace(weights=np.zeros_like(batch.weights))
     losses, _ = bert_forward(None, p, c, batch)

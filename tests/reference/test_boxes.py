@@ -1,4 +1,4 @@
-"""What a rank owns, as boxes of whole tensors: in order, disjoint, and all of it."""
+"""A rank's shard as boxes of whole tensors: in order, disjoint, and complete."""
 from math import prod
 
 import numpy as np
@@ -23,7 +23,7 @@ def runs(draw):
 
 @st.composite
 def boxes(draw, shape):
-    """A box of an array, not empty."""
+    """Draw a box of an array that is not empty."""
     starts = [draw(st.integers(0, length - 1)) for length in shape]
     return tuple(slice(start, draw(st.integers(start + 1, length))) for start, length in zip(starts, shape))
 
@@ -93,8 +93,8 @@ def test_boxes_that_touch_have_nothing_in_common():
 
 
 @given(SHAPES, st.data())
-def test_overlap_is_what_both_boxes_have(shape, data):
-    """And it is found again in either of them."""
+def test_an_overlap_has_the_elements_of_both_boxes(shape, data):
+    """`inside` finds the overlap in either box."""
     one, other, array = data.draw(boxes(shape)), data.draw(boxes(shape)), np.arange(prod(shape)).reshape(shape)
     common = overlap(one, other)
     found = set() if common is None else set(array[common].flat)

@@ -33,8 +33,8 @@ def test_a_model_that_does_not_fit_together(change, sentence):
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 4))
-def test_data_parallelism_takes_what_is_left_of_the_world(world_size, t, p):
-    """Either t p d is the world, or a sentence names a world that would do."""
+def test_the_data_parallel_size_follows_from_the_world(world_size, t, p):
+    """t p d is the number of ranks, or a sentence names a number that would do."""
     if world_size % (t * p) == 0:
         assert ParallelConfig.for_world(world_size, t, p).world_size == world_size
     else:
@@ -43,7 +43,7 @@ def test_data_parallelism_takes_what_is_left_of_the_world(world_size, t, p):
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
-def test_heads_must_divide_by_t(heads, t):
+def test_t_must_divide_the_heads(heads, t):
     model = ModelConfig(**FITS | dict(hidden_size=2 * heads, num_attention_heads=heads))
     if heads % t == 0:
         check_model_fits(model, ParallelConfig(t))
@@ -54,7 +54,7 @@ def test_heads_must_divide_by_t(heads, t):
 
 
 @given(st.integers(1, 40), st.integers(2, 12))
-def test_the_sequence_must_divide_by_t_if_it_is_cut(s, t):
+def test_t_must_divide_the_sequence_for_sequence_parallelism(s, t):
     check_sequence_fits(s, ParallelConfig(t))
     cut = ParallelConfig(t, sequence_parallel=True)
     if s % t == 0:

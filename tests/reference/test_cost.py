@@ -1,4 +1,4 @@
-"""The formulas for parameters, FLOPs, idle time and traffic, against the textbook itself and the published tables.
+"""The formulas for parameters, FLOPs and traffic, against the textbook itself and the published tables.
 
 Tables print rounded numbers. What follows from exact sizes must agree to the printed digit. What follows from measured
 numbers, which are themselves printed rounded, must agree with some numbers that would be printed so.
@@ -14,10 +14,10 @@ from hypothesis import given, strategies as st
 from reference import ops
 from reference.comm import mappings
 from reference.comm.ring import ring_all_gather, ring_all_reduce
-from reference.config import LARGEST, ModelConfig, ParallelConfig, Recompute
-from reference.costs.bubbles import bubble_fraction, bubbles
+from reference.config import LARGEST, ModelConfig, Recompute
 from reference.costs.flops import forward_flops, iteration_flops, training_seconds, utilization
-from reference.costs.parameters import parameters, parameters_of_stage, parameters_per_rank, published_parameters
+from reference.costs.parameters import parameters, parameters_of_stage, published_parameters
+from reference.costs.published import A100_PEAK, KORTHIKANTI, PTD_P
 from reference.costs.volumes import data_parallel_traffic, pipeline_traffic, tensor_parallel_traffic
 from reference.errors import UserError
 from reference.layer_context import TRAINING, LayerContext
@@ -28,18 +28,17 @@ from reference.models.stage import StageInputs, backbone_forward, stage_rotary
 from reference.parallel.layout import Layout
 from reference.params import leaves, split, tree_map
 from reference.schedules.actions import Send, lower
-from reference.schedules.generators import gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
-from reference.schedules.simulate import Times, simulate
+from reference.schedules.generators import interleaved, one_f_one_b, zero_bubble_h1
 from tests.strategies import ANY_MODEL, cases
 from tests.textbook_theorems import spread
 
-V, A100 = 51_200, 312e12
+V = 51_200
 DAY = 24 * 3600
 GPT3, MT_NLG = ModelConfig(96, 12_288, 96, V, 2048), ModelConfig(105, 20_480, 128, V, 2048)   # 175B, 530B
 
 
 def interval(printed: str) -> tuple[float, float]:
-    """The numbers that are printed so: 4.4 -> from 4.35 to 4.45."""
+    """Return the numbers that print as this text: 4.4 -> from 4.35 to 4.45."""
     half = 0.5 * 10.0 ** -len(printed.partition(".")[2])
     return float(printed) - half, float(printed) + half
 
@@ -52,11 +51,10 @@ def overlap(one, other):
 
 
 @given(cases(architectures=ANY_MODEL), st.data())
-def test_parameters_are_those_of_the_tensors(case, data):
-    """Of the whole model without padding; of a rank's shard of it; of a rank's shard of any stage."""
+def test_parameters_are_the_elements_of_the_tensors(case, data):
+    """The formulas count the whole model without padding, and a rank's shard of any stage of it."""
     c, t, tensors = case.model, case.t, model_tensors(case.model)
     assert parameters(c) == sum(prod(tensor.shape) for _, tensor in leaves(tensors))
-    assert parameters_per_rank(c, t) == Layout(tensors, t).size
     first = data.draw(st.integers(0, c.num_layers - 1))
     layers = range(first, data.draw(st.integers(first + 1, c.num_layers)))
     assert parameters_of_stage(c, t, layers) == Layout(model_tensors(c, layers), t).size
@@ -64,48 +62,12 @@ def test_parameters_are_those_of_the_tensors(case, data):
 
 @given(cases(position_embedding_type="learned_absolute", untie_embeddings_and_output_weights=False))
 def test_the_published_formula_lacks_the_final_layer_norm(case):
-    """And is exact otherwise."""
+    """It is exact otherwise."""
     assert round(published_parameters(case.model)) == parameters(case.model) - 2 * case.model.hidden_size
-
-
-@pytest.mark.parametrize("h, a, layers, billions", [
-    (1536, 16, 40, "1.2"), (1920, 20, 54, "2.5"), (2304, 24, 64, "4.2"), (3072, 32, 72, "8.3")])
-def test_table_1_of_megatron(h, a, layers, billions):
-    """Shoeybi et al. 2019, table 1: heads of 96."""
-    c = ModelConfig(layers, h, a, V, 1024)
-    assert f"{parameters(c) / 1e9:.1f}" == billions and c.head_size == 96
 
 
 def test_the_smallest_model_of_megatron_to_the_last_parameter():
     assert parameters(ModelConfig(40, 1536, 16, V, 1024)) == 1_213_479_936
-
-
-def test_the_vocabulary_of_megatron():
-    """GPT-2's 50,257 words become 51,200 on 8 ranks (section 5.1): a multiple of 128 for each."""
-    assert ModelConfig(1, 8, 8, 50_257, 1).padded_vocab_size(8) == V
-
-
-# parameters in billions, a, h, L, t, p, GPUs, B, TFLOP/s a GPU, % of peak, PFLOP/s: the last three were measured
-PTD_P = [
-    ("1.7", 24, 2304, 24, 1, 1, 32, 512, "137", "44", "4.4"),
-    ("3.6", 32, 3072, 30, 2, 1, 64, 512, "138", "44", "8.8"),
-    ("7.5", 32, 4096, 36, 4, 1, 128, 512, "142", "46", "18.2"),
-    ("18.4", 48, 6144, 40, 8, 1, 256, 1024, "135", "43", "34.6"),
-    ("39.1", 64, 8192, 48, 8, 2, 512, 1536, "138", "44", "70.8"),
-    ("76.1", 80, 10_240, 60, 8, 4, 1024, 1792, "140", "45", "143.8"),
-    ("145.6", 96, 12_288, 80, 8, 8, 1536, 2304, "148", "47", "227.1"),
-    ("310.1", 128, 16_384, 96, 8, 16, 1920, 2160, "155", "50", "297.4"),
-    ("529.6", 128, 20_480, 105, 8, 35, 2520, 2520, "163", "52", "410.2"),
-    ("1008.0", 160, 25_600, 128, 8, 64, 3072, 3072, "163", "52", "502.0"),
-]
-
-
-@pytest.mark.parametrize("billions, a, h, layers, t, p, gpus, B", [row[:8] for row in PTD_P])
-def test_sizes_in_table_1_of_ptd_p(billions, a, h, layers, t, p, gpus, B):
-    """Narayanan et al. 2021, table 1. The missing 2h changes no printed digit, and every split comes out even."""
-    c = ModelConfig(layers, h, a, V, 2048)
-    assert f"{published_parameters(c) / 1e9:.1f}" == f"{parameters(c) / 1e9:.1f}" == billions
-    assert a % t == layers % p == B % ParallelConfig.for_world(gpus, t, p).data_parallel_size == 0
 
 
 # ---- FLOPs ----------------------------------------------------------------------------------------------------------
@@ -133,7 +95,7 @@ def flops_of(run, *trees):
 
 @given(cases(sizes=st.just(1), architectures=("bert",)))
 def test_flops_of_bert_are_those_of_the_matrix_products(case):
-    """Its heads' included; the samples are b, or as many for each question as it has answers."""
+    """BERT's heads are included; a sample of a question has a sequence for each answer."""
     c, p, batch = case.model, case.params(model_tensors(case.model)), case.batch("", case.b)
     forward = flops_of(lambda p: model_forward(None, p, c, batch), p)
     dlosses = [case.array("dloss", *weights.shape) for weights in batch.weights_of_heads(c.heads)]
@@ -144,7 +106,7 @@ def test_flops_of_bert_are_those_of_the_matrix_products(case):
 
 @given(cases(sizes=st.just(1)))
 def test_flops_are_those_of_the_matrix_products(case):
-    """Of the textbook's forward; of its backward, which is twice that; and of what a recompute does again."""
+    """The formulas count the forward, the backward, which is twice the forward, and every recompute."""
     c, b, s, p = case.model, case.b, case.s, case.params(gpt_tensors(case.model))
     tokens, targets = case.ids("tokens", b, s), case.ids("targets", b, s)
     expected = forward_flops(c, b, s)
@@ -168,7 +130,7 @@ def test_flops_are_those_of_the_matrix_products(case):
 
 @given(cases())
 def test_shards_compute_what_the_whole_does(case):
-    """All t ranks' FLOPs together: nothing is computed twice, and padded words cost what words do."""
+    """All t ranks together repeat no product; a padded token costs as much as a real one."""
     c, t = case.model, case.t
     tensors = gpt_tensors(c)
     tokens, targets = case.ids("tokens", case.b, case.s), case.ids("targets", case.b, case.s)
@@ -207,21 +169,19 @@ def as_printed_by_korthikanti(c, B, s):
     return eight
 
 
-# model, B, GPUs, seconds an iteration (measured), MFU, HFU
-KORTHIKANTI = [(ModelConfig(48, 6144, 64, V, 2048), 4, 8, "1.10", "41.5", "43.7"),
-               (GPT3, 64, 64, "13.75", "51.4", "52.8"), (MT_NLG, 280, 280, "37.83", "56.0", "57.0"),
-               (ModelConfig(128, 25_600, 160, V, 2048), 512, 512, "71.49", "56.3", "57.0")]
-
-
-@pytest.mark.parametrize("c, B, gpus, seconds, mfu, hfu", KORTHIKANTI)
-def test_table_5_of_korthikanti(c, B, gpus, seconds, mfu, hfu):
+@pytest.mark.parametrize("run, mfu, hfu", [
+    (run, *printed) for run, printed in zip(KORTHIKANTI, (("41.5", "43.7"), ("51.4", "52.8"), ("56.0", "57.0"),
+                                                          ("56.3", "57.0")), strict=True)])
+def test_table_5_of_korthikanti(run, mfu, hfu):
     """Seconds were measured and printed rounded; utilisations follow. HFU does from equation 8 as it is printed.
 
     With the FLOPs that a selective recompute really adds, the HFU is lower in every row, by more than rounding.
     """
     def percent(flops):
-        return [100 * utilization(flops, second, gpus, A100) for second in reversed(interval(seconds))]
+        measured = interval(f"{run.selective:.2f}")
+        return [100 * utilization(flops, second, 8 * run.p, A100_PEAK) for second in reversed(measured)]
 
+    c, B = run.model, run.B
     assert overlap(percent(iteration_flops(c, B, 2048)), interval(mfu))
     assert overlap(percent(as_printed_by_korthikanti(c, B, 2048)), interval(hfu))
     assert percent(iteration_flops(c, B, 2048, "selective"))[1] < interval(hfu)[0]
@@ -238,12 +198,6 @@ def test_the_overhead_of_selective_recompute(c, printed, counted):
 # ---- throughput and time --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tflops, percent", [(row[8], row[9]) for row in PTD_P])
-def test_percent_of_peak_in_table_1_of_ptd_p(tflops, percent):
-    """From the printed TFLOP/s, to the printed digit."""
-    assert f"{100 * utilization(float(tflops) * 1e12, 1, 1, A100):.0f}" == percent
-
-
 def test_aggregate_throughput_in_table_1_of_ptd_p():
     """TFLOP/s a GPU x GPUs = PFLOP/s, as far as both columns are printed: in no row do they disagree.
 
@@ -251,12 +205,12 @@ def test_aggregate_throughput_in_table_1_of_ptd_p():
     PFLOP/s have the more digits, and their quotient gives the printed TFLOP/s.
     """
     by_product, by_quotient = set(), set()
-    for billions, *_, gpus, _, tflops, _, pflops in PTD_P:
-        assert overlap([gpus * x / 1e3 for x in interval(tflops)], interval(pflops)), billions
-        if f"{gpus * float(tflops) / 1e3:.1f}" == pflops:
-            by_product.add(billions)
-        elif f"{float(pflops) * 1e3 / gpus:.0f}" == tflops:
-            by_quotient.add(billions)
+    for run, pflops in zip(PTD_P, "4.4 8.8 18.2 34.6 70.8 143.8 227.1 297.4 410.2 502.0".split(), strict=True):
+        assert overlap([run.gpus * x / 1e3 for x in interval(str(run.teraflops))], interval(pflops)), run.billions
+        if f"{run.gpus * run.teraflops / 1e3:.1f}" == pflops:
+            by_product.add(run.billions)
+        elif f"{float(pflops) * 1e3 / run.gpus:.0f}" == str(run.teraflops):
+            by_quotient.add(run.billions)
     assert by_product == {"1.7", "3.6", "7.5", "18.4"}
     assert by_quotient == {"39.1", "76.1", "145.6", "310.1", "529.6", "1008.0"}
 
@@ -305,33 +259,11 @@ def test_table_2_of_ptd_p(c, gpus, tflops, days):
     assert overlap([flops / (gpus * x * 1e12) / DAY for x in reversed(interval(tflops))], interval(days))
 
 
-# ---- idle time of a pipeline ----------------------------------------------------------------------------------------
-
-TIME = st.floats(0.1, 10)
-
-
-@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), TIME, TIME, TIME)
-def test_the_bubble_fraction_is_what_schedules_leave_idle(p, groups, v, f, i, w):
-    m = p * groups
-    for schedule in (gpipe(p, m), one_f_one_b(p, m)):
-        assert simulate(schedule, Times(f, i, w)).bubble_fraction == pytest.approx(bubble_fraction(p, m))
-    assert simulate(interleaved(p, m, v), Times(f, i, w)).bubble_fraction == pytest.approx(bubble_fraction(p, m, v))
-
-
-@given(st.integers(1, 6), st.integers(0, 8), TIME, TIME, st.floats(0.1, 1))
-def test_bubbles_are_what_schedules_leave_idle(p, more, f, i, share):
-    """Qi et al. 2023, table 2: for any F and I, and any W up to both of them."""
-    m, w = 2 * p + more, share * min(f, i)
-    for schedule, bubble in zip((one_f_one_b, zero_bubble_h1, zero_bubble_h2), bubbles(p, f, i, w)):
-        timeline = simulate(schedule(p, m), Times(f, i, w))
-        assert timeline.cost - timeline.work == pytest.approx(bubble, abs=1e-9 * m)
-
-
 # ---- traffic --------------------------------------------------------------------------------------------------------
 
 
 def ring_pass(shares, first, combine):
-    """n - 1 steps in which rank r hands share (first + r - step) % n to rank r + 1. Returns what each rank sent."""
+    """Do n - 1 steps in which rank r hands share (first + r - step) % n to rank r + 1; return the numbers sent."""
     n, sent = len(shares), [0] * len(shares)
     for step in range(n - 1):
         moving = [(r, (first + r - step) % n) for r in range(n)]
@@ -356,7 +288,7 @@ def test_a_ring(n, share, seed):
 
 @given(cases())
 def test_traffic_of_a_layer(case):
-    """What the textbook's regions send in a block, forward and backward, each in a ring."""
+    """The formula is the elements that the textbook's regions send in a block, forward and backward, in rings."""
     c, t, x = case.model, case.t, case.x()
     b, s, h = x.shape
     tensors, sent = block_tensors(c), []
@@ -384,7 +316,7 @@ def test_traffic_of_a_layer(case):
 
 @given(p=st.integers(3, 6), groups=st.integers(1, 3), v=st.integers(1, 3), b=SIZE, s=SIZE, h=SIZE, t=SIZE)
 def test_traffic_of_a_pipeline(p, groups, v, b, s, h, t):
-    """What a rank in the middle sends to the next and, as gradients, to the one before: b s h each time."""
+    """A rank in the middle sends b s h to the next and, as gradients, to the one before, for each microbatch."""
     m = p * groups
     assert pipeline_traffic(b, s, h) == b * s * h
     for schedule, stages in ((one_f_one_b(p, m), 1), (zero_bubble_h1(p, m), 1), (interleaved(p, m, v), v)):

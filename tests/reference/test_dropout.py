@@ -13,8 +13,7 @@ from reference.dropout import Dropout, Site
 from reference.layer_context import LayerContext
 from reference.models.gpt import gpt_forward, gpt_tensors
 from reference.params import HOST, initialize
-from tests.reference.test_ops import draw, gradient_is_right
-from tests.spy import SpyArray, to_device
+from tests.reference.test_ops import attention_by_definition, draw, gradient_is_right
 from tests.strategies import close
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -36,15 +35,14 @@ def mask_of(site, *shape):
 
 @st.composite
 def parts(draw, *lengths):
-    """For each length a slice of range(length) that is not empty."""
+    """Draw for each length a slice of range(length) that is not empty."""
     starts = [draw(st.integers(0, length - 1)) for length in lengths]
     return [slice(start, draw(st.integers(start + 1, length))) for start, length in zip(starts, lengths)]
 
 
 @given(parts(5, 7), st.integers(0, 2**40), SEEDS)
 def test_a_rank_with_some_samples_and_positions_draws_its_slice(part, sample, seed):
-    """By data parallelism a rank has some samples, by sequence parallelism some positions, of sequences of any length.
-    """
+    """A replica has some samples, and a rank with sequence parallelism some positions of sequences of any length."""
     whole = Dropout(model(n=7), seed, 3, sample, 1)
     samples, positions = part
     mine = replace(whole, sample=sample + samples.start).hidden("mlp", positions.start)
@@ -54,7 +52,7 @@ def test_a_rank_with_some_samples_and_positions_draws_its_slice(part, sample, se
 
 @given(parts(4, 5), st.integers(1, 7), st.integers(0, 2**40), SEEDS)
 def test_a_rank_with_some_heads_draws_its_slice(part, s, sample, seed):
-    """By tensor parallelism a rank has some heads; a shorter sequence has the first queries' and keys' masks."""
+    """A tensor-parallel rank has some heads; a shorter sequence has the masks of the first queries and keys."""
     whole = Dropout(model(n=7, a=5), seed, 3, sample, 1)
     samples, heads = part
     mine = replace(whole, sample=sample + samples.start).attention(heads.start)
@@ -63,42 +61,18 @@ def test_a_rank_with_some_heads_draws_its_slice(part, s, sample, seed):
 
 
 def test_every_element_has_an_index_of_its_own():
-    """Even where the parts are far apart: the next sample begins after the last position of the one before."""
+    """The indices of a whole array are consecutive: a sample begins after the last position of the one before."""
     d = Dropout(model(n=4, a=3), 1, 1)
     for site, shape in (d.hidden("mlp"), (2, 4, 6)), (d.attention(), (2, 3, 4, 4)):
         index = ops.counter_rng.indices(shape, site.whole, site.first, HOST)
         assert index.dtype == np.uint64 and (index.ravel() == np.arange(index.size)).all()
 
 
-@given(st.integers(0, 2**40), SEEDS)
-def test_a_spy_draws_the_same_bits(sample, seed):
-    """So CuPy would: the arithmetic is on unsigned words, and nothing is made on the host."""
-    d = Dropout(model(), seed, 5, sample, 0)
-    for site, shape in (d.hidden("mlp", 1), (2, 3, 6)), (d.attention(1), (2, 2, 4, 4)):
-        on_device = ops.draw_mask(site, shape, SpyArray(HOST))
-        assert isinstance(on_device.keep, SpyArray)
-        assert (on_device.keep.get() == mask_of(site, *shape)).all()
-
-
-def test_a_spy_drops_what_numpy_drops():
-    site, probs = Dropout(model(), 1, 5, 3, 0).attention(), draw(1, 2, 3, 4, 4)
-    q, k, v, dy = (draw(i, 2, 4, 3, 2) for i in range(4))
-    y, mask = ops.dropout(to_device(probs), site)
-    assert (y.get() == ops.dropout(probs, site)[0]).all()
-    assert (ops.dropout_backward(y, mask).get() == ops.dropout_backward(y.get(), ops.dropout(probs, site)[1])).all()
-    context, cache = ops.attention_core(*to_device((q, k, v)), True, site)
-    expected, expected_cache = ops.attention_core(q, k, v, True, site)
-    close(context.get(), expected)
-    for actual, wanted in zip(ops.attention_core_backward(to_device(dy), cache),
-                              ops.attention_core_backward(dy, expected_cache)):
-        close(actual.get(), wanted)
-
-
 # ---- chance -------------------------------------------------------------------------------------------------------
 
 
 def unrelated(x, y, rate):
-    """Two bool arrays of draws of this rate agree no more, and no less, than chance makes them (Pearson)."""
+    """Assert that two bool arrays of draws at this rate agree as often as chance makes them (Pearson)."""
     variance = rate * (1 - rate)
     correlation = ((x - (1 - rate)) * (y - (1 - rate))).mean() / variance
     assert abs(correlation) < SIGMAS / math.sqrt(x.size), f"correlation {correlation:.4f}"
@@ -107,7 +81,7 @@ def unrelated(x, y, rate):
 @pytest.mark.parametrize("rate", [0.001, *RATES])
 @pytest.mark.parametrize("sample", [0, 2**20, 2**40])
 def test_the_rate_is_kept(rate, sample):
-    """Of n draws n (1 - rate) are kept, within the binomial's bounds; and along each axis too."""
+    """Of n elements n (1 - rate) are kept, within the binomial's bounds, in all and along each axis."""
     d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), 1234, 1, sample, 0)
     for keep in mask_of(d.hidden("mlp"), 16, 64, 64), mask_of(d.attention(), 2, 8, 64, 64):
         for axis in range(keep.ndim):
@@ -120,8 +94,8 @@ def test_the_rate_is_kept(rate, sample):
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("seed", [0, 1, 1234])
-def test_neighbours_are_unrelated(rate, seed):
-    """Along every axis, at every small lag and at powers of two, where a weak generator repeats itself."""
+def test_neighbours_are_uncorrelated(rate, seed):
+    """Masks are uncorrelated along every axis, at every small lag and at powers of two, periods of weak generators."""
     d = Dropout(model(n=64, a=8, d=8, hidden=rate, attention=rate), seed, 1, 0, 0)
     for keep in mask_of(d.hidden("mlp"), 64, 64, 64), mask_of(d.attention(), 8, 8, 64, 64):
         for axis, length in enumerate(keep.shape):
@@ -131,8 +105,8 @@ def test_neighbours_are_unrelated(rate, seed):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_purposes_are_unrelated(rate):
-    """Another site, layer, step or seed is another mask; attention's is another than those of hidden arrays."""
+def test_purposes_are_uncorrelated(rate):
+    """Another site, layer, step or seed has another mask; attention's differs from those of hidden arrays."""
     c = model(n=64, a=8, d=8, hidden=rate, attention=rate)
     ours = Dropout(c, 1234, 7, layer=1)
     others = [replace(ours, seed=1235), replace(ours, step=8), ours.at(0), ours.at(2), replace(ours, layer=None),
@@ -159,8 +133,8 @@ def test_no_two_sites_of_a_model_share_a_key():
     assert len({site.key for site in sites}) == len(sites) == 3 * c.num_layers + 1
 
 
-def test_a_site_is_the_same_whoever_asks():
-    """The microbatch's own sample and layer decide: nothing is counted up from call to call."""
+def test_a_site_depends_on_its_arguments_alone():
+    """The microbatch's own sample and layer decide: nothing is counted from call to call."""
     d = Dropout(model(), 1234, 7, sample=3)
     site = d.at(1).hidden("mlp", 2)
     assert site == Dropout(model(), 1234, 7, 3, 1).hidden("mlp", 2) == d.at(0).at(1).hidden("mlp", 2)
@@ -198,8 +172,8 @@ def test_dropout_by_definition(rate, dtype, seed):
     assert ops.dropout_backward(x, mask).dtype == dtype
 
 
-def test_what_is_dropped_is_gone():
-    """Even an infinity: times 0 it would be NaN."""
+def test_a_dropped_infinity_is_0():
+    """A factor of 0 would make it NaN."""
     y, mask = ops.dropout(np.full((2, 6, 6), np.inf), Dropout(model(), 1, 1).hidden("mlp"))
     assert (y[~mask.keep] == 0).all() and (y[mask.keep] == np.inf).all() and 0 < mask.keep.sum() < mask.keep.size
 
@@ -210,18 +184,6 @@ def test_dropout_backward(rate, seed):
     gradient_is_right(ops.dropout_backward(dy, ops.dropout(x, site)[1]), lambda x: ops.dropout(x, site)[0], x, dy)
 
 
-def attention_by_definition(q, k, v, causal, keep, rate):
-    """One head, one query, one key at a time."""
-    out = np.zeros_like(q)
-    for i, n, head in np.ndindex(q.shape[:3]):
-        seen = n + 1 if causal else q.shape[1]
-        probs = ops.softmax(k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3]))
-        for m in range(seen):
-            if keep[i, head, n, m]:
-                out[i, n, head] += probs[m] / (1 - rate) * v[i, m, head]
-    return out
-
-
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.booleans(),
        st.sampled_from(RATES), st.integers(0, 3), SEEDS)
 def test_attention_with_dropout(b, s, a, d, causal, rate, first_head, seed):
@@ -229,7 +191,7 @@ def test_attention_with_dropout(b, s, a, d, causal, rate, first_head, seed):
     q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
     site = Dropout(model(n=6, a=6, attention=rate), seed, 1, 10).attention(first_head)
     y, cache = ops.attention_core(q, k, v, causal, site)
-    close(y, attention_by_definition(q, k, v, causal, mask_of(site, b, a, s, s), rate))
+    close(y, attention_by_definition(q, k, v, causal, factors=mask_of(site, b, a, s, s) / (1 - rate)))
     close(cache.probs.sum(-1), np.ones((b, a, s)))                       # they are kept before dropout
     if s <= 3:
         dq, dk, dv = ops.attention_core_backward(dy, cache)

@@ -17,19 +17,19 @@ def batch(case):
 @settings(max_examples=settings().max_examples // 2)
 @given(cases(sizes=st.just(1)))
 def test_gradients_agree_with_central_differences(case):
-    """Of every tensor, dropout on."""
+    """Every tensor's gradient is right, with dropout."""
     theorems.gradients_are_derivatives(case)
 
 
 @given(cases(), recomputes())
 def test_shards_equal_the_whole(case, recompute):
-    """Dropout on, whatever is kept of the activations."""
+    """Any Recompute gives the same, with dropout."""
     theorems.model_equals_whole(case, recompute)
 
 
 @given(cases(sizes=st.just(1)), st.sets(st.integers(1, 2)))
 def test_stages_in_a_row_are_the_whole(case, cuts):
-    """Cut between any layers."""
+    """Stages may begin at any layer."""
     theorems.stages_equal_whole(case, [cut for cut in cuts if cut < case.model.num_layers])
 
 

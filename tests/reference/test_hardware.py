@@ -1,4 +1,4 @@
-"""What hardware does in a second: products, links, rings; and which groups of ranks leave a server."""
+"""The hardware's times for products, links and rings; and the groups of ranks that leave a server."""
 from dataclasses import replace
 from math import log
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from reference.comm.ring import RING
-from reference.costs.hardware import Link, RankGroup, collective, leaving, size_of_product, slowest_link
+from reference.costs.hardware import Link, RankGroup, collective_time, groups_that_leave, size_of_product, slowest_link
 from reference.errors import UserError
 from tests.plan_cases import IDEAL, REAL
 
@@ -55,21 +55,21 @@ def test_a_ring_takes_n_minus_1_turns_of_a_share_each(operation, ring, ranks, si
 
 
 @given(t=RANKS, d=RANKS, p=RANKS, server=st.integers(1, 20))
-def test_how_many_groups_leave_a_server(t, d, p, server):
-    """Beside a world as an array: of each axis the lines of ranks, and of each server how many cross its border."""
+def test_groups_that_leave_a_server_are_counted(t, d, p, server):
+    """The count is that of a world as an array, whose lines along an axis are groups, and of its servers."""
     world = np.arange(t * d * p).reshape(p, d, t)
     for axis, ranks, stride in ((2, t, 1), (1, d, t), (0, p, t * d)):
         lines = np.moveaxis(world, axis, -1).reshape(-1, ranks) // server
         crossing = [np.unique(line) for line in lines if line.min() < line.max()]
         most = max(np.bincount(np.concatenate(crossing))) if crossing else 0
-        assert leaving(RankGroup(ranks, stride, world.size), server) == most
+        assert groups_that_leave(RankGroup(ranks, stride, world.size), server) == most
 
 
 @given(ranks=RANKS, stride=RANKS, blocks=st.integers(1, 4), server=st.sampled_from((1, 2, 4, 8, 16)))
 def test_where_sizes_divide_one_another(ranks, stride, blocks, server):
     """A group fills a part of a server, or servers; or has one rank in each; and the groups share what a server has."""
     reach = ranks * stride
-    found = leaving(RankGroup(ranks, stride, blocks * reach), server)
+    found = groups_that_leave(RankGroup(ranks, stride, blocks * reach), server)
     if server % reach == 0 or blocks * reach <= server or ranks == 1:
         assert found == 0
     elif stride % server == 0:
@@ -79,15 +79,15 @@ def test_where_sizes_divide_one_another(ranks, stride, blocks, server):
 
 
 def test_a_group_that_a_border_cuts_is_between_servers_though_it_is_small_enough_for_one():
-    assert leaving(RankGroup(6, 1, 6), 8) == leaving(RankGroup(3, 1, 6), 8) == 0
-    assert leaving(RankGroup(6, 1, 24), 8) == 2 and leaving(RankGroup(3, 1, 24), 8) == 2
+    assert groups_that_leave(RankGroup(6, 1, 6), 8) == groups_that_leave(RankGroup(3, 1, 6), 8) == 0
+    assert groups_that_leave(RankGroup(6, 1, 24), 8) == 2 and groups_that_leave(RankGroup(3, 1, 24), 8) == 2
 
 
 @given(operation=st.sampled_from(("all_reduce", "all_gather", "reduce_scatter")), ranks=RANKS, stride=RANKS,
        size=st.floats(0, 1e9))
 def test_a_collective_is_a_ring_at_the_pace_of_its_slowest_link(operation, ranks, stride, size):
     group = RankGroup(ranks, stride, 2 * ranks * stride)
-    groups, took = leaving(group, REAL.server), collective(REAL, operation, group, size)
+    groups, took = groups_that_leave(group, REAL.server), collective_time(REAL, operation, group, size)
     if ranks == 1:
         assert took == 0
     elif not groups:
@@ -117,6 +117,6 @@ def test_servers_that_are_better_connected_than_their_devices_do_not_make_these_
     ({"passes": replace(IDEAL.passes, scores=(1.0, 2.0, 3.0))}, "scores is .* two numbers"),
     ({"hidden": 1.5}, "nor hidden above 1"), ({"jitter": -0.1}, "none may be below 0"),
     ({"inside": Link(-1.0, 1.0)}, "a latency not below"), ({"between": Link(1.0, 0.0)}, "bandwidth must be above 0")])
-def test_what_makes_no_sense_is_told_in_a_sentence(wrong, says):
+def test_impossible_hardware_is_refused_in_a_sentence(wrong, says):
     with pytest.raises(UserError, match=says):
         replace(IDEAL, **wrong)

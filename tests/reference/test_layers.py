@@ -1,4 +1,4 @@
-"""In the textbook, every sharded layer is the unsharded one: output, input gradient and every weight gradient."""
+"""The theorem of the textbook: every sharded layer is the unsharded one, in its output and in all gradients."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -29,19 +29,19 @@ def test_mlp(case):
 
 @given(cases(architectures=ANY_MODEL), st.booleans(), st.booleans())
 def test_attention(case, causal, selective):
-    """With padding and without, dropout on."""
+    """It holds with and without padding, with dropout."""
     theorems.attention_equals_whole(case, causal, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL), st.booleans())
 def test_block(case, selective):
-    """In both orders of norms and residual connections."""
+    """It holds in both orders of norms and residual connections."""
     theorems.block_equals_whole(case, Recompute("selective" if selective else "none"))
 
 
 @given(cases(architectures=ANY_MODEL))
 def test_embedding(case):
-    """With token types and without."""
+    """It holds with and without token types."""
     theorems.embedding_equals_whole(case)
 
 
@@ -51,13 +51,13 @@ def test_logits(case):
 
 
 @given(cases())
-def test_head_for_masked_words(case):
+def test_head_for_masked_tokens(case):
     theorems.masked_lm_equals_whole(case)
 
 
 @given(cases(), st.sampled_from([1.0, 1000.0]))
 def test_cross_entropy(case, scale):
-    """With logits in the thousands too, where exp of them is infinite."""
+    """It holds for logits in the thousands too, whose exp is infinite."""
     theorems.losses_agree(case, scale)
 
 

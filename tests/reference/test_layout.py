@@ -14,7 +14,7 @@ BUCKET, PARTS = st.integers(1, 50) | st.integers(1, 10_000) | st.just(1 << 62), 
 
 @st.composite
 def layouts(draw):
-    """Of a whole model, or of any of its layers, as interleaved stages give them."""
+    """Draw layouts of a whole model, or of any of its layers, as interleaved stages give them."""
     case = draw(cases())
     layers = draw(st.none() | st.lists(st.sampled_from(range(case.model.num_layers)), min_size=1, unique=True))
     tensors = gpt_tensors(case.model, layers and sorted(layers))
@@ -44,7 +44,7 @@ def test_tensors_lie_in_backward_order(layout):
 
 
 @given(cases(), BUCKET, PARTS)
-def test_buckets_are_the_buffer_cut_between_units(case, size, parts):
+def test_buckets_split_the_buffer_between_units(case, size, parts):
     """All of it, in its order, no unit in two buckets. Each has at least `size` elements, and not a unit more than it
     needs for them, but for the last, and but for what comes before a table that shares no bucket."""
     layout = Layout(gpt_tensors(case.model), case.t, size, parts)
@@ -66,7 +66,7 @@ def test_buckets_are_the_buffer_cut_between_units(case, size, parts):
 
 @given(layouts())
 def test_the_smallest_buckets_are_the_units(layout):
-    """As ZeRO-3 gathers them: bucket size 1."""
+    """ZeRO-3 gathers unit by unit, with a bucket size of 1."""
     units = Layout(layout.tensors, bucket_size=1, parts=layout.parts).buckets
     assert all(len(bucket.units) == 1 for bucket in units)
     exact = Layout(layout.tensors, bucket_size=Layout(layout.tensors, bucket_size=1).buckets[0].size)
@@ -86,8 +86,8 @@ def test_shards_are_the_buffer_dealt_out(layout, seed):
 
 
 @given(layouts())
-def test_pieces_are_what_a_shard_owns_of_each_tensor(layout):
-    """In the order of the shard; every element of a tensor in one piece of one rank, and padding in none."""
+def test_pieces_are_the_parts_of_tensors_in_a_shard(layout):
+    """They are in the order of the shard; each element of a tensor is in one piece of one rank, and padding in none."""
     flat, dealt = np.arange(layout.size), np.zeros(layout.size)
     for rank in range(layout.parts):
         shard = np.concatenate([flat[layout.owned_piece(bucket, rank).in_buffer] for bucket in layout.buckets])
@@ -103,8 +103,8 @@ def test_pieces_are_what_a_shard_owns_of_each_tensor(layout):
 
 
 @given(cases(), BUCKET, PARTS, st.integers(0, 2**32 - 1))
-def test_views_of_a_part_are_those_of_the_whole(case, size, parts, seed):
-    """Of a block or a single table, from a buffer that has its bucket alone; and they are views."""
+def test_views_of_a_unit_equal_those_of_the_whole(case, size, parts, seed):
+    """A block, or a table, is a set of views of a buffer that has its bucket alone."""
     tensors = gpt_tensors(case.model)
     layout = Layout(tensors, case.t, size, parts)
     flat = np.random.default_rng(seed).normal(size=layout.size)
@@ -120,17 +120,9 @@ def test_views_of_a_part_are_those_of_the_whole(case, size, parts, seed):
             assert all(np.shares_memory(view, alone) for _, view in leaves(views))
 
 
-@given(cases(num_layers=4), st.lists(st.integers(0, 3), min_size=1, unique=True))
-def test_a_rank_of_a_pipeline_lays_out_what_it_holds(case, layers):
-    """Any layers, as interleaved stages give them: the last one first, whether they are neighbours or not."""
-    layout = Layout(gpt_tensors(case.model, sorted(layers)), case.t)
-    numbers = [int(segment.name.split(".")[1]) for segment in layout.segments if segment.name.startswith("blocks")]
-    assert numbers == sorted(numbers, reverse=True) and set(numbers) == set(layers)
-
-
 @given(cases(num_layers=2, untie_embeddings_and_output_weights=False), BUCKET, PARTS)
-def test_two_copies_of_a_tied_table_are_cut_alike(case, size, parts):
-    """The first stage and the last lay out different tensors; but rank i owns the same elements of both tables."""
+def test_two_copies_of_a_tied_table_have_the_same_owners(case, size, parts):
+    """The first and the last stage have different layouts, but rank i owns the same elements of both tables."""
     owned = []
     for layers in (range(1), range(1, 2)):
         layout = Layout(gpt_tensors(case.model, layers), case.t, size, parts)
@@ -139,7 +131,7 @@ def test_two_copies_of_a_tied_table_are_cut_alike(case, size, parts):
     assert owned[0] == owned[1]
 
 
-def test_units_are_what_is_used_together():
+def test_units_are_tensors_that_are_used_together():
     assert [unit_of(name) for name in ("blocks.3.mlp.w_in", "blocks.12.input_layernorm.bias", "embedding.word",
                                        "embedding.position", "final_layernorm.bias", "output")] == [
         "blocks.3", "blocks.12", "embedding.word", "embedding.position", "final_layernorm", "output"]

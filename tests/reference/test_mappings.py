@@ -14,23 +14,23 @@ REGIONS = pytest.mark.parametrize("region", [TENSOR_PARALLEL, *SPLIT], ids=["f a
 
 
 def inside(t, n, seed):
-    """Each rank's array in the region, [b, s, h], its own. s divides by t."""
+    """Draw each rank's own array in the region, [b, s, h]. t divides s."""
     return list(np.random.default_rng([seed, 0]).normal(size=(t, 2, n * t, 3)))
 
 
 def outside(region, t, n, seed):
-    """Each rank's array outside the region: [b, s, h], alike on all, or its positions [b, s/t, h]."""
+    """Draw each rank's array outside the region: [b, s, h], identical on all, or its positions [b, s/t, h]."""
     x = np.random.default_rng([seed, 1]).normal(size=(2, n * t, 3))
     return [x] * t if region is TENSOR_PARALLEL else np.split(x, t, SEQUENCE)
 
 
 def inner_inside(xs, ys):
-    """The inner product of what all ranks hold together: each holds something else."""
+    """Return the inner product of all ranks' arrays together: each rank has its own."""
     return sum(float((x * y).sum()) for x, y in zip(xs, ys, strict=True))
 
 
 def inner_outside(region, xs, ys):
-    """The same outside, where what is alike on all ranks is one array."""
+    """Return the inner product outside the region, where arrays that are identical on all ranks count once."""
     return inner_inside(xs[:1], ys[:1]) if region is TENSOR_PARALLEL else inner_inside(xs, ys)
 
 
@@ -53,7 +53,7 @@ def test_leaving_and_its_backward_are_adjoint(region, t, n, seed):
 @REGIONS
 @given(RANKS, st.integers(1, 3), SEEDS)
 def test_the_backward_of_one_is_the_forward_of_the_other(region, t, n, seed):
-    """Conjugate: as linear maps, to the last bit."""
+    """The operators of a pair are conjugate as linear maps, to the last bit."""
     x, partial = outside(region, t, n, seed), inside(t, n, seed)
     alike(region.enter(x), region.leave_backward(x))
     alike(region.leave(partial), region.enter_backward(partial))
@@ -61,8 +61,8 @@ def test_the_backward_of_one_is_the_forward_of_the_other(region, t, n, seed):
 
 @REGIONS
 @given(RANKS, st.integers(1, 3), SEEDS)
-def test_the_backward_finds_what_had_entered(region, t, n, seed):
-    """Kept, or gathered once more from what was kept, which is then 1/t as much: that is what is done unless asked."""
+def test_the_backward_recovers_the_entered_input(region, t, n, seed):
+    """The input is kept whole, or, by default, 1/t of it is kept and gathered once more."""
     x = outside(region, t, n, seed)
     entered = region.enter(x)
     kept = region.keep(x, entered)
@@ -72,8 +72,8 @@ def test_the_backward_finds_what_had_entered(region, t, n, seed):
 
 
 @given(RANKS, st.integers(1, 3), SEEDS)
-def test_both_pairs_do_the_same(t, n, seed):
-    """What enters is x, whoever holds it; what leaves is the sum, of which each then has all, or its positions."""
+def test_both_regions_compute_the_same(t, n, seed):
+    """Inside is x, whichever rank holds it; outside is the sum, of which a rank has all or its own positions."""
     cut, x, partial = SPLIT[0], outside(TENSOR_PARALLEL, t, n, seed), inside(t, n, seed)
     alike(cut.enter(np.split(x[0], t, SEQUENCE)), TENSOR_PARALLEL.enter(x))
     assert (np.concatenate(cut.leave(partial), SEQUENCE) == TENSOR_PARALLEL.leave(partial)[0]).all()
@@ -82,7 +82,7 @@ def test_both_pairs_do_the_same(t, n, seed):
 @REGIONS
 @given(RANKS, st.integers(1, 3), SEEDS)
 def test_positions_are_those_that_a_rank_holds(region, t, n, seed):
-    """Taken from the whole they give each rank's array."""
+    """A slice of the whole at these positions is the rank's array."""
     x = outside(region, t, n, seed)
     whole = x[0] if region is TENSOR_PARALLEL else np.concatenate(x, SEQUENCE)
     alike([whole[:, positions] for positions in region.positions(x)], x)
@@ -91,7 +91,7 @@ def test_positions_are_those_that_a_rank_holds(region, t, n, seed):
 @REGIONS
 @given(RANKS, SEEDS)
 def test_gradients_of_replicated_tensors_alone_are_completed(region, t, seed):
-    """Where each rank has its positions they are partial, and are summed. A split tensor's are whole as they are."""
+    """With sequence parallelism they are partial, and are summed; gradients of sharded tensors are complete already."""
     tensors = {"replicated": Tensor((3,)), "split": Tensor((3 * t, 2), split=0), "first": Tensor((3 * t,), split=0)}
     draws = np.random.default_rng(seed).normal(size=(t, 12))
     grads = [{"replicated": x[:3], "split": x[3:9].reshape(3, 2), "first": x[9:]} for x in draws]
@@ -102,5 +102,5 @@ def test_gradients_of_replicated_tensors_alone_are_completed(region, t, seed):
 
 
 def alike(xs, ys):
-    """The same numbers on every rank."""
+    """Assert that every rank has the same numbers in both lists."""
     assert all(x.shape == y.shape and (x == y).all() for x, y in zip(xs, ys, strict=True))

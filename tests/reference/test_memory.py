@@ -10,6 +10,7 @@ from reference.config import ModelConfig, ParallelConfig, Recompute
 from reference.costs.activation_inventory import (ActivationInventory, StageBytes, array_bytes, peak_activations,
                                                   rank_activations, total)
 from reference.costs.memory import activations_outside_layers, layer_activations, most_in_flight
+from reference.costs.published import ZERO
 from reference.errors import UserError
 from reference.parallel.model_states import model_states
 from reference.precision import FORMATS, Precision
@@ -23,22 +24,17 @@ GPT3, MT_NLG = ModelConfig(96, 12_288, 96, 51_200, 2048), ModelConfig(105, 20_48
 
 # ---- model states ---------------------------------------------------------------------------------------------------
 
-# N, then GB with the optimizer's states cut in N, gradients too, parameters too
-ZERO = [(1, "120", "120", "120"), (4, "52.5", "41.3", "30"), (16, "35.6", "21.6", "7.5"), (64, "31.4", "16.6", "1.88"),
-        (256, "30.4", "15.4", "0.47"), (1024, "30.1", "15.1", "0.12")]
-
-
-@pytest.mark.parametrize("n, printed", [(n, printed) for n, *printed in ZERO])
-def test_table_1_of_zero(n, printed):
+@pytest.mark.parametrize("stage", ZERO)
+def test_table_1_of_zero(stage):
     """Rajbhandari et al. 2020, table 1: 7.5 billion parameters. Halves go up there: 41.25 is printed as 41.3."""
-    for stage, text in enumerate(printed, 1):
-        gigabytes = Decimal(sum(model_states(7_500_000_000, n, stage)) / 1e9)
-        assert gigabytes.quantize(Decimal(text), ROUND_HALF_UP) == Decimal(text)
-    assert sum(model_states(7_500_000_000, n)) == 120e9
+    for n, printed in ZERO[stage].items():
+        gigabytes, text = Decimal(sum(model_states(7_500_000_000, n, stage)) / 1e9), Decimal(str(printed))
+        assert gigabytes.quantize(text, ROUND_HALF_UP) == text
+        assert sum(model_states(7_500_000_000, n)) == 120e9
 
 
 @given(psi=st.integers(1, 10**12), n=st.integers(1, 1024), g=st.sampled_from([2, 4]), k=st.integers(0, 16))
-def test_stages_cut_more_and_more(psi, n, g, k):
+def test_each_stage_of_zero_shards_more(psi, n, g, k):
     """(2 + g + K) psi, (2 + g) psi + K psi/N, 2 psi + (g + K) psi/N, (2 + g + K) psi/N."""
     published = [(2 + g + k) * psi, (2 + g) * psi + k * psi / n, 2 * psi + (g + k) * psi / n, (2 + g + k) * psi / n]
     assert [sum(model_states(psi, n, stage, g=g, k=k)) for stage in range(4)] == pytest.approx(published)
@@ -91,7 +87,7 @@ def test_what_selective_recompute_saves(c, core, saved):
     (ModelConfig(48, 6144, 64, 51_200, 2048), "16%", "8%"), (GPT3, "18%", "9%"), (MT_NLG, "20%", "10%"),
     (ModelConfig(128, 25_600, 160, 51_200, 2048), "20%", "10%")])
 def test_figure_7_of_korthikanti(c, both, full):
-    """Of what tensor parallelism keeps, t = 8: a fifth with both techniques, and full recompute half of that.
+    """For t = 8, both techniques keep a fifth of what tensor parallelism keeps, and full recompute half of that.
 
     The text of section 6.1 says "under 20 %" and "10 %" for all four models. For the two large ones the formula gives
     20.2 %: the text includes the freeing of outputs of appendix B, which no formula of the paper does.
@@ -119,12 +115,13 @@ def test_an_unknown_recompute_is_a_sentence():
         layer_activations(GPT3, 1, 1, recompute="some")
 
 
-@given(p=st.integers(1, 8), groups=st.integers(1, 4), v=st.integers(1, 4))
-def test_most_in_flight_is_what_schedules_hold(p, groups, v):
-    m = p * groups
+@given(p=st.integers(1, 8), m=st.integers(1, 20), groups=st.integers(1, 4), v=st.integers(1, 4))
+def test_most_in_flight_is_what_schedules_hold(p, m, groups, v):
+    """GPipe, 1F1B, the zero-bubble schedules for any m, and the interleaved one for any multiple of p."""
     for name, schedule in (("gpipe", gpipe(p, m)), ("1f1b", one_f_one_b(p, m)), ("zb-h1", zero_bubble_h1(p, m)),
                            ("zb-h2", zero_bubble_h2(p, m))):
         assert activations_in_flight(schedule) == [most_in_flight(name, p, m, r) for r in range(p)]
+    m = p * groups
     assert activations_in_flight(interleaved(p, m, v)) == [most_in_flight("interleaved", p, m, r, v) for r in range(p)]
 
 
@@ -152,7 +149,7 @@ def inventory_of(case, granularity="none", compute="bfloat16"):
 
 @given(cases(), st.sampled_from(["none", "selective", "full"]), st.sampled_from(sorted(FORMATS)))
 def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
-    """Exactly, and whatever ours are. Where ours differ, it is said why; where they do not, nothing is."""
+    """The paper's column adds up exactly; an item has a reason if and only if our bytes differ from the paper's."""
     inventory = inventory_of(case, granularity, compute)
     formula = layer_activations(case.model, case.b, case.s, case.t, case.sequence_parallel, granularity)
     assert sum(item.paper for item in inventory.layer()) == sum(formula)
@@ -162,14 +159,14 @@ def test_the_papers_items_are_the_papers_formula(case, granularity, compute):
 
 
 @given(cases())
-def test_what_waits_for_w_is_32_sbh(case):
+def test_tensors_that_wait_for_w_are_32_sbh(case):
     """Qi et al. 2023, table 1, of one rank: in 16 bits, ours and theirs."""
     items = inventory_of(replace(case, t=1, sequence_parallel=False, keep_gathered_inputs=False)).layer_deferred()
     assert total(items) == sum(item.paper for item in items) == 32 * case.s * case.b * case.model.hidden_size
 
 
 @given(cases())
-def test_outside_the_layers_where_the_sequence_is_cut(case):
+def test_activations_outside_the_layers_with_sequence_parallelism(case):
     """Korthikanti et al. 2022, section 4.3, of a pipeline of one stage."""
     inventory = inventory_of(case)
     published = sum(item.paper for item in [*inventory.embedding(), *inventory.head()])
@@ -178,8 +175,8 @@ def test_outside_the_layers_where_the_sequence_is_cut(case):
 
 
 @given(cases(activation="gelu", position_embedding_type="learned_absolute", hidden_dropout=0.1, attention_dropout=0.1))
-def test_in_16_bits_ours_are_the_papers_but_for_few(case):
-    """By hand: two numbers a position more, in float32; and 5 a s^2 b/t fewer, since kernels keep no probabilities."""
+def test_in_16_bits_two_items_differ_from_the_paper(case):
+    """We keep two float32 numbers a position more, and 5 a s^2 b/t bytes fewer: kernels keep no probabilities."""
     inventory = inventory_of(replace(case, keep_gathered_inputs=False))
     square = case.model.num_attention_heads * case.s**2 * case.b
     positions = case.s * case.b // (case.t if case.sequence_parallel else 1)
@@ -196,8 +193,8 @@ def test_a_peak_by_hand():
         assert peak_activations(stages, [parse_action(word) for word in actions.split()]) == peak
 
 
-def test_of_what_is_computed_again_the_largest_group_counts():
-    """Of a stage's groups, and of a rank's stages: they take turns."""
+def test_the_largest_recomputed_group_counts():
+    """Groups of a stage, and stages of a rank, are recomputed one at a time."""
     inventory = ActivationInventory(ModelConfig(9, 8, 2, 11, 4), 1, 4, Precision("float32"), ParallelConfig(
         recompute=Recompute("full", "uniform", 3)))
     one, two, three = (inventory.recomputed(range(n)) for n in (1, 2, 3))

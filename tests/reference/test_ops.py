@@ -17,13 +17,13 @@ def draw(seed, *shape):
 
 
 def lengths(b, s):
-    """Of b samples of s positions: int64 [b], each 1, s or anything between; or None."""
+    """Draw the lengths of b samples of s positions: int64 [b], each 1, s or anything between; or None."""
     each = st.one_of(st.just(1), st.just(s), st.integers(1, s))
     return st.none() | st.lists(each, min_size=b, max_size=b).map(np.array)
 
 
 def central_differences(function, x, dy, step=1e-5):
-    """The gradient of <function(x), dy> by x, one element at a time; error of order step^2 and rounding / step."""
+    """Measure the gradient of <function(x), dy> by x, by elements: the error is of order step^2 and rounding / step."""
     dx = np.zeros_like(x)
     for i in np.ndindex(x.shape):
         saved = x[i]
@@ -53,7 +53,7 @@ def test_activations_backward(name, n, seed):
 
 @given(st.floats(-30, 30))
 def test_erf_is_the_error_function(x):
-    """To the last bits of float64, against the C library's."""
+    """It equals the C library's to the last bits of float64."""
     assert abs(ops.erf(np.array([x]))[0] - math.erf(x)) <= 4e-16
 
 
@@ -118,13 +118,14 @@ def test_softmax(n, m, seed):
 # ---- attention --------------------------------------------------------------------------------------------------
 
 
-def attention_by_definition(q, k, v, causal, real=None):
-    """One head, one query at a time."""
+def attention_by_definition(q, k, v, causal, real=None, factors=None):
+    """Compute attention for one head, one query at a time; `factors` [b, a, s, s] multiply the probabilities."""
     out = np.zeros_like(q)
     for i, n, head in np.ndindex(q.shape[:3]):
         seen = min(n + 1 if causal else q.shape[1], q.shape[1] if real is None else real[i])
         scores = k[i, :seen, head] @ q[i, n, head] / math.sqrt(q.shape[3])
-        out[i, n, head] = ops.softmax(scores) @ v[i, :seen, head]
+        probs = ops.softmax(scores) * (1 if factors is None else factors[i, head, n, :seen])
+        out[i, n, head] = probs @ v[i, :seen, head]
     return out
 
 
@@ -147,8 +148,8 @@ def test_attention(data, b, s, a, d, causal, seed):
 
 
 @given(st.data(), SMALL, SMALL, SMALL, SMALL, st.booleans(), SEEDS)
-def test_nobody_sees_padding(data, b, s, a, d, causal, seed):
-    """Whatever stands there, to the bit: and so keys and values there have a gradient of exactly 0."""
+def test_no_query_attends_to_padding(data, b, s, a, d, causal, seed):
+    """The content of padding changes no bit, and its keys and values have a gradient of exactly 0."""
     q, k, v, dy = (draw(seed + i, b, s, a, d) for i in range(4))
     real = data.draw(lengths(b, s).filter(lambda found: found is not None))
     y, cache = ops.attention_core(q, k, v, causal, None, real)

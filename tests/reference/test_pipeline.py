@@ -4,18 +4,18 @@ from hypothesis import given, strategies as st
 
 from reference.models.model import model_tensors
 from reference.models.stage import join_stages
-from reference.parallel.pipeline import cut_into_stages, in_time, pipeline_gradients
+from reference.parallel.pipeline import in_time, pipeline_gradients, split_into_stages
 from reference.parallel.stages import layers_of_stage
 from reference.schedules.actions import needs
 from reference.schedules.generators import SCHEDULES, make
 from reference.training.trainer import loss_and_gradients
-from tests.cases import cut
+from tests.cases import take
 from tests.strategies import ANY_MODEL, cases, close, trees_close
 
 
 @st.composite
 def training_schedules(draw):
-    """Any that goes backward, for up to 3 ranks and 6 microbatches."""
+    """Draw schedules with a backward, for up to 3 ranks and 6 microbatches."""
     name, p = draw(st.sampled_from(sorted(set(SCHEDULES) - {"forward-only"}))), draw(st.integers(1, 3))
     if name == "interleaved":
         return make(name, p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
@@ -31,9 +31,9 @@ def test_any_schedule_gives_the_gradients_of_one_process(schedule, data):
     case = data.draw(cases(num_layers=schedule.stages + data.draw(st.integers(0, 2)), architectures=ANY_MODEL))
     p, m = case.params(model_tensors(case.model)), schedule.microbatches
     whole = case.batch("", m * case.b)
-    batches = [cut(whole, slice(i * case.b, (i + 1) * case.b)) for i in range(m)]
+    batches = [take(whole, slice(i * case.b, (i + 1) * case.b)) for i in range(m)]
     layers = [layers_of_stage(stage, schedule.stages, case.model.num_layers) for stage in range(schedule.stages)]
-    loss, grads = pipeline_gradients(batches, cut_into_stages(p, layers, case.model), schedule, case.model,
+    loss, grads = pipeline_gradients(batches, split_into_stages(p, layers, case.model), schedule, case.model,
                                      case.dropout)
     expected_loss, expected = loss_and_gradients(whole, p, case.model, case.dropout)
     close(np.array(loss), np.array(expected_loss))

@@ -1,5 +1,5 @@
-"""What a plan refuses, and which rank is the fullest. Memory, traffic and idle time of published models, beside the
-papers' formulas written out: tests/notebooks/test_plan.py.
+"""The errors of a plan, and its fullest rank. Memory, traffic and idle time of published models, beside the papers'
+formulas written out: tests/notebooks/test_plan.py.
 """
 from dataclasses import replace
 
@@ -38,8 +38,9 @@ def held(plan, rank: int) -> float:
 
 
 @given(plans(), st.sampled_from((96, 12_000)))
+@example(Plan(model_of(4), ParallelConfig(1, 2, recompute=Recompute("full")), 4, 2), 12_000)     # the last rank
 def test_memory_is_that_of_the_fullest_rank(plan, V):
-    """With a large vocabulary, or full recompute, that may be the last, which has the logits."""
+    """With a large vocabulary, or full recompute, that may be the last rank, which has the logits."""
     plan = replace(plan, model=replace(plan.model, vocab_size=V))
     last = plan.parallel.pipeline_model_parallel_size - 1
     ends = [held(plan, rank) for rank in (0, last)]
@@ -47,14 +48,8 @@ def test_memory_is_that_of_the_fullest_rank(plan, V):
     assert max(ends) >= max(held(plan, rank) for rank in range(last + 1)) * (1 - 1e-12)
 
 
-def test_of_a_large_vocabulary_the_last_rank_is_the_fullest():
-    plan = Plan(model_of(4, V=12_000), ParallelConfig(1, 2, recompute=Recompute("full")), 4, 2)
-    first, last = (plan.memory_of(rank) for rank in (0, 1))
-    assert plan.memory == last and last.activations > first.activations
-
-
 @given(plans(), st.integers(2, 3))
-def test_a_larger_microbatch_holds_and_sends_as_much_more(plan, times):
+def test_activations_and_messages_are_proportional_to_b(plan, times):
     larger = replace(plan, b=times * plan.b)
     assert larger.memory_of(0).activations == pytest.approx(times * plan.memory_of(0).activations)
     assert larger.messages[:2] == pytest.approx(tuple(times * size for size in plan.messages[:2]))
@@ -66,8 +61,8 @@ def test_a_larger_microbatch_holds_and_sends_as_much_more(plan, times):
 @example(Plan(model_of(5), ParallelConfig(2, 2, sequence_parallel=True, recompute=Recompute("full")), 3, 2))
 @example(Plan(model_of(5), ParallelConfig(2, 2, sequence_parallel=True, keep_gathered_inputs=True), 3))
 def test_messages_are_those_of_the_first_rank(plan):
-    """As many between stages as its schedule lowers to. In a layer the rings of tensor parallelism go round 8 times,
-    2 more where inputs are gathered again, and 4 more where the forward is computed again.
+    """The schedule gives their number between stages. In a layer the rings of tensor parallelism go round 8 times,
+    2 more if inputs are gathered again, and 4 more if the forward is recomputed.
     """
     p, t, s = plan.parallel, plan.parallel.tensor_model_parallel_size, plan.model.max_position_embeddings
     x = plan.b * s * plan.model.hidden_size / t
@@ -78,8 +73,8 @@ def test_messages_are_those_of_the_first_rank(plan):
 
 
 @given(plans())
-def test_parameters_are_those_that_the_machine_lays_out(plan):
-    """Of the first rank; and of these, what its optimizer moves."""
+def test_parameters_are_the_elements_of_the_first_ranks_buffer(plan):
+    """The optimizer moves 1/d of them with ZeRO."""
     layout, *_ = layouts_of_ranks(plan.model, replace(plan.parallel, zero_stage=0))
     assert plan.psi == layout.size
     assert plan.owned * (plan.parallel.data_parallel_size if plan.parallel.zero_stage else 1) == plan.psi
@@ -97,8 +92,8 @@ def test_kinds_of_ranks_are_those_of_the_pipeline(plan):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(p=st.integers(1, 6), m=st.integers(-1, 20))
-def test_a_schedule_takes_what_it_is_made_of(name, p, m):
-    """Asked without making it."""
+def test_microbatches_are_checked_as_the_schedule_checks_them(name, p, m):
+    """The check needs no schedule."""
     def refused(act, *args) -> str:
         try:
             act(*args)
@@ -118,6 +113,6 @@ def test_a_schedule_takes_what_it_is_made_of(name, p, m):
     (lambda: Plan(model_of(4), ParallelConfig(1, 2, 1, "1f1b", 2), 2), "-v is 2"),
     (lambda: Plan(model_of(4), ParallelConfig(3), 2), "must divide --num-attention-heads"),
     (lambda: Plan(model_of(4, s=15), ParallelConfig(2, sequence_parallel=True), 2), "must divide --seq-length")])
-def test_what_does_not_go_together_is_told_in_a_sentence(wrong, says):
+def test_an_impossible_plan_is_refused_in_a_sentence(wrong, says):
     with pytest.raises(UserError, match=says):
         wrong()

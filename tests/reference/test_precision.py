@@ -19,15 +19,15 @@ BITS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300)
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_format_is_what_its_bits_say(name):
+def test_the_bits_of_a_format_give_its_limits(name):
     form, info = FORMATS[name], ml_dtypes.finfo(DTYPES[name])
     assert (form.epsilon, form.smallest_normal, form.largest) == (info.eps, info.smallest_normal, info.max)
     assert form.bytes == DTYPES[name].itemsize
 
 
 @given(BITS, st.sampled_from(["float16", "bfloat16"]))
-def test_rounding_is_the_cast(bits, name):
-    """Of any float32 bits: subnormal numbers, ties, overflow, infinities, no numbers, and the sign of zero."""
+def test_rounding_equals_a_cast(bits, name):
+    """The float32 bits are any: subnormal numbers, ties, overflow, infinities, NaN, and both zeros."""
     with np.errstate(all="ignore"):
         rounding_is_the_cast(np.array(bits, np.uint32).view(np.float32), name)
 
@@ -51,7 +51,7 @@ def rounding_is_the_cast(x, name):
 
 @given(st.lists(st.floats(width=64), min_size=1), st.sampled_from(sorted(DTYPES)))
 def test_rounding_float64_is_nearest(numbers, name):
-    """As near as any number of the format; and what is rounded is a number of the format, which stays."""
+    """The result is a number of the format, no other is nearer, and it stays when rounded again."""
     x, form = np.array(numbers), FORMATS[name]
     with np.errstate(all="ignore"):
         found = rounded(x, form)
@@ -64,8 +64,8 @@ def test_rounding_float64_is_nearest(numbers, name):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_what_is_just_past_a_tie_is_rounded_once(name):
-    """float64 straight to the format: by way of float32, 1 + 2^-11 + 2^-40 would become a tie, and go to even."""
+def test_a_number_just_past_a_tie_is_rounded_once(name):
+    """float64 goes directly to the format: by way of float32, 1 + 2^-11 + 2^-40 would become a tie, and go to even."""
     half = FORMATS[name].epsilon / 2
     x = np.array([1 + half - 2.0**-50, 1 + half, 1 + half + 2.0**-50, 1 + 3 * half - 2.0**-50, 1 + 3 * half])
     assert rounded(x, FORMATS[name]).tolist() == [1, 1, 1 + 2 * half, 1 + 2 * half, 1 + 4 * half]
@@ -79,8 +79,8 @@ def test_a_format_of_as_many_bits_rounds_nothing():
 # ---- a run's choices ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_format_takes():
-    """Bytes of a parameter, a gradient, and what Adam keeps: 16 a parameter in 16 bits, and 18 with main gradients."""
+def test_bytes_of_a_parameter():
+    """A parameter, its gradient and its Adam states take 16 bytes in 16 bits, and 18 with main gradients."""
     assert Precision("bfloat16").bytes_each == Precision("float16").bytes_each == (2, 4, 12)
     assert Precision("float32").bytes_each == (4, 4, 8) and Precision("float64").bytes_each == (8, 8, 16)
     assert [Precision(name).main for name in FORMATS] == ["float32", "float32", "float32", "float64"]
@@ -114,8 +114,8 @@ def test_an_unknown_format():
 @example([False, True, False, False, True, True], 3, 3, 0)              # good steps do not restore the patience
 @example([True, False, True, False, False], 2, 1, 3)                    # nor are they counted across an overflow
 def test_the_scale_follows_the_rule(overflows, window, hysteresis, initial):
-    """Told over the whole history: a scale is doubled when a window of good steps is full, counted from the last
-    overflow or doubling; it is halved at each overflow from the n-th on since it was last doubled.
+    """The scale is doubled when a window of good steps is full, counted from the last overflow or doubling; it is
+    halved at each overflow from the n-th on since it was last doubled.
     """
     scaler = LossScaler(LossScaling(None, 2.0**initial, 2.0**-4, window, hysteresis))
     scale, good, bad = 2.0**initial, 0, 0
@@ -158,8 +158,8 @@ def test_a_constant_scale_stays():
     assert scaler.scale == 8.0 and scaler.scaling.lowest(8.0)
 
 
-def test_its_state_is_plain_numbers():
-    """So that a checkpoint can hold it, and a scaler that gets it goes on alike."""
+def test_the_state_of_a_loss_scaler_is_plain_numbers():
+    """A checkpoint can hold them, and a scaler that gets them goes on identically."""
     one, other = (LossScaler(LossScaling(None, 64.0, 1.0, 3, 2)) for _ in range(2))
     one.update(True)
     one.update(False)
@@ -193,8 +193,8 @@ def test_the_textbook_computes_with_rounded_weights_and_moves_exact_ones(compute
 
 
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-def test_the_textbook_feels_no_change_below_rounding(compute):
-    """Of master weights: its model has them rounded, in every step, and not in the first alone."""
+def test_changes_of_master_weights_below_rounding_change_nothing(compute):
+    """The model computes with rounded weights in every step, not in the first alone."""
     model = ModelConfig(1, 8, 2, 11, 4, hidden_dropout=0.0, attention_dropout=0.0)
     trainer = Trainer(model, OptimizerConfig(0.0, 5, weight_decay=0.0), 1, Precision(compute, UNSCALED))
     tokens = np.arange(12).reshape(3, 4) % 11

@@ -1,10 +1,11 @@
-"""What schedules cost: the closed forms of the papers, and their published figures."""
+"""The cost of schedules: the closed forms of the papers, and their published figures."""
 import pytest
 from hypothesis import given, strategies as st
 
+from reference.costs.bubbles import bubble_fraction, bubbles
 from reference.schedules.actions import Action, from_csv
-from reference.schedules.generators import (dualpipe_v, forward_only, gpipe, interleaved, one_f_one_b, zero_bubble_h1,
-                                            zero_bubble_h2, zero_bubble_v)
+from reference.schedules.generators import (dualpipe_v, gpipe, interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2,
+                                            zero_bubble_v)
 from reference.schedules.simulate import Times, activations_in_flight, simulate
 
 RANKS, MORE, TIME = st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)
@@ -13,30 +14,31 @@ RANKS, MORE, TIME = st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)
 @given(RANKS, st.integers(1, 12), TIME, TIME, TIME)
 def test_the_bubble_of_gpipe_and_1f1b(p, m, f, i, w):
     """(p - 1) / m, whatever forward and backward take (Narayanan et al. 2021, section 2.2.1)."""
+    assert bubble_fraction(p, m) == (p - 1) / m
     for schedule in (gpipe(p, m), one_f_one_b(p, m)):
-        assert simulate(schedule, Times(f, i, w)).bubble_fraction == pytest.approx((p - 1) / m)
+        assert simulate(schedule, Times(f, i, w)).bubble_fraction == pytest.approx(bubble_fraction(p, m))
 
 
-@given(RANKS, st.integers(1, 4), st.integers(1, 4), TIME, TIME)
-def test_the_bubble_of_the_interleaved_schedule(p, groups, v, f, b):
+@given(RANKS, st.integers(1, 4), st.integers(1, 4), TIME, TIME, TIME)
+def test_the_bubble_of_the_interleaved_schedule(p, groups, v, f, i, w):
     """(p - 1) / (v m): v times less (section 2.2.2)."""
     m = p * groups
-    timeline = simulate(interleaved(p, m, v), Times(f / v, b / v, b / v))
-    assert timeline.bubble_fraction == pytest.approx((p - 1) / (v * m))
+    assert bubble_fraction(p, m, v) == (p - 1) / (v * m)
+    assert simulate(interleaved(p, m, v), Times(f, i, w)).bubble_fraction == pytest.approx(bubble_fraction(p, m, v))
 
 
-@given(RANKS, MORE, TIME)
-def test_the_bubbles_of_zero_bubble_schedules(p, more, time):
-    """(p - 1)(F + I - W) for H1 and (p - 1)(F + I - 2W) for H2, where F = I = W and m is large enough."""
-    times, m = Times(time, time, time), 2 * p + more
-    for schedule, bubble in ((one_f_one_b, 3), (zero_bubble_h1, 1), (zero_bubble_h2, 0)):
-        timeline = simulate(schedule(p, m), times)
-        assert timeline.cost - timeline.work == pytest.approx((p - 1) * bubble * time, abs=1e-9 * time * m)
+@given(RANKS, MORE, TIME, TIME, st.floats(0.1, 1))
+def test_the_bubbles_of_zero_bubble_schedules(p, more, f, i, share):
+    """Qi et al. 2023, table 2: (p - 1)(F + I - W) for H1 and (p - 1)(F + I - 2W) for H2, for any W up to F and I."""
+    m, w = 2 * p + more, share * min(f, i)
+    for schedule, bubble in zip((one_f_one_b, zero_bubble_h1, zero_bubble_h2), bubbles(p, f, i, w)):
+        timeline = simulate(schedule(p, m), Times(f, i, w))
+        assert timeline.cost - timeline.work == pytest.approx(bubble, abs=1e-9 * m)
 
 
 @given(RANKS, MORE, TIME)
 def test_the_bubble_of_zero_bubble_v(p, more, time):
-    """None from m = 2p - 1 on, as the paper says; below, an action for each microbatch that lacks. The slant is p - 1.
+    """It is 0 from m = 2p - 1 on, as the paper says; below, an action for each missing microbatch. The slant is p - 1.
 
     Times are of a stage, half of a rank's.
     """
@@ -67,41 +69,23 @@ def test_published_bubble_rates(schedule, rate):
 
 
 @given(RANKS, st.integers(1, 20))
-def test_activations_in_flight(p, m):
-    """GPipe holds m, 1F1B on rank r at most p - r, the zero-bubble schedules p and 2p - 1; evaluation none."""
-    assert activations_in_flight(gpipe(p, m)) == [m] * p
-    assert activations_in_flight(one_f_one_b(p, m)) == [min(m, p - r) for r in range(p)]
-    assert activations_in_flight(zero_bubble_h1(p, m)) == [min(m, p)] * p
-    assert activations_in_flight(zero_bubble_h2(p, m)) == [min(m, 2 * p - 1)] * p
-    assert activations_in_flight(forward_only(p, m)) == [0] * p
-
-
-@given(RANKS, st.integers(1, 20))
 def test_activations_in_flight_of_a_v(p, m):
-    """Of a stage, half a rank: ZB-V holds 2p, 1F1B's p of a whole rank, on every rank; DualPipe-V one more."""
+    """Counted in stages, half a rank's layers: ZB-V holds 2p, 1F1B's p whole ranks', everywhere; DualPipe-V 2p + 1."""
     zb, dual = activations_in_flight(zero_bubble_v(p, m)), activations_in_flight(dualpipe_v(p, m))
     assert max(zb) == min(2 * m, 2 * p) and max(dual) == min(2 * m, 2 * p + 1)
     if m >= 2 * p:
         assert set(zb) == {2 * p} and set(dual) == {2 * p + 1}
 
 
-@given(RANKS, st.integers(1, 4), st.integers(2, 4))
-def test_activations_in_flight_of_the_interleaved_schedule(p, groups, v):
-    """2(p - r - 1) + (v - 1)p + 1 chunks on rank r, where there are so many."""
-    m = p * groups
-    assert activations_in_flight(interleaved(p, m, v)) == [
-        min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in range(p)]
-
-
-def test_what_no_backward_follows_keeps_nothing():
-    """Evaluation between training: only the forwards that go back count."""
+def test_a_forward_without_a_backward_keeps_nothing():
+    """In an evaluation between training steps, only forwards with a backward count."""
     assert activations_in_flight(from_csv("0F0,0F1,0F2,0B1")) == [1]
     assert activations_in_flight(from_csv("0F0,0F1,0F2,0I1,0W1,0F3")) == [1]
 
 
 def test_the_work_is_the_busiest_ranks():
-    """Of three unequal stages, four microbatches: the second rank computes 4 (5 + 1 + 2) = 32, as nobody else; and the
-    last one has as little as 4 (1 + 1 + 1).
+    """With three unequal stages and four microbatches the second rank computes for 4 (5 + 1 + 2) = 32, longest of
+    all; the last one for 4 (1 + 1 + 1).
     """
     timeline = simulate(one_f_one_b(3, 4), Times([2.0, 5.0, 1.0], [2.0, 1.0, 1.0], [1.0, 2.0, 1.0]))
     assert timeline.work == 32
@@ -133,6 +117,6 @@ def test_a_timeline_is_possible(schedule, p, m, data):
             free = stop
 
 
-def test_a_schedule_that_never_ends_is_said_to():
+def test_a_schedule_that_never_ends_raises_an_error():
     with pytest.raises(ValueError, match="never ends"):
         simulate(from_csv("1F0,0F0,0B0,1B0"), Times())

@@ -1,4 +1,4 @@
-"""Which layers are whose: all of them somewhere, in order, and nobody with much more than others."""
+"""The placement of layers: each is on one rank, in order, and no rank has many more than another."""
 import pytest
 from hypothesis import assume, given, strategies as st
 
@@ -22,8 +22,8 @@ def pipelines(draw):
 
 
 @given(st.integers(1, 30), st.integers(0, 60))
-def test_stages_are_the_layers_cut_into_even_pieces(stages, more):
-    """In order, none lost, none twice; sizes differ by one at most, and the earlier ones are the larger."""
+def test_stages_divide_the_layers_evenly(stages, more):
+    """Each layer is in one stage, in order; sizes differ by one at most, and the earlier ones are the larger."""
     layers = stages + more
     found = [layers_of_stage(stage, stages, layers) for stage in range(stages)]
     assert [layer for held in found for layer in held] == list(range(layers))
@@ -33,7 +33,7 @@ def test_stages_are_the_layers_cut_into_even_pieces(stages, more):
 
 @given(pipelines(), st.integers(1, 40))
 def test_a_rank_holds_the_stages_of_its_schedule(parallel, layers):
-    """Where the schedule places them, whatever m: so weights and actions meet."""
+    """Layers are where the schedule places their stages, for any m: so weights and actions meet."""
     p = parallel.pipeline_model_parallel_size
     schedule = schedule_of(parallel, 2 * p)
     assume(layers >= schedule.stages)

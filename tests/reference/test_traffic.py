@@ -17,7 +17,7 @@ COUNT, SIZE = st.integers(0, 5), st.integers(1, 8)
 
 @st.composite
 def runs(draw):
-    """A model on a pipeline, and the sizes of a run."""
+    """Draw a model on a pipeline, and the sizes of a run."""
     t, parallel = draw(st.integers(1, 4)), draw(pipelines())
     stages = schedule_of(parallel, parallel.pipeline_model_parallel_size).stages
     model = ModelConfig(stages + draw(st.integers(0, 3)), 4 * t, t, draw(st.integers(1, 50)), 8,
@@ -36,7 +36,7 @@ def elements(lines, **like):
 
 @given(runs())
 def test_a_pipeline_sends_what_its_schedule_lowers_to(run):
-    """As many messages as Sends; b s h elements each, and from each of t ranks 1/t of that where they are scattered."""
+    """Each Send has a message of b s h elements, or of 1/t of that from each of t ranks where they are scattered."""
     model, parallel, b, s, work = run
     m = work.microbatches // work.steps
     sends = [step for steps in lower(schedule_of(parallel, m)) for step in steps if isinstance(step, Send)]
@@ -64,7 +64,7 @@ def test_edges(p, v):
 
 @given(runs())
 def test_scatter_and_gather_divide_by_t(run):
-    """What is sent between stages; what is gathered, on the faster links, is what was sent without it."""
+    """Ranks send 1/t between stages, and gather on the faster links as much as they would have sent."""
     model, parallel, *sizes = run
     t = parallel.tensor_model_parallel_size
     scattered, whole = (traffic(model, replace(parallel, scatter_gather_tensors_in_pipeline=scatter), *sizes)
@@ -98,8 +98,8 @@ def test_gradients_are_summed_once(run):
 
 
 @given(runs())
-def test_a_tied_table_is_summed_where_there_are_two(run):
-    """By the first and the last stage's ranks, if they are two ranks, and the logits read the embedding's table."""
+def test_two_copies_of_a_tied_table_are_summed(run):
+    """The first and the last rank of a pipeline sum them, if they are two and the logits read the embedding's table."""
     model, parallel, _, _, work = run
     first, last = (next(r for r, held in enumerate(stages_of_ranks(model, parallel)) if layer in layers_of_rank(held))
                    for layer in (0, model.num_layers - 1))
@@ -111,7 +111,7 @@ def test_a_tied_table_is_summed_where_there_are_two(run):
 
 @pytest.mark.parametrize("stage", range(4))
 def test_a_skipped_step_publishes_no_parameters(stage):
-    """With ZeRO-1 and 2, whose replicas publish what they have moved. All else of a step had been sent by then."""
+    """With ZeRO-1 and 2 the replicas gather the updated parameters; all other messages of a step come before."""
     model, parallel = ModelConfig(2, 4, 1, 11, 4), ParallelConfig(1, 2, 2, zero_stage=stage)
     all_move, three_move = (traffic(model, parallel, 1, 4, PassCounts(5, 10, 0, 0, skipped)) for skipped in (0, 2))
     published = [line for line in all_move if (line.phase, line.reason) == ("optimizer", "parameters")]

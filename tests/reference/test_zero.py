@@ -31,7 +31,7 @@ def trainer_of(case: Case, d, stage, bucket_size=1 << 20, clip_grad=0.5, dtype=n
 
 
 def optimizer_of(clip_grad) -> OptimizerConfig:
-    """eps is above the rounding in the key bias's gradient, which is zero otherwise: Adam must not blow that up."""
+    """Return options whose eps is above the rounding in the key bias's gradient, which is otherwise zero."""
     return OptimizerConfig(1e-2, 10, lr_warmup_iters=1, weight_decay=0.1, clip_grad=clip_grad, adam_eps=1e-4)
 
 
@@ -40,7 +40,7 @@ def batch_of(case: Case, step: int, d: int, m: int):
 
 
 def flats(trainer: ZeroTrainer):
-    """Each rank's whole flat parameters: its own, or in stage 3 what the shards of all are together."""
+    """Return each rank's whole flat parameters: its own, or in stage 3 the shards of all ranks together."""
     if trainer.stage < 3:
         return [rank.params for rank in trainer.ranks]
     layout, flat = trainer.layout, np.full(trainer.layout.size, np.nan)
@@ -52,7 +52,7 @@ def flats(trainer: ZeroTrainer):
 
 
 def padding_of(trainer: ZeroTrainer):
-    """Which elements of the flat buffer are no tensor's. (A tensor's own padding, of the vocabulary, is part of it.)"""
+    """Return a mask of the flat buffer's elements outside all tensors. (A table's padding is part of its tensor.)"""
     padding = np.ones(trainer.layout.size, bool)
     for segment in trainer.layout.segments:
         padding[segment.slice] = False
@@ -77,8 +77,8 @@ def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5,
 
 
 @given(cases(sizes=st.just(1), **SPREAD), D, M, STAGE, BUCKET, st.sampled_from([0.0, 0.5]))
-def test_every_stage_is_one_process(case, d, m, stage, bucket_size, clip_grad):
-    """Dropout on, clipped or not."""
+def test_every_stage_trains_as_one_process(case, d, m, stage, bucket_size, clip_grad):
+    """It does so with dropout, clipped or not."""
     zero_equals_one_process(case, d, m, stage, bucket_size, clip_grad)
 
 
@@ -87,7 +87,7 @@ def test_every_stage_is_one_process(case, d, m, stage, bucket_size, clip_grad):
 
 @given(cases(sizes=st.just(1)), D, STAGE, BUCKET, st.sampled_from([np.float16, np.float32, np.float64]))
 def test_ranks_hold_what_the_paper_says(case, d, stage, bucket_size, dtype):
-    """Section 5, where Psi counts the padding too, which is less than N elements a bucket."""
+    """Rajbhandari et al. 2020, section 5: Psi counts the padding too, which is less than N elements a bucket."""
     trainer, w = trainer_of(case, d, stage, bucket_size, dtype=dtype), np.dtype(dtype).itemsize
     psi, g, k, N = trainer.layout.size, w, 2 * w, d
     published = [(w + g + k) * psi, (w + g) * psi + k * psi / N, w * psi + (g + k) * psi / N, (w + g + k) * psi / N]
@@ -120,8 +120,8 @@ def test_ranks_send_what_the_paper_says(case, d, m, stage, bucket_size):
 
 
 @given(cases(sizes=st.just(1)), st.integers(2, 5), st.integers(1, 2))
-def test_stage_3_never_has_more_whole_than_it_uses(case, d, m):
-    """At most a block; the embedding's tables; or the final layer norm and the table of the logits."""
+def test_stage_3_materializes_only_units_in_use(case, d, m):
+    """At most a block is whole; or the embedding's tables; or the final layer norm and the table of the logits."""
     trainer = trainer_of(case, d, 3)
     with gathers_observed(trainer) as most:
         trainer.step(*batch_of(case, 0, d, m), case.b)
@@ -168,7 +168,7 @@ BUGS = {
     "whole gradients counted d times": (0, " if self.stage else squares[0]", ""),
     "a tied table's gradient as a lookup only": (3, "[x + y for x, y in zip(words, tables)]", "words"),
     "the mean over replicas taken twice": (1, "1 / tokens.size) for x", "1 / (self.d * tokens.size)) for x"),
-    "every replica drops alike": (2, "self.iteration, samples.start)", "self.iteration, 0)"),
+    "every replica draws the same mask": (2, "self.iteration, samples.start)", "self.iteration, 0)"),
 }
 
 
@@ -183,4 +183,4 @@ def test_a_unit_that_is_not_freed_is_caught():
     right = "        return [self.layout.unit_views(unit, flat) for flat in flats]"
     kept = "        self.kept = [*getattr(self, 'kept', ()), flats]\n" + right
     with planted("reference.parallel.zero", right, kept), pytest.raises(AssertionError):
-        test_stage_3_never_has_more_whole_than_it_uses.hypothesis.inner_test(CASE, 2, 1)
+        test_stage_3_materializes_only_units_in_use.hypothesis.inner_test(CASE, 2, 1)

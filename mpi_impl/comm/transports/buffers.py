@@ -3,10 +3,7 @@ from math import prod
 
 import numpy as np
 
-
-def contiguous(x):
-    """Return x, or a contiguous copy if it is a view with gaps."""
-    return x if x.flags.c_contiguous else x.copy()
+from mpi_impl.runtime.arrays import contiguous
 
 
 def copy_back(buffer, x) -> None:
@@ -15,14 +12,9 @@ def copy_back(buffer, x) -> None:
         x[...] = buffer
 
 
-def is_outermost(shape, axis: int) -> bool:
-    """Report whether the pieces of a contiguous array along this axis follow one another in memory."""
-    return prod(shape[:axis % len(shape)]) == 1
-
-
 def room_for_pieces(out, size: int, axis: int):
     """Return a buffer for the pieces of out along the axis, one after the other: out itself if they lie so there."""
-    if is_outermost(out.shape, axis):
+    if prod(out.shape[:axis % out.ndim]) == 1:
         return out
     piece = [n // size if i == axis % out.ndim else n for i, n in enumerate(out.shape)]
     return np.empty_like(out, order="C", shape=(size, *piece))
@@ -35,7 +27,7 @@ def join_pieces(pieces, out, axis: int) -> None:
             part[...] = piece
 
 
-def cut_in_pieces(x, size: int, axis: int):
+def split_in_pieces(x, size: int, axis: int):
     """Return the pieces of x along the axis, one after the other in a contiguous array."""
     pieces = room_for_pieces(x, size, axis)
     if pieces is x:

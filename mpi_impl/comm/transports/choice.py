@@ -1,5 +1,6 @@
 """The choice of a transport: the one place that decides how an array is moved."""
 from functools import cached_property
+from typing import Any
 
 from mpi4py import MPI
 
@@ -9,7 +10,7 @@ from mpi_impl.comm.transports.mpi import MPITransport
 from mpi_impl.comm.transports.nccl import NcclTransport
 from mpi_impl.comm.transports.shared_memory import SharedMemoryTransport
 from mpi_impl.comm.transports.staging import StagedTransport
-from mpi_impl.comm.transports.transport import Call, LoneRank, Transport
+from mpi_impl.comm.transports.transport import LoneRank, Transport
 from mpi_impl.runtime.arrays import on_device
 
 
@@ -25,15 +26,18 @@ class Transports:
 
     @cached_property
     def on_device(self) -> list[Transport]:
-        """The transports of arrays on a device. A run has chosen its path before it makes the first such array."""
+        """Return the transports of arrays on a device. A run chooses its path before it makes the first such array."""
         staging, nccl = self.instruments.device_path
         collectives = [NcclTransport(nccl, self.comm)] if nccl else []
         return [*self.first, *collectives, *([StagedTransport(staging, self.choose)] if staging else self.by_mpi)]
 
-    def choose(self, call: Call, x) -> Transport:
-        """Return the first transport that takes x. For a collective all ranks ask, and choose the same."""
+    def choose(self, kind: type, x) -> Any:
+        """Return the first transport of a kind (Collectives, PostedCollectives or PointToPoint) that takes x.
+
+        For a collective all ranks ask, and choose the same.
+        """
         for transport in self.on_device if on_device(x) else self.on_host:
-            if transport.takes(call, x):
+            if isinstance(transport, kind) and transport.takes(x):
                 return transport
         raise AssertionError("MPI takes every array")
 

@@ -1,21 +1,21 @@
 """16-bit floats by MPI, which does not know these formats: their bits move as integers, and sums are made here."""
 import numpy as np
 
-from mpi_impl.comm.transports.buffers import contiguous, cut_in_pieces
+from mpi_impl.comm.transports.buffers import split_in_pieces
 from mpi_impl.comm.transports.mpi import MPITransport
-from mpi_impl.comm.transports.transport import Transport
-from mpi_impl.runtime.arrays import is_half, narrowed, widened
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives
+from mpi_impl.runtime.arrays import contiguous, is_half, narrowed, widened
 
 UFUNCS = {"sum": np.add, "max": np.maximum}
 
 
-class HalvesTransport(Transport):
+class HalvesTransport(Collectives, PointToPoint, PostedCollectives):
     """MPI for 16-bit floats. Sums are made in float32, in rank order, and rounded once."""
 
     def __init__(self, mpi: MPITransport):
         self.mpi, self.size = mpi, mpi.size
 
-    def takes(self, call, x):
+    def takes(self, x):
         return is_half(x)
 
     def all_reduce(self, x, op):
@@ -29,7 +29,7 @@ class HalvesTransport(Transport):
         self.mpi.all_gather(mpi_view(x), mpi_view(out), axis)
 
     def reduce_scatter(self, x, out, axis):
-        pieces = cut_in_pieces(x, self.size, axis)
+        pieces = split_in_pieces(x, self.size, axis)
         out[...] = self._reduce(pieces.reshape(self.size, *out.shape), "sum")
 
     def broadcast(self, x, root):

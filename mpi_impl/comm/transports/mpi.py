@@ -4,15 +4,14 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
-from mpi_impl.comm.transports.buffers import (contiguous, copy_back, cut_in_pieces, finish_device, join_pieces,
-                                              room_for_pieces)
-from mpi_impl.comm.transports.transport import Request, Transport
-from mpi_impl.runtime.arrays import on_device
+from mpi_impl.comm.transports.buffers import copy_back, finish_device, join_pieces, room_for_pieces, split_in_pieces
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
+from mpi_impl.runtime.arrays import contiguous, on_device
 
 OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 
 
-class MPITransport(Transport):
+class MPITransport(Collectives, PointToPoint, PostedCollectives):
     """MPI's own calls. MPI needs contiguous arrays, of formats that it knows (halves.py has the others)."""
 
     def __init__(self, comm: MPI.Intracomm):
@@ -29,7 +28,7 @@ class MPITransport(Transport):
         join_pieces(pieces, out, axis)
 
     def reduce_scatter(self, x, out, axis):
-        self.comm.Reduce_scatter_block(ready(cut_in_pieces(x, self.size, axis)), out, MPI.SUM)
+        self.comm.Reduce_scatter_block(ready(split_in_pieces(x, self.size, axis)), out, MPI.SUM)
 
     def broadcast(self, x, root):
         buffer = contiguous(x)

@@ -12,8 +12,9 @@ NCCL adds up 16-bit floats in their own format: rounded at every hop from rank t
 from functools import cached_property
 from typing import Any
 
-from mpi_impl.comm.transports.buffers import contiguous, copy_back, cut_in_pieces, join_pieces, room_for_pieces
-from mpi_impl.comm.transports.transport import Call, Request, Transport
+from mpi_impl.comm.transports.buffers import copy_back, join_pieces, room_for_pieces, split_in_pieces
+from mpi_impl.comm.transports.transport import Collectives, PostedCollectives, Request
+from mpi_impl.runtime.arrays import contiguous
 
 
 class NCCL:
@@ -31,7 +32,7 @@ class NCCL:
         return stream.record(self.cuda.Event(disable_timing=True))
 
 
-class NcclTransport(Transport):
+class NcclTransport(Collectives, PostedCollectives):
     """NCCL for one group. NCCL needs contiguous arrays.
 
     CuPy gives memory that nobody holds any more to the next allocation on the stream on which it was made, the first
@@ -44,12 +45,9 @@ class NcclTransport(Transport):
 
     @cached_property
     def comm(self):
-        """NCCL's communicator. All ranks wait for one another when they first need it."""
+        """Return NCCL's communicator. All ranks wait for one another when they first need it."""
         name = self.mpi_comm.bcast(self.library.get_unique_id() if self.rank == 0 else None)
         return self.library.NcclCommunicator(self.size, name, self.rank)
-
-    def takes(self, call, x):
-        return call is not Call.MESSAGE
 
     # ---- on the current stream: what follows finds the result ----
 
@@ -64,7 +62,7 @@ class NcclTransport(Transport):
         join_pieces(pieces, out, axis)
 
     def reduce_scatter(self, x, out, axis):
-        self._reduce_scatter(cut_in_pieces(x, self.size, axis), out, self._current())
+        self._reduce_scatter(split_in_pieces(x, self.size, axis), out, self._current())
 
     def broadcast(self, x, root):
         buffer = contiguous(x)

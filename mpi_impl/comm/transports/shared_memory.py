@@ -16,12 +16,15 @@ import numpy as np
 from mpi4py import MPI
 
 from mpi_impl.comm.mpi_library import attribute_key, place_on_machine
-from mpi_impl.comm.transports.buffers import contiguous, copy_back
+from mpi_impl.comm.transports.buffers import copy_back
 from mpi_impl.comm.transports.halves import sum_in_rank_order
-from mpi_impl.comm.transports.transport import Call, Transport
+from mpi_impl.comm.transports.transport import Collectives
+from mpi_impl.runtime.arrays import contiguous
 from mpi_impl.runtime.rank_environment import forget_shared_memory, ranks_here, shared_memory_left
 
-SMALL = 2048            # bytes: smaller arrays go by MPI, and no memory is shared for their sake
+# Bytes: a step's few numbers go by MPI, and no memory is shared for their sake. Where there are more ranks than cores,
+# shared memory is several times as fast at every size; elsewhere MPI is faster below 16 KiB, by some microseconds.
+SMALL = 256
 CAPACITY = 1 << 20      # bytes of an array that are handed over at the same time
 ROOM = 24 << 20         # bytes for each rank on this machine: more than all groups of a run can take
 LINE = 64               # bytes of a cache line: each rank's count of its arrivals has one to itself
@@ -29,23 +32,23 @@ PATIENCE = 2000         # looks at a count, giving the core away after each, bef
 NAP = 5e-5              # seconds
 
 
-class SharedMemoryTransport(Transport):
-    """Blocking collectives of arrays that are not tiny, if all ranks are on one machine that has room for them."""
+class SharedMemoryTransport(Collectives):
+    """Collectives of arrays that are not tiny, if all ranks are on one machine that has room for them."""
 
     def __init__(self, comm: MPI.Intracomm):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
 
     @cached_property
     def board(self) -> "Board":
-        """The memory, which all ranks open together when they first need it. Groups of one communicator share it."""
+        """Return the memory, which all ranks open together at the first need. Groups of one communicator share it."""
         found: Any = self.comm.Get_attr(attribute_key("shared memory"))
         if found is None:
             found = open_board(self.comm)
             self.comm.Set_attr(attribute_key("shared memory"), found)
         return found[0]
 
-    def takes(self, call, x):
-        return call is Call.COLLECTIVE and x.nbytes >= SMALL and self.board is not None
+    def takes(self, x):
+        return x.nbytes >= SMALL and self.board is not None
 
     def all_reduce(self, x, op):
         buffer = contiguous(x)
@@ -108,8 +111,9 @@ class Board:
     """
 
     def __init__(self, memory: np.ndarray, rank: int, size: int, fence: Callable, progress: Callable):
-        """`memory`: uint8 [bytes_for(size)], zeros, and the same on all ranks. `fence()` returns when what this rank
-        has written can be seen by others, and the other way round; `progress()` is called repeatedly in waits.
+        """Lay the board out in `memory`: uint8 [bytes_for(size)], zeros, and the same on all ranks. `fence()` returns
+        when what this rank has written can be seen by others, and the other way round; `progress()` is called
+        repeatedly in waits.
         """
         counts, areas = np.split(memory, [size * LINE])
         self.counts = [counts[i * LINE:i * LINE + 8].view(np.int64) for i in range(size)]
@@ -169,7 +173,7 @@ def bytes_for(size: int) -> int:
 
 
 def rows(x: np.ndarray, capacity: int, *above: int) -> Iterator[tuple]:
-    """Yield indices that cut x into pieces of at most so many bytes: some rows each, or parts of a row."""
+    """Yield indices that divide x into pieces of at most `capacity` bytes: some rows each, or parts of a row."""
     row = x.nbytes // max(len(x), 1)
     if row > capacity:
         for i in range(len(x)):

@@ -1,13 +1,13 @@
 """Arrays on a device through host memory: copied there, moved as an array of the host, and copied back."""
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpi_impl.comm.transports.buffers import finish_device
 from mpi_impl.comm.transports.nccl import NCCL
-from mpi_impl.comm.transports.transport import Call, Request, Transport
+from mpi_impl.comm.transports.transport import Collectives, PointToPoint, PostedCollectives, Request
 
 BACKENDS = ("nccl", "mpi", "staged")     # without --distributed-backend, the first that is possible
 
@@ -46,53 +46,54 @@ class PinnedStaging(Staging):
 
 
 class DevicePath(NamedTuple):
-    """How arrays on the devices of a run get from rank to rank: the collectives by NCCL, if it is there, all else by
-    MPI. Messages are MPI's in any case: those of a schedule cross, and NCCL, which has no tags, would take them in the
-    order in which they were posted.
+    """The path of arrays from device to device: collectives by NCCL, if it is there, all else by MPI.
+
+    Messages are MPI's in any case: those of a schedule cross, and NCCL, which has no tags, would take them in the order
+    in which they were posted.
     """
 
     staging: Staging | None = Staging()     # None: MPI reads and writes device memory by itself
     nccl: NCCL | None = None
 
 
-class StagedTransport(Transport):
+class StagedTransport(Collectives, PointToPoint, PostedCollectives):
     """Arrays on a device, by whichever transport takes their buffers on the host."""
 
-    def __init__(self, staging: Staging, choose: Callable[[Call, np.ndarray], Transport]):
+    def __init__(self, staging: Staging, choose: Callable[[type, np.ndarray], Any]):
         self.staging, self.choose = staging, choose
 
     def all_reduce(self, x, op):
         buffer = self.staging.to_buffer(x)
-        self.choose(Call.COLLECTIVE, buffer).all_reduce(buffer, op)
+        self.choose(Collectives, buffer).all_reduce(buffer, op)
         self.staging.copy_back(buffer, x)
 
     def all_gather(self, x, out, axis):
         sent, received = self.staging.to_buffer(x), self.staging.like(out)
-        self.choose(Call.COLLECTIVE, sent).all_gather(sent, received, axis)
+        self.choose(Collectives, sent).all_gather(sent, received, axis)
         self.staging.copy_back(received, out)
 
     def reduce_scatter(self, x, out, axis):
         sent, received = self.staging.to_buffer(x), self.staging.like(out)
-        self.choose(Call.COLLECTIVE, sent).reduce_scatter(sent, received, axis)
+        self.choose(Collectives, sent).reduce_scatter(sent, received, axis)
         self.staging.copy_back(received, out)
 
     def broadcast(self, x, root):
         buffer = self.staging.to_buffer(x)
-        self.choose(Call.COLLECTIVE, buffer).broadcast(buffer, root)
+        self.choose(Collectives, buffer).broadcast(buffer, root)
         self.staging.copy_back(buffer, x)
 
     def post(self, operation, x, out):
         sent = self.staging.to_buffer(x)
         received = sent if out is x else self.staging.like(out)
-        return self._copied(self.choose(Call.POSTED, sent).post(operation, sent, received), received, out)
+        return self._copied(self.choose(PostedCollectives, sent).post(operation, sent, received), received, out)
 
     def post_send(self, x, to, tag):
         sent = self.staging.to_buffer(x)
-        return self.choose(Call.MESSAGE, sent).post_send(sent, to, tag)
+        return self.choose(PointToPoint, sent).post_send(sent, to, tag)
 
     def post_receive(self, x, source, tag):
         received = self.staging.like(x)
-        return self._copied(self.choose(Call.MESSAGE, received).post_receive(received, source, tag), received, x)
+        return self._copied(self.choose(PointToPoint, received).post_receive(received, source, tag), received, x)
 
     def _copied(self, request, buffer, x):
         """Return a request that ends with a copy of the buffer to the device."""

@@ -1,21 +1,13 @@
-"""The interface that all transports share."""
+"""The interfaces of transports, one for each kind of call: a transport has those whose calls it can make."""
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from enum import Enum, auto
-
-
-class Call(Enum):
-    """The kinds of calls that a transport may or may not take."""
-
-    COLLECTIVE = auto()     # all ranks call, and return with the result
-    POSTED = auto()         # a collective that goes on in the background
-    MESSAGE = auto()        # post_send and post_receive
 
 
 class Request:
     """A call that goes on in the background, with the arrays that it works on: they must live until it is over."""
 
     def __init__(self, test: Callable[[], bool], wait: Callable[[], object], finish: Callable | None, *arrays):
-        """`finish()` puts the result in its place, when `test()` has reported the end or `wait()` has returned."""
+        """Call `finish()`, which puts the result in its place, once `test()` reports the end or `wait()` returns."""
         self.test, self.block, self.finish, self.arrays = test, wait, finish, arrays
 
     def done(self) -> bool:
@@ -38,56 +30,65 @@ class Request:
 
 
 class Transport:
-    """Moves arrays between the ranks of one group.
+    """A way to move arrays between the ranks of one group.
 
     All ranks call the group's collectives in the same order, with arrays of one shape and dtype. x may be a view with
     gaps; out, and whatever a posted collective works on, is contiguous.
     """
 
-    def takes(self, call: Call, x) -> bool:
-        """Report whether this call can be made with x. All ranks get the same answer, and ask together."""
+    def takes(self, x) -> bool:
+        """Report whether this transport can move x. All ranks get the same answer, and ask together."""
         return True
-
-    def all_reduce(self, x, op: str) -> None:
-        """Overwrite x with the elementwise sum (or maximum) over all ranks."""
-        raise NotImplementedError
-
-    def all_gather(self, x, out, axis: int) -> None:
-        """Join every rank's x in out, in rank order along the axis."""
-        raise NotImplementedError
-
-    def reduce_scatter(self, x, out, axis: int) -> None:
-        """Write this rank's piece, along the axis, of the sum over all ranks to out."""
-        raise NotImplementedError
-
-    def broadcast(self, x, root: int) -> None:
-        """Overwrite x with that of rank `root`."""
-        raise NotImplementedError
-
-    def post(self, operation: str, x, out) -> Request:
-        """Begin an all_reduce (a sum), all_gather or reduce_scatter from x to out along axis 0.
-
-        In an all_reduce out is x. Otherwise the smaller array may be this rank's own piece of the larger one.
-        """
-        raise NotImplementedError
-
-    def post_send(self, x, to: int, tag: int) -> Request:
-        """Begin to send x, which must not change until the call is over."""
-        raise NotImplementedError
-
-    def post_receive(self, x, source: int, tag: int) -> Request:
-        """Begin to receive into x."""
-        raise NotImplementedError
 
     def free(self) -> None:
         """Give back what the transport holds. Called by all ranks, when nothing is under way."""
 
 
-class LoneRank(Transport):
-    """The transport of a group of one rank: it moves nothing. The result of a blocking collective is its input."""
+class Collectives(Transport, ABC):
+    """A transport for collectives that return with the result."""
 
-    def takes(self, call, x):
-        return call is not Call.MESSAGE
+    @abstractmethod
+    def all_reduce(self, x, op: str) -> None:
+        """Overwrite x with the elementwise sum (or maximum) over all ranks."""
+
+    @abstractmethod
+    def all_gather(self, x, out, axis: int) -> None:
+        """Join every rank's x in out, in rank order along the axis."""
+
+    @abstractmethod
+    def reduce_scatter(self, x, out, axis: int) -> None:
+        """Write this rank's piece, along the axis, of the sum over all ranks to out."""
+
+    @abstractmethod
+    def broadcast(self, x, root: int) -> None:
+        """Overwrite x with that of rank `root`."""
+
+
+class PostedCollectives(Transport, ABC):
+    """A transport for collectives that go on in the background."""
+
+    @abstractmethod
+    def post(self, operation: str, x, out) -> Request:
+        """Begin an all_reduce (a sum), all_gather or reduce_scatter from x to out along axis 0.
+
+        In an all_reduce out is x. Otherwise the smaller array may be this rank's own piece of the larger one.
+        """
+
+
+class PointToPoint(Transport, ABC):
+    """A transport from one rank to another."""
+
+    @abstractmethod
+    def post_send(self, x, to: int, tag: int) -> Request:
+        """Begin to send x, which must not change until the call is over."""
+
+    @abstractmethod
+    def post_receive(self, x, source: int, tag: int) -> Request:
+        """Begin to receive into x."""
+
+
+class LoneRank(Collectives, PostedCollectives):
+    """The transport of a group of one rank: it moves nothing. The result of a blocking collective is its input."""
 
     def all_reduce(self, x, op):
         pass

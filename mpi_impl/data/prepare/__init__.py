@@ -1,5 +1,6 @@
 """The program that prepares a corpus for training: `python -m mpi_impl.data.prepare`.
 
+options.py           the options and their checks
 preparation.py       the program, from its options to its report
 chunks.py            the division of the corpus into small pieces of work
 clean.py             normalization of text

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from mpi_impl.data.corpus import EMPTY, TOO_LONG, BadText, Corpus, text_of_file, text_of_line
-from mpi_impl.data.prepare.clean import normalized
+from mpi_impl.data.encode import group_by_size
+from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
 
 LARGEST = 1 << 28   # bytes of a document: it is held in memory, several times over, with its tokens
@@ -31,9 +32,13 @@ class Part(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
 
 class Document(NamedTuple):
-    """A document found in a part: its line there, from 1 on, or 0 for a whole file; and its text or why it has none."""
+    """A document found in a part: its line, counted from 1 (0 for a whole file); and its text, or why it has none."""
 
     line: int
     text: str
@@ -52,23 +57,14 @@ def sources(inputs: Iterable[str | None], option: str) -> list[Source]:
 
 
 def chunks(files: Iterable[Source], size: int) -> Iterator[list[Part]]:
-    """Yield the files as lists of parts, of `size` bytes together or a little more; only documents make them larger."""
-    chunk: list[Part] = []
-    held = 0
-    for part in _parts(files, size):
-        chunk.append(part)
-        held += part.stop - part.start
-        if held >= size:
-            yield chunk
-            chunk, held = [], 0
-    if chunk:
-        yield chunk
+    """Yield the files as lists of parts, of `size` bytes together or more if a document is larger."""
+    return group_by_size(split_into_parts(files, size), lambda part: part.size, size)
 
 
-def _parts(files: Iterable[Source], size: int) -> Iterator[Part]:
+def split_into_parts(files: Iterable[Source], size: int) -> Iterator[Part]:
     for source in files:
         step = size if source.is_json_lines else max(1, source.size)
-        for start in range(0, max(1, source.size), step):   # an empty file has a part, which tells that it is empty
+        for start in range(0, max(1, source.size), step):   # an empty file has a part, so that it is reported as empty
             yield Part(source.file, source.is_json_lines, start, min(source.size, start + step))
 
 
@@ -82,46 +78,46 @@ def documents(part: Part) -> Iterator[Document]:
             if part.stop == 0:
                 yield Document(0, "", BadText(EMPTY, "is an empty file"))
             elif part.is_json_lines:
-                for number, line in enumerate(_lines(file, part), start=1):
-                    yield _document(number, line, text_of_line)
+                for number, line in enumerate(read_lines(file, part), start=1):
+                    yield parse_document(number, line, text_of_line)
             else:
-                yield _document(0, file.read() if part.stop <= LARGEST else None, text_of_file)
+                yield parse_document(0, file.read() if part.stop <= LARGEST else None, text_of_file)
     except OSError as error:
         raise UserError(f"{part.file} cannot be read ({error.strerror}). Check that you may read it.") from error
 
 
-def _document(line: int, data: bytes | None, text_of: Callable[[bytes], str]) -> Document:
+def parse_document(line: int, data: bytes | None, text_of: Callable[[bytes], str]) -> Document:
     if data is None:
         return Document(line, "", BadText(TOO_LONG, f"is longer than {LARGEST >> 20} MiB"))
     if line and data.isspace():
         return Document(line, "", None)
     try:
-        text = normalized(text_of(data))
+        text = normalize(text_of(data))
     except BadText as bad:
         return Document(line, "", bad)
     return Document(line, text, None if text else BadText(EMPTY, "has no text"))
 
 
-def _lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
+def read_lines(file: BinaryIO, part: Part) -> Iterator[bytes | None]:
     """Yield the lines that begin in the part; None for one that is too long."""
     position = part.start
-    if position:    # a line that began before is no line of this part, unless it ends just here
+    if position:    # a line that began before does not belong to this part, unless it ends just here
         file.seek(position - 1)
-        position += _skip_line(file) - 1
+        position += skip_line(file) - 1
     while position < part.stop and (line := file.readline(LARGEST)):
         position += len(line)
         if len(line) == LARGEST and not line.endswith(b"\n"):
-            position += _skip_line(file)
+            position += skip_line(file)
             yield None
         else:
             yield line
 
 
-def _skip_line(file: BinaryIO) -> int:
+def skip_line(file: BinaryIO) -> int:
     """Go on to the next line, and return the number of bytes skipped."""
-    passed = 0
+    skipped = 0
     while piece := file.readline(1 << 20):
-        passed += len(piece)
+        skipped += len(piece)
         if piece.endswith(b"\n"):
             break
-    return passed
+    return skipped

@@ -15,7 +15,7 @@ import unicodedata
 CONTROLS = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")  # but for tabs and what ends a line
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the normalized text; a normalized one comes back as it is."""
     text = CONTROLS.sub("", text).replace("\x1f", "\n")  # the one separator that splitlines overlooks
     lines = (line.rstrip() for line in text.splitlines())

@@ -20,10 +20,10 @@ class Dropped:
         self.counts: Counter[str] = Counter()
         self.examples: dict[str, list[str]] = defaultdict(list)
 
-    def write(self, file: TextIO, corpus: EncodedCorpus, alike: NearDuplicates | None) -> None:
+    def write(self, file: TextIO, corpus: EncodedCorpus, duplicates: NearDuplicates | None) -> None:
         """Write a line of JSON for each dropped document, in the order of the corpus."""
         for chunk in range(len(corpus.reports)):
-            found = [*corpus.dropped(chunk), *(_alike(corpus, chunk, alike) if alike else ())]
+            found = [*corpus.dropped(chunk), *(near_duplicates_in(corpus, chunk, duplicates) if duplicates else ())]
             for part, line, kind, why in sorted(found):
                 place = corpus.place(chunk, part, line)
                 file.write(json.dumps({"document": place, "dropped": kind, "why": why}) + "\n")
@@ -41,10 +41,11 @@ class Dropped:
         return "\n".join(lines)
 
 
-def _alike(corpus: EncodedCorpus, chunk: int, alike: NearDuplicates) -> Iterator[tuple[int, int, str, str]]:
+def near_duplicates_in(corpus: EncodedCorpus, chunk: int,
+                       duplicates: NearDuplicates) -> Iterator[tuple[int, int, str, str]]:
     """Yield the near-duplicates in a chunk, in the form of its report."""
-    start, stop = corpus.starts[chunk : chunk + 2]
-    for document in (start + np.flatnonzero(alike.original[start:stop] >= 0)).tolist():
+    start, stop = corpus.starts[chunk:chunk + 2]
+    for document in (start + np.flatnonzero(duplicates.original[start:stop] >= 0)).tolist():
         part, line = corpus.places(chunk)[document - start].tolist()
-        original = corpus.place_of(int(alike.original[document]))
-        yield part, line, NEAR_DUPLICATE, f"is like {original}: Jaccard {alike.jaccard[document]:.2f}"
+        original = corpus.place_of(int(duplicates.original[document]))
+        yield part, line, NEAR_DUPLICATE, f"is similar to {original}: Jaccard {duplicates.jaccard[document]:.2f}"

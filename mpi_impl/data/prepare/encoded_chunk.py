@@ -14,37 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
-from mpi_impl.data.corpus import counted
+from mpi_impl.data.corpus import format_count
 from mpi_impl.data.encode import encode_documents, encode_sentences
 from mpi_impl.data.indexed import Document, IndexedDataset, write_indexed
 from mpi_impl.data.prepare.chunks import Part, documents
 from mpi_impl.data.prepare.near_duplicates import PERMUTATIONS, signature
-from mpi_impl.data.tokenizer import Tokenizer, given_tokenizer
+from mpi_impl.data.prepare.options import Recipe
+from mpi_impl.data.tokenizer_choice import given_tokenizer
 from mpi_impl.runtime.files import LARGEST, check_readable, folder_aside
 from mpi_impl.runtime.formats import read_json
 
-SHORT = "short"     # the kind of what is dropped for having too few tokens
+SHORT = "short"     # the kind of documents that are dropped for having too few tokens
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """The options of mpi_impl.data.prepare that determine the result for a document, under their names."""
-
-    tokenizer_type: str
-    vocab_size: int | None
-    vocab_file: str | None
-    merge_file: str | None
-    tokenizer_model: str | None
-    split_sentences: bool
-    min_tokens: int
-    jaccard: float      # 0: near-duplicates stay
-
-
-@lru_cache(maxsize=1)   # a worker reads it once, not for every chunk
-def tokenizer_of(recipe: Recipe) -> Tokenizer | None:
-    """Return the tokenizer, or None if it is one to be trained. Raise UserError as given_tokenizer does."""
-    return given_tokenizer(recipe.tokenizer_type, recipe.vocab_size, recipe.vocab_file, recipe.merge_file,
-                           recipe.tokenizer_model)
+tokenizer_of = lru_cache(maxsize=1)(given_tokenizer)    # a worker reads it once, not for every chunk
 
 
 @dataclass
@@ -53,8 +35,8 @@ class ChunkReport:
 
     lines: list[int]                    # of each part
     dropped: list[tuple[int, int, str, str]] = field(default_factory=list)     # part, line, kind, why
-    documents: int = 0                  # that are left
-    tokens: int = 0                     # of those
+    documents: int = 0                  # that are kept
+    tokens: int = 0                     # in them
 
 
 def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport:
@@ -62,7 +44,7 @@ def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport
 
     Raises UserError for a file that cannot be read, OSError for a folder that cannot be written.
     """
-    chunk = _Chunk(parts, recipe)
+    chunk = Chunk(parts, recipe)
     with folder_aside(str(folder.parent)) as temporary:
         aside = Path(temporary, folder.name)
         aside.mkdir()
@@ -77,7 +59,7 @@ def encode_chunk(folder: Path, parts: list[Part], recipe: Recipe) -> ChunkReport
     return chunk.report
 
 
-class _Chunk:
+class Chunk:
     """A chunk while its documents are processed."""
 
     def __init__(self, parts: list[Part], recipe: Recipe):
@@ -89,21 +71,21 @@ class _Chunk:
         self.report = ChunkReport([0] * len(parts))
 
     def documents(self) -> Iterator[Document]:
-        """Yield the documents that are left, encoded; the rest is in the report."""
+        """Yield the documents that are kept, encoded; the others are in the report."""
         for number, part in enumerate(self.parts):
             for line, text, bad in documents(part):
                 self.report.lines[number] = line
                 if bad:
                     self.report.dropped.append((number, line, bad.kind, bad.fault))
                 elif text:
-                    yield from self._sieved(text, number, line)
+                    yield from self.keep(text, number, line)
 
-    def _sieved(self, text: str, part: int, line: int) -> Iterator[Document]:
+    def keep(self, text: str, part: int, line: int) -> Iterator[Document]:
         encode = encode_sentences if self.recipe.split_sentences else encode_documents
         (document,) = encode([text], self.tokenizer)
-        tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # its end counts not
+        tokens = sum(map(len, document)) if isinstance(document, list) else len(document) - 1   # without its end
         if tokens < max(1, self.recipe.min_tokens):
-            self.report.dropped.append((part, line, SHORT, f"has {counted(tokens, 'token')}"))
+            self.report.dropped.append((part, line, SHORT, f"has {format_count(tokens, 'token')}"))
             return
         if self.recipe.jaccard:
             self.signatures.append(signature(text))
@@ -118,7 +100,7 @@ def report_of(folder: Path) -> ChunkReport:
     return read_json(str(folder / "report.json"), ChunkReport, LARGEST)
 
 
-def finished(folder: Path, parts: int) -> ChunkReport | None:
+def read_finished(folder: Path, parts: int) -> ChunkReport | None:
     """Return the report of a chunk of `parts` parts if it is there and whole; None if it has to be made."""
     try:
         report = report_of(folder)

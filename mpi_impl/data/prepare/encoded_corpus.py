@@ -25,17 +25,17 @@ class EncodedCorpus:
         self.work, self.plan = work, plan
         self.reports: list[ChunkReport] = []
         self.starts = [0]                           # the number of each chunk's first document, and of all documents
-        self._lines_before: list[list[int]] = []    # of each chunk's parts: the lines of the file in parts before
-        self._lines: Counter[str] = Counter()       # of each file, so far
+        self.lines_before: list[list[int]] = []    # of each chunk's parts: the lines of the file in parts before
+        self.lines: Counter[str] = Counter()       # of each file, so far
 
     def append(self, report: ChunkReport) -> None:
         """Append the report of the next chunk."""
         before = []
         for part, lines in zip(self.plan[len(self.reports)], report.lines, strict=True):
-            before.append(self._lines[part.file])
+            before.append(self.lines[part.file])
             if part.is_json_lines:
-                self._lines[part.file] += lines
-        self._lines_before.append(before)
+                self.lines[part.file] += lines
+        self.lines_before.append(before)
         self.reports.append(replace(report, dropped=[]))     # they stay on the disk
         self.starts.append(self.starts[-1] + report.documents)
 
@@ -46,7 +46,7 @@ class EncodedCorpus:
     def place(self, chunk: int, part: int, line: int) -> str:
         """Name the place of a document for a person: 'a.jsonl:17', or 'b.txt' for a whole file."""
         file = self.plan[chunk][part].file
-        return f"{file}:{self._lines_before[chunk][part] + line}" if line else file
+        return f"{file}:{self.lines_before[chunk][part] + line}" if line else file
 
     def place_of(self, document: int) -> str:
         """Name the place of a remaining document, by its number."""
@@ -61,16 +61,16 @@ class EncodedCorpus:
 
     def signatures(self) -> list[np.ndarray]:
         """Return the signatures of all remaining documents, by chunk: uint32 [128, documents] each, memory-mapped."""
-        return [np.load(chunk_folder(self.work, chunk) / "signatures.npy", mmap_mode="r") for chunk in self._held()]
+        return [np.load(chunk_folder(self.work, chunk) / "signatures.npy", mmap_mode="r") for chunk in self.nonempty()]
 
     def documents(self) -> Iterator[list[np.ndarray]]:
         """Yield all remaining documents, each as its sequences, memory-mapped."""
-        for chunk in self._held():
+        for chunk in self.nonempty():
             dataset = IndexedDataset(chunk_folder(self.work, chunk) / "tokens")
             bounds = dataset.document_indices.tolist()
             for first, end in zip(bounds, bounds[1:]):
                 yield [dataset[i] for i in range(first, end)]
 
-    def _held(self) -> list[int]:
+    def nonempty(self) -> list[int]:
         """Return the chunks with documents: the others have no data set."""
         return [chunk for chunk, report in enumerate(self.reports) if report.documents]

@@ -34,23 +34,23 @@ class NearDuplicates(NamedTuple):
 def signature(text: str) -> np.ndarray:
     """Return the MinHash of a text that is not empty: uint32 [128], the same on every machine."""
     sketch = EMPTY.copy()
-    shingles = _shingles(text)
+    shingles = hash_shingles(text)
     for start in range(0, len(shingles), BLOCK):
-        sketch.update_batch(shingles[start : start + BLOCK].tolist())
+        sketch.update_batch(shingles[start:start + BLOCK].tolist())
     return sketch.hashvalues
 
 
-def _shingles(text: str) -> np.ndarray:
+def hash_shingles(text: str) -> np.ndarray:
     """Return a number for each distinct shingle of the text: uint32 [shingles]. A text too short for one is one."""
     characters = np.frombuffer(text.encode("utf-32-le"), "<u4")
     characters = np.pad(characters, (0, max(0, SHINGLE - len(characters))))
     count = len(characters) - SHINGLE + 1
-    numbers = _mixed([characters[i : i + count] for i in range(SHINGLE)])
+    numbers = mix([characters[i:i + count] for i in range(SHINGLE)])
     ordered = np.sort((numbers >> np.uint64(32)).astype(np.uint32))
     return ordered[np.append(True, ordered[1:] != ordered[:-1])]    # five times as fast as np.unique
 
 
-def _mixed(columns: Sequence[np.ndarray]) -> np.ndarray:
+def mix(columns: Sequence[np.ndarray]) -> np.ndarray:
     """Hash each row of the columns: uint64 [rows], modulo 2^64."""
     mixed = np.zeros(columns[0].shape, np.uint64)
     for column in columns:
@@ -68,14 +68,14 @@ def near_duplicates(signatures: Sequence[np.ndarray], jaccard: float) -> NearDup
     some 35 bytes for each document, and 6,500 for each kept one that has a band in common with another.
     """
     index = MinHashLSH(jaccard, PERMUTATIONS, weights=(1 - MISSES_WEIGH, MISSES_WEIGH))
-    suspected = _suspected(signatures, index.b, index.r)
+    suspected = find_suspects(signatures, index.b, index.r)
     kept: dict[int, np.ndarray] = {}    # those in the index
     found = NearDuplicates(np.full(len(suspected), -1, np.int64), np.zeros(len(suspected), np.float32))
-    for number, hashes in _columns(signatures, suspected):
+    for number, hashes in signatures_of(signatures, suspected):
         sketch = EMPTY.copy()
         sketch.hashvalues = hashes
-        alike = [(np.count_nonzero(kept[other] == hashes) / PERMUTATIONS, -other) for other in index.query(sketch)]
-        most, other = max(alike, default=(0.0, 0))
+        similar = [(np.count_nonzero(kept[other] == hashes) / PERMUTATIONS, -other) for other in index.query(sketch)]
+        most, other = max(similar, default=(0.0, 0))
         if most >= jaccard:
             found.original[number], found.jaccard[number] = -other, most
         else:
@@ -84,20 +84,20 @@ def near_duplicates(signatures: Sequence[np.ndarray], jaccard: float) -> NearDup
     return found
 
 
-def _suspected(signatures: Sequence[np.ndarray], bands: int, rows: int) -> np.ndarray:
+def find_suspects(signatures: Sequence[np.ndarray], bands: int, rows: int) -> np.ndarray:
     """Return the documents that have a band in common with another: bool [n]. The others need no place in the index."""
     n = sum(part.shape[1] for part in signatures)
     suspected = np.zeros(n, bool)
     for band in range(bands):
         places = range(band * rows, (band + 1) * rows)
         hashes = np.concatenate([np.empty(0, np.uint64),
-                                 *(_mixed([part[place] for place in places]) for part in signatures)])
+                                 *(mix([part[place] for place in places]) for part in signatures)])
         ordered = np.sort(hashes)
         suspected |= np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])
     return suspected
 
 
-def _columns(signatures: Sequence[np.ndarray], wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def signatures_of(signatures: Sequence[np.ndarray], wanted: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the number and the signature, uint32 [128], of each document that is wanted."""
     first = 0
     for part in signatures:

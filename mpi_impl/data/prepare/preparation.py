@@ -1,7 +1,7 @@
-"""Make a corpus ready for training, on all cores: `python -m mpi_impl.data.prepare --input TEXTS --output-prefix OUT`.
+"""A corpus made ready for training, on all cores: `python -m mpi_impl.data.prepare --input TEXTS --output-prefix OUT`.
 
     read          text files, folders of them, JSON lines (mpi_impl/data/corpus.py says how)
-    make uniform  line ends, control characters, Unicode's spellings (clean.py)
+    normalize     line ends, control characters, Unicode's spellings (clean.py)
     tokenize      by a tokenizer that is given, or trained on this corpus and saved as OUT.tokenizer.json
     drop          documents under --min-tokens, then those that repeat an earlier one (near_duplicates.py)
     write         OUT.bin and OUT.idx, and OUT.dropped.jsonl, which names each document that was dropped, and why
@@ -9,102 +9,65 @@
 Input that is not text (bytes that are not UTF-8, lines that are not JSON, empty files) is dropped, counted and named in
 the same way; with --strict the first of it ends the run.
 
-The corpus may be larger than memory. It is cut into chunks (chunks.py), and workers encode one at a time, a document
-at a time. Memory holds the lengths of all documents, and the results of near_duplicates.py; a single document must fit
-(256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
+The corpus may be larger than memory. It is divided into chunks (chunks.py), and a worker encodes one at a time, a
+document at a time. Memory holds the lengths of all documents, and the results of near_duplicates.py; a single document
+must fit (256 MiB at most). This is one program with many workers: it needs no MPI, and is started without mpirun.
 
-A run may be killed at any moment. Each chunk that is done lies in the folder OUT.preparing, and the same command
-goes on from there; the folder goes when all is written. What is written does not depend on the number of workers, nor
-on interruptions.
+A run may be killed at any moment. Each finished chunk is in the folder OUT.preparing, and the same command continues
+from there; the folder is removed when all is written. The results do not depend on the number of workers, nor on
+interruptions.
 """
 import json
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypedDict
 
 import numpy as np
 import tokenizers
 
-from mpi_impl.data.corpus import BAD_KINDS, counted
+from mpi_impl.data.corpus import BAD_KINDS, format_count
 from mpi_impl.data.indexed import IndexedDataset, token_dtype, write_indexed
 from mpi_impl.data.prepare.chunks import Part, Source, chunks, documents, sources
 from mpi_impl.data.prepare.dropped import NEAR_DUPLICATE, Dropped
-from mpi_impl.data.prepare.encoded_chunk import ChunkReport, Recipe, encode_chunk, finished, tokenizer_of
+from mpi_impl.data.prepare.encoded_chunk import ChunkReport, encode_chunk, read_finished, tokenizer_of
 from mpi_impl.data.prepare.encoded_corpus import EncodedCorpus, chunk_folder
 from mpi_impl.data.prepare.near_duplicates import NearDuplicates, near_duplicates
+from mpi_impl.data.prepare.options import PreparationOptions, Recipe, parse
 from mpi_impl.data.prepare.progress import Progress
-from mpi_impl.data.prepare.workers import cores, mapped
-from mpi_impl.data.tokenizer import DEFAULT_VOCAB_SIZE, TOKENIZER_TYPES, trained_type
-from mpi_impl.launching.entry import ArgumentParser
-from mpi_impl.runtime.files import LARGEST, check_folder, check_name, check_writable, folder_aside, replacing
+from mpi_impl.data.prepare.workers import map_in_order
+from mpi_impl.data.tokenizer_choice import TRAINED, report_shortage
+from mpi_impl.launching.option_fields import filled
+from mpi_impl.runtime.files import LARGEST, check_folder, check_writable, folder_aside, replacing
 from mpi_impl.runtime.formats import read_json
-from mpi_impl.runtime.outputs import OptionPath, paths_read, refuse_shared
 from mpi_impl.runtime.rank_environment import launched_rank_and_size
+from reference.config import option
 from reference.errors import UserError
 
-VERSION = 1             # raise it when the same corpus and options come to give other files
+VERSION = 1             # increase it when the same corpus and options begin to give other files
 CHUNK = 1 << 20         # bytes at least,
 CHUNKS = 1000           # and no more of them than this, or a few
-TRAINED_ON = 10**9      # bytes: of a larger corpus a tokenizer is trained on chunks of about so many, evenly spread
+TRAINED_ON = 10**9      # bytes: on a larger corpus a tokenizer is trained on evenly spread chunks of about this size
 
 
 def main(argv: list[str] | None = None) -> None:
     launched = launched_rank_and_size()
     if launched and launched[1] > 1:
-        raise UserError("mpi_impl.data.prepare is one program, which starts --workers of its own. Start it without "
-                        "mpirun.")
+        raise UserError("mpi_impl.data.prepare is a single program, which starts --workers of its own. Start it "
+                        "without mpirun.")
     args = parse(argv)
     try:
         Preparation(args).run()
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted. The same command goes on from here.\n")
+        sys.stderr.write("Interrupted. The same command continues from here.\n")
         sys.exit(130)
     except OSError as error:
         raise UserError(f"{error.filename or args.output_prefix} cannot be used: {error.strerror}. Check that there is "
-                        "room, and that you may use it; the same command goes on from here.") from error
-
-
-def parse(argv: list[str] | None) -> Namespace:
-    """Parse the options. Raise UserError for impossible ones."""
-    parser = ArgumentParser(prog="mpi_impl.data.prepare", description="Make a corpus ready for training.")
-    add = parser.add_argument
-    add("--input", nargs="+", metavar="PATH", help="text files, folders of them, or JSON lines, each with a document "
-        "under the key \"text\"; default: the source of Python's own standard library")
-    add("--output-prefix", required=True, metavar="OUT", help="OUT.bin and OUT.idx are written, for --data-path OUT")
-    add("--workers", type=int, default=cores(), metavar="N", help="processes (default: one for each core)")
-    add("--tokenizer-type", choices=TOKENIZER_TYPES, default="ByteLevelBPETokenizer")
-    add("--vocab-size", type=int, metavar="V", help="of the tokenizer that is trained on the corpus (default: "
-        f"{DEFAULT_VOCAB_SIZE}), or of a NullTokenizer")
-    add("--vocab-file", metavar="F", help="GPT-2's vocab.json, or BERT's vocab.txt")
-    add("--merge-file", metavar="F", help="GPT-2's merges.txt")
-    add("--tokenizer-model", metavar="F", help="a tokenizer that was trained before: its OUT.tokenizer.json")
-    add("--split-sentences", action="store_true", help="keep the borders of sentences, as BERT needs them; documents "
-        "then have no end-of-document token")
-    add("--min-tokens", type=int, default=128, metavar="N", help="drop shorter documents (default: 128)")
-    add("--jaccard", type=float, default=0.7, metavar="J", help="drop a document that is so similar to an earlier one "
-        "(default: 0.7); 0: none")
-    add("--strict", action="store_true", help="end at the first text that cannot be read")
-    args = parser.parse_args(argv)
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers} leaves nobody to work. Give 1 or more.")
-    if not os.path.basename(args.output_prefix):
-        raise UserError(f"--output-prefix {args.output_prefix!r} names no file. Give how the files' names shall begin, "
-                        "such as runs/corpus.")
-    check_name(args.output_prefix)
-    for suffix in ".bin", ".idx", ".dropped.jsonl", ".tokenizer.json":
-        if os.path.exists(path := args.output_prefix + suffix):
-            refuse_shared(OptionPath("output_prefix", path), paths_read(vars(args)), "reads")
-    if args.min_tokens < 0:
-        raise UserError(f"--min-tokens {args.min_tokens} is no number of tokens. Give 0 or more.")
-    if not 0 <= args.jaccard <= 0.99:
-        raise UserError(f"--jaccard {args.jaccard:g} is out of range. Give a similarity up to 0.99, such as 0.7, or 0 "
-                        "to keep near-duplicates.")
-    return args
+                        "room, and that you may use it; the same command continues from here.") from error
 
 
 class PlanFile(TypedDict):
@@ -120,10 +83,10 @@ class PlanFile(TypedDict):
 class Preparation:
     """A run, or the rest of one that was interrupted."""
 
-    def __init__(self, args: Namespace):
+    def __init__(self, args: PreparationOptions):
         self.args, self.prefix = args, args.output_prefix
-        self.recipe = Recipe(**{field.name: getattr(args, field.name) for field in fields(Recipe)})
-        self.tokenizer = tokenizer_of(self.recipe)      # its faults are reported before all else
+        self.recipe = filled(Recipe, args)
+        self.tokenizer = tokenizer_of(self.recipe)      # whose faults are reported first
         self.sources = sources(args.input or [None], "--input")
         self.size = sum(source.size for source in self.sources)
         self.plan = list(chunks(self.sources, max(CHUNK, self.size // CHUNKS)))
@@ -133,20 +96,20 @@ class Preparation:
 
     def run(self) -> None:
         began = time.monotonic()
-        print(f"preparing {counted(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
+        print(f"preparing {format_count(len(self.sources), 'file')}, {self.size / 1e6:,.1f} MB", flush=True)
         self.begin()
         if self.tokenizer is None:
             self.train()
         encoded = self.encode()
-        alike = None
+        duplicates = None
         if self.recipe.jaccard:
-            print(f"comparing {counted(self.corpus.starts[-1], 'document')}", flush=True)
-            alike = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
-        self.write(alike)
+            print(f"comparing {format_count(self.corpus.starts[-1], 'document')}", flush=True)
+            duplicates = near_duplicates(self.corpus.signatures(), self.recipe.jaccard)
+        self.write(duplicates)
         print(self.describe(time.monotonic() - began, encoded))
         self.end()
 
-    # ---- where it is done ----
+    # ---- the work folder ----
 
     def begin(self) -> None:
         """Make the work folder, or find that of the same preparation. Raise UserError for anything else."""
@@ -174,8 +137,8 @@ class Preparation:
         try:
             return read_json(str(self.work / "plan.json"), PlanFile, LARGEST)
         except UserError as error:
-            raise UserError(f"{self.work} is no folder that an interrupted preparation has left. Remove it, or give "
-                            f"another --output-prefix. ({error})") from error
+            raise UserError(f"{self.work} is not the folder of an interrupted preparation. Remove it, or give another "
+                            f"--output-prefix. ({error})") from error
 
     def end(self) -> None:
         """Remove the work folder, so that no part of it remains."""
@@ -190,33 +153,29 @@ class Preparation:
 
     def check_plan(self, begun: PlanFile) -> None:
         """Raise UserError if the work folder is another preparation's."""
-        plan, advice = self.plan_of(), f"Undo that to go on with it, or remove {self.work} to begin anew."
-        for option, value in plan["options"].items():
-            if begun["options"].get(option) != value:
-                raise UserError(f"{self.work} was begun with --{option.replace('_', '-')} "
-                                f"{begun['options'].get(option)}, and now it is {value}. {advice}")
-        before, now = set(begun["sources"]), set(plan["sources"])
-        if before != now:
-            changed = min(before ^ now)[0]
-            raise UserError(f"{self.work} was begun with other texts: {changed} has come, gone or changed. {advice}")
+        plan, advice = self.plan_of(), f"Undo that to continue it, or remove {self.work} to begin anew."
+        for name, value in plan["options"].items():
+            if (before := begun["options"].get(name)) != value:
+                raise UserError(f"{self.work} was begun with {option(name)} {before}, and now it is {value}. {advice}")
+        if changes := set(begun["sources"]) ^ set(plan["sources"]):
+            raise UserError(f"{self.work} was begun with other texts: {min(changes).file} was added, removed or "
+                            f"changed. {advice}")
         if begun != plan:
             raise UserError(f"{self.work} was begun with another version of this program or its tokenizer. {advice}")
 
-    # ---- what is done ----
+    # ---- the work ----
 
     def train(self) -> None:
         """Train the tokenizer, unless it has been; the workers then read it from its file."""
-        file, size = self.work / "tokenizer.json", self.recipe.vocab_size or DEFAULT_VOCAB_SIZE
-        trained = trained_type(self.recipe.tokenizer_type)
+        file, size = self.work / "tokenizer.json", self.recipe.size_to_train
+        trained = TRAINED[self.recipe.tokenizer_type]
         if not file.exists():
             tokenizer = trained.train(self.texts(f"training a {size:,}-token {trained.method}"), size)
             tokenizer.save(f"{file}.new")
             os.replace(f"{file}.new", file)
         self.tokenizer = trained.load(file)
         self.recipe = replace(self.recipe, tokenizer_model=str(file), vocab_size=None)
-        if self.tokenizer.vocab_size < size:
-            print(f"the vocabulary has {self.tokenizer.vocab_size:,} tokens, not {size:,}: the corpus is too small to "
-                  "support more", flush=True)
+        report_shortage(self.tokenizer, size, partial(print, flush=True))
 
     def texts(self, what: str) -> Iterator[str]:
         """Yield the texts that a tokenizer is trained on."""
@@ -229,22 +188,22 @@ class Preparation:
 
     def encode(self) -> list[int]:
         """Encode the chunks that are not done, and return their numbers."""
-        missing = [number for number in range(len(self.plan)) if self.finished(number) is None]
-        made = mapped(encode_chunk, min(self.args.workers, max(1, len(missing))),
-                      [chunk_folder(self.work, number) for number in missing],
-                      [self.plan[number] for number in missing], [self.recipe] * len(missing))
+        missing = [number for number in range(len(self.plan)) if self.read_finished(number) is None]
+        made = map_in_order(encode_chunk, min(self.args.workers, max(1, len(missing))),
+                            [chunk_folder(self.work, number) for number in missing],
+                            [self.plan[number] for number in missing], [self.recipe] * len(missing))
         with Progress("encoding", sum(size_of(self.plan[number]) for number in missing)) as bar:
             waited = set(missing)
             for number, chunk in enumerate(self.plan):
-                report = next(made) if number in waited else self.finished(number)
+                report = next(made) if number in waited else self.read_finished(number)
                 assert report is not None
                 self.add(report)
                 bar.advance(size_of(chunk) if number in waited else 0)
         return missing
 
-    def finished(self, number: int) -> ChunkReport | None:
+    def read_finished(self, number: int) -> ChunkReport | None:
         """Return the report of a chunk, if that is done."""
-        return finished(chunk_folder(self.work, number), len(self.plan[number]))
+        return read_finished(chunk_folder(self.work, number), len(self.plan[number]))
 
     def add(self, report: ChunkReport) -> None:
         """Add the report of the next chunk. Raise UserError with --strict for the first bad text in it."""
@@ -252,17 +211,17 @@ class Preparation:
         for part, line, kind, why in report.dropped if self.args.strict else ():
             if kind in BAD_KINDS:
                 place = self.corpus.place(len(self.corpus.reports) - 1, part, line)
-                raise UserError(f"{place} {why}. Mend it, or leave out --strict to count such texts and go on.")
+                raise UserError(f"{place} {why}. Correct it, or leave out --strict to count such texts and continue.")
 
-    def write(self, alike: NearDuplicates | None) -> None:
+    def write(self, duplicates: NearDuplicates | None) -> None:
         """Write the results, each completely or not at all, the index last."""
-        kept = np.ones(self.corpus.starts[-1], bool) if alike is None else alike.original < 0
+        kept = np.ones(self.corpus.starts[-1], bool) if duplicates is None else duplicates.original < 0
         assert self.tokenizer is not None
-        self.publish("dropped.jsonl", lambda file: self.dropped.write(file, self.corpus, alike))
+        self.publish("dropped.jsonl", lambda file: self.dropped.write(file, self.corpus, duplicates))
         if not kept.any():
             self.end()
             found = "\n".join(["No document is left.", str(self.dropped)])
-            raise UserError(f"{found}\nNothing is written but {self.prefix}.dropped.jsonl. Give more text, or a "
+            raise UserError(f"{found}\nOnly {self.prefix}.dropped.jsonl was written. Give more text, or a "
                             "smaller --min-tokens.")
         if (trained := self.work / "tokenizer.json").exists():
             self.publish("tokenizer.json", lambda file: file.write(trained.read_text("utf-8")))
@@ -283,7 +242,7 @@ class Preparation:
         with replacing(f"{self.prefix}.{suffix}") as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
             write(file)
 
-    # ---- what it says ----
+    # ---- the report ----
 
     def describe(self, seconds: float, encoded: list[int]) -> str:
         """Describe the documents found, the documents dropped, and the time."""
@@ -295,12 +254,12 @@ class Preparation:
         dropped = [str(self.dropped), f"each of these is named in {self.prefix}.dropped.jsonl"]
         return "\n".join([
             *(dropped if self.dropped.counts else ()),
-            f"kept {kept:,} of {counted(found, 'document')}, {counted(len(result.tokens), 'token')}: "
+            f"kept {kept:,} of {format_count(found, 'document')}, {format_count(len(result.tokens), 'token')}: "
             f"{self.prefix}.bin and .idx, {result.tokens.nbytes / 1e6:,.1f} MB",
             f"{seconds:,.1f} seconds, {speed:,.1f} MB/s" + (
-                f", and {counted(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
+                f", and {format_count(before, 'chunk')} of {len(self.plan):,} were done before" if before else "")])
 
 
 def size_of(chunk: list[Part]) -> int:
     """Return the size of a chunk in bytes."""
-    return sum(part.stop - part.start for part in chunk)
+    return sum(part.size for part in chunk)

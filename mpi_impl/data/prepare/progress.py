@@ -20,21 +20,21 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if self.on_terminal:
-            self._show()
+            self.show()
         return self
 
     def advance(self, size: int) -> None:
         """Count `size` more bytes as done."""
         self.done += size
         if time.monotonic() - self.shown >= (REDRAWN if self.on_terminal else REPEATED):
-            self._show()
+            self.show()
 
     def __exit__(self, *_) -> None:
         if self.on_terminal:
             self.out.write("\r\x1b[K")      # what is said next takes its place
             self.out.flush()
 
-    def _show(self) -> None:
+    def show(self) -> None:
         self.shown = time.monotonic()
         share = min(1.0, self.done / self.total) if self.total else 1.0
         speed = self.done / max(self.shown - self.began, 1e-9)      # of this run, bytes per second

@@ -17,7 +17,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def mapped(function: Callable[..., Any], workers: int, *arguments: Iterable) -> Iterator[Any]:
+def map_in_order(function: Callable[..., Any], workers: int, *arguments: Iterable) -> Iterator[Any]:
     """Map `function` over the arguments with `workers` processes; results come in order, and so does the first error.
 
     Raises UserError if a process is ended from outside.
@@ -28,23 +28,21 @@ def mapped(function: Callable[..., Any], workers: int, *arguments: Iterable) -> 
     # Processes are started afresh: a copy of this one would have copies of threads' locks, but not the threads.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(workers, context, _start) as pool:
+        with ProcessPoolExecutor(workers, context, set_up) as pool:
             yield from pool.map(function, *arguments)
     except BrokenProcessPool as error:
-        raise UserError(
-            "A worker was ended from outside, most likely because memory ran out. Run the same command again, with "
-            f"fewer --workers than {workers}: it goes on where this run ended."
-        ) from error
+        raise UserError("A worker was ended from outside, most likely because memory ran out. Run the same command "
+                        f"again, with fewer --workers than {workers}: it continues where this run ended.") from error
 
 
-def _start() -> None:
+def set_up() -> None:
     """Set up each process: one core, interruptions left to its parent, and an end with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -16,7 +16,7 @@ from mpi_impl.runtime.arrays import is_half
 from reference.ops import CoreInputs, Mask, masked
 
 
-class AttentionCore(NamedTuple):
+class ProbsCache(NamedTuple):
     """The cache where probabilities are kept. Unlike the textbook's it has q, k and v as they came."""
 
     q: Any         # [b, s, a, d]
@@ -80,7 +80,7 @@ def cached_attention(q, k, v):
     return context
 
 
-def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
+def fill_probs(core: ProbsCache, inputs: CoreInputs, i: int):
     """Fill the probabilities, as `number`s, and the mask [1, a, s, s] of sample i.
 
     -> what dropout lets through of the probabilities [a, s, s], in the format of q
@@ -89,21 +89,21 @@ def fill_probs(core: AttentionCore, inputs: CoreInputs, i: int):
     multiply(heads(q, i), heads(k, i).swapaxes(1, 2), probs)          # [a, s, d] @ [a, d, s]
     s, real = probs.shape[-1], None if lengths is None else lengths[i:i + 1]
     dropped = None if site is None and probs.dtype == q.dtype else np.empty_like(probs, dtype=q.dtype)
-    here = site and site._replace(first=(site.first[0] + i, *site.first[1:]))
+    here = site and site.moved(i)
     attention_probs(probs, dropped, core.mask and core.mask.keep, here, real, core.probs.shape,
                     rows_of(0, (s, s), 0, s, s), 1 / sqrt(q.shape[-1]), causal)
     return probs if dropped is None else dropped
 
 
-def empty_core(inputs: CoreInputs, samples: int) -> AttentionCore:
+def empty_core(inputs: CoreInputs, samples: int) -> ProbsCache:
     """Allocate the probabilities and the mask of this number of samples."""
     q, k, v, _, site, _ = inputs
     _, s, a, _ = q.shape
     probs = np.empty_like(q, shape=(samples, a, s, s), dtype=number(q.dtype), order="C")
-    return AttentionCore(q, k, v, probs, site and Mask(np.empty_like(probs, dtype=bool), site.scale))
+    return ProbsCache(q, k, v, probs, site and Mask(np.empty_like(probs, dtype=bool), site.scale))
 
 
-def sample(core: AttentionCore, i: int) -> AttentionCore:
+def sample(core: ProbsCache, i: int) -> ProbsCache:
     """Select the probabilities and the mask of sample i alone, as views."""
     return core._replace(probs=core.probs[i:i + 1], mask=core.mask and Mask(core.mask.keep[i:i + 1], core.mask.scale))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpi_impl.kernels.fused.launcher import blocks_for, launch, packed
 from mpi_impl.kernels.fused.structs import site_of
-from mpi_impl.runtime.arrays import is_half, on_device
+from mpi_impl.runtime.arrays import contiguous, is_half, on_device
 from reference.ops import Mask
 
 # The most blocks on a GPU: a few for each of its processors.
@@ -27,10 +27,6 @@ def number(dtype) -> np.dtype:
 def count(x) -> int:
     """Return the number of rows."""
     return x.size // x.shape[-1]
-
-
-def contiguous(x):
-    return x if x.flags.c_contiguous else x.copy()
 
 
 # ---- GeLU, and the bias before it -----------------------------------------------------------------------------------

@@ -4,14 +4,15 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+from mpi_impl.notebook.pictures.shards import WHOLE, color_of, draw_legend, hide_frame
+from mpi_impl.reports.timelines.gantt import is_light
 
 OUTSIDE, INSIDE, EDGE = "outside", "inside", "edge"
 LANE = 0.84             # of a rank's row
 HIGH, WIDE = 0.5, 0.92  # inches: of a row, of a unit of width
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     """Something that a rank does with its [b, s, h], from left to right; or the edge of a region."""
 
     kind: str
@@ -19,26 +20,20 @@ class Step(NamedTuple):
     width: float
 
 
-class Edge(NamedTuple):
-    """What moves at the edge of a region, forward and backward; '' for nothing."""
-
-    forward: str
-    backward: str
-
-
-def branch(region: str) -> list[Step]:
-    return [Step(OUTSIDE, "layer norm", 1), Step(EDGE, "f", 0.45), Step(INSIDE, region, 2.2), Step(EDGE, "g", 0.45),
-            Step(OUTSIDE, "dropout", 0.9), Step(OUTSIDE, "add x", 0.7)]
+def branch(region: str) -> list[BlockStep]:
+    return [BlockStep(OUTSIDE, "layer norm", 1), BlockStep(EDGE, "f", 0.45), BlockStep(INSIDE, region, 2.2),
+            BlockStep(EDGE, "g", 0.45), BlockStep(OUTSIDE, "dropout", 0.9), BlockStep(OUTSIDE, "add x", 0.7)]
 
 
 SHARED = {"attention": "heads", "MLP": "columns"}
 STEPS = [*branch("attention"), *branch("MLP")]
-EDGES = {False: {"f": Edge("", "all-reduce"), "g": Edge("all-reduce", "")},
-         True: {"f": Edge("all-gather", "reduce-scatter"), "g": Edge("reduce-scatter", "all-gather")}}
+# The collectives of f and g, forward and backward ('' for none), without and with sequence parallelism.
+EDGES = {False: {"f": ("", "all-reduce"), "g": ("all-reduce", "")},
+         True: {"f": ("all-gather", "reduce-scatter"), "g": ("reduce-scatter", "all-gather")}}
 
 
 def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
-    """Draw a row for each rank. The vertical axis of a row is positions: a strip is a part of them."""
+    """Draw a row for each rank. The vertical axis of a row is positions: a strip is a shard of them."""
     width, top, bottom = sum(step.width for step in STEPS), 0.5, 0.85
     height = top + HIGH * t + bottom
     figure = Figure((WIDE * width, height))
@@ -46,56 +41,50 @@ def draw_block(t: int, sequence_parallel: bool = False) -> Figure:
     left = 0.0
     for step in STEPS:
         if step.kind == EDGE:
-            draw_edge(axes, EDGES[sequence_parallel][step.label], "" if sequence_parallel else step.label,
+            draw_edge(axes, *EDGES[sequence_parallel][step.label], "" if sequence_parallel else step.label,
                       left + step.width / 2, t)
         else:
             draw_step(axes, step, left, t, sequence_parallel)
         left += step.width
     axes.set(yticks=[rank + 0.5 for rank in range(t)], yticklabels=[f"rank {rank}" for rank in range(t)], xticks=[])
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
-    draw_legend(figure, t, sequence_parallel)
+    hide_frame(axes)
+    explain(figure, t, sequence_parallel)
     return figure
 
 
-def draw_step(axes, step: Step, left: float, t: int, sequence_parallel: bool) -> None:
+def draw_step(axes, step: BlockStep, left: float, t: int, sequence_parallel: bool) -> None:
     """Draw a rectangle for each rank: grey if all do the same, else in the rank's colour."""
-    cut = sequence_parallel and step.kind == OUTSIDE
+    strip = sequence_parallel and step.kind == OUTSIDE
     for rank in range(t):
-        first, high = rank + (1 - LANE) / 2, LANE / t if cut else LANE
-        own = cut or step.kind == INSIDE
-        axes.add_patch(Rectangle((left + 0.03, first + (rank * high if cut else 0)), step.width - 0.06, high,
-                                 facecolor=OWNERS[rank % len(OWNERS)] if own else WHOLE))
+        first, high = rank + (1 - LANE) / 2, LANE / t if strip else LANE
+        own = strip or step.kind == INSIDE
+        axes.add_patch(Rectangle((left + 0.03, first + (rank * high if strip else 0)), step.width - 0.06, high,
+                                 facecolor=color_of(rank) if own else WHOLE))
         if step.kind == INSIDE:
             axes.text(left + step.width / 2, rank + 0.5, f"1/{t} of the {SHARED[step.label]}", ha="center", va="center",
-                      fontsize=9, color=text_color(rank))
+                      fontsize=9, color="black" if is_light(color_of(rank)) else "white")
     axes.text(left + step.width / 2, -0.12, step.label, ha="center", va="bottom", fontsize=9)
 
 
-def text_color(rank: int) -> str:
-    """Return black for the light colours of ranks, else white."""
-    return "black" if rank % len(OWNERS) in (4, 5) else "white"
-
-
-def draw_edge(axes, edge: Edge, label: str, middle: float, t: int) -> None:
+def draw_edge(axes, forward: str, backward: str, label: str, middle: float, t: int) -> None:
     """Draw a bar through all ranks if something is sent forward, else a line; and name what is sent in each direction.
     """
-    if edge.forward:
+    if forward:
         axes.add_patch(Rectangle((middle - 0.06, 0.02), 0.12, t - 0.04, facecolor="#303030"))
     else:
         axes.plot([middle, middle], [0.02, t - 0.02], color="#303030", linewidth=1, linestyle=(0, (4, 3)))
-    words = [f"{edge.forward} →"] * bool(edge.forward) + [label]
-    axes.text(middle, -0.12, "\n".join(words), ha="center", va="bottom", fontsize=9, fontweight="bold")
-    if edge.backward:
-        axes.text(middle, t + 0.1, f"← {edge.backward}", ha="center", va="top", fontsize=9, fontweight="bold")
+    above = [f"{forward} →"] * bool(forward) + [label]
+    axes.text(middle, -0.12, "\n".join(above), ha="center", va="bottom", fontsize=9, fontweight="bold")
+    if backward:
+        axes.text(middle, t + 0.1, f"← {backward}", ha="center", va="top", fontsize=9, fontweight="bold")
 
 
-def draw_legend(figure, t: int, sequence_parallel: bool) -> None:
-    entries = [Patch(color=OWNERS[rank % len(OWNERS)], label=f"rank {rank}'s own") for rank in range(t)]
+def explain(figure, t: int, sequence_parallel: bool) -> None:
+    """Draw the legend, and below it what bold text and strips mean."""
+    entries = [Patch(color=color_of(rank), label=f"rank {rank}'s own") for rank in range(t)]
     if not sequence_parallel:
         entries.append(Patch(color=WHOLE, label=f"identical on every rank: done {t} times"))
-    figure.legend(handles=entries, loc="lower left", bbox_to_anchor=(0.05, 0), ncols=len(entries), frameon=False,
-                  fontsize=9, handlelength=1.2, columnspacing=1.2, handletextpad=0.5)
+    draw_legend(figure, entries, "lower left", bbox_to_anchor=(0.05, 0), fontsize=9)
     strips = f"; a thin strip is 1/{t} of the positions" if sequence_parallel else ""
     figure.text(0.062, 0.3 / figure.get_figheight(), "in bold: what moves between the ranks, forward (→, above) and "
                 f"backward (←, below){strips}", fontsize=9, color="#505050")

@@ -1,5 +1,5 @@
-"""Pictures of the flat buffer under a rank's tensors (reference/parallel/layout.py): what lies where, and whose
-part it is; and what ZeRO leaves of it on each rank.
+"""Pictures of the flat buffer under a rank's tensors (reference/parallel/layout.py): the tensors in it, the owners of
+its parts, and what each rank holds with ZeRO.
 """
 from math import prod
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS, WHOLE
+from mpi_impl.notebook.pictures.shards import WHOLE, color_of, draw_legend, hide_frame, rank_patches
 from mpi_impl.reports.charts import MEMORY
 from reference.parallel.layout import Bucket, Layout, unit_of
 from reference.parallel.model_states import model_states
@@ -15,7 +15,7 @@ from reference.parallel.model_states import model_states
 TINTS = (("#B4C7DE", "#D9E4F0"), ("#DFCCAC", "#F0E6D4"))     # units take turns, and in each of them its tensors
 PADDING: dict[str, Any] = {"facecolor": "white", "edgecolor": "#909090", "hatch": "/////", "linewidth": 0}
 WIDTH, LETTER = 8.2, 0.075      # inches: of the widest bucket, and of a small letter
-STAGES = ("nothing is cut", "optimizer's states", "and gradients", "and parameters")
+STAGES = ("nothing is sharded", "optimizer's states", "and gradients", "and parameters")
 
 
 def draw_layout(layout: Layout, title: str = "") -> Figure:
@@ -33,10 +33,8 @@ def draw_layout(layout: Layout, title: str = "") -> Figure:
     axes.set_title(title, loc="left", fontsize=11)
     axes.tick_params(labelsize=9, left=False)
     axes.spines[["left", "top", "right"]].set_visible(False)
-    owners = [Patch(color=OWNERS[rank % len(OWNERS)], label=f"rank {rank}") for rank in range(layout.parts)]
     padding = [Patch(**PADDING, label="padding")] * any(padding_of(layout, bucket) for bucket in buckets)
-    figure.legend(handles=[*(owners if layout.parts > 1 else []), *padding], loc="outside lower left", frameon=False,
-                  ncols=layout.parts + 1, fontsize=8, handlelength=1.2, columnspacing=1.2)
+    draw_legend(figure, rank_patches(range(layout.parts) if layout.parts > 1 else ()) + padding)
     return figure
 
 
@@ -67,7 +65,7 @@ def draw_owned(axes, layout: Layout, bucket: Bucket, row: int) -> None:
     """Draw equal parts, without regard to tensors. A buffer that is not sharded belongs to all ranks."""
     for rank in range(layout.parts):
         own = layout.owned_piece(bucket, rank).in_buffer
-        color = OWNERS[rank % len(OWNERS)] if layout.parts > 1 else WHOLE
+        color = color_of(rank) if layout.parts > 1 else WHOLE
         axes.add_patch(Rectangle((own.start - bucket.start, row + 0.6), own.stop - own.start, 0.28, facecolor=color,
                                  edgecolor="white", linewidth=1))
 
@@ -82,8 +80,8 @@ def padding_of(layout: Layout, bucket: Bucket) -> int:
 
 
 def draw_stages(n: int) -> Figure:
-    """Draw what each rank holds, for each stage of ZeRO. Down goes the flat buffer, across the bytes of an element: the
-    filled area is a rank's memory.
+    """Draw what each rank holds, for each stage of ZeRO. The vertical axis is the flat buffer, the horizontal one the
+    bytes of an element: the filled area is a rank's memory.
     """
     figure = Figure((10, 2.9), layout="constrained")
     whole = model_states(1, n, 0)
@@ -95,12 +93,10 @@ def draw_stages(n: int) -> Figure:
                  xticklabels=range(n))
         axes.set_title(f"stage {stage}: {STAGES[stage]}", loc="left", fontsize=9)
         axes.set_xlabel(f"rank; each holds {sum(held) / sum(whole):.0%}", fontsize=8)
-        axes.tick_params(length=0, labelsize=8)
-        axes.spines[:].set_visible(False)
+        hide_frame(axes, 8)
     figure.axes[0].set_ylabel("the flat buffer", fontsize=8)
-    figure.legend(handles=[*(Patch(color=MEMORY[kind], label=kind) for kind in whole._fields),
-                           Patch(color=WHOLE, label="held by another rank")], loc="outside lower left", ncols=4,
-                  frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.2)
+    draw_legend(figure, [*(Patch(color=MEMORY[kind], label=kind) for kind in whole._fields),
+                         Patch(color=WHOLE, label="held by another rank")])
     return figure
 
 

@@ -1,10 +1,10 @@
-"""Bars and curves, as the notebooks draw them."""
+"""The bars and curves of the notebooks."""
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend
 from mpi_impl.reports.charts import finish
 
 
@@ -26,8 +26,7 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], xlabel: str, title: str =
     axes.margins(x=0.12)
     finish(axes, xlabel, title, "x")
     if len(names) > 1:
-        figure.legend(handles=[Patch(color=colors[name], label=name) for name in names], loc="outside lower left",
-                      ncols=len(names), frameon=False, fontsize=9, handlelength=1.2, columnspacing=1.2)
+        draw_legend(figure, [Patch(color=colors[name], label=name) for name in names], fontsize=9)
     return figure
 
 

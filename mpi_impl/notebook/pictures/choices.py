@@ -9,7 +9,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend, hide_frame
 from reference.config import ModelConfig, ParallelConfig, Recompute, number_of_microbatches
 from reference.costs.bubbles import bubble_fraction
 from reference.costs.flops import iteration_flops
@@ -49,7 +49,7 @@ def seconds(plan: Plan, machine: Machine) -> Seconds:
     compute = flops / (p.world_size * machine.flops)
 
     def sent(size: float, span: int) -> float:
-        """`span`: how far apart, in ranks' numbers, a group reaches."""
+        """Return the seconds that a group takes whose ranks' numbers lie within `span` of one another."""
         return size / (machine.inside if span <= machine.server else machine.outside)
 
     tensor = sent(plan.messages.tensor, t)
@@ -90,7 +90,7 @@ def idle(plan: Plan) -> float:
 def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, title: str = "") -> Figure:
     """Draw a map of t and p with GB and bubble of each, grey and hatched if it does not fit into `limit` GB.
 
-    The frame is around what fits with the smallest t x p, and among those the smallest bubble.
+    The frame marks the plan that fits with the smallest t x p, and among those the one with the smallest bubble.
     """
     ts, ps = (sorted(set(sizes)) for sizes in zip(*found))
     figure = Figure((1.9 + 1.25 * len(ts), 1.3 + 0.56 * len(ps)), layout="constrained")
@@ -104,13 +104,11 @@ def draw_choices(found: Mapping[tuple[int, int], Plan | None], limit: float, tit
             axes.add_patch(Rectangle((x + 0.04, y + 0.06), 0.92, 0.88, fill=False, edgecolor=BEST, linewidth=3))
     axes.set(xlim=(0, len(ts)), ylim=(len(ps), 0), xticks=[x + 0.5 for x in range(len(ts))], xticklabels=ts,
              yticks=[y + 0.5 for y in range(len(ps))], yticklabels=ps, xlabel="t", ylabel="p")
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
+    hide_frame(axes)
     axes.set_title(title, loc="left", fontsize=11)
-    figure.legend(handles=[Patch(facecolor=SHADES(0.5), label=f"fits into {limit:g} GB"),
-                           Patch(facecolor=TOO_MUCH, hatch="////", edgecolor="white", label="does not"),
-                           Patch(fill=False, edgecolor=BEST, linewidth=2, label="smallest t x p that fits")],
-                  loc="outside lower left", ncols=3, frameon=False, fontsize=8.5, handlelength=1.4)
+    draw_legend(figure, [Patch(facecolor=SHADES(0.5), label=f"fits into {limit:g} GB"),
+                         Patch(facecolor=TOO_MUCH, hatch="////", edgecolor="white", label="does not"),
+                         Patch(fill=False, edgecolor=BEST, linewidth=2, label="smallest t x p that fits")])
     return figure
 
 

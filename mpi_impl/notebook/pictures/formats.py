@@ -1,5 +1,5 @@
-"""Pictures of floating-point formats (reference/precision.py): their bits, the numbers that they have, how finely they
-round, what becomes of gradients in them, and the course of a loss scale.
+"""Pictures of floating-point formats (reference/precision.py): their bits, their numbers, their rounding errors, what
+happens to gradients in them, and the values of a loss scale.
 """
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend, hide_frame
 from mpi_impl.reports.charts import finish
 from reference.precision import Format, rounded
 
 BITS = {"sign": "#888888", "exponent": OWNERS[1], "fraction": OWNERS[0]}
-POINTS = 3000       # that a number line is looked at: closer numbers are a band
+POINTS = 3000       # samples of a number line: closer numbers are drawn as a band
 
-# What becomes of a number: from dark to light, so that grey will do.
+# What happens to a number. The colours differ in brightness, so that a print in grey shows them, too.
 FATES = {"lost": "#AA4422", "short of digits": "#F0C842", "kept": "#0072B2", "infinite": "#303030"}
 
 
@@ -32,10 +32,8 @@ def draw_bits(forms: Sequence[Format]) -> Figure:
     longest = max(1 + form.exponent + form.fraction for form in forms)
     axes.set(xlim=(0, longest), ylim=(len(forms), 0), xticks=[], yticks=[row + 0.5 for row in range(len(forms))],
              yticklabels=[form.name for form in forms])
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
-    figure.legend(handles=[Patch(color=color, label=kind) for kind, color in BITS.items()], loc="outside lower left",
-                  ncols=3, frameon=False, fontsize=9, handlelength=1.0)
+    hide_frame(axes)
+    draw_legend(figure, [Patch(color=color, label=kind) for kind, color in BITS.items()], fontsize=9)
     return figure
 
 
@@ -101,8 +99,8 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Fig
             axes.bar(np.arange(least, most + 1) + 0.5, heights, 0.86, bottom, color=color)
             bottom += heights
         shares = [f"{np.mean(fates == fate):.0%} {fate}" for fate in FATES if fate != "kept" and (fates == fate).any()]
-        told = ", ".join(shares) or "all kept"
-        axes.set_title(f"times $2^{{{int(np.log2(scale))}}}$: {told}", loc="left", fontsize=10)
+        summary = ", ".join(shares) or "all kept"
+        axes.set_title(f"times $2^{{{int(np.log2(scale))}}}$: {summary}", loc="left", fontsize=10)
         axes.set(yticks=[], xlim=(least - 0.5, most + 1.5))
         axes.tick_params(labelsize=9)
         axes.spines[["left", "top", "right"]].set_visible(False)
@@ -111,10 +109,9 @@ def draw_fates(values: np.ndarray, scales: Sequence[float], form: Format) -> Fig
         for bound in (lowest, form.smallest_normal, largest):
             if least <= np.log2(bound) <= most + 1:
                 axes.axvline(np.log2(bound), color="#606060", linestyle="--", linewidth=1)
-    all_axes[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, where all digits are there, "
-                            "and the largest)", fontsize=9)
-    figure.legend(handles=[Patch(color=color, label=fate) for fate, color in FATES.items()], loc="outside lower left",
-                  ncols=len(FATES), frameon=False, fontsize=9, handlelength=1.0)
+    all_axes[-1].set_xlabel(f"power of 2 (dashed: {form.name}'s smallest number above 0, its smallest number with all "
+                            "digits, and its largest)", fontsize=9)
+    draw_legend(figure, [Patch(color=color, label=fate) for fate, color in FATES.items()], fontsize=9)
     return figure
 
 

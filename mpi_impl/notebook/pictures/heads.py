@@ -1,12 +1,12 @@
-"""Pictures of attention: the owners of the columns of Q, K and V, and where each head looks."""
+"""Pictures of attention: the owners of the columns of Q, K and V, and the attention weights of each head."""
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of
+from mpi_impl.notebook.pictures.shards import color_of, draw_legend, hide_frame, rank_patches
 
 FUTURE = "#F0F0F0"      # what a position may not see
 
@@ -26,13 +26,12 @@ def draw_qkv(ways: Mapping[str, np.ndarray], a: int) -> Figure:
     for part, name in enumerate(("queries", "keys", "values")):
         axes.text((part + 0.5) * a, -0.5, name, ha="center", va="bottom", fontsize=9)
     axes.set(yticks=range(len(ways)), yticklabels=list(ways), xticks=[])
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
-    legend(figure, np.unique(np.concatenate([owners.ravel() for owners in ways.values()])))
+    hide_frame(axes)
+    draw_legend(figure, rank_patches(rank for owners in ways.values() for rank in owners.flat))
     return figure
 
 
-def draw_patterns(probs: np.ndarray, owners: Sequence[int], words: Sequence[str], titles: Sequence[str] = (),
+def draw_patterns(probs: np.ndarray, owners: Sequence[int], text: Sequence[str], titles: Sequence[str] = (),
                   causal: bool = True) -> Figure:
     """Draw probs [a, s, s], the attention weights of each position (a row), each head in its owner's colour."""
     a, s, _ = probs.shape
@@ -42,14 +41,9 @@ def draw_patterns(probs: np.ndarray, owners: Sequence[int], words: Sequence[str]
         hidden = np.triu(np.ones((s, s), bool), 1) if causal else np.zeros((s, s), bool)
         axes.imshow(np.ma.masked_array(probs[head], hidden), cmap=shades, vmin=0, vmax=1)
         axes.set_title(f"head {head}" + (f"\n{titles[head]}" if titles else ""), fontsize=9)
-        axes.set_xticks(range(s), words, rotation=90)
-        axes.set_yticks(range(s), words)
+        axes.set_xticks(range(s), text, rotation=90)
+        axes.set_yticks(range(s), text)
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_color("#B0B0B0")
-    legend(figure, np.unique(owners))
+    draw_legend(figure, rank_patches(owners))
     return figure
-
-
-def legend(figure, ranks) -> None:
-    figure.legend(handles=[Patch(color=color_of(rank), label=f"rank {rank}") for rank in ranks],
-                  loc="outside lower left", ncols=len(ranks), frameon=False, fontsize=8, handlelength=1.2)

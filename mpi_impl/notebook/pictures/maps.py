@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import EVERYONE, WHOLE, color_of, owners_of
+from mpi_impl.notebook.pictures.shards import EVERYONE, WHOLE, color_of, draw_legend, rank_patches, whole_axes
 
 CELL, STRIP, GAP, MARGIN = 0.27, 0.1, 1.0, 0.45     # inches: of an element, of an owner's mark, around matrices
 
@@ -16,18 +16,13 @@ class Map(NamedTuple):
 
     name: str
     matrix: np.ndarray      # [n out, n in]
-    out: np.ndarray         # [n out]: whose each number is, a rank or EVERYONE
+    out: np.ndarray         # [n out]: the owner of each number, a rank or EVERYONE
     into: np.ndarray        # [n in]
 
 
-def alike(n: int) -> np.ndarray:
+def replicated(n: int) -> np.ndarray:
     """Return the owners of an array [n] that every rank holds."""
     return np.full(n, EVERYONE)
-
-
-def dealt(n: int, t: int) -> np.ndarray:
-    """Return the owners of n numbers that are sharded over t ranks."""
-    return owners_of(n, t)
 
 
 def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
@@ -35,18 +30,14 @@ def draw_maps(maps: Sequence[Map], title: str = "") -> Figure:
     width = GAP * (len(maps) + 1) + sum(STRIP + CELL * m.matrix.shape[1] for m in maps)
     height = max(CELL * m.matrix.shape[0] for m in maps) + STRIP + 2 * MARGIN + 0.6
     figure = Figure((max(width, 5.0), height))
-    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, max(width, 5.0)), ylim=(height, 0))
-    axes.axis("off")
+    axes = whole_axes(figure)
     left, middle = GAP, (height - 0.3) / 2 + 0.2
     for m in maps:
         draw_map(axes, m, left, middle - CELL * m.matrix.shape[0] / 2)
         left += STRIP + CELL * m.matrix.shape[1] + GAP
     if title:
         axes.text(0.15, 0.2, title, fontsize=11, va="center")
-    found = sorted({int(owner) for m in maps for owner in (*m.out, *m.into)}, key=lambda owner: (owner < 0, owner))
-    figure.legend(handles=[Patch(color=color_of(owner), label=f"rank {owner}" if owner >= 0 else "every rank")
-                           for owner in found], loc="lower left", ncols=len(found), frameon=False, fontsize=8,
-                  handlelength=1.2, columnspacing=1.0, handletextpad=0.5)
+    draw_legend(figure, rank_patches(owner for m in maps for owner in (*m.out, *m.into)), "lower left")
     return figure
 
 

@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import color_of, hide_frame
 
 SIDE = 0.95     # inches: the longer side of a mask
 
@@ -39,11 +39,11 @@ def draw_masks(rows: Mapping[str, Sequence[Drawn]]) -> Figure:
 
 def colored(mask: Drawn) -> np.ndarray:
     """Return the mask as an image [rows, columns, 3]."""
-    return np.where(mask.keep[..., None], to_rgb(OWNERS[mask.rank % len(OWNERS)]), 1.0)
+    return np.where(mask.keep[..., None], to_rgb(color_of(mask.rank)), 1.0)
 
 
 def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") -> Figure:
-    """Draw panels of masks over heads, the ranks' parts [heads, elements] one below the other, white if dropped."""
+    """Draw panels of masks, in each the ranks' parts [heads, elements] below one another; dropped is white."""
     wide = max(part.shape[1] for parts in masks.values() for part in parts)
     high = max(sum(len(part) for part in parts) for parts in masks.values())
     figure = Figure((10, 0.75 + 9.6 / len(masks) * high / wide), layout="constrained")
@@ -52,15 +52,14 @@ def draw_mask_parts(masks: Mapping[str, Sequence[np.ndarray]], title: str = "") 
         for rank, part in enumerate(parts):
             for (head, i), keep in np.ndenumerate(part):
                 if keep:
-                    axes.add_patch(Rectangle((i, top + head), 1, 1, facecolor=OWNERS[rank % len(OWNERS)],
-                                             edgecolor="white", linewidth=0.4))
+                    axes.add_patch(Rectangle((i, top + head), 1, 1, facecolor=color_of(rank), edgecolor="white",
+                                             linewidth=0.4))
             top += len(part)
             axes.axhline(top, color="#505050", linewidth=0.8)
         axes.set(xlim=(0, wide), ylim=(high, 0), aspect="equal", xticks=[], yticks=[i + 0.5 for i in range(top)],
                  yticklabels=range(top))
         axes.set_title(name, loc="left", fontsize=9)
         axes.set_ylabel("head", fontsize=8)
-        axes.tick_params(length=0, labelsize=8 if len(masks) < 3 else 6.5)
-        axes.spines[:].set_visible(False)
+        hide_frame(axes, 8 if len(masks) < 3 else 6.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure

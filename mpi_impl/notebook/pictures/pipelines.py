@@ -1,4 +1,4 @@
-"""Pictures of pipeline schedules: when ranks do what, and what they hold in the meantime."""
+"""Pictures of pipeline schedules: the actions of each rank over time, and the activations that it holds."""
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import OWNERS, draw_legend
 from mpi_impl.reports.charts import GRID, finish
 from mpi_impl.reports.timelines.gantt import Panel, timelines_figure
 from mpi_impl.reports.timelines.timelines import slices_of
@@ -48,7 +48,9 @@ def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
 
 
 def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
-    """Times, and of how many forwards a rank has the activations from then on. An F's are there until its B or W ends.
+    """Return times, and the number of forwards whose activations a rank holds from each time on.
+
+    It holds them from the start of an F to the end of its B or W.
     """
     change: Counter[float] = Counter()
     for action, start, end in spans:
@@ -70,9 +72,9 @@ def draw_held(schedules: Mapping[str, Schedule]) -> Figure:
                          for name, timeline in timelines.items() if rank < len(timeline.ranks)])
         axes.set_ylabel(f"rank {rank}", fontsize=9, rotation=0, ha="right", va="center")
     rows[-1].set_xlabel("time", fontsize=9)
-    figure.legend(handles=[Patch(color=color, alpha=0.6, label=name) for color, name in zip(OWNERS, schedules)],
-                  loc="outside upper left", ncols=len(schedules), frameon=False, fontsize=9, handlelength=1.2,
-                  title="microbatches whose activations a rank holds", title_fontsize=10, alignment="left")
+    draw_legend(figure, [Patch(color=color, alpha=0.6, label=name) for color, name in zip(OWNERS, schedules)],
+                "outside upper left", fontsize=9, title="microbatches whose activations a rank holds",
+                title_fontsize=10, alignment="left")
     return figure
 
 

@@ -5,12 +5,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import OWNERS
+from mpi_impl.notebook.pictures.shards import color_of, draw_legend, whole_axes
 
 WIDE, HIGH, RIGHT, DOWN = 0.42, 0.26, 0.08, 0.16    # inches: of a piece; from one to the next, from a rank to the next
 
 
-class Step(NamedTuple):
+class RingStep(NamedTuple):
     """The state of the ranks after a step."""
 
     name: str
@@ -18,36 +18,35 @@ class Step(NamedTuple):
     sent: list[int]     # the piece that each rank has sent to the next one; none at the start
 
 
-def ring_all_reduce(xs: np.ndarray) -> list[Step]:
-    """xs [t ranks, t pieces], the numbers to be added up -> what all ranks hold, at the start and after each step.
+def ring_all_reduce(xs: np.ndarray) -> list[RingStep]:
+    """Add up the numbers xs [t ranks, t pieces]. Return what all ranks hold, at the start and after each step.
 
-    A reduce-scatter: rank i's piece begins as that of rank i + 1, and each rank on its way adds its own, so that it
-    is complete when it comes to rank i. Then an all-gather: complete pieces go round, and take the others' place.
+    First a reduce-scatter: piece i starts at rank i + 1, and each rank on its way adds its own number, so that it is
+    complete when it reaches rank i. Then an all-gather: complete pieces go round, and replace the others.
     """
     t = len(xs)
-    steps, before = [Step("start", xs.copy(), [])], (np.arange(t) - 1) % t
+    steps, before = [RingStep("start", xs.copy(), [])], (np.arange(t) - 1) % t
     for name, first in (("reduce-scatter", -1), ("all-gather", 0)):
         for step in range(t - 1):
             held, sent = steps[-1].held.copy(), (np.arange(t) + first - step) % t
             arriving = sent[before]                                     # at each rank, from the one before
             values = steps[-1].held[before, arriving]
             held[np.arange(t), arriving] = values + (held[np.arange(t), arriving] if first else 0)
-            steps.append(Step(f"{name} {step + 1}", held, sent.tolist()))
+            steps.append(RingStep(f"{name} {step + 1}", held, sent.tolist()))
     return steps
 
 
-def draw_ring(steps: list[Step]) -> Figure:
+def draw_ring(steps: list[RingStep]) -> Figure:
     """Draw the steps of a ring whose rank i began with 2^i in every piece: a sum's binary digits say who is in it.
 
-    A row for each rank, a box for each piece; in a box a stripe for each rank whose number has been added. What has
-    just come, from the rank above (or, for rank 0, from the last), has a thick frame.
+    There is a row for each rank, a box for each piece, and in a box a stripe for each rank whose number has been added.
+    A piece that has just arrived from the rank above (or, for rank 0, from the last) has a thick frame.
     """
     t = len(steps[0].held)
     panel, tall = t * (WIDE + RIGHT) + 0.35, t * (HIGH + DOWN) + 0.5
     width, height = 0.75 + panel * t, 2 * tall + 0.42
     figure = Figure((width, height))
-    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
+    axes = whole_axes(figure)
     for i, step in enumerate(steps):
         row, column = (0, i) if i < t else (1, i - t + 1)
         left, top = 0.75 + panel * column, 0.45 + tall * row
@@ -59,24 +58,23 @@ def draw_ring(steps: list[Step]) -> Figure:
     for piece in range(t):
         axes.text(0.75 + (WIDE + RIGHT) * piece + WIDE / 2, 0.45 + (HIGH + DOWN) * t, f"piece {piece}", ha="center",
                   va="center", fontsize=7)
-    figure.legend(handles=[Patch(color=OWNERS[rank], label=f"rank {rank}'s number") for rank in range(t)],
-                  loc="lower left", ncols=t, frameon=False, fontsize=8, handlelength=1.0, columnspacing=1.0)
+    draw_legend(figure, [Patch(color=color_of(rank), label=f"rank {rank}'s number") for rank in range(t)], "lower left")
     return figure
 
 
-def draw_step(axes, step: Step, left: float, top: float) -> None:
+def draw_step(axes, step: RingStep, left: float, top: float) -> None:
     t = len(step.held)
     axes.text(left, top - 0.2, step.name, fontsize=9, va="bottom")
     for rank in range(t):
         y = top + (HIGH + DOWN) * rank
         for piece in range(t):
-            x, came = left + (WIDE + RIGHT) * piece, bool(step.sent) and step.sent[rank - 1] == piece
+            x, arrived = left + (WIDE + RIGHT) * piece, bool(step.sent) and step.sent[rank - 1] == piece
             for who in range(t):
                 there = int(step.held[rank, piece]) >> who & 1
                 axes.add_patch(Rectangle((x + WIDE * who / t, y), WIDE / t, HIGH, linewidth=0,
-                                         facecolor=OWNERS[who % len(OWNERS)] if there else "#F4F4F4"))
-            axes.add_patch(Rectangle((x, y), WIDE, HIGH, fill=False, edgecolor="black" if came else "#D0D0D0",
-                                     linewidth=1.8 if came else 0.6))
-            if came:
+                                         facecolor=color_of(who) if there else "#F4F4F4"))
+            axes.add_patch(Rectangle((x, y), WIDE, HIGH, fill=False, edgecolor="black" if arrived else "#D0D0D0",
+                                     linewidth=1.8 if arrived else 0.6))
+            if arrived:
                 axes.annotate("", (x + WIDE / 2, y), (x + WIDE / 2, y - DOWN),
                               arrowprops={"arrowstyle": "->", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0})

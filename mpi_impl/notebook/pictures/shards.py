@@ -1,5 +1,5 @@
-"""Pictures of matrices, coloured by the rank that owns each part."""
-from collections.abc import Sequence
+"""Pictures of matrices, coloured by the rank that owns each part; and what all pictures of ranks share."""
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,8 +54,7 @@ def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Fig
     width = sum(w for w, _ in sizes) + GAP * (len(items) + 1)
     height = max(h for _, h in sizes) + 1.35
     figure = Figure((width, height))
-    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
+    axes = whole_axes(figure)
     left, middle = GAP, (height - 0.35) / 2 + 0.12
     for item, (w, h) in zip(items, sizes):
         if isinstance(item, str):
@@ -65,7 +64,10 @@ def draw_matrices(items: Sequence[Matrix | str], t: int, title: str = "") -> Fig
         left += w + GAP
     if title:
         axes.text(GAP, 0.2, title, fontsize=11, va="center")
-    draw_owners(figure, items, t)
+    found = {int(owner) for item in items if not isinstance(item, str) for owner in np.unique(item.owners)}
+    if EACH in found:
+        found = {*range(t), *found} - {EACH}
+    draw_legend(figure, rank_patches(found), "lower left")
     return figure
 
 
@@ -102,11 +104,11 @@ def draw_matrix(axes, matrix: Matrix, left: float, top: float, width: float, hei
 
 def stretches(owners: np.ndarray) -> list[tuple[int, int, int, int]]:
     """Return the rectangles of one owner that tile the matrix: (row, column, rows, columns)."""
-    def cuts(differs) -> list[int]:
+    def starts(differs) -> list[int]:
         return [0, *(np.flatnonzero(differs) + 1).tolist()]
 
-    rows = cuts((owners[1:] != owners[:-1]).any(1))
-    columns = cuts((owners[:, 1:] != owners[:, :-1]).any(0))
+    rows = starts((owners[1:] != owners[:-1]).any(1))
+    columns = starts((owners[:, 1:] != owners[:, :-1]).any(0))
     ends = zip(rows, [*rows[1:], owners.shape[0]])
     return [(r, c, r_end - r, c_end - c) for r, r_end in ends
             for c, c_end in zip(columns, [*columns[1:], owners.shape[1]])]
@@ -116,12 +118,30 @@ def color_of(owner) -> str:
     return WHOLE if owner == EVERYONE else OWNERS[owner % len(OWNERS)]
 
 
-def draw_owners(figure, items: Sequence[Matrix | str], t: int) -> None:
-    """Draw the legend of the colours."""
-    found = {int(owner) for item in items if not isinstance(item, str) for owner in np.unique(item.owners)}
-    ranks = range(t) if EACH in found else sorted(found - {EVERYONE, EACH})
-    entries = [Patch(color=color_of(rank), label=f"rank {rank}") for rank in ranks]
-    if EVERYONE in found:
-        entries.append(Patch(color=WHOLE, label="every rank"))
-    figure.legend(handles=entries, loc="lower left", ncols=len(entries), frameon=False, fontsize=8, handlelength=1.2,
-                  columnspacing=1.0, handletextpad=0.5)
+# ---- shared by the other pictures ------------------------------------------------------------------------------------
+
+
+def whole_axes(figure):
+    """Add invisible axes that fill a figure, in inches from its upper left corner."""
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    return axes
+
+
+def hide_frame(axes, labelsize: float = 9) -> None:
+    """Hide the lines of axes and their ticks, but not the ticks' labels."""
+    axes.tick_params(length=0, labelsize=labelsize)
+    axes.spines[:].set_visible(False)
+
+
+def rank_patches(ranks: Iterable[int]) -> list[Patch]:
+    """Return the entries of a legend for these ranks, each once; EVERYONE is 'every rank', and comes last."""
+    return [Patch(color=color_of(rank), label="every rank" if rank == EVERYONE else f"rank {rank}")
+            for rank in sorted(set(ranks), key=lambda rank: (rank == EVERYONE, rank))]
+
+
+def draw_legend(figure, entries: Sequence[Patch], loc: str = "outside lower left", **options) -> None:
+    """Draw a legend in one line."""
+    figure.legend(handles=entries, loc=loc, **{"ncols": len(entries), "frameon": False, "fontsize": 8,
+                                               "handlelength": 1.2, "columnspacing": 1.2, **options})

@@ -6,49 +6,48 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from mpi_impl.notebook.pictures.shards import color_of, owners_of
+from mpi_impl.notebook.pictures.shards import color_of, draw_legend, hide_frame, owners_of, rank_patches
 from mpi_impl.reports.charts import finish
 
-NOTHING = "#F4F4F4"     # a rank's answer for a word that it does not hold: zeros
+NOTHING = "#F4F4F4"     # a rank's result for a token that it does not hold: zeros
 
 
 def draw_lookup(text: Sequence[str], owners: Sequence[int], t: int) -> Figure:
     """Draw a row for each of t ranks: the tokens of the text that it holds, and 0 for the others; below, their sum."""
     figure = Figure((max(0.62 * len(text) + 1.0, 5.0), 0.34 * (t + 1) + 0.55))
     axes = figure.add_axes((0.09, 0.03, 0.9, 0.8), xlim=(0, len(text)), ylim=(t + 1.15, 0))
-    for i, (word, owner) in enumerate(zip(text, owners)):
+    for i, (token, owner) in enumerate(zip(text, owners)):
         for row in (*range(t), t + 0.15):
             found = row in (owner, t + 0.15)
             axes.add_patch(Rectangle((i + 0.03, row + 0.06), 0.94, 0.88,
                                      facecolor=color_of(owner) if found else NOTHING))
-            axes.text(i + 0.5, row + 0.5, word if found else "0", ha="center", va="center_baseline", fontsize=9,
+            axes.text(i + 0.5, row + 0.5, token if found else "0", ha="center", va="center_baseline", fontsize=9,
                       color="white" if found else "#A0A0A0")
-        axes.text(i + 0.5, -0.12, word, ha="center", va="bottom", fontsize=9)
+        axes.text(i + 0.5, -0.12, token, ha="center", va="bottom", fontsize=9)
     axes.set(xticks=[], yticks=[*(rank + 0.5 for rank in range(t)), t + 0.65],
              yticklabels=[*(f"rank {rank}" for rank in range(t)), "sum"])
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
+    hide_frame(axes)
     return figure
 
 
-def draw_words(panels: Mapping[str, np.ndarray], words: Sequence[str], t: int, target: int) -> Figure:
+def draw_vocabulary(panels: Mapping[str, np.ndarray], vocabulary: Sequence[str], t: int, target: int) -> Figure:
     """Draw a bar for every token in its owner's colour, in each panel; the target has a frame.
 
-    There may be more numbers than words: the rest is padding, which has a place, but no bar.
+    If there are more numbers than tokens, the rest is padding, which has a place, but no bar.
     """
     figure = Figure((8.5, 2.7), layout="constrained")
     for (title, values), axes in zip(panels.items(), figure.subplots(1, len(panels), squeeze=False).flat):
         n = len(values)
-        for i, owner in enumerate(owners_of(n, t)[:len(words)]):
+        for i, owner in enumerate(owners_of(n, t)[:len(vocabulary)]):
             axes.bar(i, values[i], 0.8, color=color_of(owner), edgecolor="black" if i == target else color_of(owner),
                      linewidth=2.0 if i == target else 0.0)
-        if n > len(words):
-            axes.axvspan(len(words) - 0.5, n - 0.5, facecolor=NOTHING, edgecolor="#C8C8C8", hatch="///", linewidth=0)
+        if n > len(vocabulary):
+            axes.axvspan(len(vocabulary) - 0.5, n - 0.5, facecolor=NOTHING, edgecolor="#C8C8C8", hatch="///",
+                         linewidth=0)
         axes.axhline(0, color="#505050", linewidth=0.8)
         axes.set_xlim(-0.6, n - 0.4)
         finish(axes, "", title, "y")
-        axes.set_xticks(range(n), [*words, *["(padding)"] * (n - len(words))], rotation=45, ha="right")
-    entries = [Patch(color=color_of(rank), label=f"rank {rank}") for rank in range(t)]
-    figure.legend(handles=[*entries, Patch(facecolor="white", edgecolor="black", linewidth=1.5, label="the target")],
-                  loc="outside lower left", ncols=t + 1, frameon=False, fontsize=8, handlelength=1.2)
+        axes.set_xticks(range(n), [*vocabulary, *["(padding)"] * (n - len(vocabulary))], rotation=45, ha="right")
+    target_patch = Patch(facecolor="white", edgecolor="black", linewidth=1.5, label="the target")
+    draw_legend(figure, [*rank_patches(range(t)), target_patch])
     return figure

@@ -1,4 +1,4 @@
-"""A corpus in chunks: every document once and in order, wherever the cuts come."""
+"""A corpus in chunks: every document once and in order, wherever the chunks end."""
 import json
 import tempfile
 from itertools import groupby
@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 
 from mpi_impl.data.prepare import chunks as chunks_module
 from mpi_impl.data.prepare.chunks import chunks, documents, sources
-from mpi_impl.data.prepare.clean import normalized
+from mpi_impl.data.prepare.clean import normalize
 from reference.errors import UserError
 
 TEXT = st.text("ab é\n", max_size=30)
@@ -18,7 +18,7 @@ LINE = TEXT.map(lambda text: json.dumps({"text": text}).encode()) | BAD_LINE
 
 
 def found(plan):
-    """The documents of all chunks: [(file, line, text, kind of what is bad)], lines counted through each file."""
+    """Return the documents of all chunks: [(file, line, text, kind of fault)], lines counted through each file."""
     seen = []
     for file, parts in groupby((part for chunk in plan for part in chunk), lambda part: part.file):
         before = 0
@@ -53,15 +53,15 @@ def test_each_file_is_in_one_chunk(texts, size):
         for number, text in enumerate(texts):
             Path(folder, f"{number}.txt").write_text(text, "utf-8", newline="")
         plan = list(chunks(sources([folder], "--input"), size))
-        assert [text for _, _, text, _ in found(plan)] == [normalized(text) for text in texts]
-        assert [bad for *_, bad in found(plan)] == [None if normalized(text) else "empty" for text in texts]
+        assert [text for _, _, text, _ in found(plan)] == [normalize(text) for text in texts]
+        assert [bad for *_, bad in found(plan)] == [None if normalize(text) else "empty" for text in texts]
         for chunk in plan[:-1]:
             sizes = [part.stop - part.start for part in chunk]
             assert sum(sizes[:-1]) < size <= sum(sizes)
 
 
-def test_what_is_bad_is_told_and_the_rest_goes_on(tmp_path):
-    """Bytes that are no text, lines that are no JSON, what is empty; each of its kind. A blank line is nothing."""
+def test_bad_documents_are_reported_and_the_others_are_read(tmp_path):
+    """Bytes that are not text, lines that are not JSON, empty ones; each with its kind. A blank line is no document."""
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "one"}\n\n{"text": "tw\xff"}\n{"text": 3}\n{"text": "\\ud800"}\n{"text": " "}\n7\n{"text": "six"}')
     (tmp_path / "b.jsonl").touch()
@@ -80,7 +80,7 @@ def test_what_is_bad_is_told_and_the_rest_goes_on(tmp_path):
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 99))
 def test_what_is_too_long_is_never_held_in_memory(lengths, size):
-    """The line is told, and those after it are what they are. Here 40 bytes are too long."""
+    """The line is reported, and those after it are read as usual. Here 40 bytes are too long."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks_module, "LARGEST", 40)
         file = Path(folder, "a.jsonl")

@@ -1,10 +1,10 @@
-"""Normalisation: what goes, what stays, and that once is enough."""
+"""Normalization: what is removed, what stays, and that once is enough."""
 import unicodedata
 
 import pytest
 from hypothesis import given, strategies as st
 
-from mpi_impl.data.prepare.clean import normalized
+from mpi_impl.data.prepare.clean import normalize
 
 TEXT = st.text("ab \t\n\r\x00\x0c\x1c\x1f\x85\u2028\ufeff\u00e9e\u0301\u00a0", max_size=30) | st.text(max_size=30)
 
@@ -12,13 +12,13 @@ TEXT = st.text("ab \t\n\r\x00\x0c\x1c\x1f\x85\u2028\ufeff\u00e9e\u0301\u00a0", m
 @given(TEXT)
 def test_once_is_enough(text):
     """A normal text is left alone."""
-    assert normalized(normalized(text)) == normalized(text)
+    assert normalize(normalize(text)) == normalize(text)
 
 
 @given(TEXT)
 def test_a_normal_text_has_one_spelling(text):
     """No control character but tabs and newlines, no blank before a line's end, composed characters only."""
-    normal = normalized(text)
+    normal = normalize(text)
     assert all(unicodedata.category(c) != "Cc" or c in "\t\n" for c in normal)
     assert all(line == line.rstrip() for line in normal.split("\n"))
     assert unicodedata.is_normalized("NFC", normal) and normal == normal.strip("\n")
@@ -28,7 +28,7 @@ def test_a_normal_text_has_one_spelling(text):
 def test_no_word_is_lost_torn_or_joined(text):
     """But for control characters, the words are those that were there, in order."""
     words = "".join(c for c in text if c.isspace() or unicodedata.category(c) != "Cc" and c != "\ufeff").split()
-    assert normalized(text).split() == [unicodedata.normalize("NFC", word) for word in words]
+    assert normalize(text).split() == [unicodedata.normalize("NFC", word) for word in words]
 
 
 @pytest.mark.parametrize("text, normal", [
@@ -40,4 +40,4 @@ def test_no_word_is_lost_torn_or_joined(text):
 ])
 def test_examples(text, normal):
     """Indentation and empty lines between paragraphs stay."""
-    assert normalized(text) == normal
+    assert normalize(text) == normal

@@ -16,7 +16,7 @@ def shingles(text):
 
 
 def prose(seed, n=400):
-    """So many words, drawn with a seed."""
+    """Draw n words with a seed."""
     return np.random.default_rng(seed).choice(WORDS, n).tolist()
 
 
@@ -45,7 +45,7 @@ def test_agreement_estimates_the_jaccard_index(seed, percent):
     assert abs(estimate - jaccard) <= 5 * np.sqrt(jaccard * (1 - jaccard) / PERMUTATIONS) + 1e-9
 
 
-def test_signatures_are_alike_on_every_machine():
+def test_signatures_are_the_same_on_every_machine():
     """And by every version of datasketch: those of two chunks may come from two."""
     assert signature("The quick brown fox")[:4].tolist() == [196011289, 62470591, 446576687, 76328550]
 
@@ -69,12 +69,12 @@ def test_the_result_is_that_of_comparing_all_that_share_a_band(signatures, jacca
     bands = [slice(i * index.r, (i + 1) * index.r) for i in range(index.b)]
     kept, original, most = [], [], []
     for i in range(n):
-        similar = [float((signatures[:, i] == signatures[:, j]).mean()) for j in kept]
+        similarity = [float((signatures[:, i] == signatures[:, j]).mean()) for j in kept]
         shares = [any((signatures[band, i] == signatures[band, j]).all() for band in bands) for j in kept]
-        alike = [(s, -j) for s, j, shared in zip(similar, kept, shares) if shared and s >= jaccard]
-        original.append(-max(alike)[1] if alike else -1)
-        most.append(max(alike)[0] if alike else 0)
-        kept += [] if alike else [i]
+        similar = [(s, -j) for s, j, shared in zip(similarity, kept, shares) if shared and s >= jaccard]
+        original.append(-max(similar)[1] if similar else -1)
+        most.append(max(similar)[0] if similar else 0)
+        kept += [] if similar else [i]
     found = near_duplicates(np.split(signatures, sorted(min(cut, n) for cut in cuts), axis=1), jaccard)
     assert found.original.tolist() == original
     assert np.array_equal(found.jaccard, np.array(most, np.float32))
@@ -88,11 +88,11 @@ def test_one_band_in_common_is_enough_for_a_suspicion(bands, rows):
         whole = slice(band * rows, (band + 1) * rows)
         random[whole, 1:, band] = random[whole, :1, band]
         random[whole.start + band % rows, 2, band] += 1
-    suspected = module._suspected(np.split(random.reshape(PERMUTATIONS, -1), [5], axis=1), bands, rows)
+    suspected = module.find_suspects(np.split(random.reshape(PERMUTATIONS, -1), [5], axis=1), bands, rows)
     assert suspected.reshape(3, bands).tolist() == [[True] * bands, [True] * bands, [False] * bands]
 
 
-def test_what_is_alike_is_found_and_what_is_not_is_kept():
+def test_similar_documents_are_found_and_others_are_kept():
     """A hundred documents, each followed by itself with one word in fifty changed: of each pair the first is kept."""
     texts = []
     for seed in range(100):
@@ -104,19 +104,19 @@ def test_what_is_alike_is_found_and_what_is_not_is_kept():
 
 
 def test_what_lies_between_two_does_not_drop_both():
-    """B is like A and C is like B, but not like A: only B goes, since it is not there for C to be compared with."""
+    """B is similar to A, and C to B, but not to A: only B is dropped, since C is not compared with a dropped one."""
     words, other = prose(1, 1000), prose(2, 1000)
     a, b, c = signatures = together(*(" ".join(other[:cut] + words[cut:]) for cut in (0, 100, 200))).T
     assert (a == c).mean() < 0.85 <= min((a == b).mean(), (b == c).mean())
     assert near_duplicates([signatures.T], 0.85).original.tolist() == [-1, 0, -1]
 
 
-def test_short_texts_are_told_apart():
+def test_short_texts_are_distinguished():
     """Texts shorter than a shingle, and one of just its length."""
     texts = ["a", "b", "ab", "abcde", "a", "abcdf"]
     assert near_duplicates([together(*texts)], 0.7).original.tolist() == [-1, -1, -1, -1, 0, -1]
 
 
-def test_of_no_documents_none_is_alike():
+def test_no_documents_have_no_duplicates():
     assert near_duplicates([], 0.7).original.tolist() == []
     assert near_duplicates([np.empty((PERMUTATIONS, 0), np.uint32)], 0.7).jaccard.tolist() == []

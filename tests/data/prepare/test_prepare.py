@@ -13,9 +13,10 @@ import pytest
 from mpi_impl.data.indexed import IndexedDataset
 from mpi_impl.data.prepare import preparation as program, progress
 from mpi_impl.data.prepare.chunks import Part, documents
-from mpi_impl.data.prepare.clean import normalized
+from mpi_impl.data.prepare.clean import normalize
 from mpi_impl.data.prepare.near_duplicates import near_duplicates, signature
-from mpi_impl.data.prepare.preparation import Preparation, main, parse, size_of
+from mpi_impl.data.prepare.options import parse
+from mpi_impl.data.prepare.preparation import Preparation, main, size_of
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer
 from reference.errors import UserError
 from tests.launching import ROOT
@@ -24,14 +25,14 @@ WORDS = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "rstz"]
 
 
 def prose(seed, n):
-    """So many words, drawn with a seed, in sentences of ten."""
+    """Draw n words with a seed, in sentences of ten."""
     words = np.random.default_rng(seed).choice(WORDS, n)
     return " ".join(" ".join(words[i : i + 10]).capitalize() + "." for i in range(0, n, 10))
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """JSON lines and texts, with documents that are short, bad, or alike, across both."""
+    """Write JSON lines and texts with documents that are short, bad, or similar, across both."""
     folder = tmp_path_factory.mktemp("corpus")
     lines = [json.dumps({"text": prose(seed, 120)}) for seed in range(40)]
     lines[5] = json.dumps({"text": prose(3, 120) + " Not quite."})
@@ -49,7 +50,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A tokenizer that was trained before."""
+    """Return the file of a tokenizer that was trained before."""
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     ByteLevelBPETokenizer.train([prose(0, 2000)], 400).save(path)
     return str(path)
@@ -65,13 +66,13 @@ def options(corpus, out, *more):
 
 
 def written(out):
-    """All that a finished run has left: {suffix: bytes}."""
+    """Return all files that a finished run has left: {suffix: bytes}."""
     return {path.name.removeprefix(out.name): path.read_bytes() for path in sorted(out.parent.glob(f"{out.name}.*"))}
 
 
 @pytest.fixture(scope="module")
 def whole(corpus, model, tmp_path_factory):
-    """What an undisturbed run of one worker writes."""
+    """Return the files that an undisturbed run of one worker writes."""
     out = tmp_path_factory.mktemp("whole") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "CHUNK", 2000)
@@ -80,19 +81,19 @@ def whole(corpus, model, tmp_path_factory):
 
 
 def step_by_step(corpus, tokenizer):
-    """The same, plainly: what is left as [tokens], what was dropped as {place: kind}."""
+    """Prepare the corpus plainly: return the kept documents as [tokens], the dropped ones as {place: kind}."""
     texts = {f"{corpus}/a.jsonl:{number}": line for number, line in
              enumerate((corpus / "a.jsonl").read_text().split("\n"), start=1) if line}
     for place, line in texts.items():
         texts[place] = "" if line.startswith("{broken") else json.loads(line)["text"]
     texts |= {str(file): file.read_text(errors="ignore") for file in sorted(corpus.glob("*.txt"))}
     dropped = {f"{corpus}/a.jsonl:8": "bad JSON", f"{corpus}/b58.txt": "empty", f"{corpus}/b59.txt": "bad bytes"}
-    left = {place: normalized(text) for place, text in texts.items() if place not in dropped}
+    left = {place: normalize(text) for place, text in texts.items() if place not in dropped}
     tokens = {place: [*tokenizer.encode(text), tokenizer.eod] for place, text in left.items()}
     dropped |= {place: "short" for place in left if len(tokens[place]) - 1 < 128}
     left = {place: text for place, text in left.items() if place not in dropped}
-    alike = near_duplicates([np.stack(list(map(signature, left.values())), axis=1)], 0.7)
-    dropped |= {place: "near-duplicate" for place, original in zip(left, alike.original) if original >= 0}
+    duplicates = near_duplicates([np.stack(list(map(signature, left.values())), axis=1)], 0.7)
+    dropped |= {place: "near-duplicate" for place, original in zip(left, duplicates.original) if original >= 0}
     return [tokens[place] for place in left if place not in dropped], dropped
 
 
@@ -107,8 +108,8 @@ def test_what_is_written_is_what_is_left(corpus, model, tmp_path, capsys):
     assert [line["document"] for line in lines] == sorted(dropped, key=lambda place: (
         place.split(":")[0], int(place.split(":")[1]) if ":" in place else 0))
     said = capsys.readouterr().out
-    assert f"{corpus}/a.jsonl:6 is like {corpus}/a.jsonl:4: Jaccard 0.9" in said
-    assert f"{corpus}/b57.txt is like {corpus}/a.jsonl:13: Jaccard 1.00" in said
+    assert f"{corpus}/a.jsonl:6 is similar to {corpus}/a.jsonl:4: Jaccard 0.9" in said
+    assert f"{corpus}/b57.txt is similar to {corpus}/a.jsonl:13: Jaccard 1.00" in said
     assert f"{corpus}/a.jsonl:8 is not a JSON object" in said and f"{corpus}/b58.txt is an empty file" in said
     assert "kept 43 of 49 documents" in said
     assert not (tmp_path / "out.preparing").exists()
@@ -156,7 +157,7 @@ def test_the_size_of_a_chunk_is_that_of_its_parts():
 
 
 def interrupted_at(monkeypatch, k):
-    """The k-th file or folder that is published is the last: then the run is interrupted. -> the calls so far"""
+    """Interrupt the run after the k-th file or folder that it publishes. Return the calls so far."""
     calls = []
 
     def counting(publish):
@@ -189,7 +190,7 @@ def test_an_interruption_does_not_show_in_what_is_written(corpus, whole, tmp_pat
             assert written(tmp_path / "out") == written(tmp_path / "once")
             for path in tmp_path.glob("out.*"):
                 path.unlink()
-    assert 10 < k < 100 and "Interrupted. The same command goes on from here." in capsys.readouterr().err
+    assert 10 < k < 100 and "Interrupted. The same command continues from here." in capsys.readouterr().err
     assert written(tmp_path / "out") == written(tmp_path / "once")
 
 
@@ -203,7 +204,7 @@ def replaced_by_a_pipe(path):
 
 
 def with_another_number(path):
-    """Of documents: what the report says fits no more to the arrays."""
+    """Change the number of documents in the report, which no longer fits the arrays."""
     path.write_text(json.dumps(json.loads(path.read_text()) | {"documents": 77}))
 
 
@@ -304,7 +305,7 @@ def test_sentences_keep_their_borders(corpus, model, tmp_path):
     (["--min-tokens", "64"], "was begun with --min-tokens 128, and now it is 64"),
     (["--split-sentences"], "was begun with --split-sentences False, and now it is True"),
     (["--vocab-size", "400"], "was begun with --vocab-size 300, and now it is 400"),
-    ("touch", r"was begun with other texts: .*b50\.txt has come, gone or changed"),
+    ("touch", r"was begun with other texts: .*b50\.txt was added, removed or changed"),
     ("version", "was begun with another version"),
 ])
 def test_other_options_and_other_texts_do_not_go_on_with_a_run(tmp_path, monkeypatch, change, sentence):
@@ -359,13 +360,13 @@ def test_a_work_folder_of_something_else_is_a_sentence(corpus, tmp_path, content
     (tmp_path / "out.preparing").mkdir()
     if content is not None:
         (tmp_path / "out.preparing" / "plan.json").write_text(content)
-    with pytest.raises(UserError, match="is no folder that an interrupted preparation has left"):
+    with pytest.raises(UserError, match="is not the folder of an interrupted preparation"):
         main(["--input", str(corpus), "--output-prefix", str(tmp_path / "out")])
 
 
-@pytest.mark.parametrize("options, said", [(["--output-prefix", ""], "names no file"),
-                                           (["--output-prefix", "folder/"], "names no file"),
-                                           (["--output-prefix", "out", "--min-tokens", "-5"], "--min-tokens -5 is no")])
+@pytest.mark.parametrize("options, said", [
+    (["--output-prefix", ""], "does not name a file"), (["--output-prefix", "folder/"], "does not name a file"),
+    (["--output-prefix", "out", "--min-tokens", "-5"], "--min-tokens is -5, but must not be negative")])
 def test_names_and_sizes_that_cannot_be_are_sentences(corpus, options, said):
     with pytest.raises(UserError, match=said):
         main(["--input", str(corpus), *options])

@@ -1,4 +1,4 @@
-"""How far the work has come: a bar on a terminal, a line now and then in a log."""
+"""Reports of progress: a bar on a terminal, a line now and then in a log."""
 import io
 
 from mpi_impl.data.prepare import progress

@@ -3,12 +3,12 @@ import os
 
 import pytest
 
-from mpi_impl.data.prepare.workers import cores, mapped
+from mpi_impl.data.prepare.workers import cores, map_in_order
 from reference.errors import UserError
 
 
 def failing(x, y):
-    """Fails for 3, and the more so for 4."""
+    """Fail for 3, and end the process for 4."""
     if x == 4:
         os._exit(y)
     if x == 3:
@@ -19,7 +19,7 @@ def failing(x, y):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_order_and_so_does_an_error(workers):
     """It is the first, in the order of the work."""
-    results = mapped(failing, workers, [1, 2, 3, 3], [10, 20, 30, 40])
+    results = map_in_order(failing, workers, [1, 2, 3, 3], [10, 20, 30, 40])
     assert [next(results), next(results)] == [11, 22]
     with pytest.raises(UserError, match="3 is too much"):
         next(results)
@@ -27,7 +27,7 @@ def test_results_come_in_order_and_so_does_an_error(workers):
 
 def test_a_worker_that_is_ended_from_outside_is_a_sentence():
     with pytest.raises(UserError, match=r"A worker was ended.*fewer --workers than 2"):
-        list(mapped(failing, 2, [4], [9]))
+        list(map_in_order(failing, 2, [4], [9]))
 
 
 def test_there_is_a_core():

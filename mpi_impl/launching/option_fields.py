@@ -1,11 +1,11 @@
 """Options as fields of frozen dataclasses. A field is the one place for an option's name, type, default and help.
 
 A group of options is a dataclass, whose docstring is its title in --help. The options of a program are a dataclass that
-inherits from its groups. What is parsed is only what was given: defaults of a preset, or of a model on disk, can so be
-laid between a field's default and the command line.
+inherits from its groups. Parsing returns only the given options: so the values of a preset, or of a model on disk, can
+come between the fields' defaults and the command line.
 """
 from argparse import SUPPRESS
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -15,12 +15,18 @@ from reference.config import option
 from reference.errors import UserError
 
 Config = TypeVar("Config")
+PATHS = {"DIR", "F", "PATH"}        # metavars of options that name a folder, a file, or either
 
 
 def option_field(default: Any = MISSING, help: str = "", metavar: str | None = None,
-                 choices: Iterable[str] | None = None, repeated: bool = False) -> Any:
-    """Declare an option. Without a default it is required; a `repeated` one may be given several times."""
-    about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated}
+                 choices: Iterable[str] | None = None, repeated: bool = False,
+                 check: Callable[[str, Any], None] | None = None) -> Any:
+    """Declare an option. Without a default it is required; a `repeated` one may be given several times.
+
+    `check(name, value)` raises UserError for a value that is never possible, whatever the other options are.
+    """
+    about = {"help": help, "metavar": metavar, "choices": choices and tuple(choices), "repeated": repeated,
+             "check": check}
     return field(default=default, metadata=about)
 
 
@@ -35,11 +41,22 @@ def declared(kind: Any) -> dict[str, Field]:
 
 
 def parse_given(prog: str, description: str, kind: type, argv: Sequence[str] | None) -> dict[str, Any]:
-    """Parse a command line, and return the options that it gives, by name. Raises UserError."""
+    """Parse a command line, and return the options that it gives, by name.
+
+    Each value is checked on its own; a path must not be empty, as an unset variable of a script makes it. Raises
+    UserError.
+    """
     parser = ArgumentParser(prog=prog, description=description)
     add_options(parser, kind)
-    return {name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(parser.parse_args(argv)).items()}
+    given = {name: tuple(value) if isinstance(value, list) else value
+             for name, value in vars(parser.parse_args(argv)).items()}
+    for name, value in given.items():
+        about = declared(kind)[name].metadata
+        if about["metavar"] in PATHS and "" in ([value] if isinstance(value, str) else value):
+            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")
+        if about["check"]:
+            about["check"](name, value)
+    return given
 
 
 def add_options(parser: ArgumentParser, kind: type) -> None:
@@ -47,46 +64,31 @@ def add_options(parser: ArgumentParser, kind: type) -> None:
     known, types, added = declared(kind), get_type_hints(kind), set[str]()
     for group in (*kind.__mro__[1:-1], kind):
         if own := [name for name in vars(group).get("__annotations__", ()) if name not in added]:
-            titled = parser.add_argument_group(title(group))
+            titled = parser.add_argument_group((group.__doc__ or "").splitlines()[0].rstrip("."))
             for name in own:
                 titled.add_argument(option(name), **argparse_settings(known[name], types[name]))
             added.update(own)
 
 
-def title(group: type) -> str:
-    """Return the first line of a group's docstring as a title."""
-    line = (group.__doc__ or "").splitlines()[0].rstrip(".")
-    return line[:1].lower() + line[1:]
-
-
 def argparse_settings(one: Field, kind: Any) -> dict[str, Any]:
-    """Return what argparse is told about an option. Its default is none, so that only what was given is found."""
+    """Return argparse's settings of an option. They have no default, so that parsing finds only given options."""
     about, default = one.metadata, one.default
     text = about["help"]
-    if default not in (MISSING, None, False) and "default" not in text:
+    if default not in (MISSING, None, False, ()) and "default" not in text:
         text = f"{text} (default: {default})".strip()
     found: dict[str, Any] = {"help": text, "default": SUPPRESS}
     optional = NoneType in get_args(kind)
     kind = next(part for part in get_args(kind) if part is not NoneType) if optional else kind
     if kind is bool:
         return found | {"action": "store_true"}
-    found |= {"metavar": about["metavar"], "required": default is MISSING}
-    if about["repeated"]:
-        return found | {"action": "append"}
-    if get_args(kind):                                    # tuple[str, ...]
-        return found | {"nargs": "+"}
-    return found | {"type": kind, "choices": about["choices"]}
+    found |= {"metavar": about["metavar"], "required": default is MISSING, "choices": about["choices"]}
+    if get_args(kind):                                    # tuple[int, ...]
+        several = {"action": "append"} if about["repeated"] else {"nargs": "+"}
+        return found | several | {"type": get_args(kind)[0]}
+    return found | {"type": kind}
 
 
 def filled(config: type[Config], options: Any, **others: Any) -> Config:
-    """Make a config of the options that are called as its fields are, and of others. Raises UserError."""
+    """Make a config of the options that have the names of its fields, and of others. Raises UserError."""
     values = {name: getattr(options, name) for name in declared(config) if hasattr(options, name)}
     return config(**values | others)
-
-
-def check_not_empty(given: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Raises UserError for a path that is given and empty, as an unset variable of a script gives it."""
-    for name in paths:
-        value = given.get(name)
-        if value == "" or (isinstance(value, tuple) and "" in value):
-            raise UserError(f"{option(name)} is empty. Give a path, or leave the option out.")

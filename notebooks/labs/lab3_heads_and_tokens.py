@@ -2,9 +2,9 @@
 # # Lab 3. Heads that are shared, and a vocabulary that does not divide
 #
 # Attention is sharded by heads and the embedding by tokens, and in the simplest case all ranks have the same number of
-# them, and no two ranks have the same one. Here it is not so simple. In *grouped-query attention* several heads share
-# their keys and values, so some of those are held by several ranks, whose gradients must be added up. And the
-# vocabulary does not divide.
+# them, and no two ranks have the same one. This lab is about the other cases. In *grouped-query attention* several
+# heads share their keys and values, so some of those are held by several ranks, whose gradients must be added up. And
+# the vocabulary does not divide.
 #
 # **You need**: lab 1, and walkthroughs 1 to 4. **Time**: about six hours. **Points**: 60.
 #
@@ -46,7 +46,7 @@ from grading import check_data, each, expect, expect_dicts, expect_equal, expect
 
 
 def whole_attention(x, p, dy):
-    """x [b, s, h], parameters p, upstream gradient dy [b, s, h] -> y, dx, and the gradients, a dict like p."""
+    """Return y, dx, and the gradients, a dict like p. x: [b, s, h]; dy: the upstream gradient [b, s, h]."""
     (h, a, d), k = p["Q"].shape, p["K"].shape[1]
     reads = np.arange(a) // (a // k)                                            # query head -> key/value head
     weights = p["Q"], p["K"][:, reads], p["V"][:, reads]                        # [h, a, d] each
@@ -68,14 +68,16 @@ def whole_attention(x, p, dy):
 
 # %% locked="tools"
 def layer(random, h, a, k, d=2):
-    """Random parameters."""
+    """Draw random parameters."""
     return {"Q": random.normal(size=(h, a, d)), "K": random.normal(size=(h, k, d)),
             "V": random.normal(size=(h, k, d)), "O": random.normal(size=(a, d, h))}
 
 
 def shards_of(p, n):
-    """Every rank's shard, where n divides a, and k or n divides the other. (The checks that give the points have
-    another one.)"""
+    """Return every rank's shard, if n divides a, and one of k and n divides the other.
+
+    (The checks that give the points have another function for any n.)
+    """
     a, k, shards = len(p["O"]), p["K"].shape[1], []
     for rank in range(n):
         own = slice(rank * a // n, (rank + 1) * a // n)
@@ -85,7 +87,7 @@ def shards_of(p, n):
 
 
 def inputs(random, b, s, h):
-    """A random x and a random upstream gradient."""
+    """Draw a random x and a random upstream gradient."""
     return random.normal(size=(2, b, s, h))
 
 
@@ -109,7 +111,7 @@ import numpy as np
 
 
 def heads(a, k, rank, size):
-    """-> the list of rank's query heads, and the list of its key/value heads."""
+    """Return the list of the rank's query heads, and the list of its key/value heads."""
     ### BEGIN SOLUTION
     queries = np.array_split(np.arange(a), size)[rank].tolist()
     return queries, sorted({i // (a // k) for i in queries})
@@ -117,7 +119,7 @@ def heads(a, k, rank, size):
 
 
 def holders(a, k, size):
-    """-> for each key/value head the list of ranks that hold it."""
+    """Return for each key/value head the list of the ranks that hold it."""
     ### BEGIN SOLUTION
     return [[rank for rank in range(size) if j in heads(a, k, rank, size)[1]] for j in range(k)]
     ### END SOLUTION
@@ -131,13 +133,13 @@ for rank in range(4):
     print(rank, run(None, "heads", 6, 2, rank, 4).results[0])
 
 # %% check="check_heads" points=6
-# Who holds what: query heads, key/value heads, and the holders of each
+# The heads of each rank: query heads, key/value heads, and the holders of each
 def check_heads(a, k, rank, n, queries, keys):
     found = expect_values(run(None, "heads", a, k, rank, n).results, ("query heads", "key/value heads"))
     who = f"rank {rank} of {n} with a = {a}, k = {k}"
     expect_equal(found[0], [queries], f"the query heads of {who}", tolerance=0)
     expect_equal(found[1], [keys], f"the key/value heads of {who}",
-                 "how many query heads read the same one? It is a / k of them.", 0)
+                 "how many query heads read the same one? There are a / k of them.", 0)
 
 
 def check_holders(a, k, n, right):
@@ -170,7 +172,7 @@ check_holders(12, 4, 5, [[0], [1], [2, 3], [3, 4]])
 # %% answer="shard"
 # %%answer shard
 def shard(group, whole):
-    """whole: the dict of all parameters -> the dict of this rank."""
+    """Return this rank's shard, a dict. whole: the dict of all parameters."""
     ### BEGIN SOLUTION
     queries, keys = heads(len(whole["O"]), whole["K"].shape[1], group.rank, group.size)
     return {**{key: whole[key].take(keys if key in "KV" else queries, axis=1) for key in "QKV"},
@@ -179,10 +181,10 @@ def shard(group, whole):
 
 
 # %% check="check_shard" points=4
-# Cutting the parameters by heads
+# Sharding the parameters by heads
 ### BEGIN HIDDEN TESTS
 def ragged_shards_of(p, n):
-    """Every rank's shard, whatever a, k and n are."""
+    """Return every rank's shard for any a, k and n."""
     share = len(p["O"]) // p["K"].shape[1]
     every = [(mine, np.unique(mine // share)) for mine in np.array_split(np.arange(len(p["O"])), n)]
     return [{"Q": p["Q"][:, mine], "K": p["K"][:, keys], "V": p["V"][:, keys], "O": p["O"][mine]}
@@ -196,7 +198,7 @@ shards_of = ragged_shards_of
 def check_shard(a, k, n):
     p = layer(check_data("shard"), 3, a, k)
     expect_dicts(run(n, "shard", p, allow=()).results, shards_of(p, n), "the shard",
-                 "Q and O go by query heads, K and V by key/value heads. Which axis is the heads'?")
+                 "Q and O go by query heads, K and V by key/value heads. Which axis is that of the heads?")
 
 
 for a, k, n in ((4, 4, 2), (8, 2, 4)):
@@ -222,15 +224,15 @@ for case in ((3, 1, 1), (6, 2, 4), (4, 2, 5)):
 # %% answer="sum_over"
 # %%answer sum_over
 def sum_over(group, x, ranks):
-    """x: an array, of the same shape on all of `ranks` -> their sum, to the bit the same on each of them."""
+    """Return the sum of the x of these ranks, on each of them the same to the bit. x has the same shape on all."""
     ### BEGIN SOLUTION
-    me, came = ranks.index(group.rank), {group.rank: x}
+    me, arrived = ranks.index(group.rank), {group.rank: x}
     for step in range(1, len(ranks)):
         to, source = ranks[(me + step) % len(ranks)], ranks[(me - step) % len(ranks)]
-        came[source] = group.exchange(x, to, source)
-    total = came[ranks[0]]
+        arrived[source] = group.exchange(x, to, source)
+    total = arrived[ranks[0]]
     for other in ranks[1:]:
-        total = total + came[other]
+        total = total + arrived[other]
     return total
     ### END SOLUTION
 
@@ -241,7 +243,7 @@ MESSAGES = ("send", "receive", "exchange")
 
 
 def sums_in_order(xs, sets):
-    """For each set of ranks the sum of their xs, in order; for every rank that of its set."""
+    """Return for every rank the sum of the xs of its set of ranks, in order."""
     sums = {}
     for ranks in sets:
         total = xs[ranks[0]]
@@ -260,7 +262,7 @@ def check_sum_over(*sets):
     expect_equal(outcome.results, sums_in_order(xs, sets), what, "x of the first rank in the list comes first.", 0)
     for rank, (sent, ranks) in enumerate(zip(outcome.sent, sets_of)):
         expect(sent <= 6 * (len(ranks) - 1), f"rank {rank} has sent {sent} elements for {what}; "
-               f"{6 * (len(ranks) - 1)} are enough.", "nobody outside the list needs to hear of it.")
+               f"{6 * (len(ranks) - 1)} are enough.", "no rank outside the list needs the sum.")
 
 
 check_sum_over([0, 1])
@@ -274,8 +276,8 @@ check_sum_over([0, 2, 4, 6, 7], [1, 3, 5])
 # %% [markdown]
 # ## 3. Attention on ranks
 #
-# The computation of one head is not the subject, so it is given at the top of the next cell, forward and backward. (It
-# computes keys and values for every query head anew. You may do better, but need not.)
+# The computation of one head is given at the top of the next cell, forward and backward. (It computes keys and values
+# for every query head anew. You may do better, but need not.)
 #
 # `attention_forward` gets $X$, identical on all ranks, and the rank's shard, and returns $Y$, identical on all ranks,
 # and a cache: arrays, or tuples, lists and dicts of arrays. The check passes it to `attention_backward`, which returns
@@ -295,7 +297,7 @@ import numpy as np
 
 
 def head_forward(x, q, k, v, o):
-    """GIVEN. One causal head: x [b, s, h]; q, k, v [h, d]; o [d, h] -> its summand of y [b, s, h], and kept."""
+    """Return one causal head's summand of y [b, s, h], and kept (given). x: [b, s, h]; q, k, v: [h, d]; o: [d, h]."""
     queries, keys, values = x @ q, x @ k, x @ v                                      # [b, s, d] each
     scores = queries @ keys.swapaxes(1, 2) / np.sqrt(q.shape[1])                     # [b, s, s]
     scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -np.inf)
@@ -305,7 +307,7 @@ def head_forward(x, q, k, v, o):
 
 
 def head_backward(dy, kept):
-    """GIVEN. dy [b, s, h] -> this head's part of dx [b, s, h], and dq, dk, dv [h, d] and do [d, h]."""
+    """Return this head's part of dx [b, s, h], and dq, dk, dv [h, d] and do [d, h] (given). dy: [b, s, h]."""
     x, q, k, v, o, queries, keys, values, weights = kept
     dmixed = dy @ o.T                                                                # y = mixed @ o
     dvalues = weights.swapaxes(1, 2) @ dmixed                                        # mixed = weights @ values
@@ -318,7 +320,7 @@ def head_backward(dy, kept):
 
 
 def attention_forward(group, x, shard, a, k):
-    """x [b, s, h], alike on all ranks, and this rank's shard -> y [b, s, h], alike on all ranks, and a cache."""
+    """Return y [b, s, h] and a cache. x [b, s, h] and y are identical on all ranks; the shard is this rank's."""
     ### BEGIN SOLUTION
     queries, keys = heads(a, k, group.rank, group.size)
     y, cache = np.zeros_like(x), []
@@ -332,7 +334,7 @@ def attention_forward(group, x, shard, a, k):
 
 
 def attention_backward(group, dy, shard, cache, a, k):
-    """dy [b, s, h], alike on all ranks -> dx [b, s, h], alike on all ranks, and the gradients of this rank's shard."""
+    """Return dx [b, s, h] and the gradients of this rank's shard. dy [b, s, h] and dx are identical on all ranks."""
     ### BEGIN SOLUTION
     queries, keys = heads(a, k, group.rank, group.size)
     dx, grads = np.zeros_like(dy), {key: np.zeros_like(one) for key, one in shard.items()}
@@ -356,7 +358,7 @@ S, H = 3, 4
 
 
 def forward_on_ranks(a, k, n):
-    """Must be right. -> what each rank has sent, the caches, and the parameters, x and dy."""
+    """Check the forward. Return the elements that each rank has sent, the caches, and (parameters, x, dy)."""
     random = check_data("attention")
     p, (x, dy) = layer(random, H, a, k), inputs(random, 2, S, H)
     outcome = run(n, "attention_forward", x, each(shards_of(p, n)), a, k, allow=EVERYTHING,
@@ -379,7 +381,7 @@ for case in ((3, 1, 1), (6, 2, 4), (5, 1, 3), (4, 2, 5)):
 # %% check="check_attention_backward" points=12
 # Attention backward: dX, and the whole gradient of every key/value head on every rank that holds it
 def backward_on_ranks(a, k, n):
-    """Must be right. -> what each rank has sent, forward and backward."""
+    """Check the backward. Return the elements that each rank has sent, forward and backward."""
     forward, caches, (p, x, dy) = forward_on_ranks(a, k, n)
     shards, (_, dx, grads) = shards_of(p, n), whole_attention(x, p, dy)
     backward = run(n, "attention_backward", dy, each(shards), each(caches), a, k, allow=EVERYTHING)
@@ -401,7 +403,7 @@ for case in ((4, 2, 1), (6, 2, 3), (6, 3, 8)):
 # %% check="check_attention_cost" points=4
 # Attention: one all-reduce each way, and the shared gradients only to those who share them
 def check_attention_cost(a, k, n, others):
-    """`others`: over all key/value heads that a rank holds, how many other ranks hold them, too."""
+    """Check what is sent. `others`: for each rank the number of other holders, summed over its key/value heads."""
     forward, backward = backward_on_ranks(a, k, n)
     one, d = 2 * 2 * S * H * (n - 1) // n, 2
     for rank, shared in enumerate(others):
@@ -439,7 +441,7 @@ import numpy as np
 
 
 def embed_forward(group, tokens, rows, V, pad):
-    """tokens [b, s], alike on all ranks; rows [V_r, h]: this rank's -> x [b, s, h], alike on all ranks."""
+    """Return x [b, s, h]. tokens [b, s] and x are identical on all ranks; rows [V_r, h] are this rank's."""
     ### BEGIN SOLUTION
     mine = np.array_split(np.arange(V), group.size)[group.rank]
     x = np.zeros((*tokens.shape, rows.shape[1]))
@@ -451,7 +453,7 @@ def embed_forward(group, tokens, rows, V, pad):
 
 
 def embed_backward(group, dx, tokens, V, pad):
-    """dx [b, s, h], alike on all ranks -> the gradient of this rank's rows [V_r, h]."""
+    """Return the gradient of this rank's rows [V_r, h]. dx [b, s, h] is identical on all ranks."""
     ### BEGIN SOLUTION
     mine = np.array_split(np.arange(V), group.size)[group.rank]
     drows = np.zeros((len(mine), dx.shape[-1]))
@@ -462,20 +464,20 @@ def embed_backward(group, dx, tokens, V, pad):
 
 
 # %% check="check_embedding" points=6
-# Words to vectors: the right rows, scaled, in one all-reduce
-def words(random, V, b, s, h, pad):
-    """A table whose row pad is 0, and tokens: some repeated, pad among them."""
+# Tokens to vectors: the right rows, scaled, in one all-reduce
+def table_and_tokens(random, V, b, s, h, pad):
+    """Draw a table whose row pad is 0, and tokens: some repeated, pad among them."""
     table, tokens = random.normal(size=(V, h)), random.integers(V, size=(b, s))
     table[pad], tokens[0, 0] = 0, pad
     return table, tokens
 
 
 def check_embedding(V, n, pad=1, s=5, h=3):
-    table, tokens = words(check_data("embedding"), V, 2, s, h, pad)
+    table, tokens = table_and_tokens(check_data("embedding"), V, 2, s, h, pad)
     rows = [table[mine] for mine in np.array_split(np.arange(V), n)]
     outcome = run(n, "embed_forward", tokens, each(rows), V, pad, allow=("all_reduce",))
-    expect_equal(outcome.results, [np.sqrt(h) * table[tokens]] * n, f"x, with {V} words on {n} ranks,",
-                 "which is the first word of this rank? And what does a rank say of words that it does not hold?")
+    expect_equal(outcome.results, [np.sqrt(h) * table[tokens]] * n, f"x, with {V} tokens on {n} ranks,",
+                 "which is the first token of this rank? And what does a rank add for tokens that it does not hold?")
     enough = 2 * 2 * s * h * (n - 1) // n
     expect(max(outcome.sent) <= enough, f"a rank has sent {max(outcome.sent)} elements; {enough} are enough.",
            "one all-reduce of x, and not of the table.")
@@ -490,17 +492,17 @@ for V, n, pad in ((5, 1, 4), (11, 4, 3), (3, 5, 2)):
 ### END HIDDEN TESTS
 
 # %% check="check_embedding_backward" points=6
-# Words to vectors, backward: repeated words add up, pad gets nothing, and nothing is sent
+# Tokens to vectors, backward: repeated tokens add up, pad gets nothing, and nothing is sent
 def check_embedding_backward(V, n, pad=1, s=7, h=3):
     random = check_data("embedding_backward")
-    table, tokens = words(random, V, 2, s, h, pad)
+    table, tokens = table_and_tokens(random, V, 2, s, h, pad)
     _, dx = inputs(random, 2, s, h)
     right = np.zeros_like(table)
     for token, gradient in zip(tokens.ravel(), dx.reshape(-1, h)):
         right[token] += (token != pad) * np.sqrt(h) * gradient
-    outcome = run(n, "embed_backward", dx, tokens, V, pad, allow=(), hint="dx is alike on all ranks, and complete.")
-    expect_equal(outcome.results, np.array_split(right, n), f"the gradient of its rows, with {V} words on {n} ranks,",
-                 "a word that occurs twice has two summands (rows[ids] += ... takes one); pad has none.")
+    outcome = run(n, "embed_backward", dx, tokens, V, pad, allow=(), hint="dx is identical on all ranks, and complete.")
+    expect_equal(outcome.results, np.array_split(right, n), f"the gradient of its rows, with {V} tokens on {n} ranks,",
+                 "a token that occurs twice has two summands (rows[ids] += ... takes one); pad has none.")
 
 
 for n in (2, 4):
@@ -527,14 +529,14 @@ import numpy as np
 
 
 def logits_forward(group, x, rows):
-    """x [b, s, h], alike on all ranks; rows [V_r, h] -> logits [b, s, V_r] of this rank's words."""
+    """Return the logits [b, s, V_r] of this rank's tokens. x [b, s, h] is identical on all ranks; rows: [V_r, h]."""
     ### BEGIN SOLUTION
     return x @ rows.T
     ### END SOLUTION
 
 
 def logits_backward(group, dlogits, x, rows, V, pad):
-    """dlogits [b, s, V_r] -> dx [b, s, h], alike on all ranks, and the gradient of this rank's rows [V_r, h]."""
+    """Return dx [b, s, h], identical on all ranks, and the gradient of this rank's rows [V_r, h]."""
     ### BEGIN SOLUTION
     drows = np.einsum("bsv,bsh->vh", dlogits, x)
     drows[np.array_split(np.arange(V), group.size)[group.rank] == pad] = 0
@@ -543,19 +545,19 @@ def logits_backward(group, dlogits, x, rows, V, pad):
 
 
 # %% check="check_logits" points=6
-# Vectors to logits: own words forward; backward all of dX, and no gradient for pad
+# Vectors to logits: own tokens forward; backward all of dX, and no gradient for pad
 def check_logits(V, n, pad=1, s=3, h=4):
     random = check_data("logits")
-    table, _ = words(random, V, 2, s, h, pad)
+    table, _ = table_and_tokens(random, V, 2, s, h, pad)
     x, _ = inputs(random, 2, s, h)
     dlogits = random.normal(size=(2, s, V))
     rows, parts = np.array_split(table, n), np.array_split(dlogits, n, axis=-1)
     forward = run(n, "logits_forward", x, each(rows), allow=(), hint="each rank's logits stay where they are.")
-    expect_equal(forward.results, np.array_split(x @ table.T, n, axis=-1), "the logits of its words",
+    expect_equal(forward.results, np.array_split(x @ table.T, n, axis=-1), "the logits of its tokens",
                  "no factor sqrt(h) here.")
     backward = run(n, "logits_backward", each(parts), x, each(rows), V, pad, allow=("all_reduce",))
     dxs, drows = expect_values(backward.results, ("dx", "gradient of the rows"))
-    expect_equal(dxs, [dlogits @ table] * n, "dx", "every rank's words used all of x.")
+    expect_equal(dxs, [dlogits @ table] * n, "dx", "every rank's tokens used all of x.")
     right = np.einsum("bsv,bsh->vh", dlogits, x) * (np.arange(V) != pad)[:, None]
     expect_equal(drows, np.array_split(right, n), "the gradient of its rows", "which of its rows is pad, if any?")
     enough = 2 * 2 * s * h * (n - 1) // n
