@@ -5,6 +5,7 @@ import platform
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +14,7 @@ from reference.errors import UserError
 
 BAD_KINDS = BAD_BYTES, BAD_JSON, EMPTY, TOO_LONG = "bad bytes", "bad JSON", "empty", "too long"
 NOT_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+GENERATED = {"encodings", "pydoc_data", "entities.py", "_casefix.py", "stringprep.py"}     # tables rather than programs
 
 
 class BadText(Exception):
@@ -119,13 +121,16 @@ def text_files(option: str, path: str, leave_out: Path | None) -> list[Path]:
 
 
 def standard_library_files(option: str) -> list[Path]:
-    """Return the .py files of the running Python, without its tests and installed packages."""
+    """Return the .py files of the running Python, without its tests, its generated tables and installed packages.
+
+    They are in the order of a hash of their names: the last ones, which become validation data, are a sample of all.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    files = files_under(option, root, lambda name: name not in NOT_THE_LIBRARY)
-    sources = [file for file in files if file.suffix == ".py"]
+    files = files_under(option, root, lambda name: name not in NOT_THE_LIBRARY | GENERATED)
+    sources = [file for file in files if file.suffix == ".py" and not file.name.startswith("_sysconfigdata")]
     if not sources:
         raise UserError(f"This Python has no source of its standard library under {root}. Give a {option}.")
-    return sources
+    return sorted(sources, key=lambda file: sha256(file.relative_to(root).as_posix().encode()).digest())
 
 
 def files_under(option: str, root: Path, wanted: Callable[[str], bool], leave_out: Path | None = None) -> list[Path]:

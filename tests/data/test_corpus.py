@@ -1,6 +1,7 @@
 """Where texts come from: files, folders, JSON lines, the standard library."""
 import json
 import os
+import re
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_the_default_is_the_standard_library():
     assert {"json", "dataclasses.py"} <= {name for file in corpus.files for name in file.parts[-2:]}
     assert not [file for file in corpus.files if {"site-packages", "test", "tests"} & set(file.parts[-3:])]
     assert any("def dataclass(" in text for text in corpus.documents())
+
+
+def test_the_end_of_the_default_is_like_the_rest():
+    """The end becomes validation data. Programs are there, not tables: functions are as frequent, up to a quarter."""
+    texts = list(Corpus(None).documents())
+    end = texts[-len(texts) // 10:]
+    functions, lines = ([sum(len(re.findall(pattern, text, re.M)) for text in part) for part in (texts, end)]
+                        for pattern in (r"^ *def ", r"$"))
+    assert functions[1] / lines[1] == pytest.approx(functions[0] / lines[0], rel=0.25)
+    assert not [text for text in texts if "decoding_table = (" in text]
 
 
 @pytest.mark.parametrize(
