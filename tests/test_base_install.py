@@ -25,10 +25,13 @@ for package in (grading, mpi_impl, reference):
 print(failed)
 """
 RUN_EACH = """\
-import importlib, sys
+import runpy, sys
 for line in sys.argv[1:]:
-    module, *argv = line.split()
-    importlib.import_module(module).main(argv)
+    sys.argv = line.split()
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
 """
 # Every program that draws, as small as it gets, and its pictures.
 DRAWING = {

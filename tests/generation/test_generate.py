@@ -168,7 +168,7 @@ def said(ranks, options, n=2) -> str:
     ("--load R --prompt " + "cat" * 20, "but the model has 12 positions"),
     ("--load R --distributed-timeout-minutes 0", "--distributed-timeout-minutes is 0.0"),
     (f"--load R {T} 1", "there are 2 ranks, and a text comes from one copy of the model. Start 1 ranks"),
-    (f"--load R {T} 3", "must be a multiple of 3"), ("--load R --tokenizer-type NullTokenizer", "another one than"),
+    (f"--load R {T} 3", "must be a multiple of 3"), ("--load R --tokenizer-type NullTokenizer", "is not that of"),
     ("--load R --vocab-size 3", "generate has no option --vocab-size"),
     ("--load R --vocab-file x", "--vocab-file is for"),
     ("--load R --tokenizer-model x", "x cannot be read: No such file"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_impl.checkpoints.checkpoint import check_files
+from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
@@ -207,4 +207,5 @@ def test_a_disk_that_is_full_ends_the_run(job, saved, rank, moment, file):
     assert ended.returncode == 2
     assert ended.stderr == f"error: {saved}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
     assert sorted(os.listdir(saved)) == ["iter_0000001", TRACKER, SAVED]
-    check_files(str(saved), f"{saved}/iter_0000001", read_manifest(str(saved)).files)
+    for name, seal in read_manifest(str(saved)).files.items():
+        on_disk.check_file(str(saved), f"{saved}/iter_0000001", name, seal)
