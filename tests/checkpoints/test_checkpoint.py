@@ -191,9 +191,8 @@ def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, i
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_no_rank_holds_the_model(ranks, tmp_path, offload):
-    """A save copies nothing, or its part of one tensor from far memory; a load has that part, and what it is read as.
-
-    (The package has that more than once for a moment.)
+    """A save copies nothing, or a rank's piece of one offloaded tensor; a load holds that piece and the bytes that it
+    read for it, of which the package makes several copies for a moment.
     """
     model = ModelConfig(7, 128, 2, 50, 8)
     run = Run(2, Case(1, model, 1, 4, seed=1), Plan(zero_stage=1, cpu_offload=offload), 2)

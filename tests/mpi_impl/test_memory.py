@@ -46,7 +46,7 @@ def measured_layer(group, inventory):
 @given(cases(sizes=st.sampled_from([1, 2, 3]), architectures=ANY_MODEL, num_layers=4), SCHEDULES, recomputes(),
        st.integers(1, 4), PRECISIONS, st.integers(0, 3), st.booleans())
 def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, precision, zero_stage, cpu_offload):
-    """All of it, on every rank: states, far memory, and the most of activations, whatever the schedule.
+    """All of it, on every rank: states, offloaded ones too, and the peak of activations, with every schedule.
 
     Ranks of a pipeline differ; replicas do not.
     """
@@ -90,14 +90,14 @@ MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)
 LARGE = Case(1, ModelConfig(4, 192, 4, 250, 16), b=1, s=16, seed=1)      # Python's own objects are 0.06 to 0.09 MB
 
 
-@pytest.mark.parametrize("stage, far", one_fast_of(3, [
+@pytest.mark.parametrize("stage, offloaded_to", one_fast_of(3, [
     (0, ""), (1, ""), (3, ""), (2, ""), (1, "memory"), (1, "files"), (3, "files"), (3, "memory")]))
-def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far):
-    """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
-    plan = Plan(zero_stage=stage, cpu_offload=bool(far))
-    for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if far == "files" else None):
-        expected = sum(held[:3]) + (0 if far == "files" else held.offloaded)
-        assert bool(held.offloaded) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
+def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, offloaded_to):
+    """NumPy tells tracemalloc of every array. Shards offloaded to files take none of the process's memory."""
+    plan = Plan(zero_stage=stage, cpu_offload=bool(offloaded_to))
+    for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if offloaded_to == "files" else None):
+        expected = sum(held[:3]) + (0 if offloaded_to == "files" else held.offloaded)
+        assert bool(held.offloaded) == bool(offloaded_to) and allocated == pytest.approx([expected] * 2, rel=0.05)
 
 
 def allocations(group, case, plan, folder):

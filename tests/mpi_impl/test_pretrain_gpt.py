@@ -94,7 +94,7 @@ def test_a_run_with_its_parameters_cut_and_in_files(ranks, corpus, tmp_path, cap
     assert made == [[str(tmp_path)] * 3] * 2, "parameters and two moments on each rank"
     printed = capfd.readouterr().out
     assert printed.count("2 tokens sampled from the model") == 1
-    (columns,) = (line for line in printed.splitlines() if line.startswith("ranks") and "far memory" in line)
+    (columns,) = (line for line in printed.splitlines() if line.startswith("ranks") and "offloaded" in line)
     assert "activations" in columns and "NOT" not in printed
 
 

@@ -32,7 +32,7 @@ PLANS = {
     "interleaved": (4, case(2), Plan(2, "interleaved", 2)),
     "a V, split backward": (2, case(), Plan(2, "zb-v")),
     "replicas": (4, case(), Plan()),
-    "ZeRO-1, far": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
+    "ZeRO-1, offloaded": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
     "ZeRO-3": (2, case(), Plan(zero_stage=3)),
 }
@@ -55,7 +55,7 @@ def observing_changes_nothing(group, of, plan):
 
 
 @pytest.mark.parametrize("name, model", every_other_deep([
-    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL), ("ZeRO-1, far", BERT)]))
+    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL), ("ZeRO-1, offloaded", BERT)]))
 def test_observing_changes_nothing(ranks, name, model):
     n, of, plan = PLANS[name]
     ranks.run(n, observing_changes_nothing, replace(of, model=model), plan)

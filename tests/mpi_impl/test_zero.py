@@ -1,4 +1,4 @@
-"""ZeRO on ranks: who owns what, what is whole and for how long, and that far memory changes nothing.
+"""ZeRO on ranks: which rank owns what, what is materialized and for how long; offloading changes nothing.
 
 That every stage trains as one process does is the main theorem's business (test_training.py).
 """
@@ -217,9 +217,9 @@ def test_each_rank_owns_its_part(ranks, stage, offload, d):
         segment.slice.stop - segment.slice.start for segment in found[0][3])
     for _, _, held, _ in found:
         parameters, gradients, moments = (8 * size // (d if stage >= least else 1) for least in (3, 2, 1))
-        far = (parameters if stage == 3 else 0) + 2 * moments if offload else 0
-        near = 0 if offload and stage == 3 else parameters
-        assert held[:4] == (near, gradients, 0 if offload else 2 * moments, far)
+        offloaded = (parameters if stage == 3 else 0) + 2 * moments if offload else 0
+        resident = 0 if offload and stage == 3 else parameters
+        assert held[:4] == (resident, gradients, 0 if offload else 2 * moments, offloaded)
 
 
 def what_it_owns(group, case, plan):
@@ -251,17 +251,18 @@ def parameters_of_steps(group, case, plan):
         return found
 
 
-# ---- far memory -----------------------------------------------------------------------------------------------------
+# ---- offloading -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("t, p, d, stage", every_other_deep(
     (*place, stage) for place in [(1, 1, 3), (2, 1, 2), (1, 2, 2)] for stage in (1, 2, 3)))
-def test_far_shards_change_nothing(ranks, tmp_path, stage, t, p, d):
+def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
     """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
     case = Case(t, model(), 1, 4, seed=4)
-    near, far, filed = (ranks.run(t * p * d, two_steps, case, Plan(p, zero_stage=stage, cpu_offload=offload), folder)
-                        for offload, folder in ((False, None), (True, None), (True, str(tmp_path))))
-    for mine, other, third in zip(near, far, filed):
+    resident, in_host_memory, in_files = (
+        ranks.run(t * p * d, two_steps, case, Plan(p, zero_stage=stage, cpu_offload=offload), folder)
+        for offload, folder in ((False, None), (True, None), (True, str(tmp_path))))
+    for mine, other, third in zip(resident, in_host_memory, in_files):
         assert mine.keys() == other.keys() == third.keys()
         for name, value in mine.items():
             assert np.array_equal(value, other[name]) and np.array_equal(value, third[name]), name
