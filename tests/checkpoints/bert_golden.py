@@ -42,7 +42,9 @@ def golden_batch(heads) -> Any:
 
 
 def made_by_transformers(name: str, choices: dict) -> dict:
-    """config.json; the tensors' names and shapes; logits, losses, and each gradient times its direction."""
+    """Compute the golden entry of one kind of model: config.json, the tensors' names and shapes, logits, losses, and
+    each gradient's inner product with its direction.
+    """
     import torch
     import transformers
 
@@ -88,7 +90,9 @@ def computed(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str
 
 
 def check_loss(model, out, batch, loss: float) -> None:
-    """That of a BERTBatch is what transformers itself calls the loss, where something is to be predicted."""
+    """Check that our loss of a BERTBatch is the loss that transformers itself reports, where there is a token to
+    predict.
+    """
     import torch
 
     if isinstance(batch, ChoiceBatch) or not batch.weights.any():

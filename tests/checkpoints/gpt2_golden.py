@@ -21,7 +21,7 @@ TOKENS = [[3, 1, 4, 1, 5], [2, 6, 5, 3, 5], [9, 7, 9, 3, 2], [10, 8, 4, 6, 0]]
 
 
 def numbers(what: str, shape) -> np.ndarray:
-    """float64 [shape], between -1 and 1; others for every name, and no two alike."""
+    """Return float64 [shape], distinct numbers between -1 and 1 that depend on the name."""
     phase = zlib.crc32(what.encode()) / 2**32
     return np.sin(1000 * phase + (1 + phase) * np.arange(prod(shape))).reshape(shape)
 
@@ -31,12 +31,14 @@ def weight(name: str, shape) -> np.ndarray:
 
 
 def direction(name: str, shape) -> np.ndarray:
-    """A gradient times this is one number, which no other gradient is likely to give."""
+    """Return an array whose inner product with a gradient is a number that no other gradient is likely to give."""
     return numbers(f"direction of {name}", shape)
 
 
 def made_by_transformers(kind: dict) -> dict:
-    """config.json; the tensors' names and shapes; logits, loss, and each gradient times its direction."""
+    """Compute the golden entry of one kind of model: config.json, the tensors' names and shapes, logits, the loss, and
+    each gradient's inner product with its direction.
+    """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 

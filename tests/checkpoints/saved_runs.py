@@ -30,7 +30,7 @@ class Run(NamedTuple):
         return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
 
     def samples(self, step: int):
-        """The global batch of a step."""
+        """Return the global batch of a step."""
         return self.case.batch(str(step), self.batch)
 
     def step(self, trainer: Trainer):
@@ -52,7 +52,7 @@ def states(trainer: Trainer) -> States:
 
 
 def joined(everyone: list[States], state: str, replica: int = 0):
-    """The whole model's, of one replica."""
+    """Return this state of the whole model, from the ranks of one replica."""
     stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
               for stage in range(1 + max(found.place.pipeline for found in everyone))]
     parts = [join([found.views[state] for found in stage], stage[0].tensors) for stage in stages]

@@ -24,7 +24,7 @@ def options(folder, more=""):
 
 
 def config(model_type="bert", **change):
-    """A small one, as transformers writes it."""
+    """Return the configuration of a small model, as transformers writes it, with some changes."""
     return {"model_type": model_type, "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4,
             "vocab_size": 11, "max_position_embeddings": 6, "intermediate_size": 32, "hidden_act": "gelu",
             "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "layer_norm_eps": 1e-12,

@@ -62,7 +62,7 @@ def golden(kind):
 
 @pytest.fixture
 def folder(golden, tmp_path):
-    """The golden model, as transformers saves it."""
+    """Write the golden model as transformers saves it; return its folder."""
     return write_model(tmp_path / "model", golden["config"], weights_of(golden))
 
 
@@ -141,7 +141,7 @@ def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, model, tmp_path
 
 @st.composite
 def runs(draw, architectures):
-    """Any model that transformers has, of ragged sizes, on any ranks, and a case of it."""
+    """Draw a model of an architecture that transformers has, of ragged sizes, a case of it, and its ranks."""
     case = draw(cases(sizes=st.sampled_from([1, 2, 3, 4]), architectures=architectures, hidden_dropout=0.0,
                       attention_dropout=0.0, position_embedding_type="learned_absolute", rotary_percent=1.0))
     if case.model.architecture == "gpt":

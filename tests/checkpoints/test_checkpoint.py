@@ -47,7 +47,7 @@ def plans(draw, t, p, d, most):
 
 @st.composite
 def pairs(draw):
-    """The same model and batches on two topologies."""
+    """Draw two runs of the same model and batches on two topologies."""
     (t1, p1, d1), (t2, p2, d2) = one, other = [draw(st.sampled_from(places()), "t, p, d") for _ in range(2)]
     heads, layers = lcm(t1, t2), max(p1, p2) + draw(st.integers(0, 2), "more layers")
     case = draw(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=layers, num_attention_heads=heads,
@@ -82,7 +82,7 @@ def test_one_topology_after_the_other(ranks, i):
 
 
 def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
-    """All states are there to the bit, on every replica; and one more step is one process's."""
+    """Check that a run loads another's states to the bit, on every replica, and that one more step is one process's."""
     with tempfile.TemporaryDirectory() as root:
         saved = ranks.run(one.n, train_and_save, one, root, steps)
         after = ranks.run(other.n, load_and_train, other, root)
@@ -104,7 +104,7 @@ def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
 
 @st.composite
 def resumed(draw):
-    """A run of any precision, whose loss scale moves if it has one."""
+    """Draw a run of any precision, with a loss scale that moves if it has one."""
     run = draw(pairs())[0]
     scaling = LossScaling(initial_loss_scale=2.0**draw(st.integers(0, 40), "scale"), loss_scale_window=2, hysteresis=1)
     formats = [Precision(name) for name in ("float64", "float32", "bfloat16")]
@@ -112,7 +112,9 @@ def resumed(draw):
 
 
 def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
-    """The states of each rank are bitwise identical. The second trainer begins with other weights than the first."""
+    """Check that a resumed and an uninterrupted run have bitwise identical states on each rank. The resumed trainer's
+    states begin with other values.
+    """
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         through, before, after = run.trainer(topology), run.trainer(topology), run.trainer(topology)
         for _ in range(steps):

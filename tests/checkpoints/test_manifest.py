@@ -22,7 +22,7 @@ FIRST = "parameters-00000.safetensors"
 
 @pytest.fixture(scope="module")
 def saved(ranks, tmp_path_factory):
-    """A checkpoint of SMALL after its first step. Tests work on copies."""
+    """Save SMALL after its first step; return the folder, of which tests change copies."""
     root = tmp_path_factory.mktemp("saved")
     ranks.run(2, train_and_save, SMALL, root)
     return root
@@ -39,7 +39,7 @@ def seal_again(root: Path, change) -> None:
 
 
 def put(keys, value, content) -> None:
-    """content[keys[0]][keys[1]]... = value; or, if the value is None, it is left out."""
+    """Set content[keys[0]][keys[1]]... to a value, or delete it if the value is None."""
     *path, last = keys
     for key in path:
         content = content[key]
@@ -145,7 +145,7 @@ def test_elements_of_another_format_are_not_read_as_weights(ranks, saved, tmp_pa
 
 @st.composite
 def tilings(draw):
-    """An array's shape, and boxes that tile it: it is cut in two again and again, along whichever axis."""
+    """Draw an array's shape, and boxes that tile it: split a random box in two along a random axis, several times."""
     shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
     found = [tuple(slice(0, length) for length in shape)]
     for _ in range(draw(st.integers(0, 8))):

@@ -28,7 +28,7 @@ from tests.training_theorems import connected
 
 @pytest.fixture(scope="module")
 def saved(ranks, tmp_path_factory):
-    """A checkpoint of SMALL after its first step. Tests work on copies."""
+    """Save SMALL after its first step; return the folder, of which tests change copies."""
     root = tmp_path_factory.mktemp("saved")
     ranks.run(2, train_and_save, SMALL, root)
     return root
@@ -40,7 +40,7 @@ def copy(saved, tmp_path):
 
 
 def load_says(ranks, run: Run, root) -> str:
-    """The sentence with which a load is refused; "" if it loads."""
+    """Return the sentence with which a load is refused; "" if it loads."""
     return ranks.run(run.n, refusal, load_and_train, run, root, 0)[0]
 
 
@@ -187,9 +187,10 @@ class Failing:
 
 
 def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException) -> list[str]:
-    """A good checkpoint of step 1; then step 2 is saved, and in turn each operation of a rank fails, until none does.
+    """Save a good checkpoint of step 1. Then save step 2 repeatedly; each time another of a rank's operations on files
+    fails, until none does. After each failure the last good checkpoint must load.
 
-    After each failure the last good checkpoint loads -> what every failed save said, of those that did not kill.
+    Return the message of every failed save that did not kill the rank.
     """
     root, said = str(root), []
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
@@ -241,7 +242,9 @@ def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
 
 
 def save_in_little_room(group, run: Run, root) -> tuple[str, str]:
-    """The last rank cannot write more than a few bytes to a file, really -> what it says, and what then is there."""
+    """Save where the system lets the last rank write at most 2,000 bytes to a file. Return the error's message, and the
+    names of the files that are left.
+    """
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         trainer.iteration = 2

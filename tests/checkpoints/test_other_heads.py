@@ -22,7 +22,7 @@ from tests.training_theorems import Plan, connected
 
 @st.composite
 def fine_tunings(draw):
-    """A BERT with some heads on some ranks, and with the same or others on others; the second's seed is another."""
+    """Draw two runs of a BERT, each with heads and ranks of its own; the second has another seed."""
     found, both = [], [draw(st.sampled_from(places(6)), "t, p, d") for _ in range(2)]
     a, layers = lcm(*(t for t, _, _ in both)), max(p for _, p, _ in both)
     case = draw(cases(sizes=st.just(1), architectures=("bert",), num_layers=layers, num_attention_heads=a,

@@ -1,4 +1,4 @@
-"""Where the tests of this folder compute: on the GPUs of this machine with `--cuda`, else in the emulation."""
+"""The device of this folder's tests: the GPUs of this machine with `--cuda`, else an emulation."""
 import os
 from contextlib import contextmanager
 
@@ -30,7 +30,7 @@ def gpu(rank: int = 0):
 
 
 def put(x):
-    """A copy of a host array on the device. None is None."""
+    """Return a copy of a host array on the device; None for None."""
     if x is None:
         return None
     if REAL:

@@ -1,4 +1,4 @@
-"""What the tests of labs share."""
+"""Fixtures that the tests of labs share."""
 import pytest
 
 from grading import checks

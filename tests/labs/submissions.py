@@ -15,12 +15,12 @@ SEED = "a seed that the answers of these tests do not know"
 
 @cache
 def solution(lab: str):
-    """The instructor's notebook of `lab1_collectives`, say."""
+    """Return the instructor's notebook of a lab, for example of `lab1_collectives`."""
     return notebook_of(Path(LABS / f"{lab}.py"))
 
 
 def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
-    """The marks, by check, of a solution in which these answers are others. The ranks go on for the next one."""
+    """Return the marks, by check, of the solution with these answers replaced. The ranks go on for the next call."""
     CURRENT.clear()
     CURRENT.update(answers_of(solution(lab)))
     assert not set(answers) - set(CURRENT), "there is no such answer"
@@ -30,7 +30,7 @@ def marks_of(lab: str, seed: str = SEED, **answers: str) -> dict[str, Mark]:
 
 
 def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[str, Mark]:
-    """The same with the numbers that checks draw in a notebook, and without hidden tests, or with them."""
+    """Return the marks in a notebook: with the numbers that checks draw there, with or without the hidden tests."""
     seen = deepcopy(solution(lab))
     for cell in seen.cells:
         cell.source = cell.source if hidden else HIDDEN.sub("", cell.source)
@@ -40,21 +40,22 @@ def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[
 
 
 def changed(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
-    """The solution of an answer with a mistake planted: `old` must stand in it once."""
+    """Return an answer's solution with a planted mistake: `new` replaces `old`, which must occur once."""
     source = answers_of(solution(lab))[answer]
     assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {answer}"
     return {answer: source.replace(old, new)}
 
 
 def lost(found: dict[str, Mark]) -> set[str]:
-    """The checks that gave no points."""
+    """Return the names of the checks that did not give all their points."""
     return {name for name, mark in found.items() if mark.points < mark.of}
 
 
 def assert_loses(lab: str, mistake: str, answer: str, old: str, new: str, checks: set[str], words: str) -> None:
-    """With this mistake planted those checks give no points, and say in one of these words ("a|b") what is wrong.
+    """Assert that with this planted mistake exactly these checks lose points, and that their messages contain one of
+    these phrases ("a|b").
 
-    Of a mistake that is named "... (hidden)", what students see passes.
+    If the mistake is named "... (hidden)", the part of the checks that students see must pass.
     """
     found = marks_of(lab, **changed(lab, answer, old, new))
     assert lost(found) == checks

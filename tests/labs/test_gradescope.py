@@ -34,7 +34,7 @@ WRONG = notebook(answer_cell("one", "def one():\n    return 2"))
 
 @pytest.fixture
 def graded(monkeypatch, tmp_path):
-    """`graded(submission)` -> results.json, whether it is handed in as a file or in a folder."""
+    """Return a function that grades a submission, handed in as a file or in a folder, and returns results.json."""
     monkeypatch.setattr(checks, "SANDBOX", Sandbox(1))
     (tmp_path / "submission").mkdir()
     nbformat.write(SOURCE, tmp_path / "lab.ipynb")

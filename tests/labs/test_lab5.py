@@ -68,7 +68,7 @@ def test_receive_compute_send_hangs_and_the_circle_is_told():
 
 
 def changed_from(start, body):
-    """`play` with this body instead of its own from the line that starts so."""
+    """Return the answer `play` with this body in place of its own from the line on that begins with `start`."""
     source = changed(LAB, "play", start, start)["play"]
     return {"play": source[:source.index(start)] + body}
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     
 
 
 def converted(kind, course):
-    """A step of nbgrader for all students. -> what it said."""
+    """Run a step of nbgrader for all students; return its log."""
     config = PyFileConfigLoader("nbgrader_config.py", path=str(course)).load_config()
     config.CourseDirectory.root, config.CourseDirectory.assignment_id = str(course), LAB
     outcome = capture_log(kind(coursedir=CourseDirectory(config=config), config=config))
@@ -37,7 +37,9 @@ def converted(kind, course):
 
 
 def with_oddities(solution, marker):
-    """The solution with cells twice, renamed, gone, of old metadata, and more; one leaves a trace if it is run."""
+    """Return the solution with duplicated, renamed and missing cells, old metadata and more; one cell makes the file
+    `marker` if it is run.
+    """
     cells = [json.loads(json.dumps(cell)) for cell in solution.cells]
     kept = [cell for cell in cells if not cell["metadata"].get("nbgrader", {}).get("grade")]
     for cell in kept:
@@ -63,7 +65,7 @@ def noted(seeds, function, *args):
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A course whose students have handed in all kinds of things, graded, with feedback."""
+    """Make a course whose students hand in all kinds of files; grade it and write feedback."""
     folder = tmp_path_factory.mktemp("courses") / "course"
     make_course(folder, labs()[:1])
     solution = (folder / "source" / LAB / FILE).read_text()
@@ -86,7 +88,7 @@ def course(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grades(course):
-    """By nbgrader's own command, which also shows that it takes the configuration."""
+    """Export the grades with nbgrader's own command, which shows that it accepts the configuration."""
     done = subprocess.run([sys.executable, "-m", "nbgrader", "export"], cwd=course, capture_output=True, text=True,
                           timeout=120)
     assert done.returncode == 0, done.stderr

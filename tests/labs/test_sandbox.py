@@ -32,7 +32,7 @@ def hidden(tmp_path_factory):
 
 
 def failure(sandbox, body: str, n: int | None = 2, limit: float = 5.0) -> str:
-    """What the author of this answer is told."""
+    """Return the message that the author of this answer gets."""
     source = "def f(*group):\n    import os, sys\n" + "".join(f"    {line}\n" for line in body.strip().splitlines())
     with pytest.raises(AnswerFailed) as failed:
         sandbox.run({"f": source}, "f", (), n, OPERATIONS, limit)

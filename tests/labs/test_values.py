@@ -1,4 +1,6 @@
-"""What travels between checks and answers arrives as it was; nothing else travels, and no bytes can do harm."""
+"""The values that travel between checks and answers: they arrive unchanged, no other types travel, and no bytes can do
+harm.
+"""
 import json
 import pickle
 from contextlib import suppress

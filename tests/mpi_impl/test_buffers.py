@@ -1,4 +1,4 @@
-"""Where a rank's part of a flat buffer is: whoever loads, changes and stores finds the same numbers everywhere."""
+"""The places of a rank's shard of a flat buffer: loading, changing and storing give the same numbers in all of them."""
 import gc
 import os
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_a_file_has_its_room_on_the_disk_from_the_start(tmp_path):
 
 
 def open_files(folder) -> int:
-    """Of this folder, with a name or without."""
+    """Count this process's open files in this folder, with or without a name."""
     found = 0
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):     # the one that lists them

@@ -16,7 +16,7 @@ STREAMS = st.sampled_from(["compute", "communication"])
 
 @st.composite
 def recorded(draw):
-    """One rank's slices: no two of a stream overlap, though they may touch; times are whole microseconds."""
+    """Draw one rank's slices. Slices of a stream may touch but never overlap; times are whole microseconds."""
     now, slices = {"compute": 0, "communication": 0}, []
     for stream, (name, kind), pause, length in draw(st.lists(st.tuples(
             STREAMS, NAMES, st.integers(0, 5), st.integers(0, 10**6)), max_size=8)):

@@ -1,4 +1,4 @@
-"""What ranks send is told apart: what stays inside hosts, and what crosses between them; and split groups are seen."""
+"""Traffic inside hosts and between them, counted apart, and the notice about groups that several hosts share."""
 from collections import Counter
 
 import numpy as np
@@ -16,7 +16,7 @@ BYTES = 8       # of an element
 
 
 def messages(operation: str, n: int, elements: int, root: int = 0):
-    """Every message (source, target, bytes) of a collective over n ranks in a ring, played step by step."""
+    """Return every message (source, target, bytes) of a collective that n ranks play in a ring, step by step."""
     if operation == "broadcast":
         return [((root + i) % n, (root + i + 1) % n, BYTES * elements) for i in range(n - 1)]
     rounds = 2 if operation == "all_reduce" else 1      # to add up, and to hand out
@@ -58,7 +58,9 @@ def test_hosts_that_are_filled_have_one_edge_out_and_one_in(hosts, each, element
 
 
 def everything(group, hosts):
-    """Every operation once over a group whose ranks are placed so -> by operation the bytes inside, and between."""
+    """Perform every operation once over a group whose ranks are on these hosts. Return the bytes inside hosts and
+    between them, by operation.
+    """
     placed = Hosts(dict(enumerate(hosts)), tuple(f"node{host}" for host in range(max(hosts) + 1)))
     apart = Group(group.comm, group.name, Instruments(hosts=placed))
     n, rank = group.size, group.rank

@@ -63,7 +63,7 @@ class Posted:
 
 
 def gradients_of(case, stage, bucket_size, uses, group):
-    """Of a whole model, and its units by name."""
+    """Return the gradients of a whole model under a ZeRO stage, and their units by name."""
     tensors = model_tensors(case.model)
     layout = Layout(tensors, 1, bucket_size, group.size if stage else 1)
     ours = STAGES[stage](layout, group, uses, np.empty(0))
@@ -132,7 +132,9 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
 
 
 def interleaved(names, random):
-    """('take', name) and ('contribute', name) for each: in the order of the names, and each take some time before."""
+    """Return the events ('take', name) and ('contribute', name) in a random order: names are taken from last to first,
+    and each is taken before it is contributed.
+    """
     events, untaken, waiting = list[tuple[str, str]](), list(names), list[str]()
     while untaken or waiting:
         if untaken and (not waiting or random.random() < 0.6):
@@ -196,7 +198,7 @@ def sums_are_right(group, stage, case, size, m, uses):
 
 
 def add_draws(views, case, what):
-    """To each array of a tree."""
+    """Add random numbers to each array of a tree."""
     def add(view):
         view += case.array(what, *view.shape)
 
@@ -239,7 +241,9 @@ def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stag
 
 
 def order_of_a_step(group, case, plan):
-    """What this rank did in a step: backwards of a layer, weight gradients, and sums over replicas as they began."""
+    """Return the order of this rank's events in a step: backwards of layers, weight gradients, and sums over replicas
+    as they are posted.
+    """
     events = []
 
     def recorded(event, function):

@@ -52,7 +52,9 @@ run(pretrain_gpt.main)
 
 @pytest.fixture
 def job(tmp_path):
-    """job(n, options, rank, fate, moment, limit, bare): the job that has met it, after the promises that all keep."""
+    """Return a function that runs a job in which a rank meets a fate, checks what every such job must satisfy, and
+    returns the ended job.
+    """
     write_indexed(tmp_path / "tokens", [np.arange(5000) % 20], 21)
     (tmp_path / "program.py").write_text(PROGRAM)
 
@@ -72,7 +74,7 @@ def job(tmp_path):
 
 
 def to_its_end(line) -> subprocess.CompletedProcess:
-    """A job that hangs is ended, and so are its ranks, and the test fails."""
+    """Run a job to its end. If it hangs, end it and its ranks, and fail."""
     with subprocess.Popen(line, env=environment(OPEN_MPI_SETTINGS), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as process:
         try:
@@ -83,7 +85,7 @@ def to_its_end(line) -> subprocess.CompletedProcess:
 
 
 def alive(file: Path) -> bool:
-    """Whether the rank that left this file is there; it has a moment to go, of which Open MPI takes some seconds."""
+    """Wait up to 10 seconds for the end of the rank that left this file: Open MPI takes some. Report whether it lives."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -173,7 +175,7 @@ CHECKPOINT, FILES = "mpi_impl.checkpoints.checkpoint", "mpi_impl.checkpoints.on_
 
 @pytest.fixture
 def saved(job, ranks, tmp_path):
-    """A folder with a checkpoint of iteration 1, for jobs on other ranks."""
+    """Save a checkpoint of iteration 1, for jobs on other ranks; return its folder."""
     ranks.run(1, pretrain, ["--data-path", f"{tmp_path}/tokens", *OPTIONS, "--exit-interval", "1", "--save",
                             f"{tmp_path}/D"])
     return tmp_path / "D"

@@ -219,7 +219,9 @@ def test_posted_collectives_are_the_textbooks(ranks, n, posts, length, dtype, wr
 
 
 def posted_collectives(group, posts, length, dtype, wrap, seed):
-    """In place, what this rank gives to a gathering, or gets of a sum, is a part of the whole array."""
+    """Post collectives, and check their results and which part of the whole array they change: in place, a rank's input
+    of an all-gather, or its output of a reduce-scatter, is a view into that array.
+    """
     rng, n, rank, waiting = np.random.default_rng(seed), group.size, group.rank, []
     parts = [slice(r * length, (r + 1) * length) for r in range(n)]
     for i, (operation, in_place) in enumerate(posts):
@@ -310,7 +312,7 @@ def test_halves_are_added_up_in_float32_in_the_order_of_ranks_and_rounded_once(r
 
 
 def same_halves(found, expected):
-    """The same bits, but that one not-a-number is like another."""
+    """Assert that two arrays have the same bits; any not-a-number equals any other."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     number = ~np.isnan(expected.astype(np.float32))
     assert (np.isnan(found.astype(np.float32)) == ~number).all()

@@ -39,14 +39,14 @@ def halves(seed, name, *shape):
 
 
 def in_float64(value):
-    """Of an array, or of each in a tuple."""
+    """Return an array, or each of a tuple's, in float64."""
     if type(value) is tuple:
         return tuple(map(in_float64, value))
     return value.astype(np.float64) if is_half(value) else value
 
 
 def rounds_once(name, result, float32):
-    """The result is what float32 kernels give, rounded. -> the result."""
+    """Assert that a result is the float32 kernels' result, rounded once; return it."""
     assert result.dtype == dtype_of(name) and float32.dtype == np.float32
     np.testing.assert_array_equal(result, float32.astype(result.dtype))
     return result
@@ -253,7 +253,7 @@ class HalfCase(Case):
         return tree_map(lambda x: x.astype(dtype_of(self.name)).astype(np.float64), super().params(tensors))
 
     def on_a_rank(self, x, wrap=theorems.as_is):
-        """What the textbook has in float64, in halves; ids, and the gradients' buffer, as they are."""
+        """Return the textbook's float64 numbers in 16 bits; return ids and the gradients' buffer as they are."""
         return wrap(x.astype(dtype_of(self.name)) if x.dtype == np.float64 else x)
 
     def bound(self, roundings):
@@ -267,8 +267,8 @@ def half_cases(draw, **model_choices):
 
 
 def smooth_cases():
-    """Where what rounding did is not magnified: by a layer norm, if a position's elements are nearly alike, as two or
-    four may be; by ReLU, if rounding has changed a sign.
+    """Return cases in which rounding errors are not magnified. A layer norm magnifies them if a position's two or four
+    elements are nearly equal; ReLU does if rounding changes a sign.
     """
     return st.sampled_from(["gelu", "gelu_exact"]).flatmap(
         lambda activation: half_cases(hidden_size=16, rotary_percent=1.0, activation=activation))
@@ -304,7 +304,7 @@ def test_every_array_of_a_layer_is_of_halves(ranks, case):
 
 
 def only_halves(group, case):
-    """But what is small (1 / std), masks and ids; and gradients."""
+    """Check that everything is in 16 bits but small statistics (1 / std), masks, ids and gradients."""
     c, dtype = case.model, dtype_of(case.name)
     share = theorems.Share(group, block_tensors(c), case.params(block_tensors(c)), case, case.on_a_rank)
     y, cache = block_forward(share.outside(case.x()), share.p, c, share.region,

@@ -58,7 +58,7 @@ def any_topology(draw: random.Random) -> Topology:
 
 
 def saved(root: Path) -> int:
-    """The last iteration that was."""
+    """Return the last saved iteration; 0 if there is none."""
     return tracked(str(root)) or 0
 
 
@@ -75,7 +75,7 @@ class Job:
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def processes(self) -> dict[int, bool]:
-        """Those that live, by pid, and whether each is a rank."""
+        """Return the pids of the job's living processes; each is mapped to whether it is a rank."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
@@ -100,7 +100,9 @@ class Job:
         return number if killed else 0
 
     def end(self, limit: float) -> tuple[int, str]:
-        """-> its status and what it said, after the promise that all ends keep: soon nothing is left of it."""
+        """Wait for the job's end, and check that no process and no shared memory of it is left. Return its status and
+        stderr.
+        """
         try:
             _, errors = self.launcher.communicate(timeout=limit)
         finally:

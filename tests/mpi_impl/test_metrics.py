@@ -79,7 +79,7 @@ PSI = sum(layout.size for layout in layouts_of_ranks(MODEL, SPLIT))
 
 
 def as_predicted(sizes=SIZES):
-    """A ledger that holds just what the formulas say."""
+    """Return a ledger with exactly the traffic that the formulas predict."""
     ledger = Ledger()
     t, p, d = (getattr(sizes[1], f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "data"))
     members = {"tensor": t, "data": d, "pipeline": p, "embedding": 2, "model": t * p, "world": t * p * d}

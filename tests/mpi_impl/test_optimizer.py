@@ -50,7 +50,7 @@ def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
 
 
 def elements(place):
-    """Where each is, in the buffer and in the shard."""
+    """Return the index in the buffer and the index in the shard of each element."""
     return list(zip(*(range(where.start, where.stop) for where in place[1:]), strict=True))
 
 

@@ -20,7 +20,7 @@ ROUNDS = 2
 
 @st.composite
 def generated(draw, most_ranks):
-    """A schedule of any generator."""
+    """Draw a schedule of any generator."""
     name, p, m = draw(st.sampled_from(sorted(SCHEDULES))), draw(st.integers(1, most_ranks)), draw(st.integers(1, 6))
     if name == "interleaved":
         return interleaved(p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
@@ -29,14 +29,14 @@ def generated(draw, most_ranks):
 
 @st.composite
 def placements(draw, most_ranks):
-    """Any stages on any ranks; some ranks, but not the last, may have none."""
+    """Draw the stages of each rank; some ranks, but not the last, may have none."""
     homes = draw(st.lists(st.integers(0, most_ranks - 1), min_size=1, max_size=9))
     return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
 
 
 @st.composite
 def shuffled(draw, most_ranks):
-    """Any stages on any ranks, in any order."""
+    """Draw a schedule with any stages on any ranks, in any order."""
     return draw(orders(draw(placements(most_ranks)), draw(st.integers(1, 4))))
 
 
@@ -60,7 +60,7 @@ def orders(draw, placement, m):
 
 
 def earlier(action, stages):
-    """What an action needs, of its own stage and of a neighbour."""
+    """Return the actions that must come before an action, of its own stage and of a neighbour."""
     own = {"F": [], "B": ["F"], "I": ["F"], "W": ["I"]}[action.kind]
     need = needs(action, stages)
     return [action._replace(kind=kind) for kind in own] + ([need] if need else [])
@@ -88,13 +88,13 @@ def test_any_schedule_is_played(ranks, play):
 
 
 def said(action, shape, dtype, *run):
-    """What an action gives another stage: like no other's."""
+    """Return the array that an action gives another stage; no two actions give the same."""
     return np.random.default_rng([action.stage, ord(action.kind), action.microbatch, *run]).normal(
         size=shape).astype(dtype)
 
 
 def every_message_arrives(group, schedule, config, shape, dtype, wrap=lambda x: x, host=lambda x: x):
-    """Each compute checks its x, and then destroys it: nobody else may depend on it."""
+    """Check that every action gets its x. Each then overwrites x, on which no other action may depend."""
     with connected(group, config) as topology:
         pipeline, rank, stages = Pipeline(schedule, topology), topology.place.pipeline, schedule.stages
         for run in range(ROUNDS):
@@ -140,7 +140,7 @@ def test_receives_are_posted_early(ranks):
 
 
 def posted_at_each_action(group, schedule):
-    """At each action of this rank: how many receives are posted, and how many it has not waited for yet."""
+    """Return for each action of this rank how many receives are posted, and how many it has yet to wait for."""
     seen = []
     with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
         pipeline = Pipeline(schedule, topology)
@@ -155,7 +155,7 @@ def posted_at_each_action(group, schedule):
 
 
 def most_held(group, schedule):
-    """The most messages that this rank held at once, on their way to others."""
+    """Return the largest number of unfinished sends that this rank held at the same time."""
     held = [0]
     with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
         pipeline = Pipeline(schedule, topology)

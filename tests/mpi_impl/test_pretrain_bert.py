@@ -19,7 +19,7 @@ def text(first):
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Two text files, and the options of a cache of tokens."""
+    """Write two text files; return their paths and the options of a cache of tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, first in (("a", 0), ("b", 1000)):
         (folder / f"{name}.txt").write_text(text(first))

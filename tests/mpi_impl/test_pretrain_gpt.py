@@ -27,7 +27,7 @@ SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A text file, its cache of tokens, and the options that name them."""
+    """Write a text file; return the options that name it and its cache of tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
@@ -218,7 +218,7 @@ def test_it_stops_when_told(ranks, corpus, capfd):
 
 
 def refused(ranks, n, *options) -> str:
-    """The sentence that ends the program on all of n ranks."""
+    """Return the sentence that ends the program on all of n ranks."""
     sentence, *_ = ranks.run(n, refusal, pretrain, list(options), timeout=60)
     return sentence
 

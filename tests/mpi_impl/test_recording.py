@@ -180,7 +180,7 @@ ABOUT = RunFacts(replace(MODEL, position_embedding_type="rope"), OptimizerConfig
 
 @st.composite
 def cut_tensors(draw):
-    """A tensor, and two ways to cut it along an axis, or to copy it, over a few ranks."""
+    """Draw a tensor and two ways to split it along an axis, or to replicate it, over a few ranks."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     whole = np.random.default_rng(draw(st.integers(0, 99))).normal(size=shape)
 

@@ -28,7 +28,7 @@ def corpus(tmp_path_factory):
 
 
 def measured_once(group, program, options):
-    """The run, and how often it measured how fast its ranks multiply."""
+    """Run the program; return how often it measured the ranks' speed of multiplication."""
     with mock.patch("mpi_impl.reports.forecast.multiplications_per_second", return_value=RATE) as measure:
         program(group, options)
     return measure.call_count

@@ -61,9 +61,9 @@ def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d
 
 
 def traced(group, folder, clock, t, p, steps):
-    """Some steps of a small GPT, with an evaluation after each, which is no part of them.
+    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step.
 
-    -> when the last one began, and the panels of the picture.
+    Return when the last step began, and the panels of the picture.
     """
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
     topology = connect(watched, ParallelConfig.for_world(group.size, t, p))

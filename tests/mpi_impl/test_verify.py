@@ -1,4 +1,4 @@
-"""What --verify measures: how far ranks and textbook are apart, each thing relative to what it is made of."""
+"""The measurements of --verify: the differences between the ranks and the textbook, each relative to its own scale."""
 from math import isnan, nan, sqrt
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ class OneProcess(Verifier):
 
 
 def params():
-    """b_qkv is [3, a, d]: of the queries, the keys and the values."""
+    """Return parameters of which one, b_qkv [3, a, d], has the queries', the keys' and the values' biases."""
     return {"w": np.full((4, 5), 0.5), "attention.b_qkv": np.full((3, 1, 2), 0.5)}
 
 
@@ -34,14 +34,16 @@ def grads():
 
 
 def moved(tree, name: str, at, by: float):
-    """A copy of the tree, of which one element is another."""
+    """Return a copy of the tree in which one element differs."""
     tree = tree_map(np.copy, tree)
     tree[name][at] += by
     return tree
 
 
 def differences(loss=(2.0, 2.0), norm=(3.0, 3.0), found_grads=None, found_params=None, skipped=False, **choices):
-    """Of (ranks', textbook's) loss and norm; and of what two replicas have, the second of which may have another."""
+    """Compare two replicas with the textbook, and return the differences. `loss` and `norm` are (the ranks', the
+    textbook's); the second replica's gradients and parameters may be other ones.
+    """
     result = StepResult((loss[0],), nan if skipped else norm[0], RATE)
     verifier = OneProcess(loss[1], norm[1], grads(), params(), **choices)
     return verifier.compare(None, result, [grads(), found_grads or grads()], [params(), found_params or params()])

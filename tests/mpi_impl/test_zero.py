@@ -57,7 +57,7 @@ def trainer_on(topology, case, offload_folder=None):
 
 
 def batch_of(trainer, case, m, step=0):
-    """This replica's m microbatches, and the size of the global batch."""
+    """Return this replica's m microbatches, and the size of the global batch."""
     n = m * trainer.topology.data.size * case.b
     return dealt(trainer, case.b, case.batch(str(step), n)), n
 
@@ -87,12 +87,12 @@ def test_units_are_whole_while_they_are_used(ranks, pipeline, recompute, t, mode
 
 
 def units_come_and_go(group, case, m, plan):
-    """Of a step, and then an evaluation:
+    """Check which units are gathered, and when they are freed, in a step and then in an evaluation.
 
-    Of all that was ever gathered no more is alive than what is counted as whole, and that is two units at most, or the
-    tables of the embedding. While a block is at work the next one is on its way. Each unit is gathered for its forward,
-    for its backward, and where a group of several is computed again for that, the group's last layer excepted; the
-    tables once, for a lookup's backward needs none.
+    Only the units that count as whole are in memory: at most two, or the tables of the embedding. While a block
+    computes, the next one is prefetched. Each unit is gathered for its forward and for its backward. A recomputed group
+    of several layers is gathered once more, all but its last layer. The tables are gathered once, since the backward of
+    a lookup needs none.
     """
     with connected(group, plan.parallel(group.size, case)) as topology, Observed() as observed:
         trainer = trainer_on(topology, case)
@@ -106,7 +106,9 @@ def units_come_and_go(group, case, m, plan):
 
 
 def works_ahead(call):
-    """Of one forward or backward of a stage: at each block's work, its unit is whole, and that of the next block."""
+    """Report whether, in one forward or backward of a stage, each block's unit and the next block's are whole when the
+    block computes.
+    """
     return all(whole == {block, next((other for other, _ in call[i:] if other != block), block)}
                for i, (block, whole) in enumerate(call))
 
@@ -270,7 +272,7 @@ def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
 
 
 def two_steps(group, case, plan, folder):
-    """What they found, and the states after them."""
+    """Return the results of two steps, and the states after them."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer, found = trainer_on(topology, case, folder), {}
         for step in range(2):

@@ -61,7 +61,7 @@ def test_what_moves_is_what_a_real_block_moves(ranks, sequence_parallel):
 
 
 def moved(group, sequence_parallel):
-    """The collectives of a block's forward, and of its backward, but for what is gathered again."""
+    """Return the collectives of a block's forward, and of its backward without the inputs that are gathered again."""
     c = ModelConfig(1, 8, 2, 1, 4, hidden_dropout=0, attention_dropout=0)
     p = initialize_shard(block_tensors(c), 1, np.float64, group.size, group.rank)
     region = REGIONS[sequence_parallel](group)

@@ -16,7 +16,7 @@ TINTED = {tint for pair in TINTS for tint in pair}
 
 
 def drawn(axes, colors):
-    """(row, start, stop, color) of the rectangles in these colours, from left to right in each row."""
+    """Return the rectangles in these colours as (row, start, stop, color), from left to right in each row."""
     found = [(int(patch.get_y()), round(patch.get_x()), round(patch.get_x() + patch.get_width()),
               to_hex(patch.get_facecolor()).upper()) for patch in axes.patches]
     return sorted(one for one in found if one[-1] in colors)

@@ -9,7 +9,7 @@ from tools.notebooks import FOLDER, text_of
 
 
 def shown(name: str) -> str:
-    """All that the stored notebook's cells put out, as text."""
+    """Return the text of all outputs of the stored notebook's cells."""
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     return "\n".join(text_of(output) for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
 

@@ -14,7 +14,7 @@ MOVED = {"model": "7.5B", "t": 4, "p": 4, "d": 8, "v": 2, "m": 16, "zero_stage":
 
 @pytest.fixture
 def drawn(monkeypatch) -> list:
-    """The plans that are drawn, in order; their pictures are bytes of their own."""
+    """Return the list of the plans that are drawn, in order; their pictures are bytes of their own."""
     plans: list = []
 
     def draw(chosen):
