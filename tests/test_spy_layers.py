@@ -101,7 +101,7 @@ def test_the_rest_of_the_textbook(case):
 
 
 def on_the_device(case, tensors):
-    """Parameters, whole; and the shards of them on the device."""
+    """Return the whole parameters, and their shards on the device."""
     p = case.params(tensors)
     return p, split(tree_map(SpyArray, p), tensors, case.t)
 

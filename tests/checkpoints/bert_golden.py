@@ -28,7 +28,7 @@ HEADS = {"BertForPreTraining": ("lm", "sop"), "MegatronBertForPreTraining": ("lm
 
 
 def golden_batch(heads) -> Any:
-    """Four samples of up to six tokens, or four questions: with two pieces of text, with masks and with padding."""
+    """Return four samples of up to six tokens, or four questions, with two segments, masks and padding."""
     b, s = 4 * (CHOICES if "choice" in heads else 1), 6
     row, column = np.arange(b)[:, None], np.arange(s)[None]
     lengths = 6 - np.arange(b) % 3

@@ -68,7 +68,7 @@ def loaded(run: Run, topology, folder) -> Trainer:
 
 
 def computed(group, run: Run, folder, batch) -> Found:
-    """Logits, losses and gradients, of a batch that is dealt in microbatches of one sample."""
+    """Return a rank's logits, losses and gradients of a batch, dealt in microbatches of one sample."""
     with connected(group, run.parallel()) as topology:
         trainer = loaded(run, topology, folder)
         size = len(batch.tokens) // sequences_of(run.model)

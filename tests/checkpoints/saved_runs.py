@@ -73,7 +73,7 @@ def train_and_save(group, run: Run, root, steps: int = 1) -> States:
 
 
 def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list, States]:
-    """States after loading, the results of some steps, and the states after them."""
+    """Return the states after loading, the results of some steps, and the states after them."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         checkpoint.load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))

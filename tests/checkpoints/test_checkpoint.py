@@ -181,7 +181,9 @@ def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run)
 
 
 def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, int]:
-    """Bytes, at most, beside what is held -> of the save, of the load; of the largest part of a tensor, of a state."""
+    """Return the peak bytes that a save and a load allocate, and the bytes of the rank's largest piece and of one of
+    its states.
+    """
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         trainer.iteration = 1

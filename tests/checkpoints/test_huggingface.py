@@ -185,7 +185,7 @@ def bytes_at_once(group, argv, folder, architecture="gpt") -> tuple[int, int, in
 
 
 def changed(**change):
-    """Other tensors in the file; None for one that is not there."""
+    """Return a function that changes tensors in the file of a folder, and removes those that are None."""
     def write(folder: Path):
         tensors = load_file(folder / WEIGHTS) | {name.replace("_at_", "."): x for name, x in change.items()}
         save_file({name: x for name, x in tensors.items() if x is not None}, folder / WEIGHTS)
@@ -277,7 +277,7 @@ def test_a_file_that_one_rank_cannot_read_ends_all(ranks, folder, tmp_path):
 
 
 def loaded_by_some(group, argv, other):
-    """Rank 2 looks for the files in another folder than the others do."""
+    """Load the model on all ranks, on rank 2 from another folder than on the others."""
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
         trainer = Trainer(ModelState(settings.model(11), topology, 1, settings.precision), settings.optimizer)

@@ -60,7 +60,7 @@ def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair):
 
 
 def begun(group, run: Run, root):
-    """States after loading, what was missing, the counters, and the first step's result."""
+    """Return the states after loading, the missing tensors, the counters, and the first step's result."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         missing = checkpoint.load_weights(trainer, str(root), group.broadcast_object(

@@ -29,7 +29,8 @@ PLACES = [(1, ""), (2, f"{T} 2"), (3, f"{T} 3 --make-vocab-size-divisible-by 1")
 
 
 def random_model(transformers, shape, seed):
-    """Large weights, biases and gains, too, so that nothing is small enough to be wrong unseen; no dropout."""
+    """Return a model without dropout whose weights, biases and gains are so large that an error in any of them shows.
+    """
     import torch
 
     torch.manual_seed(seed)

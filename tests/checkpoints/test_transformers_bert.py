@@ -25,7 +25,7 @@ def transformers():
 
 
 def random_model(transformers, model: ModelConfig, seed: int):
-    """Large weights, biases and gains, too, so that nothing is small enough to be wrong unseen."""
+    """Return a model whose weights, biases and gains are so large that an error in any of them shows."""
     import torch
 
     torch.manual_seed(seed)

@@ -35,7 +35,7 @@ def test_logits_are_those_of_the_whole_prefix(ranks, placed, data):
 
 
 def drawn_pieces(n, data) -> list[int]:
-    """Sizes that add up to n."""
+    """Draw sizes that add up to n."""
     pieces = []
     while sum(pieces) < n:
         pieces.append(data.draw(st.integers(1, n - sum(pieces))))

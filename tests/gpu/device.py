@@ -16,9 +16,9 @@ needs_a_gpu = pytest.mark.skipif(not REAL, reason="needs a GPU: ./run.sh test-cu
 
 @contextmanager
 def gpu(rank: int = 0):
-    """Device arrays have kernels. A rank takes the GPU of its number; where there are more ranks than GPUs, they share.
+    """Give device arrays kernels; yield the function that copies an array to the device.
 
-    -> what makes an array there of one on the host
+    A rank takes the GPU of its number. Where there are more ranks than GPUs, they share them.
     """
     if REAL:
         import cupy

@@ -33,7 +33,7 @@ THREADS = 64        # of a block: two warps
 
 @contextmanager
 def gpu():
-    """Spies have kernels."""
+    """Give spies kernels for the duration of the `with` block."""
     modules = {"cupy": FakeCupy(), "cupy_backends": ModuleType("cupy_backends"), "cupy.cuda": FakeCupy.cuda,
                "cupy.cuda.device": FakeCupy.cuda.device, "cupy_backends.cuda": ModuleType("cuda"),
                "cupy_backends.cuda.libs": FakeLibraries(), "cupy_backends.cuda.libs.cublas": FakeCublas}
@@ -87,7 +87,7 @@ def library(form: str) -> ctypes.CDLL:
 
 @cache
 def compiled_function(kernel: str, form: str):
-    """Stands for launcher.function."""
+    """Return an emulated kernel, as launcher.function returns a compiled one."""
     _, name = kernel.split(".")
     start, sizes = (getattr(library(form), f"{what}_{name}") for what in ("start", "sizes"))
     out = (ctypes.c_int * 64)()

@@ -25,7 +25,7 @@ def messages(operation: str, n: int, elements: int, root: int = 0):
 
 
 def counted(sent, host_of) -> tuple[float, float]:
-    """Bytes inside hosts, and between them."""
+    """Sum the bytes sent inside hosts, and those sent between them."""
     found = Counter[bool]()
     for source, target, size in sent:
         found[host_of[source] != host_of[target]] += size
@@ -33,7 +33,7 @@ def counted(sent, host_of) -> tuple[float, float]:
 
 
 def parts(ledger: Ledger, entry: Entry) -> tuple[float, ...]:
-    """Bytes of one rank, inside hosts and between them, as a report has them."""
+    """Return one rank's bytes inside hosts and between them, as a report gives them."""
     return inside_and_between(Line(entry, ledger.totals[entry], None, bytes_between_hosts(ledger, entry)))
 
 

@@ -71,7 +71,7 @@ def gradients_of(case, stage, bucket_size, uses, group):
 
 
 def contributions(units, m, uses, random):
-    """Names of units, in some order: each as often as m microbatches contribute to it."""
+    """Return the units' names in a random order, each as many times as m microbatches contribute to it."""
     names = [name for name in units for _ in range(m * uses.get(name, 1))]
     random.shuffle(names)
     return names

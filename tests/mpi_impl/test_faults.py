@@ -85,7 +85,7 @@ def to_its_end(line) -> subprocess.CompletedProcess:
 
 
 def alive(file: Path) -> bool:
-    """Wait up to 10 seconds for the end of the rank that left this file: Open MPI takes some. Report whether it lives."""
+    """Wait for the end of the rank that left this file, of which Open MPI takes seconds; report whether it lives."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:

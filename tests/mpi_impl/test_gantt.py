@@ -26,7 +26,7 @@ def played(name, p, m, v=None, **times):
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Draws panels; gives the figure and the size of the file in pixels."""
+    """Return a function that draws panels, and returns the figure and the size of the file in pixels."""
     def draw(*panels, seconds=True):
         kept = []
         save = Figure.savefig

@@ -153,7 +153,7 @@ def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
 
 
 def members(group, t, p):
-    """World ranks in this rank's groups, by the groups' names."""
+    """Return the world ranks in each of this rank's groups, by the groups' names."""
     with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
         me, found = np.array([group.rank]), {}
         for part in (topology.tensor, topology.data, topology.pipeline, topology.model, topology.embedding):

@@ -53,7 +53,9 @@ def rounds_once(name, result, float32):
 
 
 def near(name, actual, float64, roundings=1.0):
-    """Within so many roundings of the largest element, of which each is epsilon/2; and what float32 explains."""
+    """Assert that the error is at most this many roundings of the largest element, epsilon/2 each, plus the error of
+    float32.
+    """
     close(in_float64(actual), float64, roundings * FORMATS[name].epsilon / 2 + 1e-4)
 
 

@@ -114,13 +114,15 @@ class Job:
         return self.launcher.returncode, errors
 
     def abandoned(self) -> set[str]:
-        """Memory that was made since the start, and that no process has now."""
+        """Return the shared memory that was made since the start, and that no process maps any more."""
         made = shared_memory() - self.memory
         return made.difference(*(mapped_by(pid) for pid in os.listdir("/proc") if pid.isdigit()))
 
 
 def soon(condition) -> bool:
-    """Other jobs may be about to make such memory, too, or to give it up."""
+    """Wait a while for the condition, and report whether it is met: other jobs may be about to make such memory, too,
+    or to free it.
+    """
     deadline = time.monotonic() + SOON
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -42,10 +42,11 @@ def shuffled(draw, most_ranks):
 
 @st.composite
 def orders(draw, placement, m):
-    """Microbatches in any order, each backward whole or in two, W whenever.
+    """Draw a schedule of this placement: microbatches in any order, each backward whole or split, each W any time after
+    its I.
 
-    All actions are drawn in an order of one process, each after what it needs; a rank keeps the order of its own. So it
-    ends.
+    Actions are drawn in an order that one process could follow, each after those that it needs, and a rank keeps the
+    order of its own. So the schedule never deadlocks.
     """
     random, stages = Random(draw(st.integers(0, 2**32))), sum(map(len, placement))
     left = [Action(stage, kind, i) for stage in range(stages) for i in range(m)
@@ -68,7 +69,7 @@ def earlier(action, stages):
 
 @st.composite
 def plays(draw):
-    """Ranks, t, a schedule of p of them, whether to scatter, and what the messages are."""
+    """Draw a schedule, the ranks' configuration, and the shape and type of the messages."""
     t = draw(st.integers(1, 3), "t")
     most = 8 // t
     schedule = draw(st.one_of(generated(most), shuffled(most),

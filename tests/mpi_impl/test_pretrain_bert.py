@@ -12,7 +12,7 @@ SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 
 
 
 def text(first):
-    """Paragraphs of sentences."""
+    """Return paragraphs of sentences."""
     return "\n\n".join(" ".join(f"Here {i} times {i % 7} is {i * (i % 7)}." for i in range(n, n + 12))
                        for n in range(first, first + 240, 12))
 

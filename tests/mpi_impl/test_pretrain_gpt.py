@@ -34,7 +34,7 @@ def corpus(tmp_path_factory):
 
 
 def split(t=1, p=1, more=""):
-    """Options: t and p, and others."""
+    """Return the options for t and p, followed by others."""
     return ["--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p), *more.split()]
 
 

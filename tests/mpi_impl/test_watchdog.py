@@ -230,7 +230,7 @@ def test_long_works_follow_one_another(ranks):
 
 
 def work_on(group, works):
-    """Rank 1 is late each time, and already hears rank 0 in the next work."""
+    """Let rank 1 end each work late, so that it hears rank 0's heartbeats of the next work already."""
     said, fresh, end = [], group.split(0, "fresh"), Ring.end
 
     def end_late(ring):

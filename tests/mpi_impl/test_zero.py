@@ -114,7 +114,7 @@ def works_ahead(call):
 
 
 def expected_gathers(trainer, plan):
-    """Times that each of a rank's units is gathered for a microbatch."""
+    """Count how many times each of a rank's units must be gathered for a microbatch."""
     times: Counter = Counter()
     for units in trainer.state.stage_params.values():
         for layers, again in plan.recompute.groups(units.blocks):
@@ -145,7 +145,7 @@ class Observed:
         self.patches.close()
 
     def alive(self):
-        """Units, by name, that are still in memory."""
+        """Return the names of the units that are still in memory."""
         return {unit for unit, buffer in self.buffers if buffer() is not None}
 
     def gather(self, gather):
@@ -186,7 +186,9 @@ def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, mod
 
 
 def no_gradient_outlives_its_use(group, case, m, plan):
-    """Whenever another bucket is made whole, and after the step: alive are those that a backward still works on."""
+    """Check, whenever a bucket is materialized and after the step, that only the buckets to which a backward still adds
+    are in memory.
+    """
     buffers: list = []
 
     def watched(gradients, unit, materialize=ShardedGradients.materialize):
@@ -244,7 +246,7 @@ def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
 
 
 def parameters_of_steps(group, case, plan):
-    """After each of two steps, where in its replica this rank is, and its whole parameters."""
+    """Return, after each of two steps, this rank's place in its replica and its whole parameters."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer, found = trainer_on(topology, case), []
         for step in range(2):
@@ -293,7 +295,9 @@ def test_no_file_outlives_its_rank(ranks, tmp_path, stage):
 
 
 def files_of(group, case, plan, folder):
-    """Names in the folder while the trainer lives, and mappings into it when it is gone."""
+    """Return the names in the folder while the trainer lives, and the number of mappings into it after the trainer is
+    gone.
+    """
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trainer_on(topology, case, folder)
         trainer.step(*batch_of(trainer, case, 1))

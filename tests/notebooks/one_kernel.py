@@ -40,7 +40,7 @@ get_ipython().execution_count = 1
 
 @contextmanager
 def one_kernel() -> Iterator[None]:
-    """While it lasts, `tools.notebooks.execute` runs notebooks in one kernel."""
+    """Let `tools.notebooks.execute` run all notebooks in one kernel for the duration of the `with` block."""
     kernel = KernelManager(kernel_name="python3")
     kernel.start_kernel(cwd=str(notebooks.FOLDER))
     try:

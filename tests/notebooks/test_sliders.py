@@ -27,7 +27,7 @@ def drawn(monkeypatch) -> list:
 
 
 def parts(box: widgets.VBox):
-    """Sliders by name, the sentence, the picture."""
+    """Return the sliders by name, the sentence, and the picture."""
     *rows, sentence, picture = box.children
     return dict(zip(NAMES, (slider for row in rows for slider in row.children), strict=True)), sentence, picture
 

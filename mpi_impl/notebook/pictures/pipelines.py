@@ -48,7 +48,8 @@ def draw_bubbles(name: str, ps: Sequence[int], ms: Sequence[int]) -> Figure:
 
 
 def held(spans: tuple[Span, ...]) -> tuple[list[float], list[int]]:
-    """Times, and of how many forwards a rank has the activations from then on. An F's are there until its B or W ends.
+    """Return the times at which a rank's number of forwards with live activations changes, and the number from then on.
+    A forward's activations live until its B or W ends.
     """
     change: Counter[float] = Counter()
     for action, start, end in spans:
