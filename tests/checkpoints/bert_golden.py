@@ -41,7 +41,7 @@ def golden_batch(heads) -> Any:
                      lengths, np.arange(b) // 2 % 2)
 
 
-def made_by_transformers(name: str, choices: dict) -> dict:
+def golden_of(name: str, choices: dict) -> dict:
     """Compute the golden entry of one kind of model: config.json, the tensors' names and shapes, logits, losses, and
     each gradient's inner product with its direction.
     """
@@ -59,13 +59,13 @@ def made_by_transformers(name: str, choices: dict) -> dict:
     with torch.no_grad():
         for tensor, shape in tensors.items():
             parameters[tensor].copy_(torch.from_numpy(weight(tensor, shape)))
-    logits, losses, gradients = computed(model, golden_batch(HEADS[name]))
+    logits, losses, gradients = compute(model, golden_batch(HEADS[name]))
     along = {tensor: float((gradients[tensor] * direction(tensor, shape)).sum()) for tensor, shape in tensors.items()}
     return {"config": config, "tensors": tensors, "losses": losses, "gradients": along,
             "logits": {head: x.tolist() for head, x in logits.items()}}
 
 
-def computed(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str, np.ndarray]]:
+def compute(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str, np.ndarray]]:
     """Compute the logits of each head, its weighted mean loss, and the gradients of their sum, by name."""
     import torch
 
@@ -106,4 +106,4 @@ def check_loss(model, out, batch, loss: float) -> None:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({kind: made_by_transformers(*made) for kind, made in KINDS.items()}) + "\n")
+    GOLDEN.write_text(json.dumps({kind: golden_of(*made) for kind, made in KINDS.items()}) + "\n")

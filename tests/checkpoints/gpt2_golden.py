@@ -35,7 +35,7 @@ def direction(name: str, shape) -> np.ndarray:
     return numbers(f"direction of {name}", shape)
 
 
-def made_by_transformers(kind: dict) -> dict:
+def golden_of(kind: dict) -> dict:
     """Compute the golden entry of one kind of model: config.json, the tensors' names and shapes, logits, the loss, and
     each gradient's inner product with its direction.
     """
@@ -52,12 +52,12 @@ def made_by_transformers(kind: dict) -> dict:
     with torch.no_grad():
         for name, shape in tensors.items():
             parameters[name].copy_(torch.from_numpy(weight(name, shape)))
-    logits, loss, gradients = computed(model, TOKENS)
+    logits, loss, gradients = compute(model, TOKENS)
     along = {name: float((gradients[name] * direction(name, shape)).sum()) for name, shape in tensors.items()}
     return {"config": config, "tensors": tensors, "loss": loss, "logits": logits[0].tolist(), "gradients": along}
 
 
-def computed(model, tokens):
+def compute(model, tokens):
     """Compute with transformers: sequences [B, s + 1] -> logits [B, s, V], their mean loss, its gradients by name.
 
     (Its own loss rounds the logits to float32 first. So the mean is taken here, of the same logits.)
@@ -75,4 +75,4 @@ def computed(model, tokens):
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({name: made_by_transformers(kind) for name, kind in KINDS.items()}) + "\n")
+    GOLDEN.write_text(json.dumps({name: golden_of(kind) for name, kind in KINDS.items()}) + "\n")

@@ -59,7 +59,7 @@ def trainer_of(settings, topology) -> Trainer:
     return trainer
 
 
-def computed(group, argv, tokens) -> Found:
+def compute_on(group, argv, tokens) -> Found:
     """Return a rank's results: logits of the first sequence, the loss of all sequences, [B, s + 1], and its gradients.
     """
     settings = parse(argv, group.size)
@@ -73,7 +73,7 @@ def computed(group, argv, tokens) -> Found:
         return Found(topology.place, result.loss, logits, grads, trainer.state.layout.tensors)
 
 
-def saved_again(group, argv, steps, folder) -> None:
+def learn_and_save(group, argv, steps, folder) -> None:
     """Load, learn for some steps, and save."""
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
@@ -122,7 +122,7 @@ def same_tensors(one: Path, other: Path):
         assert ours[name].tobytes() == theirs[name].tobytes(), name
 
 
-def said_of(act, sentence: str):
+def refuses(act, sentence: str):
     with pytest.raises(UserError) as caught:
         act()
     assert sentence in str(caught.value)

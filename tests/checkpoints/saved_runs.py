@@ -51,7 +51,7 @@ def states(trainer: Trainer) -> States:
                    for name, buffer in trainer.state.optimizer_states.items()})
 
 
-def joined(everyone: list[States], state: str, replica: int = 0):
+def join_replica(everyone: list[States], state: str, replica: int = 0):
     """Return this state of the whole model, from the ranks of one replica."""
     stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
               for stage in range(1 + max(found.place.pipeline for found in everyone))]

@@ -23,7 +23,7 @@ from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules.generators import make
 from reference.training import trainer as training
 from tests.allocated import most_bytes
-from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
+from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, join_replica, load_and_train, train_and_save
 from tests.deep import every_other_deep
 from tests.mpi_impl.test_training import WITHOUT_V, places
 from tests.strategies import ANY_MODEL, Case, cases, trees_close
@@ -90,20 +90,20 @@ def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
     replicas = 1 + max(found.place.data for found in loaded)
     for state in ("parameters", "m", "v"):
         for replica in range(replicas):
-            trees_close(joined(loaded, state, replica), joined(saved, state), 0.0)
+            trees_close(join_replica(loaded, state, replica), join_replica(saved, state), 0.0)
     textbook = training.Trainer(one.case.model, OPTIMIZER, one.case.seed, DOUBLE)
     for step in range(steps + 1):
         loss, norm, _ = textbook.step(one.samples(step))
     assert all((result.loss, result.grad_norm) == pytest.approx((loss, norm), rel=1e-10) for result, in results)
     for state, expected in (("parameters", textbook.params), ("m", textbook.m), ("v", textbook.v)):
-        trees_close(joined(stepped, state, replicas - 1), expected, 1e-10)
+        trees_close(join_replica(stepped, state, replicas - 1), expected, 1e-10)
 
 
 # ---- a resumed run is the run ---------------------------------------------------------------------------------------
 
 
 @st.composite
-def resumed(draw):
+def runs_of_any_precision(draw):
     """Draw a run of any precision, with a loss scale that moves if it has one."""
     run = draw(pairs())[0]
     scaling = LossScaling(initial_loss_scale=2.0**draw(st.integers(0, 40), "scale"), loss_scale_window=2, hysteresis=1)
@@ -135,7 +135,7 @@ def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
 
 
 @settings(max_examples=settings().max_examples // 5)
-@given(resumed(), st.integers(1, 3))
+@given(runs_of_any_precision(), st.integers(1, 3))
 def test_a_resumed_run_is_the_run(ranks, run, steps):
     """n + n steps = 2 n steps, to the bit: losses, norms, weights, moments, loss scale; whatever the run is like."""
     with tempfile.TemporaryDirectory() as root:
@@ -150,7 +150,8 @@ def test_another_precision_goes_on(ranks, tmp_path, before, after):
     saved = ranks.run(2, train_and_save, one, tmp_path)
     loaded, _, _ = zip(*ranks.run(2, load_and_train, other, tmp_path, 0), strict=True)
     for state in ("parameters", "m", "v"):
-        for (name, x), (_, y) in zip(leaves(joined(loaded, state)), leaves(joined(saved, state)), strict=True):
+        found, expected = (leaves(join_replica(everyone, state)) for everyone in (loaded, saved))
+        for (name, x), (_, y) in zip(found, expected, strict=True):
             assert x.dtype == other.precision.main and np.array_equal(x, y.astype(x.dtype)), name
 
 
@@ -172,7 +173,7 @@ def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run)
     for state in ("parameters", "m", "v"):
         files = {name: load_file(folder / name) for name in manifest.files if name.startswith(f"{state}-")}
         assert sum(len(file) for file in files.values()) == sum(len(x.boxes) for x in manifest.tensors.values())
-        for name, expected in leaves(joined(saved, state)):
+        for name, expected in leaves(join_replica(saved, state)):
             found = np.full(expected.shape, np.nan)
             for box, rank in manifest.tensors[name].boxes:
                 assert np.isnan(found[box]).all()

@@ -22,7 +22,7 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 from tests.gpu import device, emulated
 from tests.gpu.device import put
-from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, seen, sites
+from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, attention_mask, sites
 from tests.reference.test_ops import lengths
 from tests.strategies import close
 
@@ -259,7 +259,7 @@ def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
     if not is_half(qkv):
         same(cache.probs, expected_cache.probs, form)
         if dropping:
-            assert (cache.mask.keep.get() == expected_cache.mask.keep & seen(b, s, causal, real)).all()
+            assert (cache.mask.keep.get() == expected_cache.mask.keep & attention_mask(b, s, causal, real)).all()
     wanted = ops.attention_core_backward(*wide(dcontext), expected_cache)
     found = kernels.attention_core_backward(put(dcontext), cache)
     for actual, expected in zip(found, wanted, strict=True):

@@ -44,16 +44,16 @@ class Kept(Sandbox):
 
 
 @pytest.fixture(scope="module")
-def kept():
+def kept_sandbox():
     found = Kept(1)
     yield found
     found.pool.close()
 
 
 @pytest.fixture
-def same_rank(monkeypatch, kept, one_rank):
+def same_rank(monkeypatch, kept_sandbox, one_rank):
     """Let all submissions run on the same rank: there are many, and each takes less time than a start."""
-    monkeypatch.setattr(checks, "SANDBOX", kept)
+    monkeypatch.setattr(checks, "SANDBOX", kept_sandbox)
 
 
 def given_cells(*cells):

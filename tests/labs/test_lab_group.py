@@ -126,11 +126,11 @@ def test_what_cannot_be_done_is_told(ranks, operation, args, words):
         ranks.run(1, call, OPERATIONS, operation, [args])
 
 
-def changed(group, name, value):
+def set_attribute(group, name, value):
     setattr(LabGroup(group, OPERATIONS), name, value)
 
 
 @pytest.mark.parametrize("name", ["sent", "rank", "size", "waiting", "send", "_allowed"])
 def test_an_answer_cannot_set_what_is_counted(ranks, name):
     with pytest.raises(RankFailure, match=f"group.{name} cannot be set"):
-        ranks.run(1, changed, name, 0)
+        ranks.run(1, set_attribute, name, 0)

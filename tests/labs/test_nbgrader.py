@@ -27,7 +27,7 @@ FILE = f"{LAB}.ipynb"
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
 
 
-def converted(kind, course):
+def convert(kind, course):
     """Run a step of nbgrader for all students; return its log."""
     config = PyFileConfigLoader("nbgrader_config.py", path=str(course)).load_config()
     config.CourseDirectory.root, config.CourseDirectory.assignment_id = str(course), LAB
@@ -57,7 +57,7 @@ def with_oddities(solution, marker):
 SEEDS: list[str] = []
 
 
-def noted(seeds, function, *args):
+def call_and_note_seed(seeds, function, *args):
     """Call it, and note its last argument, the seed."""
     seeds.append(args[-1])
     return function(*args)
@@ -80,9 +80,9 @@ def course(tmp_path_factory):
         for name, text in files.items():
             (folder / "submitted" / student / LAB / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nbgrader_checks, "grade_file", partial(noted, SEEDS, grade_file))
-        converted(Autograde, folder)
-    converted(GenerateFeedback, folder)
+        patch.setattr(nbgrader_checks, "grade_file", partial(call_and_note_seed, SEEDS, grade_file))
+        convert(Autograde, folder)
+    convert(GenerateFeedback, folder)
     return folder
 
 

@@ -100,10 +100,10 @@ POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]
        st.sampled_from(["float32", "float64"]), SEEDS)
 def test_what_is_posted_gives_what_it_gives_on_the_host(ranks, way, n, posts, length, form, seed):
     """Several under way at once, beside blocking ones; in place or apart; each rank waits in an order of its own."""
-    ranks.run(n, posted_agree, way, posts, length, form, seed)
+    ranks.run(n, check_posts_agree, way, posts, length, form, seed)
 
 
-def posted_agree(group, way, posts, length, form, seed):
+def check_posts_agree(group, way, posts, length, form, seed):
     n, rank, on_host = group.size, group.rank, Group(group.comm, group.name, Instruments())
     with on_gpus(group, way):
         waiting = []
@@ -319,7 +319,7 @@ ACTS = {
     "blocking": (collectives_agree, "nccl", 1, 1, 1, "bfloat16", "whole", 1),
     "columns": (collectives_agree, "nccl", 2, 2, 1, "float32", "columns", 1),
     "textbook": (test_group.collectives_agree, list(np.arange(64.0).reshape(4, 4, 4)), 1),
-    "posted": (posted_agree, "nccl", SEVERAL, 7, "float64", 1),
+    "posted": (check_posts_agree, "nccl", SEVERAL, 7, "float64", 1),
     "direct": (collectives_agree, "mpi", 1, 1, 0, "float16", "whole", 1),
     "by MPI": (collectives_agree, "mpi", 2, 2, 1, "float32", "columns", 1),
     "staged": (collectives_agree, "staged", 1, 1, 0, "float32", "whole", 1),

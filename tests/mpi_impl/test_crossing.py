@@ -24,7 +24,7 @@ def messages(operation: str, n: int, elements: int, root: int = 0):
             for _ in range(rounds) for _ in range(n - 1) for rank in range(n)]
 
 
-def counted(sent, host_of) -> tuple[float, float]:
+def count_bytes(sent, host_of) -> tuple[float, float]:
     """Sum the bytes sent inside hosts, and those sent between them."""
     found = Counter[bool]()
     for source, target, size in sent:
@@ -45,7 +45,7 @@ def test_inside_and_between_are_what_a_ring_sends(operation, hosts, elements, da
     for _ in range(2):
         ledger.record(operation, "tensor", n, "test", elements, "float64", crossing(operation, hosts, root))
     (entry,) = ledger.totals
-    expected = counted(2 * messages(operation, n, elements, root), hosts)
+    expected = count_bytes(2 * messages(operation, n, elements, root), hosts)
     assert n * np.array(parts(ledger, entry)) == pytest.approx(expected)
     assert sum(parts(ledger, entry)) == pytest.approx(ring_bytes(entry, ledger.totals[entry]))
 
@@ -91,7 +91,7 @@ def test_ranks_count_what_they_send(ranks, hosts):
                                          for source, target, size in messages("all_reduce", len(members), 6)]}
     for what, sent in expected.items():
         together = np.sum([one.get(what, (0, 0)) for one in found], 0)
-        assert together == pytest.approx(counted(sent, hosts)), what
+        assert together == pytest.approx(count_bytes(sent, hosts)), what
 
 
 def test_on_one_host_nothing_is_told_apart(ranks):

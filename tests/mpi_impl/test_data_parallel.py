@@ -113,7 +113,7 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
     ours, units = gradients_of(case, 2, size, uses, group)
     ours.expect(m)
     came: Counter = Counter()
-    for kind, name in interleaved(contributions(units, m, uses, random), random):
+    for kind, name in interleave(contributions(units, m, uses, random), random):
         bucket = ours.layout.bucket_of[name]
         if kind == "take":
             views = units[name].wait()
@@ -131,7 +131,7 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
     assert not ours.whole and len(group.sums) == m * len(ours.layout.buckets)
 
 
-def interleaved(names, random):
+def interleave(names, random):
     """Return the events ('take', name) and ('contribute', name) in a random order: names are taken from last to first,
     and each is taken before it is contributed.
     """
@@ -180,7 +180,7 @@ def sums_are_right(group, stage, case, size, m, uses):
         ours.expect(m)
         group.ledger.totals.clear()
         views: dict[str, list] = {name: [] for name in units}
-        for i, (kind, name) in enumerate(interleaved(contributions(units, m, uses, random), random)):
+        for i, (kind, name) in enumerate(interleave(contributions(units, m, uses, random), random)):
             if kind == "take":
                 views[name].append(units[name].wait())
                 continue

@@ -174,7 +174,7 @@ CHECKPOINT, FILES = "mpi_impl.checkpoints.checkpoint", "mpi_impl.checkpoints.on_
 
 
 @pytest.fixture
-def saved(job, ranks, tmp_path):
+def checkpoint(job, ranks, tmp_path):
     """Save a checkpoint of iteration 1, for jobs on other ranks; return its folder."""
     ranks.run(1, pretrain, ["--data-path", f"{tmp_path}/tokens", *OPTIONS, "--exit-interval", "1", "--save",
                             f"{tmp_path}/D"])
@@ -189,24 +189,24 @@ def saved(job, ranks, tmp_path):
     pytest.param(2, 0, f"{FILES}:publish 1", "the checkpoint's manifest", marks=pytest.mark.deep),
     pytest.param(2, 1, f"{CHECKPOINT}:check_files 1", "the checkpoint's checksums", marks=pytest.mark.deep),
 ])
-def test_a_rank_that_is_stopped_while_it_saves_or_loads(job, saved, n, stopped, moment, reason):
+def test_a_rank_that_is_stopped_while_it_saves_or_loads(job, checkpoint, n, stopped, moment, reason):
     """The others wait for it as long as they are told to, and the checkpoint that was there stays."""
-    options = f"{P2} --zero-stage 1 --load {saved} --save {saved} --save-interval 1"
+    options = f"{P2} --zero-stage 1 --load {checkpoint} --save {checkpoint} --save-interval 1"
     stderr = job(n, options, stopped, STOP, moment, limit=1.8).stderr
     (sentence,) = (line for line in stderr.splitlines() if "error:" in line)
     assert f"for 1.8 seconds (world group: {reason})" in sentence and f"error: rank {stopped} of" not in sentence
-    assert "Traceback" not in stderr and read_manifest(str(saved)).iteration >= 1
+    assert "Traceback" not in stderr and read_manifest(str(checkpoint)).iteration >= 1
 
 
 @pytest.mark.parametrize("rank, moment, file", [
     (3, f"{CHECKPOINT}:save_shards 1", "parameters-00003.safetensors"),
     pytest.param(0, f"{FILES}:publish 1", "manifest.json", marks=pytest.mark.deep),
 ])
-def test_a_disk_that_is_full_ends_the_run(job, saved, rank, moment, file):
+def test_a_disk_that_is_full_ends_the_run(job, checkpoint, rank, moment, file):
     """On all ranks, with one sentence, which names the file; the checkpoint that was there stays, and loads."""
-    options = f"{P2} --zero-stage 1 --load {saved} --save {saved} --save-interval 1"
+    options = f"{P2} --zero-stage 1 --load {checkpoint} --save {checkpoint} --save-interval 1"
     ended = job(4, options, rank, FULL, moment)
     assert ended.returncode == 2
-    assert ended.stderr == f"error: {saved}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
-    assert sorted(os.listdir(saved)) == ["iter_0000001", TRACKER, SAVED]
-    check_files(str(saved), f"{saved}/iter_0000001", read_manifest(str(saved)).files)
+    assert ended.stderr == f"error: {checkpoint}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
+    assert sorted(os.listdir(checkpoint)) == ["iter_0000001", TRACKER, SAVED]
+    check_files(str(checkpoint), f"{checkpoint}/iter_0000001", read_manifest(str(checkpoint)).files)

@@ -211,7 +211,7 @@ def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
     (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, None, real) for m in (fast, ops))
     same(y, expected, dtype)
     same(cache.probs, expected_cache.probs, dtype)
-    assert (cache.probs * ~seen(b, s, causal, real) == 0).all()
+    assert (cache.probs * ~attention_mask(b, s, causal, real) == 0).all()
     found = fast.attention_core_backward(dcontext, cache)
     for actual, wanted in zip(found, ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
@@ -219,7 +219,7 @@ def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
         assert all((gradient[np.arange(s) >= real[:, None]] == 0).all() for gradient in found[1:])
 
 
-def seen(b, s, causal, real):
+def attention_mask(b, s, causal, real):
     """Return the mask of the keys that each query attends to: bool [b, 1, s, s], or one that broadcasts to it."""
     keys = np.arange(s)
     visible = keys <= keys[:, None] if causal else np.ones((s, s), bool)
@@ -337,7 +337,7 @@ def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, re
     dcontext = draw(seed + 1, dtype, b, s, a, d)
     (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site, real) for m in (fast, ops))
     same(y, expected, dtype)
-    visible = seen(b, s, causal, real)
+    visible = attention_mask(b, s, causal, real)
     assert (cache.mask.keep & visible == ops.draw_mask(site, (b, a, s, s), q).keep & visible).all()
     same(cache.probs, expected_cache.probs, dtype)                       # kept before dropout
     for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),

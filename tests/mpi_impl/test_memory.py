@@ -71,11 +71,11 @@ def test_every_way_to_recompute(ranks, recompute, positions):
 
 def memory_of_a_run(group, case, plan, m, precision):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m, precision)
+        trainer = train(case, topology, m, precision)
         return memory.rank_memory(trainer, case.b, case.s, m)
 
 
-def trained(case, topology, m, precision=FLOAT32, steps=2):
+def train(case, topology, m, precision=FLOAT32, steps=2):
     trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
     trainer.measured = True
     batch = m * topology.data.size * case.b
@@ -147,7 +147,7 @@ def test_the_report(ranks, plan):
 
 def report_of_a_run(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m=1, steps=1)
+        trainer = train(case, topology, m=1, steps=1)
         return memory.report(trainer, case.b, case.s, 1), memory.rank_memory(trainer, case.b, case.s, 1)
 
 
@@ -160,7 +160,7 @@ def test_a_report_names_ranks_that_differ(ranks):
 
 def wrong_report(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m=2, steps=1)
+        trainer = train(case, topology, m=2, steps=1)
         trainer.state.gradients.own.flat = np.concatenate([trainer.state.gradients.own.flat, np.zeros(1, np.float32)])
         return memory.report(trainer, case.b, case.s, 2)
 

@@ -217,7 +217,7 @@ def test_it_stops_when_told(ranks, corpus, capfd):
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
-def refused(ranks, n, *options) -> str:
+def refusal_on(ranks, n, *options) -> str:
     """Return the sentence that ends the program on all of n ranks."""
     sentence, *_ = ranks.run(n, refusal, pretrain, list(options), timeout=60)
     return sentence
@@ -245,7 +245,7 @@ BAD = [
 
 @pytest.mark.parametrize("options, sentence", BAD)
 def test_bad_input_is_one_sentence_on_all_ranks(ranks, corpus, options, sentence):
-    assert refused(ranks, 2, *SMALL, *corpus, *options).count(sentence) == 1
+    assert refusal_on(ranks, 2, *SMALL, *corpus, *options).count(sentence) == 1
 
 
 def launch(n, *options, program=("-m", "mpi_impl.pretrain_gpt")):
@@ -289,9 +289,9 @@ def test_what_is_there_is_not_lost(ranks, corpus, tmp_path):
     """Bad input leaves the last run's metrics alone, and the data is never overwritten."""
     metrics = tmp_path / "metrics"
     metrics.write_text("the last run's")
-    assert refused(ranks, 1, *SMALL, *corpus, "--metrics-file", str(metrics), "--data-path", "no/such")
+    assert refusal_on(ranks, 1, *SMALL, *corpus, "--metrics-file", str(metrics), "--data-path", "no/such")
     assert metrics.read_text() == "the last run's"
-    sentence = refused(ranks, 1, *SMALL, *corpus, "--metrics-file", corpus[1])
+    sentence = refusal_on(ranks, 1, *SMALL, *corpus, "--metrics-file", corpus[1])
     assert "is a file that --data-path reads" in sentence and Path(corpus[1]).stat().st_size
 
 
@@ -300,8 +300,8 @@ def test_a_vocabulary_too_small_for_the_data(ranks, corpus):
     train(ranks, 1, [*SMALL, *corpus, "--exit-interval", "1"])
     (trained,) = Path(corpus[-1]).rglob("tokenizer.json")       # the cache of the tokenizer that was trained here
     tokens = trained.with_name("tokens.bin")
-    sentence = refused(ranks, 2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer",
-                       "--vocab-size", "50")
+    sentence = refusal_on(ranks, 2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer",
+                          "--vocab-size", "50")
     assert "outside the vocabulary of 51 tokens" in sentence
 
 

@@ -45,13 +45,13 @@ def one_kernel() -> Iterator[None]:
     kernel.start_kernel(cwd=str(notebooks.FOLDER))
     try:
         run(kernel, BEFORE_THE_FIRST)
-        with mock.patch.object(notebooks, "NotebookClient", partial(renewed, kernel)):
+        with mock.patch.object(notebooks, "NotebookClient", partial(renew, kernel)):
             yield
     finally:
         kernel.shutdown_kernel()
 
 
-def renewed(kernel: KernelManager, notebook, **settings) -> NotebookClient:
+def renew(kernel: KernelManager, notebook, **settings) -> NotebookClient:
     run(kernel, BEFORE_EACH)
     return NotebookClient(notebook, km=kernel, **settings)
 
