@@ -210,10 +210,10 @@ def read_the_clock(group, way):
 
 def test_a_device_that_must_finish_for_a_message_is_not_waited_for_without_a_limit(ranks):
     """It may wait for other ranks itself, by NCCL. What is on the host is there."""
-    ranks.run(2, lend)
+    ranks.run(2, check_waits_for_messages)
 
 
-def lend(group):
+def check_waits_for_messages(group):
     heard = []
 
     class Listener(Watchdog):

@@ -184,7 +184,7 @@ TINY = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """Return the options of a small run, for which it writes a text."""
+    """Write a text, and return the options of a small run on it."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     return f"{TINY} --data-path {folder / 'text.txt'} --data-cache-path {folder / 'cache'}"
