@@ -50,7 +50,7 @@ DRAWING_LONGER = {
 
 @pytest.fixture
 def python(tmp_path):
-    """Runs Python as a base install would, in a folder of its own, and returns what it prints."""
+    """Return a function that runs Python as a base install would, in a folder of its own, and returns its output."""
     env = base_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
     def run(*arguments) -> str:
