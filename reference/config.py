@@ -182,8 +182,8 @@ class ParallelConfig:
             require_positive(name, getattr(self, name))
         check_zero_stage(self.zero_stage)
         if self.cpu_offload and self.zero_stage == 0:
-            raise UserError("--cpu-offload puts a rank's shard of the model's states in far memory, but without ZeRO "
-                            "there are no shards. Choose --zero-stage 1, 2 or 3.")
+            raise UserError("--cpu-offload offloads a rank's shard of the model's states, but without ZeRO there are "
+                            "no shards. Choose --zero-stage 1, 2 or 3.")
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise UserError("--sequence-parallel shards the sequence over the tensor-parallel ranks, but "
                             "--tensor-model-parallel-size is 1. Choose at least 2, or leave the option out.")

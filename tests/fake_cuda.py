@@ -151,7 +151,7 @@ class FakeNccl:
             setattr(self, f"NCCL_{name}", code)
 
     def get_unique_id(self) -> bytes:
-        """Whom to ask, and what about."""
+        """Return an id that says which rank to ask, and for which communicator."""
         return np.array([MPI.COMM_WORLD.rank, MEETING + next(self.made)], np.int64).tobytes().ljust(128, b"-")
 
     def NcclCommunicator(self, ndev, commId, rank):
@@ -271,7 +271,7 @@ def as_bytes(x: np.ndarray) -> np.ndarray:
 
 
 def total(theirs, op):
-    """Rounded at every hop, as on a ring."""
+    """Reduce in rank order and round after every operand, as a ring does."""
     found = theirs[0]
     for one in theirs[1:]:
         found = UFUNCS[op](found, one)

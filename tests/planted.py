@@ -35,7 +35,7 @@ class StaleBug(Exception):
 
 @contextmanager
 def planted(module_name: str, right: str, wrong: str) -> Iterator[None]:
-    """Within the `with` block, the module's functions have the bug."""
+    """Plant a bug in the module's functions for the duration of the `with` block."""
     codes = buggy_codes(Bug(module_name, right, wrong))
     functions = {find_function(importlib.import_module(module_name), name): code for name, code in codes.items()}
     originals = {function: function.__code__ for function in functions}

@@ -37,7 +37,7 @@ def divide_by_zero(group):
 
 
 def leave_a_message_behind(group):
-    """Rank 0 has broadcast, and is gone, before rank 1 fails to receive."""
+    """Let rank 0 broadcast and return before rank 1 fails to receive."""
     if group.rank == 1:
         time.sleep(0.1)
         raise ValueError

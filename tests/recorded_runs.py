@@ -37,7 +37,9 @@ class Corpus:
 
 
 def trainer_of(of: Case, topology, form="float64") -> Trainer:
-    """Clipping is at work, and eps is above the rounding in a gradient that is zero otherwise, the key bias's."""
+    """Return a trainer whose gradients are clipped, and whose eps exceeds the rounding error of the key bias's
+    gradient, which is exactly zero.
+    """
     optimizer = OptimizerConfig(1e-2, 10, lr_warmup_iters=1, clip_grad=0.05, adam_eps=1e-4)
     scaling = LossScaling(loss_scale=2.0**16 if form == "float16" else 1.0)
     return Trainer(ModelState(of.model, topology, of.seed, Precision(form, scaling)), optimizer)

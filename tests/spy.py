@@ -344,12 +344,12 @@ def to_spy(value):
 
 
 def to_device(value):
-    """Copies of all arrays on the 'device': of one array, or of all those in a dataclass or a cache."""
+    """Copy an array, or all arrays in a dataclass or a cache, to the 'device'."""
     return replaced(value, np.ndarray, SpyArray)
 
 
 def to_host(value):
-    """Copies of all spies on the host: of one, or of all those in a dataclass or a cache."""
+    """Copy a spy, or all spies in a dataclass or a cache, to the host."""
     return replaced(value, SpyArray, SpyArray.get)
 
 

@@ -13,7 +13,9 @@ SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8])
 
 @st.composite
 def cases(draw, sizes=SIZES, integers=False, architectures=("gpt",), **model_choices):
-    """Ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one position, one head."""
+    """Draw a case that is ragged on purpose: sizes that are no powers of two, vocabularies that do not divide, one
+    position, one head.
+    """
     architecture = draw(st.sampled_from(architectures))
     t = draw(sizes)
     heads = t * draw(st.integers(1, 2))

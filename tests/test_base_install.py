@@ -25,10 +25,13 @@ for package in (grading, mpi_impl, reference):
 print(failed)
 """
 RUN_EACH = """\
-import importlib, sys
+import runpy, sys
 for line in sys.argv[1:]:
-    module, *argv = line.split()
-    importlib.import_module(module).main(argv)
+    sys.argv = line.split()
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
 """
 # Every program that draws, as small as it gets, and its pictures.
 DRAWING = {
@@ -47,7 +50,7 @@ DRAWING_LONGER = {
 
 @pytest.fixture
 def python(tmp_path):
-    """Runs Python as a base install would, in a folder of its own, and returns what it prints."""
+    """Return a function that runs Python as a base install would, in a folder of its own, and returns its output."""
     env = base_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
     def run(*arguments) -> str:

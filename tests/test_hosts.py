@@ -46,7 +46,7 @@ def two(tmp_path_factory):
 
 
 def launched(two, *arguments, hosts: str | None = "hostfile", **settings) -> subprocess.Popen:
-    """Four ranks, started on alpha."""
+    """Start four ranks from alpha."""
     file = ["--hostfile", two.folder / hosts] if hosts else []
     return two.start(sys.executable, "-m", "mpi_impl.launch", "-n", 4, *file, *arguments, **settings)
 

@@ -101,7 +101,7 @@ def test_the_rest_of_the_textbook(case):
 
 
 def on_the_device(case, tensors):
-    """Parameters, whole; and the shards of them on the device."""
+    """Return the whole parameters, and their shards on the device."""
     p = case.params(tensors)
     return p, split(tree_map(SpyArray, p), tensors, case.t)
 
@@ -130,9 +130,8 @@ KINDS = {"rope": dict(position_embedding_type="rope"), "bert": dict(architecture
 @pytest.mark.parametrize("kind, t, p, d, schedule, chunks, untied, stage, offload, recompute", one_fast_of(7, (
     (kind, *plan) for i, plan in enumerate(ON_A_DEVICE) for kind in sorted(KINDS, reverse=i % 2 == 1))))
 def test_training_on_a_device(ranks, kind, t, p, d, schedule, chunks, untied, stage, offload, recompute):
-    """The main theorem with parameters, gradients, moments, batches and all messages on the device; far shards are not.
-
-    With both regions, and dropout on.
+    """The main theorem with parameters, gradients, moments, batches and all messages on the device; offloaded
+    shards are on the host. Both regions are tried, with dropout.
     """
     model = ModelConfig(5, 8, 2, 11, 6, make_vocab_size_divisible_by=4,
                         untie_embeddings_and_output_weights=untied and kind == "rope", **KINDS[kind])

@@ -82,7 +82,7 @@ def mlp_equals_whole(case: Case, tolerance=1e-11):
 
 
 def attention_equals_whole(case: Case, causal: bool = True, recompute: Recompute = KEEP_ALL, tolerance=1e-11):
-    """Self-attention by heads, the core's cache kept or computed again."""
+    """Check that attention sharded by heads equals the whole one, with the core's cache kept or recomputed."""
     tensors = attention_tensors(case.model)
     p, x, dy, rotary, lengths = case.params(tensors), case.x(), case.x("dy"), rotary_of(case), lengths_of(case)
     context = LayerContext(case.dropout, rotary=rotary, lengths=lengths)
@@ -220,9 +220,10 @@ def sharded_model_backward(dlosses, shards, cache, c, region):
 
 
 def stages_equal_whole(case: Case, cuts):
-    """Layers cut before each of `cuts`: one stage after the other gives the same losses, dropout on.
+    """Check that stages, split before each layer in `cuts`, give the whole model's losses when run in order, with
+    dropout on.
 
-    And the same gradients, those of a tied table being the sum over its two copies.
+    Their gradients must be the whole model's, too; a tied table's is the sum over its two copies.
     """
     c, tensors, batch = case.model, model_tensors(case.model), case.batch("", case.b)
     p = case.params(tensors)

@@ -134,7 +134,7 @@ class TwoHosts:
     """alpha and beta. Commands are given on alpha."""
 
     def __init__(self, folder: Path):
-        """Ends both if one cannot be made."""
+        """Make both hosts and connect them; end both if that fails."""
         self.folder = folder
         self.write_files()
         self.hosts: list[Host] = []

@@ -35,8 +35,6 @@ from reference.precision import FORMATS, Precision
 
 MICROBATCHES = 2      # of each replica, a step
 
-FAR = "far memory"      # the name in MEMORY of what is offloaded
-
 PREDICTED: dict[str, Any] = {"hatch": "/////", "linewidth": 0}
 PALE = 0.7            # of white, under the hatches
 DPI = 150
@@ -185,15 +183,15 @@ def introduction(model: ModelConfig, options: MemoryDemoOptions, n: int) -> str:
 def runs_table(panel: Panel) -> str:
     """Return a table with a measured and a predicted line for each run and each kind of rank in it."""
     used = [name for name in MEMORY if any(parts(fullest(everyone).held)[name] for everyone in panel.values())]
-    names, far = [name for name in used if name != FAR], [name for name in used if name == FAR]
-    rows = [["", "", "ranks", *names, "sum", *far, ""]]
+    names, offloaded = [name for name in used if name != "offloaded"], ["offloaded"] * ("offloaded" in used)
+    rows = [["", "", "ranks", *names, "sum", *offloaded, ""]]
     for run_name, everyone in panel.items():
         for ranks, one in distinct(everyone):
             lines = [("measured", parts(one.held), [run_name, ranks, ""]),
                      ("predicted", parts(one.expected), ["", "", "equal" if one.as_predicted else "NOT EQUAL"])]
             for what, sizes, (first, who, last) in lines:
                 resident = [sizes[name] for name in names]
-                cells = [*resident, sum(resident), *(sizes[name] for name in far)]
+                cells = [*resident, sum(resident), *(sizes[name] for name in offloaded)]
                 rows.append([first, what, who, *(f"{n:,}" for n in cells), last])
     return aligned(rows, left=(0, 1, 2, len(rows[0]) - 1))
 
@@ -202,7 +200,7 @@ def parts(states: Held) -> dict[str, int]:
     """Return a rank's bytes by kind, as the table shows them."""
     return {"parameters": states.parameters, "gradients": states.gradients, "optimizer": states.optimizer,
             "activations": states.activations, "computed again": states.recomputed,
-            "whole for a while": states.gathered + (states.unreduced or 0), FAR: states.offloaded}
+            "whole for a while": states.gathered + (states.unreduced or 0), "offloaded": states.offloaded}
 
 
 def layers_text(inventories: dict[str, ActivationInventory], layers: dict[str, StageBytes]) -> str:
@@ -269,8 +267,8 @@ def draw_run(axes, row: int, one: RankMemory, unit: float, name: str) -> None:
             style = PREDICTED | {"facecolor": pale(color), "edgecolor": color} if hatched else {"color": color}
             axes.barh(middle, sizes[what] / unit, 0.34, left, **style)
             left += sizes[what] / unit
-    far = parts(one.held)[FAR] / unit
-    label = f"{left - far:.2f} {name}" + (f" + {far:.2f} {name} far" if far else "")
+    offloaded = parts(one.held)["offloaded"] / unit
+    label = f"{left - offloaded:.2f} {name}" + (f" + {offloaded:.2f} {name} offloaded" if offloaded else "")
     axes.annotate(label, (left, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
 
 

@@ -22,7 +22,7 @@ from reference.params import initialize, split, tree_map
 SAMPLES, POSITIONS = 2, 3
 HIDDEN_SIZE = ShardedSize(
     "mlp", "Show how the MLP is sharded over the ranks.", "hidden_size", "H", least=8, times=4,
-    help="4h must be a multiple of the number of ranks (default: the first h from 8 on that is)",
+    help="4h must be a multiple of the number of ranks (default: the first such h from 8 on)",
     why="Every rank gets an equal number of columns.",
     numbers=lambda n, h: n * 24 * h**2)      # A and B, their gradients, and the textbook's
 

@@ -2,6 +2,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class ShardedSize:
     name: str                               # of the size
     letter: str
     help: str
-    least: int                              # the default is the first multiple of the number of ranks from here on
+    least: int                              # the default is the first size from here on that the ranks can shard
     numbers: Callable[[int, int], int]      # of all arrays of n ranks, from n and the size
     why: str                                # the number of ranks must divide the size
     times: int = 1                          # or this many times the size
@@ -31,7 +32,7 @@ class ShardedSize:
         parser.add_argument(option(self.name), type=int, metavar=self.letter, help=self.help)
         size = getattr(parser.parse_args(argv), self.name)
         if size is None:
-            return round_up(self.least, n)
+            return round_up(self.least, n // gcd(n, self.times))
         check_size(self.name, size, self.numbers(n, size))
         whole = self.name if self.times == 1 else f"{self.times} {self.name}"
         require_divides("The number of ranks", n, whole, self.times * size, self.why)

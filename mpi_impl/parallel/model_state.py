@@ -27,7 +27,7 @@ class Held(NamedTuple):
     parameters: int
     gradients: int
     optimizer: int
-    offloaded: int            # of parameters and optimizer, in far memory; not in those above
+    offloaded: int            # bytes of parameters and optimizer; not in those above
     gathered: int             # for a while: units that ZeRO-3 has gathered, as the layout says
     unreduced: int | None     # for a while: gradients that ZeRO-2 and 3 have yet to send; None where no formula says it
     activations: int = 0      # for a while: caches, and what waits for W; 0 if they were not measured
@@ -86,7 +86,7 @@ class ModelState:
     def new_shard(self, like) -> Shard:
         """Allocate zeros of the kind of `like` for what this rank owns."""
         if self.topology.config.cpu_offload:
-            with writing(self.offload_folder or "far memory"):
+            with writing(self.offload_folder or "host memory"):
                 return OffloadedShard(self.layout.shard_size, like.dtype, like, self.offload_folder)
         return Shard(np.zeros_like(like, shape=self.layout.shard_size))
 

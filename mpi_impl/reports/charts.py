@@ -4,7 +4,7 @@ GRID = "#E4E4E4"
 
 # Near the colours of Okabe and Ito: people who are blind to red or green can tell them apart.
 MEMORY = {"parameters": "#0072B2", "gradients": "#EE7733", "optimizer": "#F0C842", "activations": "#008F6B",
-          "computed again": "#7CCBB4", "whole for a while": "#CC79A7", "far memory": "#A0A0A0"}
+          "computed again": "#7CCBB4", "whole for a while": "#CC79A7", "offloaded": "#A0A0A0"}
 
 
 def finish(axes, xlabel: str, title: str, grid: str) -> None:

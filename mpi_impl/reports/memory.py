@@ -50,14 +50,14 @@ def predict(trainer: Trainer, b: int, s: int, m: int) -> Held:
     parallel, precision = trainer.topology.config, trainer.state.precision
     states = model_states(trainer.state.layout.size, parallel.shards, parallel.zero_stage, *precision.bytes_each)
     parameters, gradients, optimizer = map(round, states)
-    far_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
-    far_optimizer = optimizer if parallel.cpu_offload else 0
+    offloaded_parameters = parameters if parallel.cpu_offload and parallel.zero_stage == 3 else 0
+    offloaded_optimizer = optimizer if parallel.cpu_offload else 0
     inventory = ActivationInventory(trainer.state.model, b, s, precision, parallel)
     actions = schedule_of(parallel, m).ranks[trainer.topology.pipeline.rank]
     peak, recomputed = rank_activations(inventory, trainer.state.stages, actions)
-    return Held(parameters - far_parameters, gradients, optimizer - far_optimizer, far_parameters + far_optimizer,
-                gathered_bytes(trainer), unreduced_bytes(trainer, {action.kind for action in actions}), peak,
-                recomputed)
+    return Held(parameters - offloaded_parameters, gradients, optimizer - offloaded_optimizer,
+                offloaded_parameters + offloaded_optimizer, gathered_bytes(trainer),
+                unreduced_bytes(trainer, {action.kind for action in actions}), peak, recomputed)
 
 
 def gathered_bytes(trainer: Trainer) -> int:
@@ -134,7 +134,7 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
     """Tabulate a row for each kind of rank: measured, then `=` or `NOT` and the formula's."""
     states = ("parameters", "gradients", "optimizer")
     rows = [["ranks", "Psi", *(cell for name in states for cell in (name, "predicted")), "sum", "predicted", "formula"]]
-    formula = FORMULAS[parallel.zero_stage] + (" less far memory" if parallel.cpu_offload else "")
+    formula = FORMULAS[parallel.zero_stage] + (" - offloaded" if parallel.cpu_offload else "")
     for ranks, one in distinct(everyone):
         pairs = [(getattr(one.held, name), getattr(one.expected, name)) for name in states]
         pairs.append((sum(found for found, _ in pairs), sum(value for _, value in pairs)))
@@ -145,7 +145,7 @@ def states_table(everyone: Sequence[RankMemory], parallel: ParallelConfig) -> st
 
 def while_table(everyone: Sequence[RankMemory]) -> list[str]:
     """Tabulate the peaks of everything else: the columns in which any rank has something."""
-    columns = {"offloaded": "far memory", "gathered": "gathered parameters", "unreduced": "unsent gradients",
+    columns = {"offloaded": "offloaded", "gathered": "gathered parameters", "unreduced": "unsent gradients",
                "activations": "activations", "recomputed": "computed again"}
     used = {name: title for name, title in columns.items() if any(getattr(one.held, name) for one in everyone)}
     if not used:
@@ -166,7 +166,7 @@ def formulas_table(one: RankMemory, parallel: ParallelConfig, precision: Precisi
     rows = [["stage", "formula", *(f"w = {a}, g = {g}, K = {k}" for a, g, k in sizes), "this run"]]
     for stage, formula in enumerate(FORMULAS):
         found = [sum(model_states(one.psi + one.padding, n, stage, *each)) for each in sizes]
-        held = f"{one.held.states:,}" if stage == parallel.zero_stage else ""      # far memory included
+        held = f"{one.held.states:,}" if stage == parallel.zero_stage else ""      # offloaded bytes included
         rows.append([str(stage), formula, *(f"{value:,.0f}" for value in found), held])
     return aligned(rows, left=(0, 1))
 

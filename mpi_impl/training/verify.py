@@ -119,7 +119,7 @@ class Verifier:
         return root_mean_square(difference(replica, self.textbook.params), SMALL if self.precision.half else 1)
 
     def step_size(self, result: StepResult) -> float:
-        """About how far Adam moves a weight, and what a weight is rounded to."""
+        """Estimate how far Adam moves a weight, with the rounding of the weight added."""
         return result.learning_rate + 16 * FORMATS[self.precision.main].epsilon * largest(self.textbook.params)
 
     def whole(self, flats) -> Iterator:
@@ -139,7 +139,7 @@ class Verifier:
 
 
 def difference(tree, expected):
-    """Tensor by tensor."""
+    """Return the difference of two trees, tensor by tensor."""
     return tree_map(np.subtract, tree, expected)
 
 

@@ -28,7 +28,7 @@ HEADS = {"BertForPreTraining": ("lm", "sop"), "MegatronBertForPreTraining": ("lm
 
 
 def golden_batch(heads) -> Any:
-    """Four samples of up to six tokens, or four questions: with two pieces of text, with masks and with padding."""
+    """Return four samples of up to six tokens, or four questions, with two segments, masks and padding."""
     b, s = 4 * (CHOICES if "choice" in heads else 1), 6
     row, column = np.arange(b)[:, None], np.arange(s)[None]
     lengths = 6 - np.arange(b) % 3
@@ -41,8 +41,10 @@ def golden_batch(heads) -> Any:
                      lengths, np.arange(b) // 2 % 2)
 
 
-def made_by_transformers(name: str, choices: dict) -> dict:
-    """config.json; the tensors' names and shapes; logits, losses, and each gradient times its direction."""
+def golden_of(name: str, choices: dict) -> dict:
+    """Compute the golden entry of one kind of model: config.json, the tensors' names and shapes, logits, losses, and
+    each gradient's inner product with its direction.
+    """
     import torch
     import transformers
 
@@ -57,13 +59,13 @@ def made_by_transformers(name: str, choices: dict) -> dict:
     with torch.no_grad():
         for tensor, shape in tensors.items():
             parameters[tensor].copy_(torch.from_numpy(weight(tensor, shape)))
-    logits, losses, gradients = computed(model, golden_batch(HEADS[name]))
+    logits, losses, gradients = compute(model, golden_batch(HEADS[name]))
     along = {tensor: float((gradients[tensor] * direction(tensor, shape)).sum()) for tensor, shape in tensors.items()}
     return {"config": config, "tensors": tensors, "losses": losses, "gradients": along,
             "logits": {head: x.tolist() for head, x in logits.items()}}
 
 
-def computed(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str, np.ndarray]]:
+def compute(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str, np.ndarray]]:
     """Compute the logits of each head, its weighted mean loss, and the gradients of their sum, by name."""
     import torch
 
@@ -88,7 +90,9 @@ def computed(model, batch) -> tuple[dict[str, np.ndarray], list[float], dict[str
 
 
 def check_loss(model, out, batch, loss: float) -> None:
-    """That of a BERTBatch is what transformers itself calls the loss, where something is to be predicted."""
+    """Check that our loss of a BERTBatch is the loss that transformers itself reports, where there is a token to
+    predict.
+    """
     import torch
 
     if isinstance(batch, ChoiceBatch) or not batch.weights.any():
@@ -102,4 +106,4 @@ def check_loss(model, out, batch, loss: float) -> None:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({kind: made_by_transformers(*made) for kind, made in KINDS.items()}) + "\n")
+    GOLDEN.write_text(json.dumps({kind: golden_of(*made) for kind, made in KINDS.items()}) + "\n")

@@ -67,8 +67,8 @@ def loaded(run: Run, topology, folder) -> Trainer:
     return trainer
 
 
-def computed(group, run: Run, folder, batch) -> Found:
-    """Logits, losses and gradients, of a batch that is dealt in microbatches of one sample."""
+def compute_on(group, run: Run, folder, batch) -> Found:
+    """Return a rank's logits, losses and gradients of a batch, dealt in microbatches of one sample."""
     with connected(group, run.parallel()) as topology:
         trainer = loaded(run, topology, folder)
         size = len(batch.tokens) // sequences_of(run.model)
@@ -126,7 +126,7 @@ def gradients_of(run: Run, ranks: list[Found]) -> dict[str, np.ndarray]:
             for name, grad in zip(dict.fromkeys(place.name for place in places), join_shards([whole[ours]], places))}
 
 
-def saved_again(group, run: Run, folder, steps: int, again, batch=None) -> None:
+def learn_and_save(group, run: Run, folder, steps: int, again, batch=None) -> None:
     """Load, learn for some steps, and save."""
     with connected(group, run.parallel()) as topology:
         trainer = loaded(run, topology, folder)

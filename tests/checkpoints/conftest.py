@@ -17,7 +17,7 @@ def golden(kind):
 
 @pytest.fixture
 def folder(golden, tmp_path):
-    """The golden model, as transformers saves it."""
+    """Write the golden model as transformers saves it; return its folder."""
     return write_model(tmp_path / "model", golden["config"], weights_of(golden))
 
 

@@ -21,7 +21,7 @@ TOKENS = [[3, 1, 4, 1, 5], [2, 6, 5, 3, 5], [9, 7, 9, 3, 2], [10, 8, 4, 6, 0]]
 
 
 def numbers(what: str, shape) -> np.ndarray:
-    """float64 [shape], between -1 and 1; others for every name, and no two alike."""
+    """Return float64 [shape], distinct numbers between -1 and 1 that depend on the name."""
     phase = zlib.crc32(what.encode()) / 2**32
     return np.sin(1000 * phase + (1 + phase) * np.arange(prod(shape))).reshape(shape)
 
@@ -31,12 +31,14 @@ def weight(name: str, shape) -> np.ndarray:
 
 
 def direction(name: str, shape) -> np.ndarray:
-    """A gradient times this is one number, which no other gradient is likely to give."""
+    """Return an array whose inner product with a gradient is a number that no other gradient is likely to give."""
     return numbers(f"direction of {name}", shape)
 
 
-def made_by_transformers(kind: dict) -> dict:
-    """config.json; the tensors' names and shapes; logits, loss, and each gradient times its direction."""
+def golden_of(kind: dict) -> dict:
+    """Compute the golden entry of one kind of model: config.json, the tensors' names and shapes, logits, the loss, and
+    each gradient's inner product with its direction.
+    """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -50,12 +52,12 @@ def made_by_transformers(kind: dict) -> dict:
     with torch.no_grad():
         for name, shape in tensors.items():
             parameters[name].copy_(torch.from_numpy(weight(name, shape)))
-    logits, loss, gradients = computed(model, TOKENS)
+    logits, loss, gradients = compute(model, TOKENS)
     along = {name: float((gradients[name] * direction(name, shape)).sum()) for name, shape in tensors.items()}
     return {"config": config, "tensors": tensors, "loss": loss, "logits": logits[0].tolist(), "gradients": along}
 
 
-def computed(model, tokens):
+def compute(model, tokens):
     """Compute with transformers: sequences [B, s + 1] -> logits [B, s, V], their mean loss, its gradients by name.
 
     (Its own loss rounds the logits to float32 first. So the mean is taken here, of the same logits.)
@@ -73,4 +75,4 @@ def computed(model, tokens):
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps({name: made_by_transformers(kind) for name, kind in KINDS.items()}) + "\n")
+    GOLDEN.write_text(json.dumps({name: golden_of(kind) for name, kind in KINDS.items()}) + "\n")

@@ -29,7 +29,7 @@ T, P = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 
 def taking_turns(models, places) -> list:
-    """Every model in every place; but for each place's turn they are marked deep."""
+    """Return every model in every place. Each place has one fast model, in turn; the others are marked deep."""
     return [pytest.param(model, *place, marks=[] if i % len(models) == turn else pytest.mark.deep)
             for i, place in enumerate(places) for turn, model in enumerate(models)]
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def options(folder, more="") -> list[str]:
-    """Those of a run that begins with the model in the folder, in float64."""
+    """Return the options of a run in float64 that begins with the model in the folder."""
     return ["--load-hf", str(folder), "--seq-length", "4", "--micro-batch-size", "1", "--dtype", "float64",
             "--clip-grad", "0", *more.split()]
 
@@ -59,8 +59,9 @@ def trainer_of(settings, topology) -> Trainer:
     return trainer
 
 
-def computed(group, argv, tokens) -> Found:
-    """Logits of the first sequence, the loss of all, [B, s + 1], and its gradients."""
+def compute_on(group, argv, tokens) -> Found:
+    """Return a rank's results: logits of the first sequence, the loss of all sequences, [B, s + 1], and its gradients.
+    """
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
         trainer = trainer_of(settings, topology)
@@ -72,7 +73,7 @@ def computed(group, argv, tokens) -> Found:
         return Found(topology.place, result.loss, logits, grads, trainer.state.layout.tensors)
 
 
-def saved_again(group, argv, steps, folder) -> None:
+def learn_and_save(group, argv, steps, folder) -> None:
     """Load, learn for some steps, and save."""
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
@@ -93,7 +94,7 @@ def whole_gradients(ranks: list[Found]) -> dict[str, np.ndarray]:
 
 
 def full_name(name: str) -> str:
-    """Theirs, with the prefix."""
+    """Return transformers' name of our tensor, with the prefix."""
     return GPT2.full_name(their_name(name))
 
 
@@ -121,7 +122,7 @@ def same_tensors(one: Path, other: Path):
         assert ours[name].tobytes() == theirs[name].tobytes(), name
 
 
-def said_of(act, sentence: str):
+def refuses(act, sentence: str):
     with pytest.raises(UserError) as caught:
         act()
     assert sentence in str(caught.value)

@@ -18,7 +18,9 @@ def with_a_layer_too_few(folder, to) -> Path:
 
 
 def assert_read_once(weights, segments, ranks: int) -> None:
-    """All ranks together read each element of a split tensor once, and no padding."""
+    """Assert that the ranks together read each element of a split tensor once, each rank all of a replicated one, and
+    no padding.
+    """
     of_tensor, read = weights.slice, []
     weights.slice = lambda name: Counted(of_tensor(name), read)
     for segment in segments:

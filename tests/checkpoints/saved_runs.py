@@ -30,7 +30,7 @@ class Run(NamedTuple):
         return Trainer(ModelState(self.case.model, topology, self.case.seed, self.precision), OPTIMIZER)
 
     def samples(self, step: int):
-        """The global batch of a step."""
+        """Return the global batch of a step."""
         return self.case.batch(str(step), self.batch)
 
     def step(self, trainer: Trainer):
@@ -51,8 +51,8 @@ def states(trainer: Trainer) -> States:
                    for name, buffer in trainer.state.optimizer_states.items()})
 
 
-def joined(everyone: list[States], state: str, replica: int = 0):
-    """The whole model's, of one replica."""
+def join_replica(everyone: list[States], state: str, replica: int = 0):
+    """Return this state of the whole model, from the ranks of one replica."""
     stages = [[found for found in everyone if found.place[1:] == (replica, stage)]
               for stage in range(1 + max(found.place.pipeline for found in everyone))]
     parts = [join([found.views[state] for found in stage], stage[0].tensors) for stage in stages]
@@ -73,7 +73,7 @@ def train_and_save(group, run: Run, root, steps: int = 1) -> States:
 
 
 def load_and_train(group, run: Run, root, steps: int = 1) -> tuple[States, list, States]:
-    """States after loading, the results of some steps, and the states after them."""
+    """Return the states after loading, the results of some steps, and the states after them."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         checkpoint.load(trainer, str(root), group.broadcast_object(lambda: on_disk.read_manifest(str(root))))

@@ -13,7 +13,7 @@ from mpi_impl.data.tokenizer_choice import TokenizerChoice, given_tokenizer
 from mpi_impl.launching.option_fields import filled
 from mpi_impl.programs.arguments import parse
 from reference.config import ModelConfig
-from tests.checkpoints.gpt2_runs import empty, said_of
+from tests.checkpoints.gpt2_runs import empty, refuses
 from tests.strategies import ANY_MODEL, cases
 
 TEXT = ["Some words, more words: the same Words again, and Élan."]
@@ -24,7 +24,7 @@ def options(folder, more=""):
 
 
 def config(model_type="bert", **change):
-    """A small one, as transformers writes it."""
+    """Return the configuration of a small model, as transformers writes it, with some changes."""
     return {"model_type": model_type, "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4,
             "vocab_size": 11, "max_position_embeddings": 6, "intermediate_size": 32, "hidden_act": "gelu",
             "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "layer_norm_eps": 1e-12,
@@ -33,10 +33,10 @@ def config(model_type="bert", **change):
 
 @pytest.fixture
 def folder(tmp_path):
-    return written(tmp_path, config())
+    return write_config(tmp_path, config())
 
 
-def written(folder, fields):
+def write_config(folder, fields):
     (folder / CONFIG).write_text(json.dumps(fields))
     return folder
 
@@ -44,7 +44,7 @@ def written(folder, fields):
 @pytest.mark.parametrize("model_type", ["bert", "megatron-bert"])
 def test_the_model_is_the_files(tmp_path, model_type):
     """The order of norms by model_type; dropout is the file's unless its option is given."""
-    folder = written(tmp_path, config(model_type))
+    folder = write_config(tmp_path, config(model_type))
     model = parse(options(folder), 1, "bert").model(11)
     assert model == ModelConfig(2, 8, 4, 11, 6, activation="gelu_exact", layernorm_epsilon=1e-12, hidden_dropout=0.2,
                                 attention_dropout=0.3, architecture="bert", heads=("lm", "sop"),
@@ -55,13 +55,13 @@ def test_the_model_is_the_files(tmp_path, model_type):
     if model_type == "bert":
         assert parse(options(folder, flag), 1, "bert").model(11) == model
     else:
-        said_of(lambda: parse(options(folder, flag), 1, "bert"), f"{flag} is True, but {folder / CONFIG} says that "
+        refuses(lambda: parse(options(folder, flag), 1, "bert"), f"{flag} is True, but {folder / CONFIG} says that "
                 "model_type is megatron-bert, where it is False. Leave the option out")
 
 
 @pytest.mark.parametrize("model_type, sizes", [("bert", (12, 768, 12, 512)), ("megatron-bert", (24, 1024, 16, 512))])
 def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path, model_type, sizes):
-    model = parse(options(written(tmp_path, {"model_type": model_type})), 1, "bert").model(30522)
+    model = parse(options(write_config(tmp_path, {"model_type": model_type})), 1, "bert").model(30522)
     assert (model.num_layers, model.hidden_size, model.num_attention_heads, model.max_position_embeddings) == sizes
     assert (model.activation, model.layernorm_epsilon) == ("gelu_exact", 1e-12)
     assert model.hidden_dropout == model.attention_dropout == 0.1
@@ -69,7 +69,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path, model_type,
 
 def test_a_bert_that_was_trained_without_a_binary_head_has_none(tmp_path):
     for name, heads in (("BertForMaskedLM", ("lm",)), ("BertForPreTraining", ("lm", "sop"))):
-        folder = written(tmp_path, config(architectures=[name]))
+        folder = write_config(tmp_path, config(architectures=[name]))
         assert parse(options(folder), 1, "bert").model(11).heads == heads
         assert parse(options(folder, "--bert-no-binary-head"), 1, "bert").model(11).heads == ("lm",)
 
@@ -81,7 +81,7 @@ def test_a_config_is_written_as_it_is_read(tmp_path_factory, case):
     if case.model.architecture == "gpt":
         choices["apply_residual_connection_post_layernorm"] = False
     model = replace(case.model, **choices)
-    folder = written(tmp_path_factory.mktemp("config"), config_of(model, NullTokenizer(3), "float64"))
+    folder = write_config(tmp_path_factory.mktemp("config"), config_of(model, NullTokenizer(3), "float64"))
     found = read_config(str(folder), model.architecture)
     again = ModelConfig(vocab_size=found["vocab_size"], architecture=model.architecture, heads=model.heads,
                         make_vocab_size_divisible_by=model.make_vocab_size_divisible_by,
@@ -102,7 +102,7 @@ def test_a_config_is_written_as_it_is_read(tmp_path_factory, case):
     ("--seq-length 7", "--max-position-embeddings is 6, but must be at least --seq-length, which is 7."),
 ])
 def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
-    said_of(lambda: parse(options(folder, more), 1, "bert"), sentence.format(config=folder / CONFIG))
+    refuses(lambda: parse(options(folder, more), 1, "bert"), sentence.format(config=folder / CONFIG))
 
 
 @pytest.mark.parametrize("change, sentence", [
@@ -120,12 +120,12 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
     ({"model_type": "roberta"}, "model_type is 'roberta', but only gpt2, bert, megatron-bert can be loaded."),
 ])
 def test_a_model_that_is_not_built_here_is_refused(folder, change, sentence):
-    written(folder, config(**change))
-    said_of(lambda: parse(options(folder), 1, "bert"), sentence)
+    write_config(folder, config(**change))
+    refuses(lambda: parse(options(folder), 1, "bert"), sentence)
 
 
 def test_a_bert_is_no_gpt(folder):
-    said_of(lambda: parse(options(folder), 1, "gpt"), "model_type is 'bert', but this program has a GPT, so it must be "
+    refuses(lambda: parse(options(folder), 1, "gpt"), "model_type is 'bert', but this program has a GPT, so it must be "
             "gpt2. Give the folder of such a model, or choose another program.")
 
 
@@ -137,7 +137,7 @@ def test_a_bert_is_no_gpt(folder):
      "--apply-residual-connection-post-layernorm is False, but it is True."),
 ])
 def test_what_transformers_has_not_is_not_saved(tmp_path, architecture, more, sentence):
-    said_of(lambda: parse(["--save-hf", str(tmp_path), *more.split()], 1, architecture), sentence)
+    refuses(lambda: parse(["--save-hf", str(tmp_path), *more.split()], 1, architecture), sentence)
 
 
 # ---- the tokenizer --------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_what_transformers_has_not_is_not_saved(tmp_path, architecture, more, se
 def test_the_tokenizer_in_the_folder_is_the_runs(tmp_path, kind):
     """It was saved there, and is found again; but not where the options name another."""
     tokenizer = kind.train(TEXT, 100)
-    folder = written(tmp_path, config(vocab_size=tokenizer.vocab_size))
+    folder = write_config(tmp_path, config(vocab_size=tokenizer.vocab_size))
     save_tokenizer(str(folder), tokenizer)
     args = parse(options(folder), 1, "bert").args
     again = given_tokenizer(filled(TokenizerChoice, args))
@@ -162,13 +162,13 @@ def test_the_tokenizer_in_the_folder_is_the_runs(tmp_path, kind):
 
 def test_the_tokenizer_must_be_the_models(tmp_path):
     tokenizer = BertWordPieceCase.train(TEXT, 100)
-    folder = written(tmp_path, config(vocab_size=tokenizer.vocab_size))
+    folder = write_config(tmp_path, config(vocab_size=tokenizer.vocab_size))
     save_tokenizer(str(folder), tokenizer)
     lines = (folder / "vocab.txt").read_text().splitlines()
     (folder / "vocab.txt").write_text("\n".join([*lines[:-2], lines[-1], lines[-2]]))
-    said_of(lambda: check_vocabulary(str(folder), tokenizer),
+    refuses(lambda: check_vocabulary(str(folder), tokenizer),
             f"{folder / 'vocab.txt'} has another number for the token")
-    said_of(lambda: check_vocabulary(str(folder), ByteLevelBPETokenizer.train(TEXT, 260)),
+    refuses(lambda: check_vocabulary(str(folder), ByteLevelBPETokenizer.train(TEXT, 260)),
             f"says that vocab_size is {tokenizer.vocab_size}, but the ByteLevelBPETokenizer has 260 tokens. Give the "
             "tokenizer that the model was trained with: --tokenizer-type BertWordPieceLowerCase or BertWordPieceCase")
 

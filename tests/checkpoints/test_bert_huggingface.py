@@ -28,8 +28,8 @@ from reference.models.model import model_tensors
 from reference.parallel import stages
 from tests.cases import close
 from tests.checkpoints.bert_golden import GOLDEN, HEADS, direction, golden_batch
-from tests.checkpoints.bert_runs import Run, agrees, computed, gradients_of, model_in, saved_again
-from tests.checkpoints.gpt2_runs import empty, said_of, same_tensors, taking_turns, weights_of, write_model
+from tests.checkpoints.bert_runs import Run, agrees, compute_on, gradients_of, learn_and_save, model_in
+from tests.checkpoints.gpt2_runs import empty, refuses, same_tensors, taking_turns, weights_of, write_model
 from tests.checkpoints.reading import assert_read_once
 from tests.strategies import ANY_MODEL, cases
 from tests.training_theorems import Plan
@@ -62,7 +62,7 @@ def golden(kind):
 
 @pytest.fixture
 def folder(golden, tmp_path):
-    """The golden model, as transformers saves it."""
+    """Write the golden model as transformers saves it; return its folder."""
     return write_model(tmp_path / "model", golden["config"], weights_of(golden))
 
 
@@ -75,7 +75,7 @@ def model(golden, folder):
 def test_golden_logits_losses_and_gradients(ranks, golden, folder, model, t, d, plan, cut):
     """They equal transformers' on any topology, to rounding."""
     run = Run(model, t, d, plan, cut)
-    found = ranks.run(run.n, computed, run, folder, golden_batch(model.heads))
+    found = ranks.run(run.n, compute_on, run, folder, golden_batch(model.heads))
     agrees(run, found, (golden["logits"], golden["losses"]), 1e-12)
     gradients = gradients_of(run, found)
     assert gradients.keys() == golden["tensors"].keys()
@@ -131,7 +131,7 @@ def by_hand(w, model) -> BERT:
 def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, model, tmp_path, t, d, plan, cut):
     """The tensors are bitwise identical, with the same names and shapes, and so is config.json."""
     again, run = empty(tmp_path / "again"), Run(replace(model, make_vocab_size_divisible_by=3), t, d, plan, cut)
-    ranks.run(run.n, saved_again, run, folder, 0, again)
+    ranks.run(run.n, learn_and_save, run, folder, 0, again)
     same_tensors(again, folder)
     ours, theirs = (json.loads((place / CONFIG).read_text()) for place in (again, folder))
     assert ours.pop("position_embedding_type") == "absolute" and ours.pop("pad_token_id") is None
@@ -141,7 +141,7 @@ def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, model, tmp_path
 
 @st.composite
 def runs(draw, architectures):
-    """Any model that transformers has, of ragged sizes, on any ranks, and a case of it."""
+    """Draw a model of an architecture that transformers has, of ragged sizes, a case of it, and its ranks."""
     case = draw(cases(sizes=st.sampled_from([1, 2, 3, 4]), architectures=architectures, hidden_dropout=0.0,
                       attention_dropout=0.0, position_embedding_type="learned_absolute", rotary_percent=1.0))
     if case.model.architecture == "gpt":
@@ -164,7 +164,7 @@ def test_any_model_on_any_ranks_is_saved_as_it_was_loaded(ranks, case_and_run):
     with tempfile.TemporaryDirectory() as root:
         config = config_of(run.model, NullTokenizer(3), "float64")
         folder, again = write_model(Path(root, "model"), config, tensors), empty(Path(root, "again"))
-        ranks.run(run.n, saved_again, run, folder, 0, again)
+        ranks.run(run.n, learn_and_save, run, folder, 0, again)
         same_tensors(again, folder)
 
 
@@ -173,8 +173,8 @@ def test_what_was_learnt_is_saved(ranks, folder, model, tmp_path):
     """After some steps, too, and by whom it is saved makes no difference."""
     learnt, again, batch = empty(tmp_path / "learnt"), empty(tmp_path / "again"), golden_batch(model.heads)
     one, other = Run(model, 2, 1, Plan(2)), Run(model, 1, 4, Plan(zero_stage=3))
-    ranks.run(one.n, saved_again, one, folder, 2, learnt, batch)
-    ranks.run(other.n, saved_again, other, learnt, 0, again)
+    ranks.run(one.n, learn_and_save, one, folder, 2, learnt, batch)
+    ranks.run(other.n, learn_and_save, other, learnt, 0, again)
     same_tensors(again, learnt)
     before, after = load_file(folder / WEIGHTS), load_file(learnt / WEIGHTS)
     without_effect = {name for name in after if name.endswith(("key.bias", "classifier.bias"))}      # softmax is blind
@@ -192,7 +192,7 @@ def test_every_form_in_which_a_model_is_found(ranks, golden, folder, model, tmp_
            for name, x in w.items()}
     for i, tensors in enumerate([bare, w | more, old]):
         form = write_model(tmp_path / f"form {i}", golden["config"], tensors)
-        ranks.run(2, saved_again, Run(model, 2), form, 0, form)       # over itself, too
+        ranks.run(2, learn_and_save, Run(model, 2), form, 0, form)       # over itself, too
         same_tensors(form, folder)
 
 
@@ -204,10 +204,10 @@ def test_heads_that_the_model_has_not_are_passed_over(ranks, folder, model, head
     lacking = set(heads) - set(there) - {"choice"}
     if lacking:
         tensor = "cls.predictions.transform" if "lm" in lacking else "pooler"
-        said_of(lambda: check_weights(str(folder), other), f"has no tensor {tensor}.dense.weight in")
+        refuses(lambda: check_weights(str(folder), other), f"has no tensor {tensor}.dense.weight in")
         return
     again = empty(tmp_path / "again")
-    ranks.run(2, saved_again, Run(other, 2), folder, 0, again)
+    ranks.run(2, learn_and_save, Run(other, 2), folder, 0, again)
     before, after = load_file(folder / WEIGHTS), load_file(again / WEIGHTS)
     new = after.keys() - before.keys()
     assert new == ({"classifier.weight", "classifier.bias"} if set(heads) - set(there) else set()) | (
@@ -227,7 +227,7 @@ def test_no_rank_reads_more_than_its_part(folder, model):
 # ---- files that cannot be loaded ------------------------------------------------------------------------------------
 
 
-def changed(folder, change):
+def change_tensors(folder, change):
     tensors = load_file(folder / WEIGHTS) | change
     save_file({name: x for name, x in tensors.items() if x is not None}, folder / WEIGHTS)
 
@@ -248,8 +248,8 @@ QUERY, DECODER = "encoder.layer.1.attention.self.query.weight", "cls.predictions
 ])
 @pytest.mark.parametrize("kind", ["original"])
 def test_weights_that_are_not_the_models_are_refused(folder, model, change, sentence):
-    changed(folder, change)
-    said_of(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
+    change_tensors(folder, change)
+    refuses(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
 
 
 @pytest.mark.parametrize("kind", ["original", "rearranged"])
@@ -257,5 +257,5 @@ def test_one_order_is_not_the_other(folder, golden, model):
     """Each order has other names for its norms, and a file with the other order's names is refused."""
     swapped = {"bert": "megatron-bert", "megatron-bert": "bert"}[golden["config"]["model_type"]]
     (folder / CONFIG).write_text(json.dumps(golden["config"] | {"model_type": swapped}))
-    said_of(lambda: check_weights(str(folder), model_in(folder, model.heads)), "has no tensor encoder.layer.0."
+    refuses(lambda: check_weights(str(folder), model_in(folder, model.heads)), "has no tensor encoder.layer.0."
             if swapped == "megatron-bert" else "has no tensor embeddings.LayerNorm.weight")

@@ -23,7 +23,7 @@ from reference.precision import LossScaling, Precision, ScaleState
 from reference.schedules.generators import make
 from reference.training import trainer as training
 from tests.allocated import most_bytes
-from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, joined, load_and_train, train_and_save
+from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, SMALL, Run, join_replica, load_and_train, train_and_save
 from tests.deep import every_other_deep
 from tests.mpi_impl.test_training import WITHOUT_V, places
 from tests.strategies import ANY_MODEL, Case, cases, trees_close
@@ -47,7 +47,7 @@ def plans(draw, t, p, d, most):
 
 @st.composite
 def pairs(draw):
-    """The same model and batches on two topologies."""
+    """Draw two runs of the same model and batches on two topologies."""
     (t1, p1, d1), (t2, p2, d2) = one, other = [draw(st.sampled_from(places()), "t, p, d") for _ in range(2)]
     heads, layers = lcm(t1, t2), max(p1, p2) + draw(st.integers(0, 2), "more layers")
     case = draw(cases(sizes=st.just(1), architectures=ANY_MODEL, num_layers=layers, num_attention_heads=heads,
@@ -82,7 +82,7 @@ def test_one_topology_after_the_other(ranks, i):
 
 
 def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
-    """All states are there to the bit, on every replica; and one more step is one process's."""
+    """Check that a run loads another's states to the bit, on every replica, and that one more step is one process's."""
     with tempfile.TemporaryDirectory() as root:
         saved = ranks.run(one.n, train_and_save, one, root, steps)
         after = ranks.run(other.n, load_and_train, other, root)
@@ -90,21 +90,21 @@ def one_loads_other(ranks, one: Run, other: Run, steps: int) -> None:
     replicas = 1 + max(found.place.data for found in loaded)
     for state in ("parameters", "m", "v"):
         for replica in range(replicas):
-            trees_close(joined(loaded, state, replica), joined(saved, state), 0.0)
+            trees_close(join_replica(loaded, state, replica), join_replica(saved, state), 0.0)
     textbook = training.Trainer(one.case.model, OPTIMIZER, one.case.seed, DOUBLE)
     for step in range(steps + 1):
         loss, norm, _ = textbook.step(one.samples(step))
     assert all((result.loss, result.grad_norm) == pytest.approx((loss, norm), rel=1e-10) for result, in results)
     for state, expected in (("parameters", textbook.params), ("m", textbook.m), ("v", textbook.v)):
-        trees_close(joined(stepped, state, replicas - 1), expected, 1e-10)
+        trees_close(join_replica(stepped, state, replicas - 1), expected, 1e-10)
 
 
 # ---- a resumed run is the run ---------------------------------------------------------------------------------------
 
 
 @st.composite
-def resumed(draw):
-    """A run of any precision, whose loss scale moves if it has one."""
+def runs_of_any_precision(draw):
+    """Draw a run of any precision, with a loss scale that moves if it has one."""
     run = draw(pairs())[0]
     scaling = LossScaling(initial_loss_scale=2.0**draw(st.integers(0, 40), "scale"), loss_scale_window=2, hysteresis=1)
     formats = [Precision(name) for name in ("float64", "float32", "bfloat16")]
@@ -112,7 +112,9 @@ def resumed(draw):
 
 
 def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
-    """The states of each rank are bitwise identical. The second trainer begins with other weights than the first."""
+    """Check that a resumed and an uninterrupted run have bitwise identical states on each rank. The resumed trainer's
+    states begin with other values.
+    """
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         through, before, after = run.trainer(topology), run.trainer(topology), run.trainer(topology)
         for _ in range(steps):
@@ -133,7 +135,7 @@ def resumed_is_uninterrupted(group, run: Run, root, steps: int) -> None:
 
 
 @settings(max_examples=settings().max_examples // 5)
-@given(resumed(), st.integers(1, 3))
+@given(runs_of_any_precision(), st.integers(1, 3))
 def test_a_resumed_run_is_the_run(ranks, run, steps):
     """n + n steps = 2 n steps, to the bit: losses, norms, weights, moments, loss scale; whatever the run is like."""
     with tempfile.TemporaryDirectory() as root:
@@ -148,7 +150,8 @@ def test_another_precision_goes_on(ranks, tmp_path, before, after):
     saved = ranks.run(2, train_and_save, one, tmp_path)
     loaded, _, _ = zip(*ranks.run(2, load_and_train, other, tmp_path, 0), strict=True)
     for state in ("parameters", "m", "v"):
-        for (name, x), (_, y) in zip(leaves(joined(loaded, state)), leaves(joined(saved, state)), strict=True):
+        found, expected = (leaves(join_replica(everyone, state)) for everyone in (loaded, saved))
+        for (name, x), (_, y) in zip(found, expected, strict=True):
             assert x.dtype == other.precision.main and np.array_equal(x, y.astype(x.dtype)), name
 
 
@@ -170,7 +173,7 @@ def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run)
     for state in ("parameters", "m", "v"):
         files = {name: load_file(folder / name) for name in manifest.files if name.startswith(f"{state}-")}
         assert sum(len(file) for file in files.values()) == sum(len(x.boxes) for x in manifest.tensors.values())
-        for name, expected in leaves(joined(saved, state)):
+        for name, expected in leaves(join_replica(saved, state)):
             found = np.full(expected.shape, np.nan)
             for box, rank in manifest.tensors[name].boxes:
                 assert np.isnan(found[box]).all()
@@ -179,7 +182,9 @@ def test_the_files_are_safetensors_and_hold_the_model_once(ranks, tmp_path, run)
 
 
 def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, int]:
-    """Bytes, at most, beside what is held -> of the save, of the load; of the largest part of a tensor, of a state."""
+    """Return the peak bytes that a save and a load allocate, and the bytes of the rank's largest piece and of one of
+    its states.
+    """
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         trainer.iteration = 1
@@ -191,9 +196,8 @@ def memory_of_a_save_and_a_load(group, run: Run, root) -> tuple[int, int, int, i
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_no_rank_holds_the_model(ranks, tmp_path, offload):
-    """A save copies nothing, or its part of one tensor from far memory; a load has that part, and what it is read as.
-
-    (The package has that more than once for a moment.)
+    """A save copies nothing, or a rank's piece of one offloaded tensor; a load holds that piece and the bytes that it
+    read for it, of which the package makes several copies for a moment.
     """
     model = ModelConfig(7, 128, 2, 50, 8)
     run = Run(2, Case(1, model, 1, 4, seed=1), Plan(zero_stage=1, cpu_offload=offload), 2)

@@ -7,7 +7,7 @@ import pytest
 from mpi_impl.checkpoints.huggingface_config import CONFIG, config_of, notes, read_config
 from mpi_impl.data.tokenizer import NullTokenizer
 from mpi_impl.programs.arguments import parse
-from tests.checkpoints.gpt2_runs import options, said_of
+from tests.checkpoints.gpt2_runs import options, refuses
 
 
 def test_sizes_and_dropout_are_the_files_unless_options_say_otherwise(folder, golden):
@@ -57,7 +57,7 @@ def test_a_config_is_written_as_it_is_read(folder, golden):
 ])
 @pytest.mark.parametrize("kind", ["tied"])
 def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
-    said_of(lambda: parse([*options(folder), *more.split()], 1),
+    refuses(lambda: parse([*options(folder), *more.split()], 1),
             sentence.format(config=folder / CONFIG, folder=folder))
 
 
@@ -78,7 +78,7 @@ def test_options_that_contradict_the_file_are_refused(folder, more, sentence):
 ])
 def test_a_model_that_is_not_built_here_is_refused(folder, golden, change, sentence):
     (folder / CONFIG).write_text(json.dumps(golden["config"] | change))
-    said_of(lambda: parse(options(folder), 1), sentence)
+    refuses(lambda: parse(options(folder), 1), sentence)
 
 
 def test_a_config_of_another_kind_of_file(folder):
@@ -87,7 +87,7 @@ def test_a_config_of_another_kind_of_file(folder):
                            ('{"a": ' + "[" * 100_000, "is not JSON that can be read: it is nested too deeply"),
                            (" " * (1 << 20) + "{}", "has 1,048,578 bytes, but a file of its kind has at most")):
         (folder / CONFIG).write_bytes(text.encode("latin1"))
-        said_of(lambda: parse(options(folder), 1), f"{folder / CONFIG} {sentence}")
+        refuses(lambda: parse(options(folder), 1), f"{folder / CONFIG} {sentence}")
 
 
 def test_a_config_that_never_ends_or_never_begins_is_refused(folder):
@@ -99,7 +99,7 @@ def test_a_config_that_never_ends_or_never_begins_is_refused(folder):
                            (lambda: path.mkdir(), "cannot be read: Is a directory")):
         path.unlink()
         make()
-        said_of(lambda: parse(options(folder), 1), f"{path} {sentence}")
+        refuses(lambda: parse(options(folder), 1), f"{path} {sentence}")
 
 
 def test_a_misspelt_field_gets_a_note(folder, golden):
@@ -114,5 +114,5 @@ def test_a_misspelt_field_gets_a_note(folder, golden):
 
 
 def test_only_a_gpt2_is_saved_as_one(tmp_path):
-    said_of(lambda: parse(["--save-hf", str(tmp_path), "--position-embedding-type", "rope"], 1),
+    refuses(lambda: parse(["--save-hf", str(tmp_path), "--position-embedding-type", "rope"], 1),
             "--save-hf writes a gpt2, where --position-embedding-type is learned_absolute, but it is rope.")

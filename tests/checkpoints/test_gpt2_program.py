@@ -6,14 +6,14 @@ import pytest
 
 from mpi_impl.checkpoints.huggingface_config import CONFIG, check_vocabulary, read_config
 from mpi_impl.data.tokenizer import ByteLevelBPETokenizer, GPT2BPETokenizer, NullTokenizer
-from tests.checkpoints.gpt2_runs import P, said_of
+from tests.checkpoints.gpt2_runs import P, refuses
 from tests.program import pretrain, refusal
 
 
 @pytest.mark.parametrize("kind", ["tied"])
 def test_the_tokenizer_must_be_the_models(folder, tmp_path):
     check_vocabulary(str(folder), NullTokenizer(10))
-    said_of(lambda: check_vocabulary(str(folder), NullTokenizer(11)),
+    refuses(lambda: check_vocabulary(str(folder), NullTokenizer(11)),
             f"{folder / CONFIG} says that vocab_size is 11, but the NullTokenizer has 12 tokens. Give the tokenizer")
     tokenizer = ByteLevelBPETokenizer.train(["some words, some words"], 260)
     (folder / CONFIG).write_text(json.dumps(read_config(str(folder), "gpt") | {"vocab_size": 260}))
@@ -21,7 +21,7 @@ def test_the_tokenizer_must_be_the_models(folder, tmp_path):
     tokenizer.library.model.save(str(folder))
     check_vocabulary(str(folder), tokenizer)
     other = ByteLevelBPETokenizer.train(["quite another text, quite another"], 260)
-    said_of(lambda: check_vocabulary(str(folder), other), f"{folder}/vocab.json has another number for the token ")
+    refuses(lambda: check_vocabulary(str(folder), other), f"{folder}/vocab.json has another number for the token ")
 
 
 def validation_loss(metrics: Path) -> float:

@@ -31,9 +31,8 @@ from reference.params import leaves, tree_map, with_names
 from reference.training.trainer import loss_and_gradients
 from tests.allocated import most_bytes
 from tests.checkpoints.gpt2_golden import TOKENS, direction
-from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, computed, empty, full_name, options, said_of,
-                                         same_tensors, saved_again, taking_turns, weights_of, whole_gradients,
-                                         write_model)
+from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, compute_on, empty, full_name, learn_and_save, options,
+                                         refuses, same_tensors, taking_turns, weights_of, whole_gradients, write_model)
 from tests.checkpoints.reading import assert_read_once
 from tests.program import pretrain, refusal
 from tests.strategies import close
@@ -58,7 +57,7 @@ TOPOLOGIES = [      # ranks, and options
 def test_golden_logits_loss_and_gradients(ranks, golden, folder, n, more):
     """They equal transformers' on any topology, to rounding."""
     batch = np.array(TOKENS * 3 if n in (3, 6) else TOKENS)
-    found = ranks.run(n, computed, options(folder, f"{more} --global-batch-size {len(batch)}"), batch)
+    found = ranks.run(n, compute_on, options(folder, f"{more} --global-batch-size {len(batch)}"), batch)
     for one in found:
         close(np.array(one.loss), np.array(golden["loss"]), 1e-13)
         if one.logits[0] is not None:
@@ -87,7 +86,7 @@ def test_the_textbook_agrees_with_the_golden_file(golden):
 def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, tmp_path, n, more):
     """The tensors are bitwise identical, with the same names, shapes and metadata, and so is config.json."""
     again = empty(tmp_path / "again")
-    ranks.run(n, saved_again, options(folder, more), 0, again)
+    ranks.run(n, learn_and_save, options(folder, more), 0, again)
     same_tensors(again, folder)
     with safe_open(again / WEIGHTS, "np") as file:
         assert file.metadata() == {"format": "pt"}
@@ -101,8 +100,8 @@ def test_what_is_saved_is_what_was_loaded(ranks, golden, folder, tmp_path, n, mo
 def test_what_was_learnt_is_saved(ranks, folder, tmp_path, n, more, m, other):
     """After some steps, too, and by whom it is saved makes no difference."""
     learnt, again = empty(tmp_path / "learnt"), empty(tmp_path / "again")
-    ranks.run(n, saved_again, options(folder, more), 2, learnt)
-    ranks.run(m, saved_again, options(learnt, other), 0, again)
+    ranks.run(n, learn_and_save, options(folder, more), 2, learnt)
+    ranks.run(m, learn_and_save, options(learnt, other), 0, again)
     same_tensors(again, learnt)
     assert any(not np.allclose(x, load_file(folder / WEIGHTS)[name], atol=1e-4)
                for name, x in load_file(learnt / WEIGHTS).items())
@@ -113,7 +112,7 @@ def test_sixteen_bits_keep_the_weights_they_were_given(ranks, golden, folder, tm
     """The model computes with 16 bits; master weights, and what is saved of them, have all 32."""
     write_model(folder, golden["config"], {name: x.astype(np.float32) for name, x in weights_of(golden).items()})
     again = empty(tmp_path / "again")
-    ranks.run(n, saved_again, [*options(folder, more), "--dtype", "float32", "--bf16"], 0, again)
+    ranks.run(n, learn_and_save, [*options(folder, more), "--dtype", "float32", "--bf16"], 0, again)
     same_tensors(again, folder)
     assert json.loads((again / CONFIG).read_text())["dtype"] == "float32"
 
@@ -123,7 +122,7 @@ def test_narrow_weights_are_widened(ranks, golden, folder, tmp_path, dtype):
     narrow = {name: x.astype(dtype) for name, x in weights_of(golden).items()}
     write_model(folder, golden["config"], narrow)
     again = empty(tmp_path / "again")
-    ranks.run(2, saved_again, options(folder, f"{T} 2"), 0, again)
+    ranks.run(2, learn_and_save, options(folder, f"{T} 2"), 0, again)
     for name, x in load_file(again / WEIGHTS).items():
         assert x.dtype == np.float64 and np.array_equal(x, narrow[name].astype(np.float64))
 
@@ -135,7 +134,7 @@ def test_every_form_in_which_a_model_is_found(ranks, kind, golden, folder, tmp_p
     twice = {"lm_head.weight": w["wte.weight"]} if kind == "tied" else {}
     for i, tensors in enumerate([w, w | buffers, weights_of(golden) | twice]):
         form = write_model(tmp_path / f"form {i}", golden["config"], tensors)
-        ranks.run(2, saved_again, options(form, f"{P} 2"), 0, form)       # over itself, too
+        ranks.run(2, learn_and_save, options(form, f"{P} 2"), 0, form)       # over itself, too
         same_tensors(form, folder)
     names = sorted(w)
     several = write_model(tmp_path / "several", golden["config"], {})
@@ -145,7 +144,7 @@ def test_every_form_in_which_a_model_is_found(ranks, kind, golden, folder, tmp_p
         save_file({name: w[name] for name in inside}, several / file)
     (several / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {
         name: file for file, inside in parts.items() for name in inside}}))
-    ranks.run(2, saved_again, options(several, f"{T} 2"), 0, several)
+    ranks.run(2, learn_and_save, options(several, f"{T} 2"), 0, several)
     same_tensors(several, folder)
 
 
@@ -184,26 +183,26 @@ def bytes_at_once(group, argv, folder, architecture="gpt") -> tuple[int, int, in
 # ---- files that cannot be loaded ------------------------------------------------------------------------------------
 
 
-def changed(**change):
-    """Other tensors in the file; None for one that is not there."""
+def edit(**change):
+    """Return a function that changes tensors in the file of a folder, and removes those that are None."""
     def write(folder: Path):
         tensors = load_file(folder / WEIGHTS) | {name.replace("_at_", "."): x for name, x in change.items()}
         save_file({name: x for name, x in tensors.items() if x is not None}, folder / WEIGHTS)
     return write
 
 
-def renamed(to: str):
+def renamer(to: str):
     def rename(folder: Path):
         (folder / WEIGHTS).rename(folder / to)
     return rename
 
 
-def cut_off(folder: Path):
+def truncate(folder: Path):
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:-1])
 
 
-def indexed(weight_map):
+def index(weight_map):
     def write(folder: Path):
         (folder / WEIGHTS).rename(folder / "a.safetensors")
         (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
@@ -219,27 +218,27 @@ C_FC = "transformer_at_h_at_1_at_mlp_at_c_fc_at_weight"
 
 
 @pytest.mark.parametrize("damage, sentence", [
-    (renamed("old"), "--load-hf {folder} has no model.safetensors, nor a model.safetensors.index.json."),
-    (renamed("pytorch_model.bin"), "{folder}/pytorch_model.bin is a pickle, which is never opened"),
-    (cut_off, "{folder}/model.safetensors is not a safetensors file, or is damaged"),
-    (changed(**{C_FC: None}), "--load-hf {folder} has no tensor h.1.mlp.c_fc.weight in model.safetensors, but the "
+    (renamer("old"), "--load-hf {folder} has no model.safetensors, nor a model.safetensors.index.json."),
+    (renamer("pytorch_model.bin"), "{folder}/pytorch_model.bin is a pickle, which is never opened"),
+    (truncate, "{folder}/model.safetensors is not a safetensors file, or is damaged"),
+    (edit(**{C_FC: None}), "--load-hf {folder} has no tensor h.1.mlp.c_fc.weight in model.safetensors, but the "
      "model has one, [8, 32]."),
-    (changed(**{C_FC: np.zeros((32, 8))}), "{folder}/model.safetensors has h.1.mlp.c_fc.weight as [32, 8], but the "
+    (edit(**{C_FC: np.zeros((32, 8))}), "{folder}/model.safetensors has h.1.mlp.c_fc.weight as [32, 8], but the "
      "folder's config.json asks for [8, 32]."),
-    (changed(**{C_FC: np.zeros((8, 32), int)}), "has h.1.mlp.c_fc.weight in the format I64, but it must be one of F64"),
-    (changed(h_at_2_at_ln_1_at_bias=np.zeros(8)), "has a tensor h.2.ln_1.bias, for which the model of the folder's "
+    (edit(**{C_FC: np.zeros((8, 32), int)}), "has h.1.mlp.c_fc.weight in the format I64, but it must be one of F64"),
+    (edit(h_at_2_at_ln_1_at_bias=np.zeros(8)), "has a tensor h.2.ln_1.bias, for which the model of the folder's "
      "config.json has no place."),
-    (changed(lm_head_at_weight=np.zeros((11, 8))), "has a tensor lm_head.weight, for which the model of the folder's"),
-    (indexed(["a"]), "model.safetensors.index.json does not hold what it should: expected `object`, got `array`"),
-    (indexed({"wte.weight": "../b.safetensors"}), "index.json names the file '../b.safetensors', but a file beside it"),
+    (edit(lm_head_at_weight=np.zeros((11, 8))), "has a tensor lm_head.weight, for which the model of the folder's"),
+    (index(["a"]), "model.safetensors.index.json does not hold what it should: expected `object`, got `array`"),
+    (index({"wte.weight": "../b.safetensors"}), "index.json names the file '../b.safetensors', but a file beside it"),
     (deeper, "config.json asks for 1,000,000,000 layers, but model.safetensors has "),
-    (indexed({"wte.weight": "b.safetensors"}), "{folder}/b.safetensors cannot be read: No such file or directory."),
+    (index({"wte.weight": "b.safetensors"}), "{folder}/b.safetensors cannot be read: No such file or directory."),
 ])
 @pytest.mark.parametrize("kind", ["tied"])
 def test_weights_that_are_not_the_models_are_refused(folder, damage, sentence):
     model = parse(options(folder), 1).model(11)
     damage(folder)
-    said_of(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
+    refuses(lambda: check_weights(str(folder), model), sentence.format(folder=folder))
 
 
 @pytest.mark.parametrize("kind", ["tied"])
@@ -248,22 +247,22 @@ def test_a_tied_table_may_be_written_twice_if_both_are_equal(folder, rows):
     """They are compared to the last row, whatever the size of a block."""
     model, twice = parse(options(folder), 1).model(11), load_file(folder / WEIGHTS)["transformer.wte.weight"]
     with mock.patch.object(huggingface, "ROWS", rows):
-        changed(lm_head_at_weight=twice)(folder)
+        edit(lm_head_at_weight=twice)(folder)
         check_weights(str(folder), model)
         twice[-1, -1] += 1
-        changed(lm_head_at_weight=twice)(folder)
-        said_of(lambda: check_weights(str(folder), model), "has a tensor lm_head.weight, for which")
+        edit(lm_head_at_weight=twice)(folder)
+        refuses(lambda: check_weights(str(folder), model), "has a tensor lm_head.weight, for which")
 
 
 @pytest.mark.parametrize("kind", ["untied"])
 def test_an_untied_model_needs_its_own_table(folder):
-    changed(lm_head_at_weight=None)(folder)
-    said_of(lambda: check_weights(str(folder), parse(options(folder), 1).model(11)), "has no tensor lm_head.weight")
+    edit(lm_head_at_weight=None)(folder)
+    refuses(lambda: check_weights(str(folder), parse(options(folder), 1).model(11)), "has no tensor lm_head.weight")
 
 
 @pytest.mark.parametrize("kind", ["tied"])
 def test_weights_are_checked_before_the_corpus_is_read(ranks, folder):
-    changed(**{C_FC: None})(folder)
+    edit(**{C_FC: None})(folder)
     (said,) = set(ranks.run(2, refusal, pretrain, [*options(folder), "--data-path", "no/such"]))
     assert "has no tensor h.1.mlp.c_fc.weight" in said
 
@@ -272,12 +271,12 @@ def test_weights_are_checked_before_the_corpus_is_read(ranks, folder):
 def test_a_file_that_one_rank_cannot_read_ends_all(ranks, folder, tmp_path):
     other = empty(tmp_path / "other")
     (other / CONFIG).write_bytes((folder / CONFIG).read_bytes())
-    (said,) = set(ranks.run(4, refusal, loaded_by_some, options(folder, f"{T} 2"), other))
+    (said,) = set(ranks.run(4, refusal, load_from_two_folders, options(folder, f"{T} 2"), other))
     assert said.startswith(f"--load-hf {other} has no model.safetensors")
 
 
-def loaded_by_some(group, argv, other):
-    """Rank 2 looks for the files in another folder than the others do."""
+def load_from_two_folders(group, argv, other):
+    """Load the model on all ranks, on rank 2 from another folder than on the others."""
     settings = parse(argv, group.size)
     with connected(group, settings.parallel) as topology:
         trainer = Trainer(ModelState(settings.model(11), topology, 1, settings.precision), settings.optimizer)
@@ -288,12 +287,12 @@ def test_what_cannot_be_written_leaves_what_was_there(ranks, tmp_path):
     """All ranks hear of it, in a sentence, however much they have still to send; the folder is as it was."""
     there = write_model(tmp_path / "there", {"some": "model"}, {"x": np.zeros(3)})
     before = {path.name: path.read_bytes() for path in there.iterdir()}
-    (said,) = set(ranks.run(4, refusal, saved_on_a_full_disk, there))
+    (said,) = set(ranks.run(4, refusal, save_on_a_full_disk, there))
     assert said == f"{there} cannot be written: No space left on device."
     assert {path.name: path.read_bytes() for path in there.iterdir()} == before
 
 
-def saved_on_a_full_disk(group, folder):
+def save_on_a_full_disk(group, folder):
     with mock.patch.object(huggingface, "write_tensors", write_one_and_fail):
         bytes_at_once(group, f"--num-layers 2 --hidden-size 256 --seq-length 8 {T} 2 {P} 2".split(), folder)
 

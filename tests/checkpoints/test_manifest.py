@@ -21,8 +21,8 @@ FIRST = "parameters-00000.safetensors"
 
 
 @pytest.fixture(scope="module")
-def saved(ranks, tmp_path_factory):
-    """A checkpoint of SMALL after its first step. Tests work on copies."""
+def saved_root(ranks, tmp_path_factory):
+    """Save SMALL after its first step; return the folder, of which tests change copies."""
     root = tmp_path_factory.mktemp("saved")
     ranks.run(2, train_and_save, SMALL, root)
     return root
@@ -39,7 +39,7 @@ def seal_again(root: Path, change) -> None:
 
 
 def put(keys, value, content) -> None:
-    """content[keys[0]][keys[1]]... = value; or, if the value is None, it is left out."""
+    """Set content[keys[0]][keys[1]]... to a value, or delete it if the value is None."""
     *path, last = keys
     for key in path:
         content = content[key]
@@ -84,17 +84,17 @@ def boxes(*texts):
     (["files", FIRST, "sha256"], "abc", "sha256|regex"),
     (["files", FIRST, "bytes"], "12", "expected `int`, got `str`"),
 ])
-def test_a_manifest_that_was_changed_and_sealed_again_is_refused(saved, tmp_path, keys, value, words):
+def test_a_manifest_that_was_changed_and_sealed_again_is_refused(saved_root, tmp_path, keys, value, words):
     """Nothing of it is believed: not which tensors there are, nor where they are, nor that a file needs no checksum."""
-    root = shutil.copytree(saved, tmp_path / "copy")
+    root = shutil.copytree(saved_root, tmp_path / "copy")
     seal_again(root, partial(put, keys, value))
     with pytest.raises(UserError, match=words) as refused:
         read_manifest(str(root))
     assert str(refused.value).startswith(f"{root}/iter_0000001/manifest.json is not a manifest of format 1")
 
 
-def test_a_manifest_that_is_nested_too_deeply_is_refused(saved, tmp_path):
-    root = shutil.copytree(saved, tmp_path / "copy")
+def test_a_manifest_that_is_nested_too_deeply_is_refused(saved_root, tmp_path):
+    root = shutil.copytree(saved_root, tmp_path / "copy")
     text = b'{"settings": {"a": ' + b"[" * 100_000
     (root / "iter_0000001" / "manifest.json").write_bytes(text)
     (root / "iter_0000001" / "manifest.json.sha256").write_bytes(seal_of(text))
@@ -102,38 +102,38 @@ def test_a_manifest_that_is_nested_too_deeply_is_refused(saved, tmp_path):
         read_manifest(str(root))
 
 
-def test_what_is_not_regular_or_may_not_be_looked_up_is_not_missing(saved, tmp_path):
+def test_what_is_not_regular_or_may_not_be_looked_up_is_not_missing(saved_root, tmp_path):
     """A tracker, a manifest or a file of elements that is a pipe or a device is refused, and not waited for."""
-    root = shutil.copytree(saved, tmp_path / "copy")
+    root = shutil.copytree(saved_root, tmp_path / "copy")
     tracker = root / TRACKER
     tracker.unlink()
     tracker.symlink_to(tracker)
     with pytest.raises(UserError, match="cannot be looked up: Too many levels of symbolic links"):
         read_manifest(str(root))
     for name in (TRACKER, "iter_0000001/manifest.json", "iter_0000001/manifest.json.sha256"):
-        root = shutil.copytree(saved, tmp_path / name.replace("/", "-"))
+        root = shutil.copytree(saved_root, tmp_path / name.replace("/", "-"))
         (root / name).unlink()
         os.mkfifo(root / name)
         with pytest.raises(UserError, match=f"{name} cannot be read: it is a pipe or a device"):
             read_manifest(str(root))
-    manifest = read_manifest(str(saved))
+    manifest = read_manifest(str(saved_root))
     (root / "iter_0000001" / FIRST).unlink()
     (root / "iter_0000001" / FIRST).symlink_to("/dev/zero")
     with pytest.raises(UserError, match=f"{FIRST} cannot be read: it is a pipe or a device"):
         check_file(str(root), str(root / "iter_0000001"), FIRST, manifest.files[FIRST])
 
 
-def test_sealed_again_without_a_change_it_loads(ranks, saved, tmp_path):
-    root = shutil.copytree(saved, tmp_path / "copy")
+def test_sealed_again_without_a_change_it_loads(ranks, saved_root, tmp_path):
+    root = shutil.copytree(saved_root, tmp_path / "copy")
     seal_again(root, lambda content: None)
     assert ranks.run(SMALL.n, refusal, load_and_train, SMALL, root, 0)[0] == ""
 
 
-def test_elements_of_another_format_are_not_read_as_weights(ranks, saved, tmp_path):
+def test_elements_of_another_format_are_not_read_as_weights(ranks, saved_root, tmp_path):
     """A file of int32 with the right names, shapes and checksum."""
     import hashlib
 
-    root = shutil.copytree(saved, tmp_path / "copy")
+    root = shutil.copytree(saved_root, tmp_path / "copy")
     path = root / "iter_0000001" / FIRST
     save_file({name: x.astype(np.int32) for name, x in load_file(path).items()}, path)
     content = path.read_bytes()
@@ -145,7 +145,7 @@ def test_elements_of_another_format_are_not_read_as_weights(ranks, saved, tmp_pa
 
 @st.composite
 def tilings(draw):
-    """An array's shape, and boxes that tile it: it is cut in two again and again, along whichever axis."""
+    """Draw an array's shape, and boxes that tile it: split a random box in two along a random axis, several times."""
     shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple))
     found = [tuple(slice(0, length) for length in shape)]
     for _ in range(draw(st.integers(0, 8))):

@@ -27,28 +27,28 @@ from tests.training_theorems import connected
 
 
 @pytest.fixture(scope="module")
-def saved(ranks, tmp_path_factory):
-    """A checkpoint of SMALL after its first step. Tests work on copies."""
+def saved_root(ranks, tmp_path_factory):
+    """Save SMALL after its first step; return the folder, of which tests change copies."""
     root = tmp_path_factory.mktemp("saved")
     ranks.run(2, train_and_save, SMALL, root)
     return root
 
 
 @pytest.fixture
-def copy(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "copy")
+def copy(saved_root, tmp_path):
+    return shutil.copytree(saved_root, tmp_path / "copy")
 
 
 def load_says(ranks, run: Run, root) -> str:
-    """The sentence with which a load is refused; "" if it loads."""
+    """Return the sentence with which a load is refused; "" if it loads."""
     return ranks.run(run.n, refusal, load_and_train, run, root, 0)[0]
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 255))
-def test_a_changed_byte_is_found_wherever_it_is(ranks, saved, random, change):
+def test_a_changed_byte_is_found_wherever_it_is(ranks, saved_root, random, change):
     """The load fails, and names the file: tracker, manifest, its checksum, or shards (a header, an element)."""
     with tempfile.TemporaryDirectory() as root:
-        shutil.copytree(saved, root, dirs_exist_ok=True)
+        shutil.copytree(saved_root, root, dirs_exist_ok=True)
         path = random.choice(sorted(path for path in Path(root).rglob("*") if path.is_file()))
         content = bytearray(path.read_bytes())
         content[random.randrange(len(content))] ^= change
@@ -98,15 +98,15 @@ def test_a_checkpoint_without_its_folder_or_under_another_name(ranks, copy):
     (dict(activation="relu"), "--activation is relu, but gelu in"),
     (dict(max_position_embeddings=5), "--max-position-embeddings is 5, but 4 in"),
 ])
-def test_another_model_is_refused(ranks, saved, choice, sentence):
+def test_another_model_is_refused(ranks, saved_root, choice, sentence):
     """Settings of training and of storage may change."""
     def with_model(**choice):
         return SMALL._replace(case=replace(SMALL.case, model=replace(SMALL.case.model, **choice)))
 
-    said = load_says(ranks, with_model(**choice), saved)
-    assert said.startswith(f"{sentence} {saved}/iter_0000001: ")
+    said = load_says(ranks, with_model(**choice), saved_root)
+    assert said.startswith(f"{sentence} {saved_root}/iter_0000001: ")
     same = with_model(hidden_dropout=0.3, attention_dropout=0.3, make_vocab_size_divisible_by=1, init_method_std=1.0)
-    assert load_says(ranks, same, saved) == ""
+    assert load_says(ranks, same, saved_root) == ""
 
 
 # ---- how it is written ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_elements_begin_at_a_multiple_of_8(tmp_path, dtype):
 OPERATIONS = ("fsync", "rename", "replace", "mkdir", "listdir", "open")     # of the module os
 
 
-def recorded_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[str, int]]:
+def record_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[str, int]]:
     """Return one save's operations on files, in order, with their files; and the paths of files by number."""
     asked = []
 
@@ -155,7 +155,7 @@ def recorded_save(group, run: Run, root) -> tuple[list[tuple[str, int]], dict[st
 def test_everything_is_on_the_disk_before_it_gets_its_name(ranks, tmp_path):
     """Though the power may fail: the files and their folder before the rename, and that before the tracker's."""
     alone = SMALL._replace(n=1, case=replace(SMALL.case, t=1))
-    (asked, files), = ranks.run(1, recorded_save, alone, tmp_path)
+    (asked, files), = ranks.run(1, record_save, alone, tmp_path)
     folder, tracker = files.pop("iter_0000001"), files.pop(TRACKER)
     top = files.pop(".")
     named = asked.index(("rename", folder))
@@ -187,9 +187,10 @@ class Failing:
 
 
 def failing_saves(group, run: Run, root, failing_rank: int, error: BaseException) -> list[str]:
-    """A good checkpoint of step 1; then step 2 is saved, and in turn each operation of a rank fails, until none does.
+    """Save a good checkpoint of step 1. Then save step 2 repeatedly; each time another of a rank's operations on files
+    fails, until none does. After each failure the last good checkpoint must load.
 
-    After each failure the last good checkpoint loads -> what every failed save said, of those that did not kill.
+    Return the message of every failed save that did not kill the rank.
     """
     root, said = str(root), []
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
@@ -241,7 +242,9 @@ def test_a_disk_that_fails_while_it_writes(ranks, tmp_path, rank):
 
 
 def save_in_little_room(group, run: Run, root) -> tuple[str, str]:
-    """The last rank cannot write more than a few bytes to a file, really -> what it says, and what then is there."""
+    """Save where the system lets the last rank write at most 2,000 bytes to a file. Return the error's message, and the
+    names of the files that are left.
+    """
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         trainer.iteration = 2

@@ -12,8 +12,8 @@ from reference.config import ARCHITECTURES, ModelConfig
 from reference.models.model import model_tensors
 from reference.params import initialize, leaves, tree_map, with_names
 from reference.training import trainer as training
-from tests.checkpoints.gpt2_runs import said_of
-from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, joined, states, train_and_save
+from tests.checkpoints.gpt2_runs import refuses
+from tests.checkpoints.saved_runs import DOUBLE, OPTIMIZER, Run, join_replica, states, train_and_save
 from tests.mpi_impl.test_training import places
 from tests.program import refusal
 from tests.strategies import Case, cases, trees_close
@@ -22,7 +22,7 @@ from tests.training_theorems import Plan, connected
 
 @st.composite
 def fine_tunings(draw):
-    """A BERT with some heads on some ranks, and with the same or others on others; the second's seed is another."""
+    """Draw two runs of a BERT, each with heads and ranks of its own; the second has another seed."""
     found, both = [], [draw(st.sampled_from(places(6)), "t, p, d") for _ in range(2)]
     a, layers = lcm(*(t for t, _, _ in both)), max(p for _, p, _ in both)
     case = draw(cases(sizes=st.just(1), architectures=("bert",), num_layers=layers, num_attention_heads=a,
@@ -41,16 +41,16 @@ def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair):
     """Common tensors are bitwise the checkpoint's; the rest is as in any new run, and so are moments and counters."""
     one, other = pair
     with tempfile.TemporaryDirectory() as root:
-        saved = dict(leaves(joined(ranks.run(one.n, train_and_save, one, root), "parameters")))
-        found = ranks.run(other.n, begun, other, root)
+        saved = dict(leaves(join_replica(ranks.run(one.n, train_and_save, one, root), "parameters")))
+        found = ranks.run(other.n, load_and_step, other, root)
     loaded, missing, counters, results = zip(*found, strict=True)
     tensors = model_tensors(other.case.model)
     expected = tree_map(lambda named: saved.get(named.name, named.leaf),
                         with_names(initialize(tensors, other.case.seed, np.float64)))
     for replica in range(1 + max(found.place.data for found in loaded)):
-        trees_close(joined(loaded, "parameters", replica), expected, 0.0)
+        trees_close(join_replica(loaded, "parameters", replica), expected, 0.0)
         for moment in ("m", "v"):
-            assert not any(x.any() for _, x in leaves(joined(loaded, moment, replica)))
+            assert not any(x.any() for _, x in leaves(join_replica(loaded, moment, replica)))
     new = [name for name, _ in leaves(tensors) if name not in saved]
     assert all(one == new for one in missing) and set(counters) == {(0, 0)}
     textbook = training.Trainer(other.case.model, OPTIMIZER, other.case.seed, DOUBLE)
@@ -59,8 +59,8 @@ def test_other_heads_begin_with_the_weights_of_the_rest(ranks, pair):
     assert all((result.loss, result.grad_norm) == pytest.approx((loss, norm), rel=1e-10) for result in results)
 
 
-def begun(group, run: Run, root):
-    """States after loading, what was missing, the counters, and the first step's result."""
+def load_and_step(group, run: Run, root):
+    """Return the states after loading, the missing tensors, the counters, and the first step's result."""
     with connected(group, run.plan.parallel(group.size, run.case)) as topology:
         trainer = run.trainer(topology)
         missing = checkpoint.load_weights(trainer, str(root), group.broadcast_object(
@@ -78,10 +78,10 @@ def test_of_the_files_only_the_parameters_are_read(ranks, tmp_path):
     folder = tmp_path / "iter_0000001"
     for moment in folder.glob("[mv]-*.safetensors"):
         moment.unlink()
-    ranks.run(2, begun, SMALL, tmp_path)
+    ranks.run(2, load_and_step, SMALL, tmp_path)
     damaged = folder / "parameters-00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    (said,) = set(ranks.run(2, refusal, begun, SMALL, tmp_path))
+    (said,) = set(ranks.run(2, refusal, load_and_step, SMALL, tmp_path))
     assert said.startswith(f"{damaged} is damaged: it has ")
 
 
@@ -94,7 +94,7 @@ def test_another_model_is_refused(ranks, tmp_path, change, sentence):
     manifest = on_disk.read_manifest(str(tmp_path))
     choice = replace(SMALL.case.model, heads=("choice",))
     checkpoint.check_model(str(tmp_path), manifest, choice, other_heads=True)
-    said_of(lambda: checkpoint.check_model(str(tmp_path), manifest, choice),
+    refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, choice),
             "The list of heads is ['choice'], but ['lm', 'sop'] in ")
-    said_of(lambda: checkpoint.check_model(str(tmp_path), manifest, replace(choice, **change), other_heads=True),
+    refuses(lambda: checkpoint.check_model(str(tmp_path), manifest, replace(choice, **change), other_heads=True),
             sentence)

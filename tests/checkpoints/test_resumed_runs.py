@@ -21,7 +21,7 @@ OPTIONS = """--num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-lengt
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A corpus, in the options that name it."""
+    """Write a corpus; return the options that name it."""
     folder = tmp_path_factory.mktemp("data")
     write_indexed(folder / "tokens", [np.random.default_rng(1).integers(0, 20, 3000)], 21)
     return ["--data-path", str(folder / "tokens")]

@@ -4,7 +4,7 @@ import pytest
 
 from mpi_impl.data.tokenizer import GPT2BPETokenizer
 from tests.checkpoints import gpt2_golden
-from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, computed, empty, full_name, options, saved_again,
+from tests.checkpoints.gpt2_runs import (GOLDEN_MODELS, P, T, compute_on, empty, full_name, learn_and_save, options,
                                          taking_turns, whole_gradients)
 from tests.strategies import close
 
@@ -29,7 +29,8 @@ PLACES = [(1, ""), (2, f"{T} 2"), (3, f"{T} 3 --make-vocab-size-divisible-by 1")
 
 
 def random_model(transformers, shape, seed):
-    """Large weights, biases and gains, too, so that nothing is small enough to be wrong unseen; no dropout."""
+    """Return a model without dropout whose weights, biases and gains are so large that an error in any of them shows.
+    """
     import torch
 
     torch.manual_seed(seed)
@@ -48,9 +49,9 @@ def test_same_logits_loss_and_gradients(ranks, transformers, tmp_path, shape, n,
     theirs = random_model(transformers, SHAPES[shape], seed=n)
     theirs.save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if n == 6 else {}))
     tokens = np.random.default_rng(n).integers(0, theirs.config.vocab_size, (12 if n % 3 == 0 else 8, 7))
-    logits, loss, gradients = gpt2_golden.computed(theirs, tokens)
-    found = ranks.run(n, computed, [*options(tmp_path, more), "--seq-length", "6", "--global-batch-size",
-                                    str(len(tokens))], tokens)
+    logits, loss, gradients = gpt2_golden.compute(theirs, tokens)
+    found = ranks.run(n, compute_on, [*options(tmp_path, more), "--seq-length", "6", "--global-batch-size",
+                                      str(len(tokens))], tokens)
     for one in found:
         close(np.array(one.loss), np.array(loss), 1e-11)
         if one.logits[0] is not None:
@@ -69,7 +70,7 @@ def test_what_we_save_opens_there(ranks, transformers, tmp_path, shape, n, more)
     theirs = random_model(transformers, SHAPES[shape], seed=n)
     theirs.save_pretrained(tmp_path)
     again = empty(tmp_path / "again")
-    ranks.run(n, saved_again, [*options(tmp_path, more), "--seq-length", "6"], 0, again)
+    ranks.run(n, learn_and_save, [*options(tmp_path, more), "--seq-length", "6"], 0, again)
     opened, said = transformers.GPT2LMHeadModel.from_pretrained(again, output_loading_info=True)
     assert not any(said.values()), said
     assert opened.dtype == torch.float64
@@ -94,7 +95,7 @@ def test_what_the_program_saves_opens_there(transformers, run_and_saved):
 def test_the_golden_file_is_what_transformers_computes(transformers):
     """The installed version computes the same, to rounding."""
     for kind, golden in GOLDEN_MODELS.items():
-        made = gpt2_golden.made_by_transformers(gpt2_golden.KINDS[kind])
+        made = gpt2_golden.golden_of(gpt2_golden.KINDS[kind])
         assert made["tensors"] == golden["tensors"]
         for name in ("logits", "loss"):
             close(np.array(made[name]), np.array(golden[name]), 1e-13)

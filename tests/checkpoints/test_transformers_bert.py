@@ -12,7 +12,7 @@ from mpi_impl.checkpoints.huggingface_tokenizer import save_tokenizer
 from mpi_impl.data.tokenizer import BertWordPieceCase, BertWordPieceLowerCase, NullTokenizer
 from reference.config import ARCHITECTURES, ModelConfig
 from tests.checkpoints import bert_golden
-from tests.checkpoints.bert_runs import Run, agrees, computed, gradients_of, model_in, saved_again
+from tests.checkpoints.bert_runs import Run, agrees, compute_on, gradients_of, learn_and_save, model_in
 from tests.checkpoints.gpt2_runs import empty
 from tests.checkpoints.test_bert_huggingface import runs
 from tests.strategies import close
@@ -25,7 +25,7 @@ def transformers():
 
 
 def random_model(transformers, model: ModelConfig, seed: int):
-    """Large weights, biases and gains, too, so that nothing is small enough to be wrong unseen."""
+    """Return a model whose weights, biases and gains are so large that an error in any of them shows."""
     import torch
 
     torch.manual_seed(seed)
@@ -47,12 +47,12 @@ def test_same_logits_losses_and_gradients(ranks, transformers, case_and_run):
     case, run = case_and_run
     theirs = random_model(transformers, case.model, case.seed)
     batch = case.batch("", case.b * run.d)
-    logits, losses, gradients = bert_golden.computed(theirs, batch)
+    logits, losses, gradients = bert_golden.compute(theirs, batch)
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         assert model_in(folder, case.model.heads,
                         make_vocab_size_divisible_by=case.model.make_vocab_size_divisible_by) == case.model
-        found = ranks.run(run.n, computed, run, folder, batch)
+        found = ranks.run(run.n, compute_on, run, folder, batch)
     agrees(run, found, (logits, losses), 1e-10)
     ours = gradients_of(run, found)
     assert ours.keys() == gradients.keys()
@@ -75,7 +75,7 @@ def test_what_we_save_opens_there(ranks, transformers, tmp_path, i, t, d, plan):
     theirs = random_model(transformers, MODELS[i], i)
     theirs.save_pretrained(tmp_path)
     again, run = empty(tmp_path / "again"), Run(MODELS[i], t, d, plan)
-    ranks.run(run.n, saved_again, run, tmp_path, 0, again)
+    ranks.run(run.n, learn_and_save, run, tmp_path, 0, again)
     opened, said = type(theirs).from_pretrained(again, output_loading_info=True)
     assert not any(said.values()), said
     assert opened.dtype == torch.float64
@@ -105,7 +105,7 @@ def test_the_tokenizer_opens_there(transformers, tmp_path, model_type, kind):
 def test_the_golden_file_is_what_transformers_computes(transformers):
     """The installed version computes the same, to rounding."""
     for kind, golden in json.loads(bert_golden.GOLDEN.read_text()).items():
-        made = bert_golden.made_by_transformers(*bert_golden.KINDS[kind])
+        made = bert_golden.golden_of(*bert_golden.KINDS[kind])
         assert made["tensors"] == golden["tensors"]
         close(np.array(made["losses"]), np.array(golden["losses"]), 1e-13)
         for head, logits in golden["logits"].items():

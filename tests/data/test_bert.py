@@ -37,7 +37,7 @@ def datasets(draw, split=SPLITS, **options):
     return BERTDataset(indexed, draw(st.integers(5, 30)), draw(st.integers(-2, 9)), draw(split), tokenizer, **options)
 
 
-def restored(batch):
+def unmask(batch):
     """Return the tokens before they were masked."""
     return np.where(batch.weights, batch.targets, batch.tokens)
 
@@ -107,7 +107,7 @@ def test_restored_pieces_are_neighbours_in_the_text(dataset, epoch):
     n = dataset.samples("train")
     assume(n)
     batch = BERTBatch.unpack(dataset.batch("train", epoch * n, n))
-    for tokens, types, length, swapped in zip(restored(batch), batch.token_types, batch.lengths, batch.swapped,
+    for tokens, types, length, swapped in zip(unmask(batch), batch.token_types, batch.lengths, batch.swapped,
                                               strict=True):
         a, b = tokens[1:length][types[1:length] == 0][:-1], tokens[:length][types[:length] == 1][:-1]
         assert len(a) and len(b) and (np.diff(a) == 1).all() and (np.diff(b) == 1).all()
@@ -122,7 +122,7 @@ def test_an_epoch_is_every_span_once(dataset, epoch):
     """In another order and with other masks than in the epoch before. A seed of 0 is one, too."""
     n = dataset.samples("train")
     seen = BERTBatch.unpack(dataset.batch("train", epoch * n, n))
-    firsts = [tokens[tokens > 4].min() for tokens in restored(seen)]
+    firsts = [tokens[tokens > 4].min() for tokens in unmask(seen)]
     sentences = np.searchsorted(dataset.spans.borders + 5, firsts, side="right") - 1
     spans = np.searchsorted(dataset.spans.firsts, sentences, side="right") - 1
     assert sorted(spans) == list(range(n))
@@ -145,7 +145,7 @@ def test_training_draws_anew_in_each_epoch_and_validation_never():
     one, other = map(BERTBatch.unpack, rows)
     assert 0.35 < (one.swapped == other.swapped).mean() < 0.65
     assert (one.weights != other.weights).any(1).all()
-    equal = (restored(one) == restored(other)).all(1)
+    equal = (unmask(one) == unmask(other)).all(1)
     assert equal.any() and not equal.all()
     assert (one.weights[equal] != other.weights[equal]).any(1).all()
 
@@ -183,9 +183,9 @@ def test_an_end_of_document_in_the_data_is_no_word():
     indexed.tokens[5::6] = SEP
     dataset = BERTDataset(indexed, 12, 1, "1", word_pieces(400, share=0.1), masked_lm_prob=0.9, short_seq_prob=0.0)
     batch = BERTBatch.unpack(dataset.batch("train", 0, 500))
-    assert (restored(batch) == SEP).sum() == 3 * 500
+    assert (unmask(batch) == SEP).sum() == 3 * 500
     assert not (batch.targets == SEP).any()
-    words_after = batch.weights[:, 1:][restored(batch)[:, :-1] == SEP]
+    words_after = batch.weights[:, 1:][unmask(batch)[:, :-1] == SEP]
     assert words_after.any() and not words_after.all()
 
 
@@ -205,7 +205,7 @@ def test_sentences_of_a_text_come_back_as_words(tmp_path):
     dataset.check_vocabulary(tokenizer.vocab_size)
     batch = BERTBatch.unpack(dataset.batch("train", 0, 9))
     plain = tokenizer.decode(tokenizer.encode(TEXT))
-    for tokens, length, swapped in zip(restored(batch), batch.lengths, batch.swapped, strict=True):
+    for tokens, length, swapped in zip(unmask(batch), batch.lengths, batch.swapped, strict=True):
         empty, *pieces, end = tokenizer.decode(tokens[:length]).replace("[CLS]", "[SEP]").split("[SEP]")
         pieces = [piece.strip() for piece in (reversed(pieces) if swapped else pieces)]
         assert " ".join(pieces) == plain and not empty and not end

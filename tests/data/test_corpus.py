@@ -1,4 +1,4 @@
-"""Where texts come from: files, folders, JSON lines, the standard library."""
+"""Sources of texts: files, folders, JSON lines, the standard library."""
 import json
 import os
 import re

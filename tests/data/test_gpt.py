@@ -13,7 +13,7 @@ SPLITS = st.lists(st.integers(0, 99), min_size=1, max_size=3).filter(any).map(la
 
 
 def stream(n, dtype=np.uint16):
-    """Tokens that are their own positions, so that a sample shows where it comes from."""
+    """Return tokens that are their own positions, so that a sample shows where it comes from."""
     return SimpleNamespace(prefix="data", tokens=np.arange(n).astype(dtype))
 
 

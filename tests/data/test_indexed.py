@@ -17,7 +17,7 @@ VOCAB_SIZES = st.sampled_from([2, 256, 65_499, 65_500, 2**31 - 1])
 
 
 @st.composite
-def ragged(draw):
+def ragged_documents(draw):
     """Draw a vocabulary size, and documents over it: one array or a list of them, some empty, but not all."""
     vocab_size = draw(VOCAB_SIZES)
     dtype = draw(st.sampled_from([d for d in (np.uint16, np.int32, np.int64) if np.iinfo(d).max >= vocab_size - 1]))
@@ -31,7 +31,7 @@ def sentences(documents):
     return [one for document in documents for one in ([document] if isinstance(document, np.ndarray) else document)]
 
 
-@given(ragged())
+@given(ragged_documents())
 def test_write_then_read_is_the_identity(case):
     """Every sequence of every document comes back, alone and in the flat stream, in Megatron's type."""
     vocab_size, documents = case
@@ -122,7 +122,7 @@ def test_a_foreign_or_damaged_index_is_refused(tmp_path, fault, sentence):
         IndexedDataset(write_by_hand(tmp_path, **({"tokens": [1, 2, 3, 4]} | fault)))
 
 
-@given(ragged(), st.integers(1, 3))
+@given(ragged_documents(), st.integers(1, 3))
 def test_an_index_is_looked_at_block_by_block(case, size):
     """A sound one is sound in blocks of any size; and where a sequence begins elsewhere, that is found in any block."""
     vocab_size, documents = case

@@ -11,13 +11,15 @@ from reference import counter_rng
 
 
 def draws(seed):
-    """Random numbers as a function of what they are for and of an index."""
+    """Return a source of random numbers: each is a function of its purpose and an index."""
     return lambda what, index: counter_rng.uniform(counter_rng.key(seed, what), index)
 
 
 @st.composite
 def batches(draw):
-    """Ragged samples: where text is, where its words begin (also after each gap), and how much may be masked."""
+    """Draw a batch of ragged samples: where text is, where its words begin (also after each gap), each sample's budget
+    of masked tokens, the source of random numbers, and the tokens' indices.
+    """
     b, s = draw(st.integers(1, 4)), draw(st.integers(1, 25))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     text = rng.random((b, s)) < draw(st.sampled_from([0.5, 0.9, 1.0]))

@@ -14,7 +14,9 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_s
 
 
 def corpus(documents):
-    """Tokens that are their own positions, so that a sample shows where it comes from, after the special ones."""
+    """Return a corpus whose tokens, after the special ones, are their own positions, so that a sample shows where it
+    comes from.
+    """
     lengths = np.array([n for document in documents for n in document], np.int32)
     return SimpleNamespace(prefix="data", tokens=5 + np.arange(lengths.sum()), sequence_lengths=lengths,
                            sequence_pointers=8 * (np.cumsum(lengths, dtype=np.int64) - lengths),

@@ -20,14 +20,14 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "def f(x):\n    return x
 UNICODE = st.text() | st.just(f"a{END_OF_DOCUMENT}b") | st.text("aé \n\t\r中🙂\x00\x85")
 
 
-def chosen(tokenizer_type, vocab_size=None, vocab_file=None, merge_file=None, tokenizer_model=None):
+def choose_tokenizer(tokenizer_type, vocab_size=None, vocab_file=None, merge_file=None, tokenizer_model=None):
     """Return the tokenizer that these options determine, or None."""
     return given_tokenizer(TokenizerChoice(tokenizer_type=tokenizer_type, vocab_size=vocab_size, vocab_file=vocab_file,
                                            merge_file=merge_file, tokenizer_model=tokenizer_model))
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained_tokenizer():
     return ByteLevelBPETokenizer.train(TEXTS, 300)
 
 
@@ -47,25 +47,25 @@ def vocab_txt(pieces, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def gpt2_files(trained, tmp_path_factory):
+def gpt2_files(trained_tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2")
-    trained.library.model.save(str(folder))
+    trained_tokenizer.library.model.save(str(folder))
     return str(folder / "vocab.json"), str(folder / "merges.txt")
 
 
 @given(st.lists(UNICODE))
-def test_any_text_comes_back_unchanged(trained, gpt2_files, texts):
+def test_any_text_comes_back_unchanged(trained_tokenizer, gpt2_files, texts):
     """Alone or in a batch, by either tokenizer; and no text, whatever it says, ends a document."""
-    for tokenizer in trained, GPT2BPETokenizer(*gpt2_files):
+    for tokenizer in trained_tokenizer, GPT2BPETokenizer(*gpt2_files):
         ids = tokenizer.encode_batch(texts)
         assert [tokenizer.decode(i) for i in ids] == texts
         assert ids == [tokenizer.encode(text) for text in texts]
         assert all(0 <= i < tokenizer.vocab_size and i != tokenizer.eod for document in ids for i in document)
 
 
-def test_the_end_of_a_document_is_one_token_that_can_be_read(trained, gpt2_files):
+def test_the_end_of_a_document_is_one_token_that_can_be_read(trained_tokenizer, gpt2_files):
     """Decoding shows it by its name."""
-    for tokenizer in trained, GPT2BPETokenizer(*gpt2_files):
+    for tokenizer in trained_tokenizer, GPT2BPETokenizer(*gpt2_files):
         assert tokenizer.decode([*tokenizer.encode("a"), tokenizer.eod]) == "a" + END_OF_DOCUMENT
 
 
@@ -151,9 +151,9 @@ def test_a_foreign_vocabulary_is_refused(content, tmp_path):
         BertWordPieceLowerCase.from_vocab_file(str(tmp_path / "v.txt"))
 
 
-def test_the_vocabulary_is_what_was_asked_for_or_what_the_corpus_supports(trained):
+def test_the_vocabulary_is_what_was_asked_for_or_what_the_corpus_supports(trained_tokenizer):
     """300 tokens can be had from these texts; from 'ab' only the bytes, the end of a document and one merge."""
-    assert trained.vocab_size == 300
+    assert trained_tokenizer.vocab_size == 300
     assert ByteLevelBPETokenizer.train(["ab"], 300).vocab_size == 258
     assert ByteLevelBPETokenizer.train(["ab"], 257).vocab_size == 257
     with pytest.raises(UserError, match="--vocab-size 256 is too small"):
@@ -200,7 +200,7 @@ def test_gpt2_files_are_checked(gpt2_files, tmp_path):
         GPT2BPETokenizer(bad, merges)
 
 
-def test_a_foreign_tokenizer_file_is_refused(trained, pieces, tmp_path):
+def test_a_foreign_tokenizer_file_is_refused(trained_tokenizer, pieces, tmp_path):
     """Missing, not JSON, JSON of something else, and another type's."""
     for name in TRAINED:
         (tmp_path / "t.json").unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def test_a_foreign_tokenizer_file_is_refused(trained, pieces, tmp_path):
             (tmp_path / "t.json").write_text(content)
             with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
                 TRAINED[name].load(tmp_path / "t.json")
-        for other in [trained, *pieces.values()]:
+        for other in [trained_tokenizer, *pieces.values()]:
             if other.name != name:
                 other.save(tmp_path / "t.json")
                 with pytest.raises(UserError, match=rf"t\.json is not a tokenizer saved by this program as {name}"):
@@ -226,29 +226,29 @@ def test_a_tokenizer_is_read_from_files_only(gpt2_files, vocab_txt, tmp_path, mo
         for choice in [("GPT2BPETokenizer", None, odd, merges), ("GPT2BPETokenizer", None, vocab, odd),
                       ("BertWordPieceCase", None, odd, None), ("ByteLevelBPETokenizer", None, None, None, odd)]:
             with pytest.raises(UserError, match="cannot be read: it is a pipe or a device"):
-                chosen(*choice)
+                choose_tokenizer(*choice)
         (tmp_path / SAVED).unlink(missing_ok=True)
         (tmp_path / SAVED).symlink_to(odd)
         with pytest.raises(UserError, match="it is a pipe or a device"):
             saved_tokenizer.load(str(tmp_path))
     monkeypatch.setattr("mpi_impl.data.tokenizer.LARGEST", 10)
     with pytest.raises(UserError, match="but a file of its kind has at most 10"):
-        chosen("BertWordPieceCase", None, vocab_txt, None)
+        choose_tokenizer("BertWordPieceCase", None, vocab_txt, None)
 
 
-def test_options_choose_the_tokenizer(trained, pieces, gpt2_files, vocab_txt, tmp_path):
+def test_options_choose_the_tokenizer(trained_tokenizer, pieces, gpt2_files, vocab_txt, tmp_path):
     """Some are yet to be trained; the others are determined."""
     for name in TRAINED:
-        assert chosen(name, 300, None, None) is None
-    assert isinstance(chosen("NullTokenizer", 10, None, None), NullTokenizer)
+        assert choose_tokenizer(name, 300, None, None) is None
+    assert isinstance(choose_tokenizer("NullTokenizer", 10, None, None), NullTokenizer)
     for size in None, 300:
-        assert chosen("GPT2BPETokenizer", size, *gpt2_files).vocab_size == 300
-    for tokenizer in [trained, *pieces.values()]:
+        assert choose_tokenizer("GPT2BPETokenizer", size, *gpt2_files).vocab_size == 300
+    for tokenizer in [trained_tokenizer, *pieces.values()]:
         tokenizer.save(tmp_path / "t.json")
-        read = chosen(tokenizer.name, tokenizer.vocab_size, None, None, str(tmp_path / "t.json"))
+        read = choose_tokenizer(tokenizer.name, tokenizer.vocab_size, None, None, str(tmp_path / "t.json"))
         assert (read.name, read.fingerprint) == (tokenizer.name, tokenizer.fingerprint)
     for name in pieces:
-        read = chosen(name, 11, vocab_txt, None)
+        read = choose_tokenizer(name, 11, vocab_txt, None)
         assert (read.name, read.vocab_size) == (name, 11)
 
 
@@ -277,7 +277,7 @@ def test_options_that_do_not_fit_are_refused(gpt2_files, vocab_txt, options, sen
     """Nothing that is given is ignored."""
     files = dict(zip(("VOCAB", "MERGES", "VOCAB.TXT"), (*gpt2_files, vocab_txt), strict=True))
     with pytest.raises(UserError, match=sentence):
-        chosen(*(files.get(option, option) for option in options))
+        choose_tokenizer(*(files.get(option, option) for option in options))
 
 
 def test_other_tokenizers_have_other_fingerprints():

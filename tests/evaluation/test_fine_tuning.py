@@ -97,7 +97,7 @@ SEED = 3
 
 
 def passages(rng, count: int) -> list[dict]:
-    """Random words, but for the answer, which is "yes"; no two are equal."""
+    """Return passages of random words with questions, all different, whose right answer is always "yes"."""
     def text(longest):
         return " ".join(rng.choice(WORDS[:-3], rng.integers(1, longest + 1)))
 

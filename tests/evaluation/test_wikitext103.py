@@ -15,7 +15,7 @@ WORDS = ["the", "a", "boat", "@-@", "@.@", ",", ".", "<unk>", "(", ")", "'s", "=
 
 @st.composite
 def files(draw):
-    """Text in the file's format: a heading, then lines."""
+    """Draw a text in the file's format: a heading, then lines."""
     lines = draw(st.lists(st.lists(st.sampled_from(WORDS), max_size=8), max_size=4))
     return "".join([" \n", " = A boat = \n", *(f" {' '.join(line)} \n" for line in lines)])
 

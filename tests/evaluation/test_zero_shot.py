@@ -149,7 +149,9 @@ def test_the_default_is_all_that_the_model_sees_and_an_overlap_of_32(ranks, tmp_
 
 @pytest.fixture(scope="module")
 def lambada(ranks, tmp_path_factory):
-    """Passages of numbers, a third of which end as the model says; the model, and its folder."""
+    """Write a model, and passages of numbers a third of which end as the model predicts; return their file and the
+    model's folder.
+    """
     root, path = tmp_path_factory.mktemp("gpt"), tmp_path_factory.mktemp("data") / "lambada_test.jsonl"
     tokenizer, model = NullTokenizer(499), ModelConfig(4, 16, 4, 500, 12, init_method_std=0.3)
     ranks.run(1, save, model, tokenizer, root)

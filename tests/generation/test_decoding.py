@@ -20,32 +20,32 @@ PLACES = [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (4, 1), (1, 4), (2, 3)
 
 
 @st.composite
-def placed(draw):
+def cases_and_stages(draw):
     """Draw a case, and the number of ranks that share its layers."""
     t, p = draw(st.sampled_from(PLACES))
     return draw(cases(sizes=st.just(t), num_layers=p + draw(st.integers(0, 2)))), p
 
 
-@given(placed(), st.data())
-def test_logits_are_those_of_the_whole_prefix(ranks, placed, data):
+@given(cases_and_stages(), st.data())
+def test_logits_are_those_of_the_whole_prefix(ranks, case_and_stages, data):
     """Whatever the positions: learned or rope."""
-    case, p = placed
-    pieces = drawn_pieces(case.s, data)
+    case, p = case_and_stages
+    pieces = draw_pieces(case.s, data)
     ranks.run(case.t * p, on_ranks, p, case, "float64", logits_equal_uncached, case, pieces, 1e-12)
 
 
-def drawn_pieces(n, data) -> list[int]:
-    """Sizes that add up to n."""
+def draw_pieces(n, data) -> list[int]:
+    """Draw sizes that add up to n."""
     pieces = []
     while sum(pieces) < n:
         pieces.append(data.draw(st.integers(1, n - sum(pieces))))
     return pieces
 
 
-@given(placed(), st.sampled_from(["float64", "float32"]), st.data())
-def test_every_rank_tells_the_textbooks_text(ranks, placed, dtype, data):
+@given(cases_and_stages(), st.sampled_from(["float64", "float32"]), st.data())
+def test_every_rank_tells_the_textbooks_text(ranks, case_and_stages, dtype, data):
     """However a word is chosen, and where the text is longer than the model's positions are."""
-    case, p = placed
+    case, p = case_and_stages
     n = case.model.max_position_embeddings
     prompt = case.ids("prompt", data.draw(st.integers(1, n))).tolist()
     asked = [Text(prompt, n + 2, data.draw(st.sampled_from(SAMPLINGS)), number) for number in range(2)]
@@ -54,9 +54,9 @@ def test_every_rank_tells_the_textbooks_text(ranks, placed, dtype, data):
 
 
 @settings(max_examples=settings().max_examples // 5)
-@given(placed())
-def test_texts_by_arrays_that_behave_like_cupys(ranks, placed):
-    case, p = placed
+@given(cases_and_stages())
+def test_texts_by_arrays_that_behave_like_cupys(ranks, case_and_stages):
+    case, p = case_and_stages
     text = Text(case.ids("prompt", 1).tolist(), 5, Sampling(0.9))
     assert ranks.run(case.t * p, spies_tell, p, case, [text]) == [[text.from_textbook(case)]] * (case.t * p)
 
@@ -67,12 +67,12 @@ def spies_tell(group, p, case, asked):
 
 @device.needs_somewhere
 @settings(max_examples=settings().max_examples // 5)
-@given(placed(), st.sampled_from([np.float64, np.float32, ml_dtypes.bfloat16]), st.data())
-def test_logits_on_a_gpu(ranks, placed, dtype, data):
+@given(cases_and_stages(), st.sampled_from([np.float64, np.float32, ml_dtypes.bfloat16]), st.data())
+def test_logits_on_a_gpu(ranks, case_and_stages, dtype, data):
     """Or in its emulation, where there is none."""
-    case, p = placed
+    case, p = case_and_stages
     tolerance = 1e-12 if dtype is np.float64 else 50 * float(ml_dtypes.finfo(dtype).eps)
-    ranks.run(case.t * p, on_a_gpu, p, case, dtype, drawn_pieces(case.s, data), tolerance)
+    ranks.run(case.t * p, on_a_gpu, p, case, dtype, draw_pieces(case.s, data), tolerance)
 
 
 def on_a_gpu(group, p, case, dtype, pieces, tolerance):
@@ -99,19 +99,19 @@ def test_texts_are_independent(ranks):
 
 def test_all_ranks_report_a_model_that_has_diverged(ranks):
     case = Case(2, ModelConfig(2, 8, 2, 50, 12), 1, 12, seed=3)
-    said = ranks.run(4, refused, case)
+    said = ranks.run(4, refusal_on, case)
     assert said == ["The logits of the token at position 2 are infinite or NaN: the model has diverged, or "
                     "needs a format with a larger range than its --dtype."] * 4
 
 
-def refused(group, case):
+def refusal_on(group, case):
     def act(group):
-        on_ranks(group, 2, case, "float32", diverged)
+        on_ranks(group, 2, case, "float32", generate_with_nan)
 
     return refusal(group, act)
 
 
-def diverged(replica):
+def generate_with_nan(replica):
     for params in replica.params.values():
         if params.final_layernorm:
             params.final_layernorm.tensors.weight[:] = np.nan

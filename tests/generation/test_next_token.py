@@ -1,4 +1,6 @@
-"""How a word is chosen: the sets that it may come from, how often each comes, and what rounding may not change."""
+"""The choice of the next token: the set that it may come from, each token's frequency, and results that rounding must
+not change.
+"""
 from math import inf, nan
 
 import numpy as np

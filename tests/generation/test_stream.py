@@ -10,7 +10,7 @@ BYTES = ByteLevelBPETokenizer.train(TEXTS, 270)      # so small that most charac
 WORDS = BertWordPieceLowerCase.train(TEXTS, 120)
 
 
-def written(tokenizer, tokens, first=0):
+def text_after_each_token(tokenizer, tokens, first=0):
     """Return the text written at first, after each token, and at the end."""
     said: list[str] = []
     stream = Stream(tokenizer, said.append)
@@ -27,17 +27,17 @@ def written(tokenizer, tokens, first=0):
 def test_characters_are_written_when_they_are_whole(text, first):
     """All of those that the tokens so far make up, and no byte of another."""
     tokens = BYTES.encode(text)
-    for n, so_far in enumerate(written(BYTES, tokens, first)[:-1], min(first, len(tokens))):
+    for n, so_far in enumerate(text_after_each_token(BYTES, tokens, first)[:-1], min(first, len(tokens))):
         whole = b"".join(BYTES_OF[token] for token in tokens[:n]).decode("utf-8", "ignore")
         assert so_far == whole.rstrip("\ufffd")
-    assert written(BYTES, tokens)[-1] == text
+    assert text_after_each_token(BYTES, tokens)[-1] == text
 
 
 @given(st.sampled_from([BYTES, WORDS, NullTokenizer(30)]), st.data())
 def test_any_tokens_come_out_as_they_are_decoded(tokenizer, data):
     """Those that make no text too; what was written is never taken back."""
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=15))
-    states = written(tokenizer, tokens)
+    states = text_after_each_token(tokenizer, tokens)
     assert states[-1] == tokenizer.decode(tokens)
     assert all(later.startswith(before) for before, later in zip(states, states[1:]))
 
@@ -45,8 +45,8 @@ def test_any_tokens_come_out_as_they_are_decoded(tokenizer, data):
 @pytest.mark.parametrize("text", ["🙂", "a🙂", "東京"])
 def test_a_character_of_several_tokens_is_held_back(text):
     tokens = BYTES.encode(text)
-    assert len(tokens) > len(text) and not any("\ufffd" in state for state in written(BYTES, tokens))
-    assert written(BYTES, tokens[:-1])[-2:] == [text[:-1], f"{text[:-1]}\ufffd"]
+    assert len(tokens) > len(text) and not any("\ufffd" in state for state in text_after_each_token(BYTES, tokens))
+    assert text_after_each_token(BYTES, tokens[:-1])[-2:] == [text[:-1], f"{text[:-1]}\ufffd"]
 
 
 def bytes_of(token: int) -> bytes:

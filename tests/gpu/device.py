@@ -1,4 +1,4 @@
-"""Where the tests of this folder compute: on the GPUs of this machine with `--cuda`, else in the emulation."""
+"""The device of this folder's tests: the GPUs of this machine with `--cuda`, else an emulation."""
 import os
 from contextlib import contextmanager
 
@@ -16,9 +16,9 @@ needs_a_gpu = pytest.mark.skipif(not REAL, reason="needs a GPU: ./run.sh test-cu
 
 @contextmanager
 def gpu(rank: int = 0):
-    """Device arrays have kernels. A rank takes the GPU of its number; where there are more ranks than GPUs, they share.
+    """Give device arrays kernels; yield the function that copies an array to the device.
 
-    -> what makes an array there of one on the host
+    A rank takes the GPU of its number. Where there are more ranks than GPUs, they share them.
     """
     if REAL:
         import cupy
@@ -30,7 +30,7 @@ def gpu(rank: int = 0):
 
 
 def put(x):
-    """A copy of a host array on the device. None is None."""
+    """Return a copy of a host array on the device; None for None."""
     if x is None:
         return None
     if REAL:

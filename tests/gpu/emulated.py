@@ -33,7 +33,7 @@ THREADS = 64        # of a block: two warps
 
 @contextmanager
 def gpu():
-    """Spies have kernels."""
+    """Give spies kernels for the duration of the `with` block."""
     modules = {"cupy": FakeCupy(), "cupy_backends": ModuleType("cupy_backends"), "cupy.cuda": FakeCupy.cuda,
                "cupy.cuda.device": FakeCupy.cuda.device, "cupy_backends.cuda": ModuleType("cuda"),
                "cupy_backends.cuda.libs": FakeLibraries(), "cupy_backends.cuda.libs.cublas": FakeCublas}
@@ -51,7 +51,7 @@ def text_of(file: str) -> str:
 
 
 def kernels() -> list[tuple[str, str]]:
-    """All that the sources define: file and name."""
+    """Return the file and the name of every kernel that the sources define."""
     found = [(source, name) for source in launcher.SOURCES
              for name in re.findall(r'extern "C" __global__ void (\w+)\(', text_of(f"{source}.cu"))]
     assert len(found) == sum(text_of(f"{source}.cu").count("__global__") for source in launcher.SOURCES)
@@ -59,7 +59,7 @@ def kernels() -> list[tuple[str, str]]:
 
 
 def translation_unit() -> str:
-    """All sources, each in a namespace of its own, and what starts their kernels."""
+    """Return the text of all sources, each in its own namespace, and of the functions that launch their kernels."""
     parts = [HEADER.read_text(), text_of("common.cuh"), "HALVES"]
     for source in launcher.SOURCES:
         starts = [f"STARTS({name})" for its_source, name in kernels() if its_source == source]
@@ -69,7 +69,7 @@ def translation_unit() -> str:
 
 @cache
 def library(form: str) -> ctypes.CDLL:
-    """The kernels for a format. Compiled once for each state of the sources, whoever asks first."""
+    """Load the kernels for a format. Compile them first if no process has yet done so for these sources."""
     text = translation_unit()
     folder = Path(tempfile.gettempdir(), f"shardlab-emulated-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -87,7 +87,7 @@ def library(form: str) -> ctypes.CDLL:
 
 @cache
 def compiled_function(kernel: str, form: str):
-    """Stands for launcher.function."""
+    """Return an emulated kernel, as launcher.function returns a compiled one."""
     _, name = kernel.split(".")
     start, sizes = (getattr(library(form), f"{what}_{name}") for what in ("start", "sizes"))
     out = (ctypes.c_int * 64)()
@@ -104,7 +104,7 @@ def compiled_function(kernel: str, form: str):
 
 
 def by_value(x) -> np.ndarray:
-    """What CuPy makes of an argument: an array's address, a null pointer for None, a number, a struct."""
+    """Return what CuPy passes for an argument: an array's address, a null pointer for None, a number, a struct."""
     if isinstance(x, SpyArray):
         return np.array(x.data.ptr, np.uint64)
     if x is None:
@@ -117,7 +117,7 @@ def by_value(x) -> np.ndarray:
 
 
 class FakeCupy(ModuleType):
-    """As much of CuPy as our kernels ask for, and --log-throughput."""
+    """The parts of CuPy that our kernels and --log-throughput use."""
 
     class cuda:
         class runtime:
@@ -173,7 +173,7 @@ class FakeCublas:
 
 
 def columns(address, dtype, offset, rows, width, ld, transposed):
-    """op(X) [rows, width], where X lies with its columns `ld` elements apart."""
+    """Return op(X) [rows, width], where X is stored by columns, `ld` elements apart."""
     if transposed:
         return matrix(address + offset * dtype.itemsize, dtype, width, rows, ld).T
     return matrix(address + offset * dtype.itemsize, dtype, rows, width, ld)

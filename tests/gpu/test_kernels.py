@@ -22,7 +22,7 @@ from reference.optimizer import OptimizerConfig
 from reference.precision import FORMATS
 from tests.gpu import device, emulated
 from tests.gpu.device import put
-from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, seen, sites
+from tests.mpi_impl.test_kernels import GELUS, SEEDS, arrays, attention_mask, sites
 from tests.reference.test_ops import lengths
 from tests.strategies import close
 
@@ -43,19 +43,19 @@ def draw(seed, form, *shape):
 
 
 def wide(*values):
-    """In float64, as the textbook shall compute."""
+    """Return these values in float64, in which the textbook computes."""
     return [x.astype(np.float64) if is_half(x) or getattr(x, "dtype", None) == np.float32 else x for x in values]
 
 
 def same(actual, expected, form, roundings=1.0):
-    """An array on the device, in this format, is near the textbook's."""
+    """Assert that an array is on the device, in this format, and near the textbook's."""
     assert not isinstance(actual, np.ndarray) and actual.dtype == dtype_of(form)
     bound = {"float64": 1e-11, "float32": 2e-5}.get(form) or roundings * FORMATS[form].epsilon / 2 + 1e-4
     close(actual.get().astype(np.float64), np.asarray(expected, np.float64), bound)
 
 
 def stays(form):
-    """The format of what is not rounded: statistics, gradients of parameters."""
+    """Return the format of numbers that are not rounded to 16 bits: statistics, gradients of parameters."""
     return "float64" if form == "float64" else "float32"
 
 
@@ -63,7 +63,7 @@ def stays(form):
 
 
 def laid_out(x, how):
-    """x [..., r, c] on the device, whose rows lie in one piece, apart, or whose columns do."""
+    """Copy x [..., r, c] to the device in this layout: contiguous rows, rows apart, contiguous columns, or neither."""
     if how == "apart":
         wider = np.zeros((*x.shape[:-1], 2 * x.shape[-1] + 3), x.dtype)
         wider[..., 2:2 + x.shape[-1]] = x
@@ -259,7 +259,7 @@ def test_attention_core(data, b, s, a, d, causal, dropping, form, seed):
     if not is_half(qkv):
         same(cache.probs, expected_cache.probs, form)
         if dropping:
-            assert (cache.mask.keep.get() == expected_cache.mask.keep & seen(b, s, causal, real)).all()
+            assert (cache.mask.keep.get() == expected_cache.mask.keep & attention_mask(b, s, causal, real)).all()
     wanted = ops.attention_core_backward(*wide(dcontext), expected_cache)
     found = kernels.attention_core_backward(put(dcontext), cache)
     for actual, expected in zip(found, wanted, strict=True):

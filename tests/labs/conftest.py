@@ -1,4 +1,4 @@
-"""What the tests of labs share."""
+"""Fixtures that the tests of labs share."""
 import pytest
 
 from grading import checks
@@ -8,7 +8,9 @@ from tests.small_pools import SmallPools
 
 @pytest.fixture(scope="package", autouse=True)
 def limited_ranks():
-    """Small pools of them, since many mistakes leave ranks hanging. They are ended after the last test of a lab."""
+    """Keep the pools of limited ranks small, since many mistakes leave ranks hanging, and end them after the last test
+    of a lab.
+    """
     for sandbox in (checks.SANDBOX, checks.GIVEN):
         sandbox.pool = SmallPools("grading.limited_rank", LARGEST + (1 << 20))
     yield
@@ -17,5 +19,5 @@ def limited_ranks():
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """Mistakes that hang are to take no longer than needed."""
+    """Shorten the time limit, since many mistakes hang."""
     monkeypatch.setattr(checks, "LIMIT", 1.5)

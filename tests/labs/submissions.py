@@ -39,14 +39,14 @@ def marks_in_a_notebook(lab: str, hidden: bool = False, **answers: str) -> dict[
     return {mark.check: mark for mark in marks(seen, Draws("", {}))}
 
 
-def changed(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
+def plant(lab: str, answer: str, old: str, new: str) -> dict[str, str]:
     """Return the solution of an answer with a mistake planted: `old`, which must occur once, is replaced."""
     source = answers_of(solution(lab))[answer]
     assert source.count(old) == 1, f"{old!r} occurs {source.count(old)} times in {answer}"
     return {answer: source.replace(old, new)}
 
 
-def lost(found: dict[str, Mark]) -> set[str]:
+def lost_checks(found: dict[str, Mark]) -> set[str]:
     """Return the checks that gave no points."""
     return {name for name, mark in found.items() if mark.points < mark.of}
 
@@ -56,8 +56,8 @@ def assert_loses(lab: str, mistake: str, answer: str, old: str, new: str, checks
 
     If the mistake is called "... (hidden)", the part of a check that students see passes.
     """
-    found = marks_of(lab, **changed(lab, answer, old, new))
-    assert lost(found) == checks
+    found = marks_of(lab, **plant(lab, answer, old, new))
+    assert lost_checks(found) == checks
     assert not mistake.endswith("(hidden)") or all(found[name].said.startswith("passed") for name in checks)
     said = "\n".join(found[name].said for name in checks)
     assert any(phrase in said for phrase in phrases.split("|")), said

@@ -7,7 +7,7 @@ import pytest
 from grading.lab_group import OPERATIONS
 from grading.sandbox import Each, Sandbox
 from tests.labs import cheats
-from tests.labs.submissions import lost, marks_in_a_notebook, marks_of
+from tests.labs.submissions import lost_checks, marks_in_a_notebook, marks_of
 
 LAB1, LAB4 = "lab1_collectives", "lab4_smoothed_cross_entropy"
 
@@ -15,16 +15,16 @@ LAB1, LAB4 = "lab1_collectives", "lab4_smoothed_cross_entropy"
 @pytest.mark.parametrize("lab, answers", [(LAB1, cheats.LAB1_FROM_FRAMES), (LAB4, cheats.LAB4_FROM_FRAMES)])
 def test_frames_hold_no_other_ranks_arguments(lab, answers):
     found = marks_of(lab, **answers)
-    assert lost(found) == set(found)
+    assert lost_checks(found) == set(found)
 
 
 @pytest.mark.parametrize("lab, answers, unclear", [
     (LAB1, cheats.LAB1_FROM_SEED, set()),
     (LAB4, cheats.LAB4_FROM_SEED, {"check_predict", "check_extreme"})])     # a rank without words has no clue
 def test_numbers_drawn_again_from_the_public_seed_have_marks_in_a_notebook_and_none_in_grading(lab, answers, unclear):
-    assert lost(marks_in_a_notebook(lab, hidden=True, **answers)) == unclear
+    assert lost_checks(marks_in_a_notebook(lab, hidden=True, **answers)) == unclear
     found = marks_of(lab, **answers)
-    assert lost(found) == set(found)
+    assert lost_checks(found) == set(found)
 
 
 @pytest.mark.parametrize("lab, answers, dear", [
@@ -33,7 +33,7 @@ def test_numbers_drawn_again_from_the_public_seed_have_marks_in_a_notebook_and_n
 def test_results_kept_from_one_run_save_nothing_in_another(lab, answers, dear):
     """They are right, so the other checks pass."""
     found = marks_of(lab, **answers)
-    assert lost(found) == dear and all("has sent" in found[check].said for check in dear)
+    assert lost_checks(found) == dear and all("has sent" in found[check].said for check in dear)
 
 
 def test_an_answer_cannot_change_what_a_given_function_does():

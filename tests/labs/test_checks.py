@@ -1,4 +1,6 @@
-"""What checks say: nothing of what is right, and of what is wrong where, what was expected, what came, and a hint."""
+"""The messages of checks: none for a right answer; for a wrong one the place, the expected value, the found one, and a
+hint.
+"""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

@@ -1,4 +1,6 @@
-"""What checks draw: the same each time in a notebook; in grading never the same twice, but again with the same seed."""
+"""The numbers that checks draw: always the same in a notebook; other ones in each grading, but reproducible from its
+seed.
+"""
 import re
 
 import pytest
@@ -21,7 +23,7 @@ def number(name: str = "x") -> int:
 
 
 def numbers(seed: str, answers: dict[str, str] = ANSWERS, checks=("a", "b")) -> dict[str, list[int]]:
-    """What each check gets that draws twice by one name and once by another."""
+    """Return each check's numbers: it draws twice by one name and once by another."""
     found = {}
     with secret_draws(seed, answers) as mine:
         for check in checks:

@@ -29,7 +29,7 @@ SOURCE = notebook(cell("locked", "tools", "%load_ext grading\nHELPED = 2"), answ
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch):
-    """Is enough here, and starts sooner than eight."""
+    """Let the checks run on one rank: it is enough here, and starts sooner than eight."""
     with_one = Sandbox(1)
     monkeypatch.setattr(checks, "SANDBOX", with_one)
     yield
@@ -44,16 +44,16 @@ class Kept(Sandbox):
 
 
 @pytest.fixture(scope="module")
-def kept():
+def kept_sandbox():
     found = Kept(1)
     yield found
     found.pool.close()
 
 
 @pytest.fixture
-def same_rank(monkeypatch, kept, one_rank):
-    """For all submissions: there are many, and each takes less than a start."""
-    monkeypatch.setattr(checks, "SANDBOX", kept)
+def same_rank(monkeypatch, kept_sandbox, one_rank):
+    """Let all submissions run on the same rank: there are many, and each takes less time than a start."""
+    monkeypatch.setattr(checks, "SANDBOX", kept_sandbox)
 
 
 def given_cells(*cells):

@@ -33,8 +33,8 @@ WRONG = notebook(answer_cell("one", "def one():\n    return 2"))
 
 
 @pytest.fixture
-def graded(monkeypatch, tmp_path):
-    """`graded(submission)` -> results.json, whether it is handed in as a file or in a folder."""
+def grade_one(monkeypatch, tmp_path):
+    """Return a function that grades a submission, handed in as a file or in a folder, and returns results.json."""
     monkeypatch.setattr(checks, "SANDBOX", Sandbox(1))
     (tmp_path / "submission").mkdir()
     nbformat.write(SOURCE, tmp_path / "lab.ipynb")
@@ -53,8 +53,8 @@ def graded(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_the_solution_has_all_points(graded, folder):
-    assert graded(SOURCE, folder=folder) == {
+def test_the_solution_has_all_points(grade_one, folder):
+    assert grade_one(SOURCE, folder=folder) == {
         "output": "12 of 12 points.", "visibility": "visible", "stdout_visibility": "hidden", "tests": [
             {"name": "It is one", "score": 5, "max_score": 5, "status": "passed", "output": "",
              "visibility": "visible"},
@@ -62,13 +62,13 @@ def test_the_solution_has_all_points(graded, folder):
              "visibility": "visible"}]}
 
 
-def test_a_wrong_answer_has_none_and_is_reported_why(graded):
-    found = graded(WRONG)
+def test_a_wrong_answer_has_none_and_is_reported_why(grade_one):
+    found = grade_one(WRONG)
     assert [(test["score"], test["status"], test["output"]) for test in found["tests"]] == [
         (0, "failed", "it is not one"), (0, "failed", "it is not one, still")]
 
 
-def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed_for_the_instructor(graded, tmp_path,
+def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed_for_the_instructor(grade_one, tmp_path,
                                                                                                     capsys):
     source = notebook(answer_cell("f", ""), check_cell("check", "print(check_data('x').integers(10 ** 9))"))
     source.cells.insert(0, cell("locked", "tools", "from grading import check_data"))
@@ -76,7 +76,7 @@ def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed
     (tmp_path / "seed").write_text("mine\n")
 
     def drawn(*options):
-        found = graded(source, *options)
+        found = grade_one(source, *options)
         printed = re.findall(r"No seed was given: .* one, (\w+)", capsys.readouterr().out)
         assert "seed" not in str(found)
         return found["tests"][0]["output"], printed
@@ -87,35 +87,35 @@ def test_the_checks_draw_from_the_seed_of_a_file_or_of_a_new_one_that_is_printed
     (tmp_path / "seed").write_text(seed)
     assert drawn("--seed-file", str(tmp_path / "seed")) == (new, []) and new != mine
     with pytest.raises(UserError, match="none cannot be read"):
-        graded(source, "--seed-file", str(tmp_path / "none"))
+        grade_one(source, "--seed-file", str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES)
-def test_hidden_tests_are_shown_when_the_instructor_says(graded, visibility):
-    found = graded("{}", "--hidden-tests", visibility)
+def test_hidden_tests_are_shown_when_the_instructor_says(grade_one, visibility):
+    found = grade_one("{}", "--hidden-tests", visibility)
     assert [test["visibility"] for test in found["tests"]] == ["visible", visibility]
     assert ("0 of 12 points" in found["output"]) == (visibility == "visible"), "the sum would tell what is hidden"
 
 
 @pytest.mark.parametrize("text, words", [("", "is empty"), ("{", "not JSON"), ("[]", "has no cells"),
                                          (None, "There is no notebook"), ('{"cells": []}', "another lab")])
-def test_a_broken_submission_has_results_too(graded, text, words):
-    found = graded(text)
+def test_a_broken_submission_has_results_too(grade_one, text, words):
+    found = grade_one(text)
     assert words in found["output"] and all(test["score"] == 0 and words in test["output"] for test in found["tests"])
 
 
-def test_another_name_is_taken_if_there_is_no_choice(graded):
-    assert graded(SOURCE, name="mine.ipynb")["tests"][0]["score"] == 5
-    assert "2 notebooks" in graded(SOURCE, name="too.ipynb")["output"]
+def test_another_name_is_taken_if_there_is_no_choice(grade_one):
+    assert grade_one(SOURCE, name="mine.ipynb")["tests"][0]["score"] == 5
+    assert "2 notebooks" in grade_one(SOURCE, name="too.ipynb")["output"]
 
 
 @pytest.mark.parametrize("text, words", [(None, "cannot be read"), ("{", "is not a notebook"),
                                          (nbformat.writes(WRONG), "no checks")])
-def test_a_wrong_source_is_a_sentence_of_the_instructors(graded, tmp_path, text, words):
+def test_a_wrong_source_is_a_sentence_of_the_instructors(grade_one, tmp_path, text, words):
     if text is not None:
         (tmp_path / "source.ipynb").write_text(text)
     with pytest.raises(UserError, match=words):
-        graded(SOURCE, source="source.ipynb")
+        grade_one(SOURCE, source="source.ipynb")
 
 
 def test_the_zip_runs_where_gradescope_puts_it(tmp_path):

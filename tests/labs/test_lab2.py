@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, lost, marks_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of
 
 LAB = "lab2_gated_mlp"
 
@@ -59,5 +59,5 @@ def sequence_backward(group, dy, shard, cache):
     dx, grads = inside_backward(dy, cache[0], shard, cache[1])
     return group.reduce_scatter(dx, axis=1), {**grads, "bias_D": dy.sum((0, 1))}
 """)
-    assert lost(found) == {"check_sequence_cost"}
+    assert lost_checks(found) == {"check_sequence_cost"}
     assert "for the backward" in found["check_sequence_cost"].said

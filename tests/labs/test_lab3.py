@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, changed, lost, marks_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of, plant
 
 LAB = "lab3_heads_and_tokens"
 
@@ -47,7 +47,7 @@ def test_a_mistake_loses_its_points(mistake):
 
 def test_telling_everybody_loses_the_points_for_the_cost_alone():
     """Every rank adds up the gradients of all key/value heads, its own and those of which it has none."""
-    found = marks_of(LAB, **changed(LAB, "attention", """
+    found = marks_of(LAB, **plant(LAB, "attention", """
     for j, key in enumerate(keys):
         both = np.stack([grads["K"][:, j], grads["V"][:, j]])
         grads["K"][:, j], grads["V"][:, j] = sum_over(group, both, holders(a, k, group.size)[key])
@@ -57,5 +57,5 @@ def test_telling_everybody_loses_the_points_for_the_cost_alone():
         every[:, keys] = grads[name]
         grads[name] = group.all_reduce(every)[:, keys]
 """))
-    assert lost(found) == {"check_attention_cost"}
+    assert lost_checks(found) == {"check_attention_cost"}
     assert "concern only those" in found["check_attention_cost"].said

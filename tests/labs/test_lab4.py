@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, changed, lost, marks_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of, plant
 
 LAB = "lab4_smoothed_cross_entropy"
 
@@ -45,25 +45,25 @@ def test_a_mistake_loses_its_points(mistake):
 
 
 def test_five_numbers_for_each_token_lose_the_points_for_the_cost_alone():
-    found = marks_of(LAB, **changed(
+    found = marks_of(LAB, **plant(
         LAB, "loss_forward", "picked = group.all_reduce((wanted * np.where(ids < V, logits, 0)).sum(axis=-1))",
         "picked = group.all_reduce(np.stack([(wanted * np.where(ids < V, logits, 0)).sum(-1)] * 3)).mean(0)"))
-    assert lost(found) == {"check_cost"}
+    assert lost_checks(found) == {"check_cost"}
     assert "takes" in found["check_cost"].said
 
 
 def test_keeping_the_logits_loses_the_points_for_the_cost_alone():
-    found = marks_of(LAB, **changed(LAB, "loss_forward", ", 0.0), slope\n", ", 0.0), (slope, logits)\n"),
-                     **changed(LAB, "loss_backward", "* cache", "* cache[0]"))
-    assert lost(found) == {"check_cost"}
+    found = marks_of(LAB, **plant(LAB, "loss_forward", ", 0.0), slope\n", ", 0.0), (slope, logits)\n"),
+                     **plant(LAB, "loss_backward", "* cache", "* cache[0]"))
+    assert lost_checks(found) == {"check_cost"}
     assert "for the backward" in found["check_cost"].said
 
 
 def test_gathering_the_logits_loses_the_points_for_the_loss():
     """They would be right: a check that only compares could not tell."""
-    found = marks_of(LAB, **changed(LAB, "loss_forward", "lse, ids = log_sum_exp(group, logits),", """
+    found = marks_of(LAB, **plant(LAB, "loss_forward", "lse, ids = log_sum_exp(group, logits),", """
     every = group.all_gather(logits, axis=-1)
     top = every.max(-1)
     lse, ids = top + np.log(np.exp(every - top[..., None]).sum(-1)),"""))
-    assert lost(found) == {"check_backward", *LOSS}
+    assert lost_checks(found) == {"check_backward", *LOSS}
     assert "group.all_gather may not be used here. This task allows: all_reduce" in found["check_loss"].said

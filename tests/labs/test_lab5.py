@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, changed, lost, marks_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of, plant
 
 LAB = "lab5_pipeline_schedules"
 
@@ -60,16 +60,16 @@ def test_a_mistake_loses_its_points(mistake):
 def test_receive_compute_send_hangs_and_the_cycle_is_reported():
     """The player that suggests itself."""
     body = "    arrived = {"
-    found = marks_of(LAB, **changed_from(body, NAIVE))
-    assert lost(found) == {"check_play", "check_play_interleaved"}
+    found = marks_of(LAB, **replace_end(body, NAIVE))
+    assert lost_checks(found) == {"check_play", "check_play_interleaved"}
     assert "rank 0 waits to send to rank 1" in found["check_play"].said
     assert "rank 1 waits to send to rank 0" in found["check_play"].said
     assert "They wait in a cycle: 0 -> 1 -> 0" in found["check_play"].said
 
 
-def changed_from(start, body):
-    """`play` with this body instead of its own from the line that starts so."""
-    source = changed(LAB, "play", start, start)["play"]
+def replace_end(start, body):
+    """Return the answer `play` with this body in place of its own from the line on that begins with `start`."""
+    source = plant(LAB, "play", start, start)["play"]
     return {"play": source[:source.index(start)] + body}
 
 
@@ -84,4 +84,4 @@ def test_a_result_of_the_wrong_kind_is_reported():
     found = marks_of(LAB, **{answer: f"def {answer}(*args):\n    return {value}\n"
                              for answer, (_, value, _) in KINDS.items()})
     for check, _, words in KINDS.values():
-        assert check in lost(found) and words in found[check].said
+        assert check in lost_checks(found) and words in found[check].said

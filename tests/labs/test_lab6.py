@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, lost, marks_of
+from tests.labs.submissions import assert_loses, lost_checks, marks_of
 
 LAB = "lab6_zero"
 STEPS = {"check_zero1", "check_zero1_cost", "check_zero2"}      # what clipping and updating are part of
@@ -65,4 +65,4 @@ def test_a_result_of_the_wrong_kind_is_reported():
                                              for name in names.get(answer, (answer,)))
                              for answer, (_, value, _) in KINDS.items()})
     for check, _, words in KINDS.values():
-        assert check in lost(found) and words in found[check].said
+        assert check in lost_checks(found) and words in found[check].said

@@ -2,7 +2,7 @@
 import pytest
 
 from tests.deep import one_fast_of
-from tests.labs.submissions import assert_loses, lost, marks_of, solution
+from tests.labs.submissions import assert_loses, lost_checks, marks_of, solution
 
 LAB = "lab7_debugging"
 
@@ -54,7 +54,7 @@ def loss(group, logits, targets, dloss, first):
     return (np.log(e.sum(1)) - (z - z.max(1, keepdims=True))[at],
             (dloss[:, None] * grad)[:, first:first + logits.shape[1]])
 """)
-    assert lost(found) == {"check_loss"} and "are enough" in found["check_loss"].said
+    assert lost_checks(found) == {"check_loss"} and "are enough" in found["check_loss"].said
 
 
 def test_the_broken_functions_are_no_answers():
@@ -64,7 +64,7 @@ def test_the_broken_functions_are_no_answers():
         if "broken_" in cell.metadata.get("nbgrader", {}).get("grade_id", ""):
             exec(cell.source, names)
     broken = {name: names[f"BROKEN_{name.upper()}"] for name in ("columns", "gathered", "lookup", "loss")}
-    assert lost(marks_of(LAB, **broken)) == {f"check_{name}" for name in broken}
+    assert lost_checks(marks_of(LAB, **broken)) == {f"check_{name}" for name in broken}
 
 
 KINDS = {"diagnose_columns": ("3", "expected a dict"), "loss": ("(None, None)", "None"),
@@ -77,4 +77,4 @@ def test_a_result_of_the_wrong_kind_is_reported():
     found = marks_of(LAB, **{answer: f"def {answer}(group=0, x=0, *args):\n    return {value}\n"
                              for answer, (value, _) in KINDS.items()})
     for answer, (_, words) in KINDS.items():
-        assert f"check_{answer}" in lost(found) and words in found[f"check_{answer}"].said
+        assert f"check_{answer}" in lost_checks(found) and words in found[f"check_{answer}"].said

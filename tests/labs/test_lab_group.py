@@ -13,7 +13,9 @@ SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple)
 
 
 def call(group, allowed, operation, args):
-    """One operation. -> its result, what was counted, and whether the argument is as it was."""
+    """Perform one operation. Return its result, the number of elements sent, whether the arguments are unchanged, and
+    the messages that wait.
+    """
     mine = LabGroup(group, allowed)
     before = [np.copy(value) for value in args[group.rank]]
     result = getattr(mine, operation)(*args[group.rank])
@@ -22,7 +24,7 @@ def call(group, allowed, operation, args):
 
 
 def random(n, shape, dtype="float64", seed=0):
-    """An array for each rank, with sums that are exact."""
+    """Draw an array for each rank, with sums that are exact."""
     draw = np.random.default_rng([seed, n, *shape]).integers(-50, 50, (n, *shape))
     return list(draw.astype(dtype))
 
@@ -74,7 +76,7 @@ def test_what_is_exchanged_arrives_in_shape_and_kind(ranks, n, shape, dtype, shi
 
 
 def slow_receiver(group, elements):
-    """-> how long rank 0's send took."""
+    """Return how long a rank is busy: rank 0 sends, and rank 1 receives later."""
     mine = LabGroup(group, OPERATIONS)
     mine.barrier()
     start = time.monotonic()
@@ -124,11 +126,11 @@ def test_what_cannot_be_done_is_reported(ranks, operation, args, words):
         ranks.run(1, call, OPERATIONS, operation, [args])
 
 
-def changed(group, name, value):
+def set_attribute(group, name, value):
     setattr(LabGroup(group, OPERATIONS), name, value)
 
 
 @pytest.mark.parametrize("name", ["sent", "rank", "size", "waiting", "send", "_allowed"])
 def test_an_answer_cannot_set_what_is_counted(ranks, name):
     with pytest.raises(RankFailure, match=f"group.{name} cannot be set"):
-        ranks.run(1, changed, name, 0)
+        ranks.run(1, set_attribute, name, 0)

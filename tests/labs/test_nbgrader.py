@@ -27,8 +27,8 @@ FILE = f"{LAB}.ipynb"
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")     # nbgrader's own
 
 
-def converted(kind, course):
-    """A step of nbgrader for all students. -> what it said."""
+def convert(kind, course):
+    """Run a step of nbgrader for all students; return its log."""
     config = PyFileConfigLoader("nbgrader_config.py", path=str(course)).load_config()
     config.CourseDirectory.root, config.CourseDirectory.assignment_id = str(course), LAB
     outcome = capture_log(kind(coursedir=CourseDirectory(config=config), config=config))
@@ -37,7 +37,9 @@ def converted(kind, course):
 
 
 def with_oddities(solution, marker):
-    """The solution with cells twice, renamed, gone, of old metadata, and more; one leaves a trace if it is run."""
+    """Return the solution with duplicated, renamed and missing cells, old metadata and more; one cell makes the file
+    `marker` if it is run.
+    """
     cells = [json.loads(json.dumps(cell)) for cell in solution.cells]
     kept = [cell for cell in cells if not cell["metadata"].get("nbgrader", {}).get("grade")]
     for cell in kept:
@@ -55,7 +57,7 @@ def with_oddities(solution, marker):
 SEEDS: list[str] = []
 
 
-def noted(seeds, function, *args):
+def call_and_note_seed(seeds, function, *args):
     """Call it, and note its last argument, the seed."""
     seeds.append(args[-1])
     return function(*args)
@@ -63,7 +65,7 @@ def noted(seeds, function, *args):
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A course whose students have handed in all kinds of things, graded, with feedback."""
+    """Make a course whose students hand in all kinds of files; grade it and write feedback."""
     folder = tmp_path_factory.mktemp("courses") / "course"
     make_course(folder, labs()[:1])
     solution = (folder / "source" / LAB / FILE).read_text()
@@ -78,15 +80,15 @@ def course(tmp_path_factory):
         for name, text in files.items():
             (folder / "submitted" / student / LAB / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nbgrader_checks, "grade_file", partial(noted, SEEDS, grade_file))
-        converted(Autograde, folder)
-    converted(GenerateFeedback, folder)
+        patch.setattr(nbgrader_checks, "grade_file", partial(call_and_note_seed, SEEDS, grade_file))
+        convert(Autograde, folder)
+    convert(GenerateFeedback, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def grades(course):
-    """By nbgrader's own command, which also shows that it takes the configuration."""
+    """Export the grades with nbgrader's own command, which shows that it accepts the configuration."""
     done = subprocess.run([sys.executable, "-m", "nbgrader", "export"], cwd=course, capture_output=True, text=True,
                           timeout=120)
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def course(tmp_path_factory):
     return folder
 
 
-def made(course, lab, step="release"):
+def read_notebook(course, lab, step="release"):
     return nbformat.read(course / step / lab / f"{lab}.ipynb", as_version=4)
 
 
@@ -38,7 +38,7 @@ def contents(folder) -> dict[str, bytes]:
             if path.is_file() and path.name != "gradebook.db"}
 
 
-def unzipped(data: bytes) -> dict[str, bytes]:
+def unzip(data: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -50,7 +50,7 @@ def lines(text: str) -> set[str]:
 @pytest.mark.parametrize("lab", LABS)
 def test_no_line_of_a_solution_or_of_a_hidden_test_is_in_the_release(course, lab):
     """But for those that stand outside of the hidden regions, too."""
-    source, released = made(course, lab, "source"), made(course, lab)
+    source, released = read_notebook(course, lab, "source"), read_notebook(course, lab)
     shown = lines("\n".join(REGIONS.sub("", cell.source) for cell in source.cells))
     secret = lines("\n".join(region[1] for cell in source.cells for region in REGIONS.findall(cell.source))) - shown
     assert len(secret) > 10
@@ -63,7 +63,7 @@ def test_no_line_of_a_solution_or_of_a_hidden_test_is_in_the_release(course, lab
 def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, tmp_path):
     seed = read_seed(course / SEED_FILE)
     holders = {name for name, data in contents(course).items()
-               if seed.encode() in (b"".join(unzipped(data).values()) if name.endswith(".zip") else data)}
+               if seed.encode() in (b"".join(unzip(data).values()) if name.endswith(".zip") else data)}
     assert holders == {SEED_FILE, *(f"gradescope/{lab}.zip" for lab in LABS)}
     assert seed.encode() not in (course / "gradebook.db").read_bytes()
     assert len(seed) == 32 and seed != course_seed(tmp_path / SEED_FILE) == course_seed(tmp_path / SEED_FILE)
@@ -72,14 +72,14 @@ def test_the_seed_is_this_courses_own_and_in_nothing_that_students_get(course, t
 @pytest.mark.parametrize("lab", LABS)
 def test_no_check_draws_from_a_seed_that_is_written_in_the_lab(course, lab):
     """Answers may, which are the students' own."""
-    for cell in made(course, lab, "source").cells:
+    for cell in read_notebook(course, lab, "source").cells:
         if cell.cell_type == "code" and cell.metadata.get("nbgrader", {}).get("locked"):
             assert "default_rng" not in cell.source and "np.random" not in cell.source
 
 
 @pytest.mark.parametrize("lab", LABS)
 def test_the_release_is_the_lab_with_answers_to_write(course, lab):
-    source, released = made(course, lab, "source"), made(course, lab)
+    source, released = read_notebook(course, lab, "source"), read_notebook(course, lab)
     assert len(source.cells) == len(released.cells)
     assert any("%load_ext grading" in cell.source for cell in released.cells)
     assert set(answers_of(source)) == set(answers_of(released))
@@ -91,7 +91,7 @@ def test_the_release_is_the_lab_with_answers_to_write(course, lab):
 def test_who_hands_in_the_release_as_it_is_has_no_points(course, lab, monkeypatch):
     """On limited ranks, as grading does it."""
     monkeypatch.setattr(checks, "LIMIT", 5.0)
-    found = marks_of(lab, **answers_of(made(course, lab)))
+    found = marks_of(lab, **answers_of(read_notebook(course, lab)))
     assert found and {name: mark.points for name, mark in found.items() if mark.points} == {}
 
 
@@ -113,7 +113,7 @@ def test_made_again_it_is_made_the_same(course, capsys, monkeypatch):
 def test_a_notebook_that_was_changed_by_hand_is_kept(course):
     lab = LABS[-1]
     path = course / "source" / lab / f"{lab}.ipynb"
-    as_it_was, notebook = path.read_text(), made(course, lab, "source")
+    as_it_was, notebook = path.read_text(), read_notebook(course, lab, "source")
     notebook.metadata["language_info"] = {"name": "python", "version": "3"}      # as Jupyter does when it saves
     notebook.cells[1].source += "\n# a remark"
     nbformat.write(notebook, path)
@@ -146,7 +146,7 @@ def test_submissions_forbid_other_cells_but_not_other_contents(course, tmp_path)
     make_course(course, [changed])
     with open_gradebook(course / "gradebook.db") as gradebook:
         assert len(gradebook.find_submission(lab, "bob").notebooks) == 1
-    assert notebook_of(changed).cells[0].source == made(course, lab).cells[0].source
+    assert notebook_of(changed).cells[0].source == read_notebook(course, lab).cells[0].source
 
 
 def test_a_folder_that_is_no_course_is_left_alone(tmp_path, monkeypatch):

@@ -25,14 +25,14 @@ def sandbox():
 
 
 @pytest.fixture(scope="module")
-def hidden(tmp_path_factory):
+def hidden_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("course") / "hidden.py"
     path.write_text(SECRET)
     return path
 
 
 def failure(sandbox, body: str, n: int | None = 2, limit: float = 5.0) -> str:
-    """What the author of this answer is told."""
+    """Return the message that the author of this answer gets."""
     source = "def f(*group):\n    import os, sys\n" + "".join(f"    {line}\n" for line in body.strip().splitlines())
     with pytest.raises(AnswerFailed) as failed:
         sandbox.run({"f": source}, "f", (), n, OPERATIONS, limit)
@@ -103,10 +103,10 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden, what):
+def test_what_is_forbidden_is_reported_and_the_next_run_works(sandbox, hidden_file, what):
     body, words = FORBIDDEN[what]
     n = 1 if "memory" in what or "grows" in what or "group[0]" in body else None
-    said = failure(sandbox, body.format(hidden=str(hidden), folder=str(hidden.parent)), n)
+    said = failure(sandbox, body.format(hidden=str(hidden_file), folder=str(hidden_file.parent)), n)
     assert any(word.replace("\\", "") in said for word in words.split("|")), said
     assert len(said) < 6000 and said.encode() and "\x1b" not in said
     assert "grading/" not in said and "mpi_impl/" not in said, "it tells of lines that are not the answer's"
@@ -200,7 +200,7 @@ def test_a_forged_word_of_where_a_rank_is_is_no_word(sandbox, monkeypatch, waiti
 # ---- without the audit hook: what the system itself refuses ----
 
 @pytest.fixture(scope="module")
-def unhooked():
+def unhooked_sandbox():
     found = Sandbox(2)
     found.pool.program = "tests.labs.unhooked_rank"
     yield found
@@ -228,23 +228,23 @@ PROCESSES = {
 
 @pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("what", FILES)
-def test_landlock_alone_keeps_files(unhooked, hidden, what):
-    said = failure(unhooked, FILES[what].format(hidden=str(hidden), folder=str(hidden.parent)), None)
+def test_landlock_alone_keeps_files(unhooked_sandbox, hidden_file, what):
+    said = failure(unhooked_sandbox, FILES[what].format(hidden=str(hidden_file), folder=str(hidden_file.parent)), None)
     assert "PermissionError" in said or "OSError" in said, said
-    assert hidden.read_text() == SECRET and sorted(os.listdir(hidden.parent)) == ["hidden.py"]
+    assert hidden_file.read_text() == SECRET and sorted(os.listdir(hidden_file.parent)) == ["hidden.py"]
 
 
 @pytest.mark.skipif(os.uname().machine not in REFUSED or os.uname().sysname != "Linux", reason="no seccomp here")
 @pytest.mark.parametrize("what", PROCESSES)
-def test_seccomp_alone_keeps_processes(unhooked, what):
-    said = failure(unhooked, PROCESSES[what], None)
+def test_seccomp_alone_keeps_processes(unhooked_sandbox, what):
+    said = failure(unhooked_sandbox, PROCESSES[what], None)
     assert "PermissionError" in said or "not allowed" in said or "can't start new thread" in said, said
 
 
-def test_mpi_starts_no_program(unhooked, tmp_path):
+def test_mpi_starts_no_program(unhooked_sandbox, tmp_path):
     """Its launcher, which is not locked up, would start any: so the line to it is cut."""
     body = f"group[0]._group.comm.Spawn('/bin/sh', ['-c', 'echo > {tmp_path}/spawned'], 1)"
-    failure(unhooked, body, 2, 2.0)
+    failure(unhooked_sandbox, body, 2, 2.0)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,6 @@
-"""What travels between checks and answers arrives as it was; nothing else travels, and no bytes can do harm."""
+"""The values that travel between checks and answers: they arrive unchanged, no other types travel, and no bytes can do
+harm.
+"""
 import json
 import pickle
 from contextlib import suppress
@@ -73,20 +75,20 @@ class Bomb:
         return pytest.fail, ("it was unpickled",)
 
 
-def headed(tree, rest: bytes = b"") -> bytes:
+def encode(tree, rest: bytes = b"") -> bytes:
     text = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
     return b"%d\n" % len(text) + text + rest
 
 
 @pytest.mark.parametrize("data", [
-    pickle.dumps(Bomb()), headed(["array", ["|O", [1]]], pickle.dumps(Bomb())),
-    headed(["array", ["O8", [1]]], b"12345678"), headed(["array", ["(1000000,1000000)f8", [1]]]),
-    headed(["array", ["<f8", [10**15]]]), headed(["array", ["<f8", [-1]]]),
-    headed(["array", ["<f8", [2.5]]], bytes(20)),
-    headed(["array", ["<f8", [2]]], bytes(17)), headed(["array", ["<f8", 3]]), headed(["array", None]),
-    headed(["array", [["<f8"], [1]]], bytes(8)), headed(["dict", [[["list", []], ["plain", 1]]]]), headed(["set", []]),
-    headed(["plain", [1]]), headed(["plain"]), headed(["plain", 1], b"more"), headed({}), headed(b"[" * 100_000),
-    headed(b'["list",[' * 100_000), b"", b"7", b"-1\n[]",
+    pickle.dumps(Bomb()), encode(["array", ["|O", [1]]], pickle.dumps(Bomb())),
+    encode(["array", ["O8", [1]]], b"12345678"), encode(["array", ["(1000000,1000000)f8", [1]]]),
+    encode(["array", ["<f8", [10**15]]]), encode(["array", ["<f8", [-1]]]),
+    encode(["array", ["<f8", [2.5]]], bytes(20)),
+    encode(["array", ["<f8", [2]]], bytes(17)), encode(["array", ["<f8", 3]]), encode(["array", None]),
+    encode(["array", [["<f8"], [1]]], bytes(8)), encode(["dict", [[["list", []], ["plain", 1]]]]), encode(["set", []]),
+    encode(["plain", [1]]), encode(["plain"]), encode(["plain", 1], b"more"), encode({}), encode(b"[" * 100_000),
+    encode(b'["list",[' * 100_000), b"", b"7", b"-1\n[]",
 ], ids=lambda data: repr(data[:30]))
 def test_what_a_forger_would_send_is_a_value_error(data):
     """And nothing is unpickled, or allocated for elements that are not there."""

@@ -26,7 +26,7 @@ EVERY_OPTION = """--tensor-model-parallel-size 2 --num-layers 6 --hidden-size 48
     --position-embedding-type rope --rotary-percent 0.5 --dtype float64 --verify --metrics-file m --ledger l
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
     --distributed-timeout-minutes 0.5 --trace t
-    --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder far
+    --trace-clock virtual --sequence-parallel --keep-gathered-inputs --zero-stage 3 --cpu-offload --offload-folder swap
     --recompute-granularity full --recompute-method block --recompute-num-layers 1
     --save out --save-interval 5 --load in --record r""".split()
 
@@ -49,7 +49,7 @@ def test_every_option_arrives():
     assert (settings.args.trace, settings.args.trace_clock) == ("t", "virtual")
     assert settings.args.distributed_timeout_minutes == 0.5
     assert (model.hidden_dropout, model.attention_dropout) == (0.2, 0.0)
-    assert (parallel.zero_stage, parallel.cpu_offload, settings.args.offload_folder) == (3, True, "far")
+    assert (parallel.zero_stage, parallel.cpu_offload, settings.args.offload_folder) == (3, True, "swap")
     assert parallel.sequence_parallel and parallel.keep_gathered_inputs
     assert parallel.recompute == Recompute("full", "block", 1)
     assert (settings.args.save, settings.args.save_interval, settings.args.load) == ("out", 5, "in")
@@ -155,7 +155,7 @@ EACH = "--num-layers-per-virtual-pipeline-stage"
     ("--use-distributed-optimizer --zero-stage 2", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 2."),
     ("--use-distributed-optimizer --zero-stage 0", "--use-distributed-optimizer is ZeRO-1, but --zero-stage is 0."),
     ("--cpu-offload", "without ZeRO there are no shards. Choose --zero-stage 1, 2 or 3."),
-    ("--zero-stage 1 --offload-folder far", "--offload-folder is far, but nothing is offloaded. Add --cpu-offload."),
+    ("--zero-stage 1 --offload-folder swap", "--offload-folder is swap, but nothing is offloaded. Add --cpu-offload."),
     ("--sequence-parallel", "but --tensor-model-parallel-size is 1. Choose at least 2, or leave the option out."),
     (f"{T2} --keep-gathered-inputs", "--keep-gathered-inputs needs --sequence-parallel"),
     (f"{T2} --sequence-parallel --seq-length 31", "--tensor-model-parallel-size is 2, but must divide --seq-length, "

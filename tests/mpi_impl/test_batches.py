@@ -47,7 +47,9 @@ def test_a_batch_is_dealt_out(ranks, data, b, m, s, step):
 
 
 def microbatches(group, t, p, b, m, s, step):
-    """Only tensor rank 0 of a pipeline's ends has data: the others must be given it, or do without."""
+    """Return this rank's microbatches and its messages. Only tensor rank 0 of a pipeline's ends has data: it must send
+    them to the ranks that need them.
+    """
     with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
         has_data = topology.place.tensor == 0 and topology.place.pipeline in (0, p - 1)
         dealt = Batches(Numbers(s) if has_data else None, MODEL, topology, s, b, m).microbatches_of("train", step)

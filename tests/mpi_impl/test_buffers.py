@@ -1,4 +1,4 @@
-"""Where a rank's part of a flat buffer is: whoever loads, changes and stores finds the same numbers everywhere."""
+"""The places of a rank's shard of a flat buffer: loading, changing and storing give the same numbers in all of them."""
 import gc
 import os
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from tests.strategies import cases
 KINDS: dict[str, Callable] = {
     "whole": lambda layout, folder: Whole(np.zeros(layout.size)),
     "shard": lambda layout, folder: Shard(np.zeros(layout.shard_size)),
-    "far": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0)),
-    "far, of a device": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
+    "offloaded": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0)),
+    "offloaded by a GPU": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, SpyArray(np.empty(0))),
     "in a file": lambda layout, folder: OffloadedShard(layout.shard_size, np.float64, np.empty(0), folder),
 }
 MAPS = Path("/proc/self/maps")
@@ -54,13 +54,13 @@ def test_what_is_stored_is_loaded(tmp_path, kind, layout, rank):
         assert (owned[:sum(map(len, inside))] == np.concatenate([[], *inside])).all()
 
 
-@pytest.mark.parametrize("kind", ["far", "far, of a device", "in a file"])
-def test_a_far_shard_is_loaded_as_a_copy(tmp_path, kind):
-    """Which is near, where the computing is done; it counts only once it is stored."""
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded by a GPU", "in a file"])
+def test_an_offloaded_shard_is_loaded_as_a_copy(tmp_path, kind):
+    """The copy is where the rank computes. It changes the shard only once it is stored."""
     layout = Layout(gpt_tensors(SMALL), 1, 1, 2)
     buffer, piece = KINDS[kind](layout, tmp_path), layout.pieces(1)[0]
     loaded = buffer.load(piece)
-    assert type(loaded) is (SpyArray if kind == "far, of a device" else np.ndarray)
+    assert type(loaded) is (SpyArray if kind == "offloaded by a GPU" else np.ndarray)
     loaded += 1
     assert (host(buffer.load(piece)) == 0).all()
     buffer.store(piece, loaded)
@@ -99,7 +99,7 @@ def test_a_file_has_its_room_on_the_disk_from_the_start(tmp_path):
 
 
 def open_files(folder) -> int:
-    """Of this folder, with a name or without."""
+    """Count this process's open files in this folder, with or without a name."""
     found = 0
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError):     # the one that lists them

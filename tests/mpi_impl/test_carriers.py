@@ -1,6 +1,6 @@
-"""How arrays on a device get from rank to rank: all three ways give what MPI gives on the host, and none is a guess.
+"""Transports for arrays on a device: all three give the results of MPI on the host, and none is chosen by guessing.
 
-Devices are spies, and NCCL is a fake one that looks at addresses, counts, codes and streams (tests/fake_cuda.py).
+Devices are spies, and NCCL is a fake that checks addresses, counts, codes and streams (tests/fake_cuda.py).
 """
 import time
 from random import Random
@@ -29,12 +29,12 @@ LAYOUTS = st.sampled_from(["whole", "columns", "transposed"])
 
 
 def numbers(rng, shape, form):
-    """That add up exactly in every format, in any order: so all ways give the same bits."""
+    """Draw numbers whose sums are exact in every format and order, so that every transport gives the same bits."""
     return rng.integers(-9, 10, shape).astype(dtype_of(form))
 
 
 def laid_out(x, layout: str, wrap):
-    """x, as an array of its own, or as a view whose elements do not lie together in memory."""
+    """Return x as an array of its own, or as a view whose elements are not contiguous."""
     if layout == "columns":
         wider = wrap(np.concatenate([x[..., :1], x, x[..., :1]], -1))
         return wider[..., 1:x.shape[-1] + 1]
@@ -100,10 +100,10 @@ POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]
        st.sampled_from(["float32", "float64"]), SEEDS)
 def test_what_is_posted_gives_what_it_gives_on_the_host(ranks, way, n, posts, length, form, seed):
     """Several under way at once, beside blocking ones; in place or apart; each rank waits in an order of its own."""
-    ranks.run(n, posted_agree, way, posts, length, form, seed)
+    ranks.run(n, check_posts_agree, way, posts, length, form, seed)
 
 
-def posted_agree(group, way, posts, length, form, seed):
+def check_posts_agree(group, way, posts, length, form, seed):
     n, rank, on_host = group.size, group.rank, Group(group.comm, group.name, Instruments())
     with on_gpus(group, way):
         waiting = []
@@ -192,7 +192,9 @@ def test_the_virtual_clock_goes_by_nccl_as_by_mpi(ranks):
 
 
 def read_the_clock(group, way):
-    """When ranks come to a collective of 16 bytes at 0 and 10 seconds, and post one a second later."""
+    """Return the times at which two collectives of 16 bytes end: ranks call the first at 0 and 10 seconds, and post the
+    second at 20 and 21.
+    """
     clock = VirtualClock(Link(latency=0.5, bandwidth=16), Times())
     watched, readings = Group(group.comm, "world", Instruments(trace=Trace(clock, recording=True))), []
     with on_gpus(watched, way):
@@ -208,10 +210,10 @@ def read_the_clock(group, way):
 
 def test_a_device_that_must_finish_for_a_message_is_not_waited_for_without_a_limit(ranks):
     """It may wait for other ranks itself, by NCCL. What is on the host is there."""
-    ranks.run(2, lend)
+    ranks.run(2, check_waits_for_messages)
 
 
-def lend(group):
+def check_waits_for_messages(group):
     heard = []
 
     class Listener(Watchdog):
@@ -248,7 +250,7 @@ def test_nccl_rounds_halves_at_every_hop_and_the_other_ways_once(ranks, form):
 
 
 def small_ones(group, form, way):
-    """-> the sum, on the host if there is no way."""
+    """Return the sum of rank 0's 1 and the others' small numbers; without a transport it is computed on the host."""
     dtype = dtype_of(form)
     gap = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[form]
     x = np.array([1 if group.rank == 0 else 0.45 * gap], dtype)
@@ -317,7 +319,7 @@ ACTS = {
     "blocking": (collectives_agree, "nccl", 1, 1, 1, "bfloat16", "whole", 1),
     "columns": (collectives_agree, "nccl", 2, 2, 1, "float32", "columns", 1),
     "textbook": (test_group.collectives_agree, list(np.arange(64.0).reshape(4, 4, 4)), 1),
-    "posted": (posted_agree, "nccl", SEVERAL, 7, "float64", 1),
+    "posted": (check_posts_agree, "nccl", SEVERAL, 7, "float64", 1),
     "direct": (collectives_agree, "mpi", 1, 1, 0, "float16", "whole", 1),
     "by MPI": (collectives_agree, "mpi", 2, 2, 1, "float32", "columns", 1),
     "staged": (collectives_agree, "staged", 1, 1, 0, "float32", "whole", 1),

@@ -15,8 +15,8 @@ STREAMS = st.sampled_from(["compute", "communication"])
 
 
 @st.composite
-def recorded(draw):
-    """One rank's slices: no two of a stream overlap, though they may touch; times are whole microseconds."""
+def rank_slices(draw):
+    """Draw one rank's slices. Slices of a stream may touch but never overlap; times are whole microseconds."""
     now, slices = {"compute": 0, "communication": 0}, []
     for stream, (name, kind), pause, length in draw(st.lists(st.tuples(
             STREAMS, NAMES, st.integers(0, 5), st.integers(0, 10**6)), max_size=8)):
@@ -41,7 +41,7 @@ def read(path):
     return labels, events
 
 
-@given(st.lists(recorded(), min_size=1, max_size=4))
+@given(st.lists(rank_slices(), min_size=1, max_size=4))
 def test_every_slice_comes_back(tmp_path, ranks):
     """The file has each rank's slices, by stream, with their times; an action with its stage and microbatch."""
     path = tmp_path / "trace.json"
@@ -60,7 +60,7 @@ def test_every_slice_comes_back(tmp_path, ranks):
         assert sorted(back[rank]) == sorted((*s[:3], round(s.start * 1e6), round(s.end * 1e6)) for s in slices)
 
 
-@given(st.lists(recorded(), min_size=1, max_size=4))
+@given(st.lists(rank_slices(), min_size=1, max_size=4))
 def test_ranks_are_processes_and_streams_are_threads(tmp_path, ranks):
     """Named, in order, computing above communication; no number is 0, and no thread has another rank's number."""
     path = tmp_path / "trace.json"

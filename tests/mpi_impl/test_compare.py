@@ -164,7 +164,7 @@ def test_without_the_bug_there_is_nothing_to_find(ranks, one_rank, name):
 
 
 def topology_of(name: str) -> tuple:
-    """Ranks, case and plan on which the bug bites: those of the zoo, for our model."""
+    """Return the number of ranks, the case and the plan on which the bug shows: those of the zoo, for our model."""
     if name in OTHERWISE:
         return OTHERWISE[name]
     if name in ON_RANKS:
@@ -184,7 +184,7 @@ TINY = ("--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """Options of a small run."""
+    """Write a text, and return the options of a small run on it."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     return f"{TINY} --data-path {folder / 'text.txt'} --data-cache-path {folder / 'cache'}"

@@ -1,4 +1,4 @@
-"""What ranks send is told apart: what stays inside hosts, and what crosses between them; and split groups are seen."""
+"""Traffic inside hosts and between them, counted apart, and the notice about groups that several hosts share."""
 from collections import Counter
 
 import numpy as np
@@ -16,7 +16,7 @@ BYTES = 8       # of an element
 
 
 def messages(operation: str, n: int, elements: int, root: int = 0):
-    """Every message (source, target, bytes) of a collective over n ranks in a ring, played step by step."""
+    """Return every message (source, target, bytes) of a collective that n ranks play in a ring, step by step."""
     if operation == "broadcast":
         return [((root + i) % n, (root + i + 1) % n, BYTES * elements) for i in range(n - 1)]
     rounds = 2 if operation == "all_reduce" else 1      # to add up, and to hand out
@@ -24,8 +24,8 @@ def messages(operation: str, n: int, elements: int, root: int = 0):
             for _ in range(rounds) for _ in range(n - 1) for rank in range(n)]
 
 
-def counted(sent, host_of) -> tuple[float, float]:
-    """Bytes inside hosts, and between them."""
+def count_bytes(sent, host_of) -> tuple[float, float]:
+    """Sum the bytes sent inside hosts, and those sent between them."""
     found = Counter[bool]()
     for source, target, size in sent:
         found[host_of[source] != host_of[target]] += size
@@ -33,7 +33,7 @@ def counted(sent, host_of) -> tuple[float, float]:
 
 
 def parts(ledger: Ledger, entry: Entry) -> tuple[float, ...]:
-    """Bytes of one rank, inside hosts and between them, as a report has them."""
+    """Return one rank's bytes inside hosts and between them, as a report gives them."""
     return inside_and_between(Line(entry, ledger.totals[entry], None, bytes_between_hosts(ledger, entry)))
 
 
@@ -45,7 +45,7 @@ def test_inside_and_between_are_what_a_ring_sends(operation, hosts, elements, da
     for _ in range(2):
         ledger.record(operation, "tensor", n, "test", elements, "float64", crossing(operation, hosts, root))
     (entry,) = ledger.totals
-    expected = counted(2 * messages(operation, n, elements, root), hosts)
+    expected = count_bytes(2 * messages(operation, n, elements, root), hosts)
     assert n * np.array(parts(ledger, entry)) == pytest.approx(expected)
     assert sum(parts(ledger, entry)) == pytest.approx(ring_bytes(entry, ledger.totals[entry]))
 
@@ -58,7 +58,9 @@ def test_hosts_that_are_filled_have_one_edge_out_and_one_in(hosts, each, element
 
 
 def everything(group, hosts):
-    """Every operation once over a group whose ranks are placed so -> by operation the bytes inside, and between."""
+    """Perform every operation once over a group whose ranks are on these hosts. Return the bytes inside hosts and
+    between them, by operation.
+    """
     placed = Hosts(dict(enumerate(hosts)), tuple(f"node{host}" for host in range(max(hosts) + 1)))
     apart = Group(group.comm, group.name, Instruments(hosts=placed))
     n, rank = group.size, group.rank
@@ -89,7 +91,7 @@ def test_ranks_count_what_they_send(ranks, hosts):
                                          for source, target, size in messages("all_reduce", len(members), 6)]}
     for what, sent in expected.items():
         together = np.sum([one.get(what, (0, 0)) for one in found], 0)
-        assert together == pytest.approx(counted(sent, hosts)), what
+        assert together == pytest.approx(count_bytes(sent, hosts)), what
 
 
 def test_on_one_host_nothing_is_told_apart(ranks):

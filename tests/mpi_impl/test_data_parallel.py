@@ -63,7 +63,7 @@ class Posted:
 
 
 def gradients_of(case, stage, bucket_size, uses, group):
-    """Of a whole model, and its units by name."""
+    """Return the gradients of a whole model under a ZeRO stage, and their units by name."""
     tensors = model_tensors(case.model)
     layout = Layout(tensors, 1, bucket_size, group.size if stage else 1)
     ours = STAGES[stage](layout, group, uses, np.empty(0))
@@ -71,7 +71,7 @@ def gradients_of(case, stage, bucket_size, uses, group):
 
 
 def contributions(units, m, uses, random):
-    """Names of units, in some order: each as often as m microbatches contribute to it."""
+    """Return the units' names in a random order, each as many times as m microbatches contribute to it."""
     names = [name for name in units for _ in range(m * uses.get(name, 1))]
     random.shuffle(names)
     return names
@@ -113,7 +113,7 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
     ours, units = gradients_of(case, 2, size, uses, group)
     ours.expect(m)
     came: Counter = Counter()
-    for kind, name in interleaved(contributions(units, m, uses, random), random):
+    for kind, name in interleave(contributions(units, m, uses, random), random):
         bucket = ours.layout.bucket_of[name]
         if kind == "take":
             views = units[name].wait()
@@ -131,8 +131,10 @@ def test_with_sharded_gradients_it_does_so_in_every_microbatch(case, size, m, us
     assert not ours.whole and len(group.sums) == m * len(ours.layout.buckets)
 
 
-def interleaved(names, random):
-    """('take', name) and ('contribute', name) for each: in the order of the names, and each take some time before."""
+def interleave(names, random):
+    """Return the events ('take', name) and ('contribute', name) in a random order: names are taken from last to first,
+    and each is taken before it is contributed.
+    """
     events, untaken, waiting = list[tuple[str, str]](), list(names), list[str]()
     while untaken or waiting:
         if untaken and (not waiting or random.random() < 0.6):
@@ -178,7 +180,7 @@ def sums_are_right(group, stage, case, size, m, uses):
         ours.expect(m)
         group.ledger.totals.clear()
         views: dict[str, list] = {name: [] for name in units}
-        for i, (kind, name) in enumerate(interleaved(contributions(units, m, uses, random), random)):
+        for i, (kind, name) in enumerate(interleave(contributions(units, m, uses, random), random)):
             if kind == "take":
                 views[name].append(units[name].wait())
                 continue
@@ -196,7 +198,7 @@ def sums_are_right(group, stage, case, size, m, uses):
 
 
 def add_draws(views, case, what):
-    """To each array of a tree."""
+    """Add random numbers to each array of a tree."""
     def add(view):
         view += case.array(what, *view.shape)
 
@@ -239,7 +241,9 @@ def test_reduction_begins_before_backward_ends(ranks, p, schedule, v, tied, stag
 
 
 def order_of_a_step(group, case, plan):
-    """What this rank did in a step: backwards of a layer, weight gradients, and sums over replicas as they began."""
+    """Return the order of this rank's events in a step: backwards of layers, weight gradients, and sums over replicas
+    as they are posted.
+    """
     events = []
 
     def recorded(event, function):

@@ -1,4 +1,4 @@
-"""Where ranks compute: which GPU is whose, what is said where there is none, and a whole run on a device."""
+"""The ranks' devices: which GPU each rank gets, the error where there is none, and a whole run on a device."""
 import sys
 from unittest import mock
 
@@ -113,7 +113,7 @@ def test_without_a_gpu_all_ranks_say_so(ranks, cupy, sentence):
 
 
 def without_gpu(group, cupy):
-    """On one rank there is one; all hear of the others."""
+    """Ask for the ranks' GPUs where only rank 0 has one, so that the error must reach all ranks."""
     if group.rank == 0 or cupy:
         with fake_cuda(gpus=int(group.rank == 0)):
             device_of("cuda", group)

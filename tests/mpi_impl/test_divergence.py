@@ -79,13 +79,13 @@ def test_the_last_checkpoint_is_named():
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 def test_no_checkpoint_of_what_is_not_finite(ranks, tmp_path, compute):
     """One element of one rank is enough; the good checkpoint stays."""
-    assert set(ranks.run(4, saved_and_spoilt, str(tmp_path), compute)) == {
+    assert set(ranks.run(4, save_and_spoil, str(tmp_path), compute)) == {
         "Iteration 1 has made Adam's v of blocks.1.mlp.w_in infinite, or no number, on rank 3: the run has diverged, "
         "and no checkpoint of it is saved. Try a smaller --lr, or a longer warm-up (--lr-warmup-iters)."}
     assert tracked(str(tmp_path)) == 0 and not list(tmp_path.glob("*.tmp"))
 
 
-def saved_and_spoilt(group, root, compute) -> str:
+def save_and_spoil(group, root, compute) -> str:
     case = Case(2, ModelConfig(2, 8, 2, 11, 4), 1, 4, seed=1)
     with connected(group, Plan(2).parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, 1, Precision(compute)), OptimizerConfig(1e-3, 5))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpi_impl.checkpoints.checkpoint import check_files
+from mpi_impl.checkpoints import on_disk
 from mpi_impl.checkpoints.on_disk import TRACKER, read_manifest
 from mpi_impl.data.indexed import write_indexed
 from mpi_impl.data.saved_tokenizer import SAVED
@@ -52,7 +52,9 @@ run(pretrain_gpt.main)
 
 @pytest.fixture
 def job(tmp_path):
-    """job(n, options, rank, fate, moment, limit, bare): the job that has met it, after the promises that all keep."""
+    """Return a function that runs a job in which a rank meets a fate, checks what every such job must satisfy, and
+    returns the ended job.
+    """
     write_indexed(tmp_path / "tokens", [np.arange(5000) % 20], 21)
     (tmp_path / "program.py").write_text(PROGRAM)
 
@@ -72,7 +74,7 @@ def job(tmp_path):
 
 
 def to_its_end(line) -> subprocess.CompletedProcess:
-    """A job that hangs is ended, and so are its ranks, and the test fails."""
+    """Run a job to its end. If it hangs, end it and its ranks, and fail."""
     with subprocess.Popen(line, env=environment(OPEN_MPI_SETTINGS), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as process:
         try:
@@ -83,7 +85,7 @@ def to_its_end(line) -> subprocess.CompletedProcess:
 
 
 def alive(file: Path) -> bool:
-    """Whether the rank that left this file is there; it has a moment to go, of which Open MPI takes some seconds."""
+    """Wait for the end of the rank that left this file, of which Open MPI takes seconds; report whether it lives."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -172,8 +174,8 @@ CHECKPOINT, FILES = "mpi_impl.checkpoints.checkpoint", "mpi_impl.checkpoints.on_
 
 
 @pytest.fixture
-def saved(job, ranks, tmp_path):
-    """A folder with a checkpoint of iteration 1, for jobs on other ranks."""
+def checkpoint(job, ranks, tmp_path):
+    """Save a checkpoint of iteration 1, for jobs on other ranks; return its folder."""
     ranks.run(1, pretrain, ["--data-path", f"{tmp_path}/tokens", *OPTIONS, "--exit-interval", "1", "--save",
                             f"{tmp_path}/D"])
     return tmp_path / "D"
@@ -187,24 +189,25 @@ def saved(job, ranks, tmp_path):
     pytest.param(2, 0, f"{FILES}:publish 1", "the checkpoint's manifest", marks=pytest.mark.deep),
     pytest.param(2, 1, f"{CHECKPOINT}:check_files 1", "the checkpoint's checksums", marks=pytest.mark.deep),
 ])
-def test_a_rank_that_is_stopped_while_it_saves_or_loads(job, saved, n, stopped, moment, reason):
+def test_a_rank_that_is_stopped_while_it_saves_or_loads(job, checkpoint, n, stopped, moment, reason):
     """The others wait for it as long as they are told to, and the checkpoint that was there stays."""
-    options = f"{P2} --zero-stage 1 --load {saved} --save {saved} --save-interval 1"
+    options = f"{P2} --zero-stage 1 --load {checkpoint} --save {checkpoint} --save-interval 1"
     stderr = job(n, options, stopped, STOP, moment, limit=1.8).stderr
     (sentence,) = (line for line in stderr.splitlines() if "error:" in line)
     assert f"for 1.8 seconds (world group: {reason})" in sentence and f"error: rank {stopped} of" not in sentence
-    assert "Traceback" not in stderr and read_manifest(str(saved)).iteration >= 1
+    assert "Traceback" not in stderr and read_manifest(str(checkpoint)).iteration >= 1
 
 
 @pytest.mark.parametrize("rank, moment, file", [
     (3, f"{CHECKPOINT}:save_shards 1", "parameters-00003.safetensors"),
     pytest.param(0, f"{FILES}:publish 1", "manifest.json", marks=pytest.mark.deep),
 ])
-def test_a_disk_that_is_full_ends_the_run(job, saved, rank, moment, file):
+def test_a_disk_that_is_full_ends_the_run(job, checkpoint, rank, moment, file):
     """On all ranks, with one sentence, which names the file; the checkpoint that was there stays, and loads."""
-    options = f"{P2} --zero-stage 1 --load {saved} --save {saved} --save-interval 1"
+    options = f"{P2} --zero-stage 1 --load {checkpoint} --save {checkpoint} --save-interval 1"
     ended = job(4, options, rank, FULL, moment)
     assert ended.returncode == 2
-    assert ended.stderr == f"error: {saved}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
-    assert sorted(os.listdir(saved)) == ["iter_0000001", TRACKER, SAVED]
-    check_files(str(saved), f"{saved}/iter_0000001", read_manifest(str(saved)).files)
+    assert ended.stderr == f"error: {checkpoint}/iter_0000002.tmp/{file} cannot be written: File too large.\n"
+    assert sorted(os.listdir(checkpoint)) == ["iter_0000001", TRACKER, SAVED]
+    for name, seal in read_manifest(str(checkpoint)).files.items():
+        on_disk.check_file(str(checkpoint), f"{checkpoint}/iter_0000001", name, seal)

@@ -22,7 +22,7 @@ LIMIT = 200     # bytes that fit on the disk
 
 @contextmanager
 def full_disk():
-    """A file that grows beyond the limit cannot be written on, as on a full disk."""
+    """Limit the size of files, so that writing beyond it fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
     try:
@@ -101,7 +101,7 @@ def test_a_file_of_lines_keeps_what_it_begins_with_on_a_full_disk(tmp_path):
 
 @pytest.fixture
 def odd(tmp_path):
-    """A pipe, a link to a device that never ends, a link to nowhere, and a folder."""
+    """Make a pipe, a link to an endless device, a link to a missing file, and a folder."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")

@@ -20,13 +20,13 @@ MEASURED = [[Slice("compute", "0F0", "F", 5.0, 5.01), Slice("compute", "0B0", "B
             [Slice("compute", "1F0", "F", 5.01, 5.02), Slice("compute", "1B0", "B", 5.02, 5.04)]]
 
 
-def played(name, p, m, v=None, **times):
+def simulate_named(name, p, m, v=None, **times):
     return simulate(make(name, p, m, v), Times(**times))
 
 
 @pytest.fixture
-def drawn(monkeypatch, tmp_path):
-    """Draws panels; gives the figure and the size of the file in pixels."""
+def draw_panels(monkeypatch, tmp_path):
+    """Return a function that draws panels, and returns the figure and the size of the file in pixels."""
     def draw(*panels, seconds=True):
         kept = []
         save = Figure.savefig
@@ -41,7 +41,7 @@ def drawn(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name, p, m, v", SMALL)
 def test_a_simulated_timeline_survives_the_way_through_slices(name, p, m, v):
-    timeline = played(name, p, m, v)
+    timeline = simulate_named(name, p, m, v)
     assert timeline_of(slices_of(timeline)) == timeline
 
 
@@ -49,7 +49,8 @@ def test_a_simulated_timeline_survives_the_way_through_slices(name, p, m, v):
 def test_every_action_has_its_rectangle(sizes, forward, weight_gradient, communication):
     """One each, in its rank's row, over its own time, in the colour of its kind, with its microbatch; none overlap."""
     name, p, m, v = sizes
-    timeline = played(name, p, m, v, forward=forward, weight_gradient=weight_gradient, communication=communication)
+    timeline = simulate_named(name, p, m, v, forward=forward, weight_gradient=weight_gradient,
+                              communication=communication)
     cells = cells_of(slices_of(timeline), scale=2.0)
     expected = Counter((r, 2 * span.start, 2 * span.end, str(span.action.microbatch))
                        for r, spans in enumerate(timeline.ranks) for span in spans)
@@ -82,10 +83,10 @@ def test_all_colours_differ():
     assert shade("#0072B2", 0, 1) == shade("#0072B2", 0, 3) == "#0072b2"
 
 
-def test_the_picture(drawn):
+def test_the_picture(draw_panels):
     """A panel for each timeline, on one time axis: title, rows, numbers, and the colours that there are."""
-    predicted = slices_of(played("zb-h1", 4, 8, forward=0.01, input_gradient=0.01, weight_gradient=0.01))
-    figure, size = drawn(Panel("measured", MEASURED), Panel("predicted", predicted))
+    predicted = slices_of(simulate_named("zb-h1", 4, 8, forward=0.01, input_gradient=0.01, weight_gradient=0.01))
+    figure, size = draw_panels(Panel("measured", MEASURED), Panel("predicted", predicted))
     assert size == tuple((figure.get_size_inches() * DPI).astype(int))
     above, below = figure.axes
     assert above.get_xlim() == below.get_xlim() == pytest.approx((0, 270))
@@ -100,10 +101,10 @@ def test_the_picture(drawn):
         "forward", "backward", "input gradient", "weight gradient", "communication", "other", "idle"]
 
 
-def test_idle_time_is_marked_over_the_whole_makespan(drawn):
+def test_idle_time_is_marked_over_the_whole_makespan(draw_panels):
     """A hatched band behind each rank's cells, as long as the panel's timeline, not as the picture's."""
-    timelines = [played("1f1b", 4, 8), played("zb-h1", 4, 8)]
-    figure, _ = drawn(*(Panel("", slices_of(timeline)) for timeline in timelines), seconds=False)
+    timelines = [simulate_named("1f1b", 4, 8), simulate_named("zb-h1", 4, 8)]
+    figure, _ = draw_panels(*(Panel("", slices_of(timeline)) for timeline in timelines), seconds=False)
     assert figure.axes[1].get_xlabel() == "time"
     for axes, timeline in zip(figure.axes, timelines):
         assert [(band.get_x(), band.get_width()) for band in axes.patches] == [(0, timeline.makespan)] * 4
@@ -111,10 +112,10 @@ def test_idle_time_is_marked_over_the_whole_makespan(drawn):
 
 
 @pytest.mark.parametrize("p, m", [(4, 8), pytest.param(8, 16, marks=pytest.mark.deep)])
-def test_numbers_fit_into_their_cells(drawn, p, m):
+def test_numbers_fit_into_their_cells(draw_panels, p, m):
     """The renderer measures them: none is wider or higher than its cell."""
-    ranks = slices_of(played("interleaved", p, m, 2))
-    figure, _ = drawn(Panel("", ranks), seconds=False)
+    ranks = slices_of(simulate_named("interleaved", p, m, 2))
+    figure, _ = draw_panels(Panel("", ranks), seconds=False)
     axes, cells = figure.axes[0], cells_of(ranks)
     assert len(axes.texts) == len(cells)
     for text, cell in zip(axes.texts, cells):
@@ -126,7 +127,7 @@ def test_numbers_fit_into_their_cells(drawn, p, m):
 @pytest.mark.parametrize("name, m, unit", [("1f1b", 16, 0.1), ("zb-h1", 16, 0.01), ("zb-h1", 24, 0.3)])
 def test_cells_that_are_equally_long_all_have_their_numbers(name, m, unit):
     """Their ends are sums in another order each, and so differ in the last bits."""
-    ranks = slices_of(played(name, 4, m, forward=unit, input_gradient=unit, weight_gradient=unit))
+    ranks = slices_of(simulate_named(name, 4, m, forward=unit, input_gradient=unit, weight_gradient=unit))
     for shift in 0.0, 1e3:      # a clock that began long ago has coarser numbers
         later = [[s._replace(start=s.start + shift, end=s.end + shift) for s in slices] for slices in ranks]
         for seconds in True, False:
@@ -134,17 +135,17 @@ def test_cells_that_are_equally_long_all_have_their_numbers(name, m, unit):
             assert len(figure.axes[0].texts) == sum(map(len, ranks))
 
 
-def test_where_numbers_are_too_small_to_read_there_are_none(drawn):
-    narrow, _ = drawn(Panel("", slices_of(played("1f1b", 1, 500))), seconds=False)
-    flat, _ = drawn(Panel("", [[Slice("compute", "0F0", "F", 0, 1)]] * 300))
+def test_where_numbers_are_too_small_to_read_there_are_none(draw_panels):
+    narrow, _ = draw_panels(Panel("", slices_of(simulate_named("1f1b", 1, 500))), seconds=False)
+    flat, _ = draw_panels(Panel("", [[Slice("compute", "0F0", "F", 0, 1)]] * 300))
     assert not narrow.axes[0].texts and not flat.axes[0].texts
 
 
 @pytest.mark.parametrize("p, m", [
     (1, 1), (300, 2), *(pytest.param(*size, marks=pytest.mark.deep) for size in ((24, 12), (48, 24)))])
-def test_the_picture_keeps_its_bounds(drawn, p, m):
+def test_the_picture_keeps_its_bounds(draw_panels, p, m):
     """However many ranks and microbatches: a picture, with names of ranks that do not run into one another."""
-    figure, _ = drawn(Panel("", slices_of(played("1f1b", p, m))), seconds=False)
+    figure, _ = draw_panels(Panel("", slices_of(simulate_named("1f1b", p, m))), seconds=False)
     width, height = figure.get_size_inches()
     assert NARROWEST <= width - LEFT - RIGHT <= WIDEST and height < HIGHEST + 2
     assert len(figure.axes[0].collections) == 1 and len(figure.axes[0].collections[0].get_paths()) == 2 * p * m
@@ -153,6 +154,6 @@ def test_the_picture_keeps_its_bounds(drawn, p, m):
     assert all(text.get_fontsize() >= 4 for text in figure.axes[0].texts)
 
 
-def test_what_is_no_pipeline_has_no_bubble(drawn):
-    figure, _ = drawn(Panel("loading", [[Slice("compute", "data", "other", 0, 1)], []]))
+def test_what_is_no_pipeline_has_no_bubble(draw_panels):
+    figure, _ = draw_panels(Panel("loading", [[Slice("compute", "data", "other", 0, 1)], []]))
     assert figure.axes[0].get_title(loc="left") == "loading" and figure.axes[0].get_ylim() == (2, 0)

@@ -153,7 +153,7 @@ def test_the_first_and_the_last_of_a_pipeline_share_the_embedding(ranks, data):
 
 
 def members(group, t, p):
-    """World ranks in this rank's groups, by the groups' names."""
+    """Return the world ranks in each of this rank's groups, by the groups' names."""
     with connected(group, ParallelConfig.for_world(group.size, t, p)) as topology:
         me, found = np.array([group.rank]), {}
         for part in (topology.tensor, topology.data, topology.pipeline, topology.model, topology.embedding):
@@ -192,10 +192,10 @@ def exchange(group, count, size, seed):
 @given(RANKS, st.integers(1, 5), st.integers(1, 4), SEEDS)
 def test_posted_sums_are_the_blocking_ones(ranks, n, count, length, seed):
     """Several under way at once, of views of one buffer; waited for in any order."""
-    ranks.run(n, posted_sums, count, length, seed)
+    ranks.run(n, check_posted_sums, count, length, seed)
 
 
-def posted_sums(group, count, length, seed):
+def check_posted_sums(group, count, length, seed):
     flat = np.random.default_rng([seed, group.rank]).normal(size=(count, length))
     expected = group.all_reduce(flat.copy(), "test")
     pending = [group.post_all_reduce(row, "posted") for row in flat]
@@ -215,11 +215,13 @@ POSTS = st.tuples(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]
        st.sampled_from(["f", "d"]), st.sampled_from([as_is, SpyArray]), SEEDS)
 def test_posted_collectives_are_the_textbooks(ranks, n, posts, length, dtype, wrap, seed):
     """Several under way at once, on the host or a device, in place or apart; each rank waits in an order of its own."""
-    ranks.run(n, posted_collectives, posts, length, dtype, wrap, seed)
+    ranks.run(n, check_posted_collectives, posts, length, dtype, wrap, seed)
 
 
-def posted_collectives(group, posts, length, dtype, wrap, seed):
-    """In place, what this rank gives to a gathering, or gets of a sum, is a part of the whole array."""
+def check_posted_collectives(group, posts, length, dtype, wrap, seed):
+    """Post collectives, and check their results and which part of the whole array they change: in place, a rank's input
+    of an all-gather, or its output of a reduce-scatter, is a view into that array.
+    """
     rng, n, rank, waiting = np.random.default_rng(seed), group.size, group.rank, []
     parts = [slice(r * length, (r + 1) * length) for r in range(n)]
     for i, (operation, in_place) in enumerate(posts):
@@ -253,10 +255,10 @@ def posted_collectives(group, posts, length, dtype, wrap, seed):
 @given(st.sampled_from([as_is, SpyArray]), st.integers(0, 3))
 def test_a_rank_alone_has_at_once_what_it_posts(ranks, wrap, length):
     """Out may be x itself, too."""
-    ranks.run(1, posted_alone, wrap, length)
+    ranks.run(1, check_posts_of_one_rank, wrap, length)
 
 
-def posted_alone(group, wrap, length):
+def check_posts_of_one_rank(group, wrap, length):
     for post in (group.post_all_gather, group.post_reduce_scatter):
         x, out = wrap(np.arange(length) + 0.5), wrap(np.full(length, np.nan))
         for target in (out, x):
@@ -310,7 +312,7 @@ def test_halves_are_added_up_in_float32_in_the_order_of_ranks_and_rounded_once(r
 
 
 def same_halves(found, expected):
-    """The same bits, but that one not-a-number is like another."""
+    """Assert that two arrays have the same bits; any not-a-number equals any other."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     number = ~np.isnan(expected.astype(np.float32))
     assert (np.isnan(found.astype(np.float32)) == ~number).all()
@@ -370,10 +372,10 @@ def collectives_of_halves(group, xs, axis, name, wrap):
 
 def test_halves_are_not_added_up_in_the_background(ranks):
     """Gradients are float32; MPI would not know what to do with halves."""
-    ranks.run(2, posted_halves)
+    ranks.run(2, check_halves_are_refused)
 
 
-def posted_halves(group):
+def check_halves_are_refused(group):
     x = np.ones(4, np.float16)
     for post in (lambda: group.post_all_reduce(x, "test"), lambda: group.post_reduce_scatter(x, x[:2], "test")):
         with pytest.raises(AssertionError, match="blocking"):

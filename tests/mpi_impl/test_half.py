@@ -39,21 +39,23 @@ def halves(seed, name, *shape):
 
 
 def in_float64(value):
-    """Of an array, or of each in a tuple."""
+    """Return an array, or each of a tuple's, in float64."""
     if type(value) is tuple:
         return tuple(map(in_float64, value))
     return value.astype(np.float64) if is_half(value) else value
 
 
-def rounds_once(name, result, float32):
-    """The result is what float32 kernels give, rounded. -> the result."""
+def assert_rounds_once(name, result, float32):
+    """Assert that a result is the float32 kernels' result, rounded once; return it."""
     assert result.dtype == dtype_of(name) and float32.dtype == np.float32
     np.testing.assert_array_equal(result, float32.astype(result.dtype))
     return result
 
 
 def near(name, actual, float64, roundings=1.0):
-    """Within so many roundings of the largest element, of which each is epsilon/2; and what float32 explains."""
+    """Assert that the error is at most this many roundings of the largest element, epsilon/2 each, plus the error of
+    float32.
+    """
     close(in_float64(actual), float64, roundings * FORMATS[name].epsilon / 2 + 1e-4)
 
 
@@ -102,7 +104,7 @@ def test_a_half_stays_what_it_is(name):
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.booleans(), NAMES, SEEDS)
 def test_linear(n, k, m, biased, name, seed):
     x, w, b = halves(seed, name, 2, n, k), halves(seed, name, k, m), halves(seed, name, m) if biased else None
-    y = rounds_once(name, kernels.linear(x, w, b), ops.linear(*map(widened, (x, w, b))))
+    y = assert_rounds_once(name, kernels.linear(x, w, b), ops.linear(*map(widened, (x, w, b))))
     near(name, y, ops.linear(*map(in_float64, (x, w, b))))
 
 
@@ -113,9 +115,9 @@ def test_activations(activation, n, h, name, seed):
     (forward, backward), (plain, plain_backward) = kernels.ACTIVATIONS[activation], ops.ACTIVATIONS[activation]
     wide, wide_backward = (row.numpy for row in kernels.ACTIVATIONS[activation])
     (y, cache), (wide_y, wide_cache), (expected, expected_cache) = forward(x), wide(widened(x)), plain(in_float64(x))
-    near(name, rounds_once(name, y, wide_y), expected)
+    near(name, assert_rounds_once(name, y, wide_y), expected)
     assert cache is x or cache.dtype == bool, "more is kept than the input, or its sign"
-    dx = rounds_once(name, backward(dy, cache), wide_backward(widened(dy), wide_cache))
+    dx = assert_rounds_once(name, backward(dy, cache), wide_backward(widened(dy), wide_cache))
     near(name, dx, plain_backward(in_float64(dy), expected_cache))
 
 
@@ -142,13 +144,13 @@ def test_layer_norm(n, h, name, seed):
     y, (normed, inverse_std) = kernels.layer_norm(x, weight, bias, 1e-3)
     wide_y, (wide_normed, wide_std) = cpu.layer_norm(*map(widened, (x, weight, bias)), 1e-3)
     expected, cache = ops.layer_norm(*map(in_float64, (x, weight, bias)), 1e-3)
-    near(name, rounds_once(name, y, wide_y), expected)
-    rounds_once(name, normed, wide_normed)
+    near(name, assert_rounds_once(name, y, wide_y), expected)
+    assert_rounds_once(name, normed, wide_normed)
     np.testing.assert_array_equal(inverse_std, wide_std)
     assert inverse_std.dtype == np.float32
     found = kernels.layer_norm_backward(dy, weight, (normed, inverse_std))
     wide = cpu.layer_norm_backward(widened(dy), widened(weight), (widened(normed), inverse_std))
-    rounds_once(name, found[0], wide[0])
+    assert_rounds_once(name, found[0], wide[0])
     for actual, one in zip(found[1:], wide[1:], strict=True):
         assert actual.dtype == np.float32
         np.testing.assert_array_equal(actual, one)
@@ -165,8 +167,8 @@ def test_dropout(array, name, seed):
     x, dy = halves(seed, name, *shape), halves(seed + 1, name, *shape)
     (y, mask), (wide_y, wide_mask) = kernels.dropout(x, site), cpu.dropout(widened(x), site)
     assert (mask.keep == wide_mask.keep).all() and mask.scale == wide_mask.scale
-    near(name, rounds_once(name, y, wide_y), ops.dropout(in_float64(x), site)[0])
-    rounds_once(name, kernels.dropout_backward(dy, mask), cpu.dropout_backward(widened(dy), mask))
+    near(name, assert_rounds_once(name, y, wide_y), ops.dropout(in_float64(x), site)[0])
+    assert_rounds_once(name, kernels.dropout_backward(dy, mask), cpu.dropout_backward(widened(dy), mask))
     assert kernels.dropout(x, None)[0] is x and kernels.dropout_backward(dy, None) is dy
 
 
@@ -176,7 +178,7 @@ def test_rotate(b, s, a, pairs, name, seed):
     angles = ops.rotary_cos_sin(s, 2 * pairs, x)
     assert all(is_half(one) for one in angles)
     for kernel, plain in ((kernels.rotate, ops.rotate), (kernels.rotate_backward, ops.rotate_backward)):
-        y = rounds_once(name, kernel(x, angles), plain(widened(x), widened(angles)))
+        y = assert_rounds_once(name, kernel(x, angles), plain(widened(x), widened(angles)))
         near(name, y, plain(in_float64(x), in_float64(angles)))
 
 
@@ -193,19 +195,19 @@ def test_attention_core(data, b, s, a, d, causal, drops, name, seed):
     y, cache = kernels.attention_core(q, k, v, *others)
     wide_y, wide_cache = cpu.attention_core(*map(widened, (q, k, v)), *others)
     expected, expected_cache = ops.attention_core(*map(in_float64, (q, k, v)), *others)
-    near(name, y if real is not None else rounds_once(name, y, wide_y), expected)
+    near(name, y if real is not None else assert_rounds_once(name, y, wide_y), expected)
     assert all(one is its for one, its in zip(cache[:3], (q, k, v)))
     assert core_again(cache) is cache, "selective recompute computes what is not needed"
     for actual, wide, exact in zip(kernels.attention_core_backward(dcontext, cache),
                                    cpu.attention_core_backward(widened(dcontext), wide_cache),
                                    ops.attention_core_backward(in_float64(dcontext), expected_cache), strict=True):
-        near(name, actual if real is not None else rounds_once(name, actual, wide), exact)
+        near(name, actual if real is not None else assert_rounds_once(name, actual, wide), exact)
 
 
 @given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 6), NAMES, SEEDS)
 def test_cached_attention(b, n, before, a, d, name, seed):
     q, (k, v) = halves(seed, name, b, n, a, d), halves(seed + 1, name, 2, b, n + before - 1, a, d)
-    y = rounds_once(name, kernels.cached_attention(q, k, v), cpu.cached_attention(*map(widened, (q, k, v))))
+    y = assert_rounds_once(name, kernels.cached_attention(q, k, v), cpu.cached_attention(*map(widened, (q, k, v))))
     near(name, y, ops.cached_attention(*map(in_float64, (q, k, v))))
 
 
@@ -253,7 +255,7 @@ class HalfCase(Case):
         return tree_map(lambda x: x.astype(dtype_of(self.name)).astype(np.float64), super().params(tensors))
 
     def on_a_rank(self, x, wrap=theorems.as_is):
-        """What the textbook has in float64, in halves; ids, and the gradients' buffer, as they are."""
+        """Return the textbook's float64 numbers in 16 bits; return ids and the gradients' buffer as they are."""
         return wrap(x.astype(dtype_of(self.name)) if x.dtype == np.float64 else x)
 
     def bound(self, roundings):
@@ -267,8 +269,8 @@ def half_cases(draw, **model_choices):
 
 
 def smooth_cases():
-    """Where what rounding did is not magnified: by a layer norm, if a position's elements are nearly alike, as two or
-    four may be; by ReLU, if rounding has changed a sign.
+    """Return cases in which rounding errors are not magnified. A layer norm magnifies them if a position's two or four
+    elements are nearly equal; ReLU does if rounding changes a sign.
     """
     return st.sampled_from(["gelu", "gelu_exact"]).flatmap(
         lambda activation: half_cases(hidden_size=16, rotary_percent=1.0, activation=activation))
@@ -304,7 +306,7 @@ def test_every_array_of_a_layer_is_of_halves(ranks, case):
 
 
 def only_halves(group, case):
-    """But what is small (1 / std), masks and ids; and gradients."""
+    """Check that everything is in 16 bits but small statistics (1 / std), masks, ids and gradients."""
     c, dtype = case.model, dtype_of(case.name)
     share = theorems.Share(group, block_tensors(c), case.params(block_tensors(c)), case, case.on_a_rank)
     y, cache = block_forward(share.outside(case.x()), share.p, c, share.region,

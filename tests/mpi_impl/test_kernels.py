@@ -22,7 +22,7 @@ TABLE = {name: row for name, row in vars(kernels).items() if isinstance(row, ker
 
 
 def in_column(index):
-    """The functions of a column of the table."""
+    """Return the functions of a column of the table."""
     return SimpleNamespace(**{name: row[index] for name, row in TABLE.items()})
 
 
@@ -34,7 +34,7 @@ ROWS = st.integers(1, 300)          # tiles are cut short by a small TILE below
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """So that small arrays have many tiles, and a last one that is not full."""
+    """Shrink the tiles, so that small arrays have many tiles, and a last one that is not full."""
     monkeypatch.setattr(cpu, "TILE", 64)
     monkeypatch.setattr(compiled, "ROOM", 128)
     monkeypatch.setattr(cpu, "ATTENTION_ROWS", 5)
@@ -211,7 +211,7 @@ def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
     (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, None, real) for m in (fast, ops))
     same(y, expected, dtype)
     same(cache.probs, expected_cache.probs, dtype)
-    assert (cache.probs * ~seen(b, s, causal, real) == 0).all()
+    assert (cache.probs * ~attention_mask(b, s, causal, real) == 0).all()
     found = fast.attention_core_backward(dcontext, cache)
     for actual, wanted in zip(found, ops.attention_core_backward(dcontext, expected_cache), strict=True):
         same(actual, wanted, dtype)
@@ -219,8 +219,8 @@ def test_attention_core(fast, data, b, s, a, d, causal, dtype, seed):
         assert all((gradient[np.arange(s) >= real[:, None]] == 0).all() for gradient in found[1:])
 
 
-def seen(b, s, causal, real):
-    """Which queries see which keys: bool [b, 1, s, s]."""
+def attention_mask(b, s, causal, real):
+    """Return the mask of the keys that each query attends to: bool [b, 1, s, s], or one that broadcasts to it."""
     keys = np.arange(s)
     visible = keys <= keys[:, None] if causal else np.ones((s, s), bool)
     return visible & (keys < (np.full(b, s) if real is None else real)[:, None, None, None])
@@ -273,7 +273,8 @@ WORDS = st.integers(0, 2**32 - 1)
 
 @st.composite
 def sites(draw, *shape):
-    """A Site for an array of this shape, which may begin anywhere: a sample is b, so that an index may be near b 2^32.
+    """Draw a Site for an array of this shape. Its first sample b may be so large that an index is near a multiple of
+    2^32.
     """
     first = [draw(st.integers(0, 5)) for _ in shape]
     whole = [length + start + draw(st.integers(0, 3)) for length, start in zip(shape, first)]
@@ -328,13 +329,15 @@ def test_bits_of_a_mask_of_real_size(monkeypatch):
 
 
 def attention_with_dropout_is_the_textbooks(fast, shape, causal, dtype, site, real, seed):
-    """And whatever is padding, what is seen is dropped as if nothing were."""
+    """Check attention with dropout against the textbook: padding does not change which visible probabilities are
+    dropped.
+    """
     b, s, a, d = shape
     q, k, v = (draw(seed, dtype, b, s, 3, a, d)[:, :, i] for i in range(3))
     dcontext = draw(seed + 1, dtype, b, s, a, d)
     (y, cache), (expected, expected_cache) = (m.attention_core(q, k, v, causal, site, real) for m in (fast, ops))
     same(y, expected, dtype)
-    visible = seen(b, s, causal, real)
+    visible = attention_mask(b, s, causal, real)
     assert (cache.mask.keep & visible == ops.draw_mask(site, (b, a, s, s), q).keep & visible).all()
     same(cache.probs, expected_cache.probs, dtype)                       # kept before dropout
     for actual, wanted in zip(fast.attention_core_backward(dcontext, cache),

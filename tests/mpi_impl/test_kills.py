@@ -57,8 +57,8 @@ def any_topology(draw: random.Random) -> Topology:
         "--sequence-parallel" if t > 1 and draw.random() < 0.5 else ""]))
 
 
-def saved(root: Path) -> int:
-    """The last iteration that was."""
+def last_saved_iteration(root: Path) -> int:
+    """Return the last saved iteration; 0 if there is none."""
     return tracked(str(root)) or 0
 
 
@@ -67,7 +67,7 @@ class Job:
 
     def __init__(self, topology: Topology, data: Path, root: Path):
         self.root = root
-        load = ["--load", root] if saved(root) else []
+        load = ["--load", root] if last_saved_iteration(root) else []
         line = [sys.executable, "-m", "mpi_impl.launch", "-n", str(topology.n), "-m", "mpi_impl.pretrain_gpt",
                 *OPTIONS, data, *topology.options.split(), "--save", root, *load]
         self.mark, self.memory = uuid.uuid4().hex, shared_memory()
@@ -75,7 +75,7 @@ class Job:
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def processes(self) -> dict[int, bool]:
-        """Those that live, by pid, and whether each is a rank."""
+        """Return the pids of the job's living processes; each is mapped to whether it is a rank."""
         found = {}
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
@@ -87,7 +87,7 @@ class Job:
 
     def kill(self, draw: random.Random, iteration: int, seconds: float) -> int:
         """Kill a rank, or two, so many seconds after this iteration was saved -> by which signal; 0 if it is over."""
-        while self.launcher.poll() is None and saved(self.root) < iteration:
+        while self.launcher.poll() is None and last_saved_iteration(self.root) < iteration:
             time.sleep(0.005)
         time.sleep(seconds)
         number, killed = draw.choice(SIGNALS), False
@@ -100,7 +100,9 @@ class Job:
         return number if killed else 0
 
     def end(self, limit: float) -> tuple[int, str]:
-        """-> its status and what it said, after the promise that all ends keep: soon nothing is left of it."""
+        """Wait for the job's end, and check that no process and no shared memory of it is left. Return its status and
+        stderr.
+        """
         try:
             _, errors = self.launcher.communicate(timeout=limit)
         finally:
@@ -108,17 +110,19 @@ class Job:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
         assert not left, f"processes stay: {left}\n{errors}"
-        assert soon(lambda: not self.abandoned()), f"memory stays: {self.abandoned()}"
+        assert soon(lambda: not self.abandoned_memory()), f"memory stays: {self.abandoned_memory()}"
         return self.launcher.returncode, errors
 
-    def abandoned(self) -> set[str]:
-        """Memory that was made since the start, and that no process has now."""
+    def abandoned_memory(self) -> set[str]:
+        """Return the shared memory that was made since the start, and that no process maps any more."""
         made = shared_memory() - self.memory
         return made.difference(*(mapped_by(pid) for pid in os.listdir("/proc") if pid.isdigit()))
 
 
 def soon(condition) -> bool:
-    """Other jobs may be about to make such memory, too, or to give it up."""
+    """Wait a while for the condition, and report whether it is met: other jobs may be about to make such memory, too,
+    or to free it.
+    """
     deadline = time.monotonic() + SOON
     while not (met := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -168,13 +172,13 @@ def undisturbed(tmp_path_factory) -> Undisturbed:
 def test_a_run_that_is_killed_again_and_again(undisturbed, tmp_path, seed, fixed):
     """It goes on with the last checkpoint, on another topology each time; on the same one it is the same to the bit."""
     draw, root, kills = random.Random(seed), tmp_path / "D", []
-    while (before := saved(root)) < ITERATIONS:
+    while (before := last_saved_iteration(root)) < ITERATIONS:
         topology = FIXED if fixed else any_topology(draw)
         job = Job(topology, undisturbed.data, root)
         last = draw.randint(before, ITERATIONS - (not kills))
         number = job.kill(draw, last, draw.uniform(0, 2 if last == before else 0.1)) if len(kills) < ENOUGH else 0
         status, errors = job.end(SOON if number else PATIENCE)
-        after = saved(root)
+        after = last_saved_iteration(root)
         told = f"{topology} from iteration {before} to {after}, killed by {number}: status {status}\n{errors}"
         kills += [number] if number else []
         assert after >= before, told

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from mpi_impl.launching.pool import RankAssertion, RankFailure
-from reference.config import round_up
+from reference.config import option, round_up
+from reference.errors import UserError
 from tests.launching import launch
 from tests.planted import Bug, assert_caught, planted_run
 
@@ -298,6 +299,22 @@ def test_other_sizes(ranks, capsys, name, arguments):
     """The results are right with the user's own sizes, too, and lines that are too long are shortened."""
     lines = output_of(ranks, capsys, name, 3, *arguments.split())
     assert lines[-1].startswith("The check against reference/") and all(len(line) <= 120 for line in lines[:-1])
+
+
+SHARDED_SIZES = {"collectives": "ELEMENTS", "mlp": "HIDDEN_SIZE", "attention": "NUM_HEADS",
+                 "cross_entropy": "VOCAB_SIZE", "sequence_parallel": "SEQ_LENGTH"}
+
+
+@pytest.mark.parametrize("name", SHARDED_SIZES)
+def test_the_default_is_the_first_size_that_the_ranks_can_shard(name):
+    """It is accepted, and no smaller size from the least on is."""
+    size = getattr(importlib.import_module(f"mpi_impl.demos.{name}"), SHARDED_SIZES[name])
+    for n in (1, 3, 6, 16, 24):
+        default = size.parse([], n)
+        assert size.parse([option(size.name), str(default)], n) == default >= size.least
+        for smaller in range(size.least, default):
+            with pytest.raises(UserError, match="The number of ranks"):
+                size.parse([option(size.name), str(smaller)], n)
 
 
 def test_the_program():

@@ -30,7 +30,7 @@ def cells(line):
 
 
 def number(cell):
-    """`= 1,234` -> 1234."""
+    """Parse a cell: `= 1,234` -> 1234."""
     return int(re.sub("[=, ]", "", cell))
 
 

@@ -1,4 +1,5 @@
-"""On real ranks, every sharded layer is the unsharded one: output, input gradient and every weight gradient."""
+"""Sharded layers on real ranks: each equals the unsharded one in its output, input gradient and every weight gradient.
+"""
 import weakref
 from unittest import mock
 
@@ -117,9 +118,10 @@ def test_what_recompute_keeps(ranks, recompute, cut):
 
 
 def only_inputs_are_kept(group, case, recompute):
-    """Of a group that is computed again, an x [b, s, h]; of a layer with selective recompute, nothing that has s^2.
+    """Check that a recomputed group of layers keeps only its input x [b, s, h], and a layer with selective recompute
+    nothing of size s^2.
 
-    What is not kept is gone as soon as the group's forward is over.
+    Everything else must be freed as soon as the group's forward is over.
     """
     c, share = case.model, theorems.Share(group, gpt_tensors(case.model), case.params(gpt_tensors(case.model)), case)
     tokens = case.ids("tokens", case.b, case.s)

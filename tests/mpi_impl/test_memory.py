@@ -46,7 +46,7 @@ def measured_layer(group, inventory):
 @given(cases(sizes=st.sampled_from([1, 2, 3]), architectures=ANY_MODEL, num_layers=4), SCHEDULES, recomputes(),
        st.integers(1, 4), PRECISIONS, st.integers(0, 3), st.booleans())
 def test_a_run_holds_what_is_predicted(ranks, case, schedule, recompute, m, precision, zero_stage, cpu_offload):
-    """All of it, on every rank: states, far memory, and the most of activations, whatever the schedule.
+    """All of it, on every rank: states, offloaded ones too, and the peak of activations, with every schedule.
 
     Ranks of a pipeline differ; replicas do not.
     """
@@ -71,11 +71,11 @@ def test_every_way_to_recompute(ranks, recompute, positions):
 
 def memory_of_a_run(group, case, plan, m, precision):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m, precision)
+        trainer = train(case, topology, m, precision)
         return memory.rank_memory(trainer, case.b, case.s, m)
 
 
-def trained(case, topology, m, precision=FLOAT32, steps=2):
+def train(case, topology, m, precision=FLOAT32, steps=2):
     trainer = Trainer(ModelState(case.model, topology, case.seed, precision), OptimizerConfig(1e-3, 10))
     trainer.measured = True
     batch = m * topology.data.size * case.b
@@ -90,14 +90,14 @@ MEDIUM = Case(1, ModelConfig(4, 128, 4, 250, 16), b=1, s=16, seed=1)
 LARGE = Case(1, ModelConfig(4, 192, 4, 250, 16), b=1, s=16, seed=1)      # Python's own objects are 0.06 to 0.09 MB
 
 
-@pytest.mark.parametrize("stage, far", one_fast_of(3, [
+@pytest.mark.parametrize("stage, offloaded_to", one_fast_of(3, [
     (0, ""), (1, ""), (3, ""), (2, ""), (1, "memory"), (1, "files"), (3, "files"), (3, "memory")]))
-def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, far):
-    """NumPy tells tracemalloc of every array. Far memory in files is none of the process's."""
-    plan = Plan(zero_stage=stage, cpu_offload=bool(far))
-    for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if far == "files" else None):
-        expected = sum(held[:3]) + (0 if far == "files" else held.offloaded)
-        assert bool(held.offloaded) == bool(far) and allocated == pytest.approx([expected] * 2, rel=0.05)
+def test_what_is_held_is_what_the_process_allocates(ranks, tmp_path, stage, offloaded_to):
+    """NumPy tells tracemalloc of every array. Shards offloaded to files take none of the process's memory."""
+    plan = Plan(zero_stage=stage, cpu_offload=bool(offloaded_to))
+    for held, *allocated in ranks.run(2, allocations, LARGE, plan, str(tmp_path) if offloaded_to == "files" else None):
+        expected = sum(held[:3]) + (0 if offloaded_to == "files" else held.offloaded)
+        assert bool(held.offloaded) == bool(offloaded_to) and allocated == pytest.approx([expected] * 2, rel=0.05)
 
 
 def allocations(group, case, plan, folder):
@@ -147,7 +147,7 @@ def test_the_report(ranks, plan):
 
 def report_of_a_run(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m=1, steps=1)
+        trainer = train(case, topology, m=1, steps=1)
         return memory.report(trainer, case.b, case.s, 1), memory.rank_memory(trainer, case.b, case.s, 1)
 
 
@@ -160,7 +160,7 @@ def test_a_report_names_ranks_that_differ(ranks):
 
 def wrong_report(group, case, plan):
     with connected(group, plan.parallel(group.size, case)) as topology:
-        trainer = trained(case, topology, m=2, steps=1)
+        trainer = train(case, topology, m=2, steps=1)
         trainer.state.gradients.own.flat = np.concatenate([trainer.state.gradients.own.flat, np.zeros(1, np.float32)])
         return memory.report(trainer, case.b, case.s, 2)
 

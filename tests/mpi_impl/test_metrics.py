@@ -78,8 +78,8 @@ SIZES = (MODEL, SPLIT, 5, 8, WORK)     # b = 5, s = 8
 PSI = sum(layout.size for layout in layouts_of_ranks(MODEL, SPLIT))
 
 
-def as_predicted(sizes=SIZES):
-    """A ledger that holds just what the formulas say."""
+def predicted_ledger(sizes=SIZES):
+    """Return a ledger with exactly the traffic that the formulas predict."""
     ledger = Ledger()
     t, p, d = (getattr(sizes[1], f"{kind}_parallel_size") for kind in ("tensor_model", "pipeline_model", "data"))
     members = {"tensor": t, "data": d, "pipeline": p, "embedding": 2, "model": t * p, "world": t * p * d}
@@ -92,7 +92,7 @@ def as_predicted(sizes=SIZES):
 
 
 def test_a_ledger_as_predicted():
-    ledger = as_predicted()
+    ledger = predicted_ledger()
     assert all(line.as_predicted for line in compare(ledger, traffic(*SIZES)))
     assert "NOT" not in table(compare(ledger, traffic(*SIZES)))
     assert summary(ledger, *SIZES).splitlines() == [
@@ -110,9 +110,9 @@ def test_what_sequence_parallelism_sends_is_stated(keep, backward, factor):
     """All-gathers and reduce-scatters, more of them if inputs are gathered again; b s h / t between stages."""
     split = ParallelConfig(4, 2, sequence_parallel=True, keep_gathered_inputs=keep)
     sizes = (MODEL, split, 5, 8, WORK)
-    assert all(line.as_predicted for line in compare(as_predicted(sizes), traffic(*sizes)))
+    assert all(line.as_predicted for line in compare(predicted_ledger(sizes), traffic(*sizes)))
     ring = factor * 5 * 8 * 16 * 3 // 4
-    gathers, rings, _, sent = summary(as_predicted(sizes), *sizes).splitlines()
+    gathers, rings, _, sent = summary(predicted_ledger(sizes), *sizes).splitlines()
     assert gathers == ("All-gathers and reduce-scatters a layer and microbatch: 4 forward, "
                        f"{backward} backward. Predicted: 4 and {backward}.")
     assert rings == (f"Ring elements a layer and microbatch: {ring:,}. Predicted: {factor} b s h (t-1)/t = {ring:,}.")
@@ -127,7 +127,7 @@ def test_what_replicas_send_is_stated(stage, formula, times, d, untied):
     model = replace(MODEL, untie_embeddings_and_output_weights=untied)
     sizes = (model, ParallelConfig(data_parallel_size=d, zero_stage=stage), 5, 8, WORK)
     layout, = layouts_of_ranks(*sizes[:2])
-    said = summary(as_predicted(sizes), *sizes).splitlines()[-1]
+    said = summary(predicted_ledger(sizes), *sizes).splitlines()[-1]
     short = times * layout.size * (d - 1) / d
     assert f"ZeRO stage {stage} in short: {formula} Psi (N-1)/N = {short:,.0f}, " in said
     assert f"with Psi = {layout.size:,}, N = {d}" in said
@@ -145,18 +145,18 @@ def test_what_a_pipeline_sends_is_stated(t, scatter, sent):
     """Between two stages, a microbatch: 1/t of b s h where it is scattered, and the report is of all its ranks."""
     split = ParallelConfig(t, 2, 1, "interleaved", 2, scatter)
     sizes = (ModelConfig(5, 16, 4, 50, 8), split, 5, 8, WORK)
-    ledger = as_predicted(sizes)
+    ledger = predicted_ledger(sizes)
     assert all(line.as_predicted for line in compare(ledger, traffic(*sizes)))
     assert summary(ledger, *sizes).splitlines()[-1] == (
         f"Elements that a rank sends on to the next stage, a microbatch: {sent.split()[-1]}. Predicted: {sent}.")
     assert report(ledger, *sizes).startswith("What the 2 ranks of rank 0's pipeline, added up, sent (ledger):\n")
-    assert report(as_predicted(SIZES), *SIZES).startswith("What rank 0 sent (ledger):\n")
+    assert report(predicted_ledger(SIZES), *SIZES).startswith("What rank 0 sent (ledger):\n")
 
 
 @pytest.mark.parametrize("elements, calls", [(1, 1), (0, 1)])
 def test_one_call_too_many_is_marked(elements, calls):
     """A difference in calls or in elements is marked, and so is traffic that never came."""
-    ledger = as_predicted()
+    ledger = predicted_ledger()
     with ledger.phase("forward"):
         ledger.record("all_reduce", "tensor", 4, "mlp output", elements, "float64")
     assert [line.entry.reason for line in compare(ledger, traffic(*SIZES)) if not line.as_predicted] == ["mlp output"]

@@ -36,12 +36,12 @@ EVERY_PLAN_AND_HALF = pytest.mark.parametrize("name, compute", one_fast_of(3, (
 
 
 def precision_of(compute: str) -> Precision:
-    """With a scale at which hardly anything overflows or is lost."""
+    """Return a precision whose loss scale avoids nearly all overflow and underflow."""
     return Precision(compute, LossScaling(loss_scale=256.0 if compute == "float16" else 1.0))
 
 
 def batch_of(trainer: Trainer, case: Case, m: int, step: int):
-    """The global batch of a step, and its size."""
+    """Return the global batch of a step, and its size."""
     n = m * trainer.topology.data.size * case.b
     return case.batch(str(step), n), n
 
@@ -77,7 +77,9 @@ def test_with_relu_as_well(ranks, name, compute):
 
 
 def close_to_float32(group, case: Case, m: int, plan: Plan, compute: str, steps: int = 2, skips: int = 0) -> None:
-    """The first `skips` steps have a scale with which everything overflows."""
+    """Check each step against the textbook's. In the first `skips` steps the loss scale is so large that gradients
+    overflow.
+    """
     with connected(group, plan.parallel(group.size, case)) as topology:
         ours = Trainer(ModelState(case.model, topology, case.seed, precision_of(compute)), OPTIMIZER)
         textbook = training.Trainer(case.model, OPTIMIZER, case.seed, ours.state.precision)
@@ -95,8 +97,11 @@ def close_to_float32(group, case: Case, m: int, plan: Plan, compute: str, steps:
 
 
 def as_the_format_explains(textbook: training.Trainer, batch, everyone, epsilon: float) -> None:
-    """A layer rounds about 12 times forward, and 12 times backward; what is around the layers, 8 times in all. A
-    rounding errs by at most epsilon / 2, and they are as good as independent: so epsilon sqrt(n) has room for twice.
+    """Assert that the ranks differ from the textbook by no more than rounding explains.
+
+    Each layer rounds about 12 times forward and 12 times backward; the embedding, the head and the loss round 8 times
+    in all. A rounding's error is at most epsilon / 2, and errors are nearly independent, so epsilon sqrt(n) is twice
+    the expected size.
     """
     results = [result for _, result, *_ in everyone]
     (skipped,) = {result.skipped for result in results}
@@ -147,7 +152,7 @@ def test_a_step_is_no_closer_than_16_bits_can_be(ranks, compute):
 
 
 def relative_error(group, case: Case, plan: Plan, compute: str) -> float:
-    """Of this rank's gradients, against those of float32 from the same weights."""
+    """Return the relative error of this rank's gradients against those in float32 from the same weights."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         ours, exact = (Trainer(ModelState(case.model, topology, case.seed, precision), OPTIMIZER)
                        for precision in (precision_of(compute), Precision("float32")))
@@ -205,8 +210,8 @@ def test_too_large_a_scale_is_halved_until_it_is_not(ranks, name):
 
 
 def scale_is_found(group, case: Case, plan: Plan, steps: int = 14) -> int:
-    """It is halved after each skipped step but the first, which patience takes; none of them counts as an update, nor
-    advances the learning rate. -> how many are skipped.
+    """Check that the loss scale is halved after each skipped step but the first, which hysteresis allows, and that
+    skipped steps neither count as updates nor advance the learning rate. Return the number of skipped steps.
     """
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = Trainer(ModelState(case.model, topology, case.seed, Precision("float16",
@@ -249,7 +254,9 @@ def buffers(trainer: Trainer):
 
 
 def spoil_once(trainer: Trainer, value: float, where: int) -> None:
-    """In the middle of the step, before anything is sent: one element of a weight gradient, as a product gives it."""
+    """Set one element of a weight gradient to a value in the middle of the step, before it is sent, as if a matrix
+    product had computed it.
+    """
     expect = trainer.state.gradients.expect
 
     def spoiled(microbatches: int) -> None:
@@ -282,7 +289,7 @@ def test_small_updates_are_not_lost(ranks, compute, lr):
 
 
 def gains_move(group, compute: str, lr: float, steps: int = 40) -> None:
-    """The final layer norm's, which all start at 1."""
+    """Check that the gains of the final layer norm, which start at 1, move in the master weights and in the model."""
     with connected(group, Plan().parallel(group.size, CASE)) as topology:
         trainer = Trainer(ModelState(CASE.model, topology, CASE.seed, precision_of(compute)),
                           OptimizerConfig(lr, steps, lr_decay_style="constant"))
@@ -302,7 +309,9 @@ def test_a_loss_in_float16_loses_no_gradient_of_logits(ranks):
 
 
 def relative_error_of_the_loss(group, case: Case, scale: float = 4.0) -> float:
-    """As relative_error, with a scale at which the gradient of a logit is small, but no less a number of float16."""
+    """Return the gradients' relative error as relative_error does, with a scale at which a logit's gradient is small
+    but still a number of float16.
+    """
     with connected(group, Plan().parallel(group.size, case)) as topology:
         ours, exact = (Trainer(ModelState(case.model, topology, case.seed, precision), OPTIMIZER) for precision in
                        (Precision("float16", LossScaling(loss_scale=scale)), Precision("float32")))

@@ -1,4 +1,4 @@
-"""The machine's Adam: pieces of flat buffers, tile by tile, near or far, are moved as whole tensors are."""
+"""The machine's Adam: it updates pieces of flat buffers, tile by tile, offloaded or not, as whole tensors."""
 from math import sqrt
 from typing import Any
 from unittest import mock
@@ -50,7 +50,7 @@ def test_tiles_are_the_pieces_in_order(case, bucket_size, parts, tile):
 
 
 def elements(place):
-    """Where each is, in the buffer and in the shard."""
+    """Return the index in the buffer and the index in the shard of each element."""
     return list(zip(*(range(where.start, where.stop) for where in place[1:]), strict=True))
 
 
@@ -58,7 +58,7 @@ def gap(one, other):
     return one.in_shard.stop != other.in_shard.start or one.in_buffer.stop != other.in_buffer.start
 
 
-@pytest.mark.parametrize("kind", ["whole", "near shards", "far shards"])
+@pytest.mark.parametrize("kind", ["whole", "shards", "offloaded shards"])
 @settings(max_examples=settings().max_examples // 4)
 @given(case=cases(sizes=st.just(1)), bucket_size=BUCKETS, parts=PARTS, tile=TILE, clip=st.sampled_from([0.0, 0.1, 1e6]))
 def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip):
@@ -69,7 +69,7 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
     pieces = layout.pieces(rank)
     params, m, v = (make(kind, layout) for _ in range(3))
     expected = [np.zeros(layout.size) for _ in range(3)]
-    grads = make("whole" if kind == "whole" else "near shards", layout)
+    grads = make("whole" if kind == "whole" else "shards", layout)
     with mock.patch.object(tiles_module, "TILE", tile):
         adam = Adam(pieces, params, {"parameters": params, "m": m, "v": v}, config, pieces)
     for step in (1, 2, 3):
@@ -92,8 +92,8 @@ def test_a_part_moves_as_in_the_whole(kind, case, bucket_size, parts, tile, clip
 
 
 def make(kind, layout):
-    return {"whole": lambda: Whole(np.zeros(layout.size)), "near shards": lambda: Shard(np.zeros(layout.shard_size)),
-            "far shards": lambda: OffloadedShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
+    return {"whole": lambda: Whole(np.zeros(layout.size)), "shards": lambda: Shard(np.zeros(layout.shard_size)),
+            "offloaded shards": lambda: OffloadedShard(layout.shard_size, np.float64, np.empty(0))}[kind]()
 
 
 @given(cases(), PARTS, BUCKETS, st.sampled_from(["", "embedding.word"]))

@@ -10,7 +10,9 @@ from reference.errors import UserError
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A checkpoint, a model in Hugging Face's layout, a corpus, a tokenizer; each file holds its own name."""
+    """Make a checkpoint, a model in Hugging Face's layout, a corpus and a tokenizer; each file holds its own name.
+    Check in the end that none was changed.
+    """
     names = ["run/latest_checkpointed_iteration.txt", "run/iter_0000003/manifest.json", "run/tokenizer.json",
              "run/metrics", "hf/config.json", "hf/model.safetensors", "hf/vocab.json", "corpus/a.txt",
              "corpus/trace.json", "pair.bin", "pair.idx", "tokenizer.json", "machine.toml", "plan.csv", "prompts"]

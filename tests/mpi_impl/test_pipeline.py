@@ -19,8 +19,8 @@ ROUNDS = 2
 
 
 @st.composite
-def generated(draw, most_ranks):
-    """A schedule of any generator."""
+def generated_schedules(draw, most_ranks):
+    """Draw a schedule of any generator."""
     name, p, m = draw(st.sampled_from(sorted(SCHEDULES))), draw(st.integers(1, most_ranks)), draw(st.integers(1, 6))
     if name == "interleaved":
         return interleaved(p, p * draw(st.integers(1, 2)), draw(st.integers(1, 3)))
@@ -29,38 +29,39 @@ def generated(draw, most_ranks):
 
 @st.composite
 def placements(draw, most_ranks):
-    """Any stages on any ranks; some ranks, but not the last, may have none."""
+    """Draw the stages of each rank; some ranks, but not the last, may have none."""
     homes = draw(st.lists(st.integers(0, most_ranks - 1), min_size=1, max_size=9))
     return tuple(tuple(stage for stage, home in enumerate(homes) if home == r) for r in range(max(homes) + 1))
 
 
 @st.composite
-def shuffled(draw, most_ranks):
-    """Any stages on any ranks, in any order."""
+def shuffled_schedules(draw, most_ranks):
+    """Draw a schedule with any stages on any ranks, in any order."""
     return draw(orders(draw(placements(most_ranks)), draw(st.integers(1, 4))))
 
 
 @st.composite
 def orders(draw, placement, m):
-    """Microbatches in any order, each backward whole or in two, W whenever.
+    """Draw a schedule of this placement: microbatches in any order, each backward whole or split, each W any time after
+    its I.
 
-    All actions are drawn in an order of one process, each after what it needs; a rank keeps the order of its own. So it
-    ends.
+    Actions are drawn in an order that one process could follow, each after those that it needs, and a rank keeps the
+    order of its own. So the schedule never deadlocks.
     """
     random, stages = Random(draw(st.integers(0, 2**32))), sum(map(len, placement))
     left = [Action(stage, kind, i) for stage in range(stages) for i in range(m)
             for kind in "F" + random.choice(["B", "IW"])]
     done, order = set(), []
     while left:
-        action = random.choice([a for a in left if all(before in done for before in earlier(a, stages))])
+        action = random.choice([a for a in left if all(before in done for before in prerequisites(a, stages))])
         left.remove(action)
         done |= {action, result(action)}
         order.append(action)
     return Schedule(tuple(tuple(a for a in order if a.stage in held) for held in placement))
 
 
-def earlier(action, stages):
-    """What an action needs, of its own stage and of a neighbour."""
+def prerequisites(action, stages):
+    """Return the actions that must come before an action, of its own stage and of a neighbour."""
     own = {"F": [], "B": ["F"], "I": ["F"], "W": ["I"]}[action.kind]
     need = needs(action, stages)
     return [action._replace(kind=kind) for kind in own] + ([need] if need else [])
@@ -68,10 +69,10 @@ def earlier(action, stages):
 
 @st.composite
 def plays(draw):
-    """Ranks, t, a schedule of p of them, whether to scatter, and what the messages are."""
+    """Draw a schedule, the ranks' configuration, and the shape and type of the messages."""
     t = draw(st.integers(1, 3), "t")
     most = 8 // t
-    schedule = draw(st.one_of(generated(most), shuffled(most),
+    schedule = draw(st.one_of(generated_schedules(most), shuffled_schedules(most),
                               st.builds(evaluation_schedule, placements(most), st.integers(1, 5))))
     d = draw(st.integers(1, most // schedule.p), "d")
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 3)), t * draw(st.integers(1, 3)))
@@ -87,14 +88,14 @@ def test_any_schedule_is_played(ranks, play):
     ranks.run(config.world_size, every_message_arrives, schedule, config, shape, dtype)
 
 
-def said(action, shape, dtype, *run):
-    """What an action gives another stage: like no other's."""
+def message_of(action, shape, dtype, *run):
+    """Return the array that an action gives another stage; no two actions give the same."""
     return np.random.default_rng([action.stage, ord(action.kind), action.microbatch, *run]).normal(
         size=shape).astype(dtype)
 
 
 def every_message_arrives(group, schedule, config, shape, dtype, wrap=lambda x: x, host=lambda x: x):
-    """Each compute checks its x, and then destroys it: nobody else may depend on it."""
+    """Check that every action gets its x. Each then overwrites x, on which no other action may depend."""
     with connected(group, config) as topology:
         pipeline, rank, stages = Pipeline(schedule, topology), topology.place.pipeline, schedule.stages
         for run in range(ROUNDS):
@@ -106,10 +107,10 @@ def every_message_arrives(group, schedule, config, shape, dtype, wrap=lambda x: 
                 if need is None:
                     assert x is None, f"{action} needs nothing, but was given something"
                 else:
-                    assert x.shape == shape and (host(x) == said(need, shape, dtype, *about)).all(), (
+                    assert x.shape == shape and (host(x) == message_of(need, shape, dtype, *about)).all(), (
                         f"{action} was not given {need}")
                     x[...] = np.nan
-                given = said(result(action), shape, dtype, *about)
+                given = message_of(result(action), shape, dtype, *about)
                 return None if user_stage(action, stages) is None else wrap(given)
 
             pipeline.play(dict.fromkeys("FBIW", act), wrap(np.empty(0, dtype)), shape)
@@ -129,18 +130,18 @@ def test_messages_too_large_to_be_buffered(ranks, schedule):
 
 def test_what_was_sent_is_let_go_of(ranks):
     """1F1B: as a rank is at most p microbatches ahead, it holds no more messages than that, however many it sends."""
-    assert max(ranks.run(3, most_held, one_f_one_b(3, 60))) <= 6
+    assert max(ranks.run(3, most_unfinished_sends, one_f_one_b(3, 60))) <= 6
 
 
 def test_receives_are_posted_early(ranks):
     """While a rank does an action, the next two receives are posted already, or as many as are left."""
-    for r, seen in enumerate(ranks.run(3, posted_at_each_action, one_f_one_b(3, 5))):
+    for r, seen in enumerate(ranks.run(3, receives_at_each_action, one_f_one_b(3, 5))):
         for posted, left in seen:
             assert posted == min(2, left), f"rank {r} has posted {posted} of the {left} receives to come"
 
 
-def posted_at_each_action(group, schedule):
-    """At each action of this rank: how many receives are posted, and how many it has not waited for yet."""
+def receives_at_each_action(group, schedule):
+    """Return for each action of this rank how many receives are posted, and how many it has yet to wait for."""
     seen = []
     with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
         pipeline = Pipeline(schedule, topology)
@@ -154,8 +155,8 @@ def posted_at_each_action(group, schedule):
     return seen
 
 
-def most_held(group, schedule):
-    """The most messages that this rank held at once, on their way to others."""
+def most_unfinished_sends(group, schedule):
+    """Return the largest number of unfinished sends that this rank held at the same time."""
     held = [0]
     with connected(group, ParallelConfig(pipeline_model_parallel_size=schedule.p)) as topology:
         pipeline = Pipeline(schedule, topology)
@@ -179,7 +180,7 @@ def from_device(x):
     return x.get()
 
 
-@given(shuffled(8))
+@given(shuffled_schedules(8))
 def test_tags_are_the_results_own(schedule):
     """No two results have the same tag, whoever gets them; and tags are small, for MPI has a largest one."""
     actions = {result(action) for actions in schedule.ranks for action in actions if action.kind != "W"}
@@ -188,7 +189,7 @@ def test_tags_are_the_results_own(schedule):
     assert max(tags) < 2 * schedule.stages * schedule.microbatches
 
 
-@given(generated(8))
+@given(generated_schedules(8))
 def test_more_messages_than_mpi_has_tags_for_are_refused(schedule):
     """Exactly where the largest tag of a result is more than MPI's."""
     largest = max(tag(action, schedule.stages) for actions in schedule.ranks for action in actions)

@@ -46,8 +46,8 @@ def test_its_flops_are_megatrons(architecture, name, t):
 
 
 def megatrons_flops(c: ModelConfig, B: int, s: int, V: int, core: float = 1) -> float:
-    """num_floating_point_operations of Megatron-LM's training.py, of dense layers:
-    12 B s L h^2 (1 + f/h + 1 + s/h + V/(2 L h)). Later versions count half of attention's core, the s/h.
+    """Return num_floating_point_operations of Megatron-LM's training.py for dense layers: 12 B s L h^2 (1 + f/h + 1 +
+    s/h + V/(2 L h)). Later versions count half of attention's core, the term s/h.
     """
     L, h, f = c.num_layers, c.hidden_size, 4 * c.hidden_size
     return 12 * B * s * L * h * (h + f + h + core * s) + 6 * B * s * h * V

@@ -12,14 +12,14 @@ SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 
 
 
 def text(first):
-    """Paragraphs of sentences."""
+    """Return paragraphs of sentences."""
     return "\n\n".join(" ".join(f"Here {i} times {i % 7} is {i * (i % 7)}." for i in range(n, n + 12))
                        for n in range(first, first + 240, 12))
 
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Two text files, and the options of a cache of tokens."""
+    """Write two text files; return their paths and the options of a cache of tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, first in (("a", 0), ("b", 1000)):
         (folder / f"{name}.txt").write_text(text(first))

@@ -27,14 +27,14 @@ SMALL = """--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A text file, its cache of tokens, and the options that name them."""
+    """Write a text file; return the options that name it and its cache of tokens."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "text.txt").write_text(" ".join(f"{i} times {i % 7} is {i * (i % 7)}." for i in range(400)))
     return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
 
 
 def split(t=1, p=1, more=""):
-    """Options: t and p, and others."""
+    """Return the options for t and p, followed by others."""
     return ["--tensor-model-parallel-size", str(t), "--pipeline-model-parallel-size", str(p), *more.split()]
 
 
@@ -94,7 +94,7 @@ def test_a_run_with_its_parameters_cut_and_in_files(ranks, corpus, tmp_path, cap
     assert made == [[str(tmp_path)] * 3] * 2, "parameters and two moments on each rank"
     printed = capfd.readouterr().out
     assert printed.count("2 tokens sampled from the model") == 1
-    (columns,) = (line for line in printed.splitlines() if line.startswith("ranks") and "far memory" in line)
+    (columns,) = (line for line in printed.splitlines() if line.startswith("ranks") and "offloaded" in line)
     assert "activations" in columns and "NOT" not in printed
 
 
@@ -217,8 +217,8 @@ def test_it_stops_when_told(ranks, corpus, capfd):
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
-def refused(ranks, n, *options) -> str:
-    """The sentence that ends the program on all of n ranks."""
+def refusal_on(ranks, n, *options) -> str:
+    """Return the sentence that ends the program on all of n ranks."""
     sentence, *_ = ranks.run(n, refusal, pretrain, list(options), timeout=60)
     return sentence
 
@@ -245,7 +245,7 @@ BAD = [
 
 @pytest.mark.parametrize("options, sentence", BAD)
 def test_bad_input_is_one_sentence_on_all_ranks(ranks, corpus, options, sentence):
-    assert refused(ranks, 2, *SMALL, *corpus, *options).count(sentence) == 1
+    assert refusal_on(ranks, 2, *SMALL, *corpus, *options).count(sentence) == 1
 
 
 def launch(n, *options, program=("-m", "mpi_impl.pretrain_gpt")):
@@ -289,9 +289,9 @@ def test_what_is_there_is_not_lost(ranks, corpus, tmp_path):
     """Bad input leaves the last run's metrics alone, and the data is never overwritten."""
     metrics = tmp_path / "metrics"
     metrics.write_text("the last run's")
-    assert refused(ranks, 1, *SMALL, *corpus, "--metrics-file", str(metrics), "--data-path", "no/such")
+    assert refusal_on(ranks, 1, *SMALL, *corpus, "--metrics-file", str(metrics), "--data-path", "no/such")
     assert metrics.read_text() == "the last run's"
-    sentence = refused(ranks, 1, *SMALL, *corpus, "--metrics-file", corpus[1])
+    sentence = refusal_on(ranks, 1, *SMALL, *corpus, "--metrics-file", corpus[1])
     assert "is a file that --data-path reads" in sentence and Path(corpus[1]).stat().st_size
 
 
@@ -300,8 +300,8 @@ def test_a_vocabulary_too_small_for_the_data(ranks, corpus):
     train(ranks, 1, [*SMALL, *corpus, "--exit-interval", "1"])
     (trained,) = Path(corpus[-1]).rglob("tokenizer.json")       # the cache of the tokenizer that was trained here
     tokens = trained.with_name("tokens.bin")
-    sentence = refused(ranks, 2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer",
-                       "--vocab-size", "50")
+    sentence = refusal_on(ranks, 2, *SMALL, "--data-path", str(tokens), "--tokenizer-type", "NullTokenizer",
+                          "--vocab-size", "50")
     assert "outside the vocabulary of 51 tokens" in sentence
 
 

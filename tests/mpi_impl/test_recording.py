@@ -32,7 +32,7 @@ PLANS = {
     "interleaved": (4, case(2), Plan(2, "interleaved", 2)),
     "a V, split backward": (2, case(), Plan(2, "zb-v")),
     "replicas": (4, case(), Plan()),
-    "ZeRO-1, far": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
+    "ZeRO-1, offloaded": (4, case(2, cut=True), Plan(zero_stage=1, cpu_offload=True)),
     "ZeRO-2": (4, case(), Plan(2, "zb-h2", zero_stage=2)),
     "ZeRO-3": (2, case(), Plan(zero_stage=3)),
 }
@@ -55,7 +55,7 @@ def observing_changes_nothing(group, of, plan):
 
 
 @pytest.mark.parametrize("name, model", every_other_deep([
-    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL), ("ZeRO-1, far", BERT)]))
+    ("sequence", BERT), ("a V, split backward", MODEL), ("ZeRO-3", MODEL), ("ZeRO-1, offloaded", BERT)]))
 def test_observing_changes_nothing(ranks, name, model):
     n, of, plan = PLANS[name]
     ranks.run(n, observing_changes_nothing, replace(of, model=model), plan)
@@ -179,8 +179,8 @@ ABOUT = RunFacts(replace(MODEL, position_embedding_type="rope"), OptimizerConfig
 
 
 @st.composite
-def cut_tensors(draw):
-    """A tensor, and two ways to cut it along an axis, or to copy it, over a few ranks."""
+def split_tensors(draw):
+    """Draw a tensor and two ways to split it along an axis, or to replicate it, over a few ranks."""
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     whole = np.random.default_rng(draw(st.integers(0, 99))).normal(size=shape)
 
@@ -204,7 +204,7 @@ def recording_of(parts, name="loss"):
     return in_memory(ABOUT, [(Key(1, "forward", name), part, values) for part, values in parts])
 
 
-@given(cut_tensors(), st.data())
+@given(split_tensors(), st.data())
 def test_one_wrong_element_is_found(cut, data):
     """However a tensor is cut, the runs agree; and one element that is wrong on one rank is named, with that rank."""
     one, other = cut
@@ -318,7 +318,7 @@ def test_what_is_read_is_what_was_recorded(ranks, tmp_path, steps, of):
     assert ["B, in" in line for line in found[0][2]] == [True] * min(steps, 2) and not found[1][2]
 
 
-def changed(change):
+def change_index(change):
     """Return a function that changes the list of parts in a folder."""
     def spoil(folder):
         content = json.loads((folder / INDEX).read_text())
@@ -337,15 +337,15 @@ def put(content, i, value):
     (lambda folder: (folder / INDEX).unlink(), "holds no recording: .*recording.json is not there"),
     (lambda folder: (folder / INDEX).write_text("[]"), "does not hold what it should: expected `object`, got `array`"),
     (lambda folder: (folder / INDEX).write_text("[" * 100_000), "nested too deeply|does not hold what it should"),
-    (changed(lambda content: content["about"].pop("model")), "missing required field `model`"),
-    (changed(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
-    (changed(lambda content: content["about"].update(format="int8")), "no format int8"),
-    (changed(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
-    (changed(lambda content: content["parts"][0].pop()), "expected `array` of length 2, at"),
-    (changed(lambda content: put(content, -1, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
-    (changed(lambda content: put(content, 1, [10**25])), "expected `int` <= 9007199254740992"),
-    (changed(lambda content: put(content, 1, [0, 0, 0, 0, 0])), "is no part of a tensor"),
-    (changed(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
+    (change_index(lambda content: content["about"].pop("model")), "missing required field `model`"),
+    (change_index(lambda content: content["parts"].clear()), "lists no tensor: the run was ended before its first"),
+    (change_index(lambda content: content["about"].update(format="int8")), "no format int8"),
+    (change_index(lambda content: content["about"]["model"].update(num_layers="2")), "expected `int`, got `str`"),
+    (change_index(lambda content: content["parts"][0].pop()), "expected `array` of length 2, at"),
+    (change_index(lambda content: put(content, -1, "no.such.tensor")), "is not what `pretrain_gpt --record` writes"),
+    (change_index(lambda content: put(content, 1, [10**25])), "expected `int` <= 9007199254740992"),
+    (change_index(lambda content: put(content, 1, [0, 0, 0, 0, 0])), "is no part of a tensor"),
+    (change_index(lambda content: put(content, 4, "../run/iteration-1.rank-0.safetensors")), "names the file '../run/"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").write_bytes(b"x" * 50), "rank-0.*cannot be read"),
     (lambda folder: (folder / "iteration-1.rank-0.safetensors").unlink(), "rank-0.*cannot be read")])
 def test_what_is_no_recording_is_refused(ranks, tmp_path, spoil, told):

@@ -39,7 +39,7 @@ def arrays(group):
     found.append(counted.bytes)
     array = np.ones(40 * MB, np.uint8)
     found.append(counted.bytes)
-    with touched(60 * MB):                     # which go back
+    with touch(60 * MB):                     # which go back
         found.append(counted.bytes)
     found.append(counted.bytes)
     del array
@@ -47,7 +47,7 @@ def arrays(group):
 
 
 @contextmanager
-def touched(size):
+def touch(size):
     """Allocate these bytes for a while, and touch their pages, so that they are resident."""
     with mmap(-1, size) as pages:
         for first in range(0, size, PAGESIZE):
@@ -65,7 +65,7 @@ def on_another_system(group):
     resident_memory.forget_freed()
     with mock.patch.object(resident_memory, "status", return_value=0):
         counted = ResidentMemory(HOST)
-        with touched(60 * MB):
+        with touch(60 * MB):
             return counted.bytes
 
 
@@ -78,13 +78,13 @@ def test_of_a_gpu_it_is_what_the_pool_has():
 
 def test_the_fullest_rank_is_told_on_all(ranks):
     """In theory it is the rank that holds most; in fact the one that took most."""
-    said = ranks.run(3, told_with)
+    said = ranks.run(3, describe_ranks)
     assert said == ["theoretical memory of the fullest rank: 3 MB of parameters, gradients and moments, 4 MB of "
                     "activations, 7 MB in all; taken until now: at most 9 MB (CuPy's pool, the textbook of --verify "
                     "included)"] * 3
 
 
-def told_with(group):
+def describe_ranks(group):
     with fake_cuda() as cupy:
         cupy.pool = (8 * MB, 9 * MB, 2 * MB)[group.rank]
         resident = ResidentMemory(SpyArray(np.empty(0)))

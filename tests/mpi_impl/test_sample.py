@@ -17,7 +17,7 @@ from tests.training_theorems import connected
 MODEL = ModelConfig(1, 16, 4, 5, 6, init_method_std=0.2, make_vocab_size_divisible_by=3)    # 5 words, padded
 
 
-def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **choices):
+def sample_tokens(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **choices):
     chunks = 2 if schedule == "interleaved" else None
     config = ParallelConfig.for_world(group.size, t, p, pipeline_schedule=schedule, virtual_pipeline_size=chunks,
                                       **choices)
@@ -27,10 +27,10 @@ def sampled(group, count, seed, t=1, p=1, schedule="1f1b", model=MODEL, **choice
 
 
 def test_the_ranks_agree_and_the_seed_decides(ranks):
-    one = ranks.run(1, sampled, 40, 7)[0]
+    one = ranks.run(1, sample_tokens, 40, 7)[0]
     for n in (2, 4):
-        assert ranks.run(n, sampled, 40, 7, n) == [one] * n
-    assert ranks.run(1, sampled, 40, 8)[0] != one
+        assert ranks.run(n, sample_tokens, 40, 7, n) == [one] * n
+    assert ranks.run(1, sample_tokens, 40, 8)[0] != one
     assert set(one) <= set(range(5)) and len(set(one)) > 1
 
 
@@ -42,9 +42,9 @@ def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
     """It does on one replica or two; the context grows, and then slides. With rope all stages know the positions."""
     model = replace(MODEL, num_layers=7, untie_embeddings_and_output_weights=untied,
                     position_embedding_type="rope" if untied else "learned_absolute")
-    one = ranks.run(1, sampled, 15, 7, 1, 1, "1f1b", model)[0]
+    one = ranks.run(1, sample_tokens, 15, 7, 1, 1, "1f1b", model)[0]
     n = 2 * t * p if 2 * t * p <= 8 else t * p
-    assert ranks.run(n, sampled, 15, 7, t, p, schedule, model) == [one] * n and len(set(one)) > 1
+    assert ranks.run(n, sample_tokens, 15, 7, t, p, schedule, model) == [one] * n and len(set(one)) > 1
 
 
 @pytest.mark.parametrize("t, p, schedule, offload, stage", every_other_deep(
@@ -53,15 +53,15 @@ def test_a_pipeline_samples_what_one_rank_does(ranks, t, p, schedule, untied):
 def test_samples_do_not_depend_on_what_a_rank_keeps(ranks, stage, offload, t, p, schedule):
     """A context has any number of positions: with sequence parallelism, too, sampling does not cut it."""
     model = replace(MODEL, num_layers=4)
-    one = ranks.run(1, sampled, 10, 7, 1, 1, "1f1b", model)[0]
+    one = ranks.run(1, sample_tokens, 10, 7, 1, 1, "1f1b", model)[0]
     choices = dict(sequence_parallel=True, zero_stage=stage, cpu_offload=offload)
-    assert ranks.run(2 * t * p, sampled_with, choices, 10, 7, t, p, schedule, model) == [one] * (2 * t * p)
+    assert ranks.run(2 * t * p, sample_tokens_with, choices, 10, 7, t, p, schedule, model) == [one] * (2 * t * p)
 
 
-def sampled_with(group, choices, *args):
-    return sampled(group, *args, **choices)
+def sample_tokens_with(group, choices, *args):
+    return sample_tokens(group, *args, **choices)
 
 
 def test_the_text_is_the_textbooks(ranks):
     p = training.Trainer(MODEL, OptimizerConfig(1e-2, 5), 1, Precision("float64")).params
-    assert ranks.run(1, sampled, 40, 3)[0] == generate([2], 40, p, MODEL, Sampling(TEMPERATURE, seed=3))
+    assert ranks.run(1, sample_tokens, 40, 3)[0] == generate([2], 40, p, MODEL, Sampling(TEMPERATURE, seed=3))

@@ -25,7 +25,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @contextmanager
 def sharing(group, capacity):
-    """A group of the same ranks that shares memory whatever an array's size, in pieces of at most `capacity` bytes."""
+    """Provide a group of the same ranks that shares memory for arrays of every size, in pieces of at most `capacity`
+    bytes.
+    """
     kept = shared_memory.SMALL, shared_memory.CAPACITY
     shared_memory.SMALL, shared_memory.CAPACITY = 0, capacity
     part = group.split(0, "shared")
@@ -58,7 +60,7 @@ def collectives_agree(group, length, capacity, dtype, steps, seed):
 
 
 def board_of(group):
-    """The memory that the group's ranks share, and its window; None if they have not needed any yet."""
+    """Return the memory that the group's ranks share, and its window; None if they have not needed any yet."""
     return group.comm.Get_attr(attribute_key("shared memory"))
 
 
@@ -79,7 +81,7 @@ def agrees(group, operation, xs, axis):
 
 
 def in_rank_order(xs, combine):
-    """To the bit: in float32 where they are halves, and rounded once."""
+    """Combine the ranks' arrays in rank order: 16-bit ones in float32, and rounded once."""
     wide = [x.astype(np.float32) if x.dtype.itemsize == 2 else x for x in xs]
     total = wide[0]
     for x in wide[1:]:

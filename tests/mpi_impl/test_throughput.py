@@ -27,8 +27,8 @@ def corpus(tmp_path_factory):
     return ["--data-path", str(folder / "text.txt"), "--data-cache-path", str(folder / "cache")]
 
 
-def measured_once(group, program, options):
-    """The run, and how often it measured how fast its ranks multiply."""
+def count_measurements(group, program, options):
+    """Run the program; return how often it measured the ranks' speed of multiplication."""
     with mock.patch("mpi_impl.reports.forecast.multiplications_per_second", return_value=RATE) as measure:
         program(group, options)
     return measure.call_count
@@ -50,7 +50,7 @@ def test_rates_of_a_run(ranks, corpus, tmp_path, capfd, program, n, more):
     """
     path = tmp_path / "metrics"
     options = [*SMALL, *corpus, *more.split(), "--metrics-file", str(path)]
-    assert ranks.run(n, measured_once, program, options, timeout=120) == [1] * n
+    assert ranks.run(n, count_measurements, program, options, timeout=120) == [1] * n
     printed = capfd.readouterr().out
     V = int(re.search(r"vocabulary (\d+), padded", printed)[1])
     bert = {"architecture": "bert", "heads": ("lm",) if "no-binary" in more else ("lm", "sop")}

@@ -47,7 +47,7 @@ def test_times_are_read_off_a_timeline(data):
     (VirtualClock, 1, 4, 1, KEPT + 2), (WallClock, 1, 1, 1, 1), (VirtualClock, 1, 1, 1, 1)]))
 def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d, steps):
     """A process for each rank, and in it every action of the last steps, once a step; and a picture."""
-    began, (measured, predicted) = ranks.run(t * p * d, traced, str(tmp_path), clock, t, p, steps)[0]
+    began, (measured, predicted) = ranks.run(t * p * d, trace_steps, str(tmp_path), clock, t, p, steps)[0]
     starts = [s.start for slices in measured.ranks for s in slices if s.action]
     assert measured.name == "measured, last step" and measured.ranks[0][0].start >= began
     assert len(starts) == 2 * p * MICROBATCHES == sum(map(len, predicted.ranks))
@@ -60,10 +60,10 @@ def test_the_last_steps_of_all_ranks_are_written(ranks, tmp_path, clock, t, p, d
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
-def traced(group, folder, clock, t, p, steps):
-    """Some steps of a small GPT, with an evaluation after each, which is no part of them.
+def trace_steps(group, folder, clock, t, p, steps):
+    """Run some steps of a small GPT, and after each an evaluation, which belongs to no step.
 
-    -> when the last one began, and the panels of the picture.
+    Return when the last step began, and the panels of the picture.
     """
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock(), recording=True)))
     topology = connect(watched, ParallelConfig.for_world(group.size, t, p))

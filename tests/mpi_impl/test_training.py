@@ -15,14 +15,14 @@ WITHOUT_V = tuple(name for name in SCHEDULES if not takes_v(name))
 
 
 def places(ranks=8):
-    """All t, p and d that fit so many ranks."""
+    """Return all (t, p, d) that fit on so many ranks."""
     return [(t, p, d) for t in range(1, ranks + 1) for p in range(1, ranks // t + 1)
             for d in range(1, ranks // (t * p) + 1)]
 
 
 @st.composite
 def runs(draw):
-    """A case on t, p and d, how it is pipelined, and the number of microbatches."""
+    """Draw the number of ranks, a case, the number of microbatches, and a plan."""
     t, p, d = draw(st.sampled_from(places()), "t, p, d")
     schedule = draw(st.sampled_from([*WITHOUT_V, "interleaved"]), "schedule")
     v = draw(st.integers(1, 3), "v") if schedule == "interleaved" else None
@@ -53,7 +53,7 @@ def test_any_order(ranks, run, data):
 
 
 def schedules_of(p: int) -> list[tuple[str, int | None]]:
-    """All, with v: as many as make no more than eight stages, and two at least."""
+    """Return every schedule with its v: all that make at most eight stages, and at least v = 2."""
     several = [("interleaved", v) for v in range(2, max(2, 8 // p) + 1)]
     return [(name, None) for name in WITHOUT_V] + several
 

@@ -1,4 +1,4 @@
-"""What --verify measures: how far ranks and textbook are apart, each thing relative to what it is made of."""
+"""The measurements of --verify: the differences between the ranks and the textbook, each relative to its own scale."""
 from math import isnan, nan, sqrt
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ class OneProcess(Verifier):
 
 
 def params():
-    """b_qkv is [3, a, d]: of the queries, the keys and the values."""
+    """Return parameters of which one, b_qkv [3, a, d], has the queries', the keys' and the values' biases."""
     return {"w": np.full((4, 5), 0.5), "attention.b_qkv": np.full((3, 1, 2), 0.5)}
 
 
@@ -33,15 +33,17 @@ def grads():
     return {"w": np.full((4, 5), -4.0), "attention.b_qkv": np.full((3, 1, 2), 0.25)}
 
 
-def moved(tree, name: str, at, by: float):
-    """A copy of the tree, of which one element is another."""
+def perturb(tree, name: str, at, by: float):
+    """Return a copy of the tree in which one element differs."""
     tree = tree_map(np.copy, tree)
     tree[name][at] += by
     return tree
 
 
 def differences(loss=(2.0, 2.0), norm=(3.0, 3.0), found_grads=None, found_params=None, skipped=False, **choices):
-    """Of (ranks', textbook's) loss and norm; and of what two replicas have, the second of which may have another."""
+    """Compare two replicas with the textbook, and return the differences. `loss` and `norm` are (the ranks', the
+    textbook's); the second replica's gradients and parameters may be other ones.
+    """
     result = StepResult((loss[0],), nan if skipped else norm[0], RATE)
     verifier = OneProcess(loss[1], norm[1], grads(), params(), **choices)
     return verifier.compare(None, result, [grads(), found_grads or grads()], [params(), found_params or params()])
@@ -63,7 +65,7 @@ def test_a_norm_is_measured_by_the_norm_or_by_a_thousandth(textbook, by, expecte
 
 def test_a_gradient_is_measured_by_the_largest_element_of_all():
     """On any replica. Here that is 4; and of a gradient that is almost nothing, a thousandth."""
-    found = differences(found_grads=moved(grads(), "attention.b_qkv", (1, 0, 1), -0.5))
+    found = differences(found_grads=perturb(grads(), "attention.b_qkv", (1, 0, 1), -0.5))
     assert found == (0, pytest.approx(0.5 / 4), 0)
     verifier = OneProcess(2.0, 1e-5, {"w": np.array([1e-5, 0.0])}, params())
     found = verifier.compare(None, StepResult((2.0,), 1e-5, RATE), [{"w": np.array([1e-5, 1e-4])}], [params()])
@@ -72,31 +74,31 @@ def test_a_gradient_is_measured_by_the_largest_element_of_all():
 
 def test_weights_are_measured_tensor_by_tensor_by_the_rate():
     """By the root of the mean of squares. In 16 bits a small tensor counts as if it had more elements."""
-    other = moved(params(), "w", (1, 2), 0.002)
+    other = perturb(params(), "w", (1, 2), 0.002)
     assert differences(found_params=other) == (0, 0, pytest.approx(0.002 / sqrt(20) / RATE))
     in_half = differences(found_params=other, compute="bfloat16")
     assert in_half == (0, 0, pytest.approx(0.002 / sqrt(SMALL) / RATE, rel=1e-3))
-    other = moved(other, "attention.b_qkv", (2, 0, 0), 0.003)
+    other = perturb(other, "attention.b_qkv", (2, 0, 0), 0.003)
     assert differences(found_params=other) == (0, 0, pytest.approx(0.003 / sqrt(4) / RATE))
 
 
 def test_of_biases_the_keys_are_left_out():
-    assert differences(found_params=moved(params(), "attention.b_qkv", (1, 0, 0), 1.0)) == (0, 0, 0)
+    assert differences(found_params=perturb(params(), "attention.b_qkv", (1, 0, 0), 1.0)) == (0, 0, 0)
 
 
 def test_what_is_no_number_is_not_passed_over():
     """In whichever tensor of whichever replica: max() would not see one that comes after a number."""
     for name, at in (("w", (3, 4)), ("attention.b_qkv", (2, 0, 1))):
-        assert isnan(differences(found_grads=moved(grads(), name, at, nan)).gradient)
-        assert isnan(differences(found_params=moved(params(), name, at, nan)).weights)
+        assert isnan(differences(found_grads=perturb(grads(), name, at, nan)).gradient)
+        assert isnan(differences(found_params=perturb(params(), name, at, nan)).weights)
     assert isnan(differences(loss=(nan, 2.0)).loss)
 
 
 def test_of_a_step_that_was_skipped_no_gradient_is_compared():
-    assert differences(found_grads=moved(grads(), "w", (0, 0), nan), skipped=True) == (0, 0, 0)
+    assert differences(found_grads=perturb(grads(), "w", (0, 0), nan), skipped=True) == (0, 0, 0)
 
 
 def test_the_textbook_takes_over_the_first_replicas_weights():
-    verifier, other = OneProcess(2.0, 3.0, grads(), params()), moved(params(), "w", (0, 0), 0.25)
+    verifier, other = OneProcess(2.0, 3.0, grads(), params()), perturb(params(), "w", (0, 0), 0.25)
     verifier.compare(None, StepResult((2.0,), 3.0, RATE), [grads()] * 2, [other, params()])
     assert (verifier.textbook.params["w"] == other["w"]).all()

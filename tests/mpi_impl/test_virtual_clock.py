@@ -19,7 +19,7 @@ TIME = st.floats(0.01, 10)
 
 
 def spans(group, schedule, times, steps):
-    """What this rank's clock reads around each action, when nothing is computed."""
+    """Return the times of this rank's clock around each action, when nothing is computed."""
     clock = VirtualClock(Link(times.communication, np.inf), times)
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock, recording=True)))
     topology = connect(watched, ParallelConfig(pipeline_model_parallel_size=group.size))
@@ -71,8 +71,9 @@ def test_a_collective_sets_its_members_to_the_latest(ranks, operation, takes):
 
 
 def after_collectives(group, operation):
-    """The time on this rank's clock after three, and their slices: ranks come at 0, 10, 20 and 30 seconds; they post at
-    30, 40, 50 and 60 and wait at once; they post, and wait when it is long over.
+    """Return the times on this rank's clock after three collectives, and their slices. Ranks call the first at 0, 10,
+    20 and 30 seconds; they post the second at 30, 40, 50 and 60 and wait immediately; they post the third and wait long
+    after its end.
     """
     clock = VirtualClock(Link(latency=0.5, bandwidth=16), Times())
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock, recording=True)))
@@ -104,7 +105,7 @@ def test_what_was_computed_before_a_message_counts(ranks):
 
 
 def compute_then_communicate(group):
-    """What is stamped on rank 0's message; what rank 1's clock says when it has waited for it."""
+    """Return the time stamped on rank 0's message, and this rank's time when it has waited for it."""
     clock = VirtualClock(Link(0.0, np.inf))
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
     burn(0.1)
@@ -120,7 +121,7 @@ def compute_then_communicate(group):
 
 
 def burn(seconds):
-    """CPU time."""
+    """Spend this much CPU time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -158,7 +159,7 @@ def test_it_does_not_go_back_behind_what_it_has_heard(monkeypatch):
 
 
 def work_and_meet(group):
-    """What the clock says before the ranks have met, as they meet, and when it is next asked."""
+    """Return the clock's time before a collective, right after it, and when it is next read."""
     clock = VirtualClock(Link(0.0, np.inf))
     watched = Group(group.comm, "world", Instruments(trace=Trace(clock)))
     while group.rank == 0 and clock.now() < 0.25:

@@ -21,7 +21,7 @@ SOON = 10   # seconds, on a busy machine
 
 
 class Story:
-    """What a watchdog says, and when."""
+    """The messages of a watchdog, with their times."""
 
     def __init__(self, limit):
         self.said, self.heard = [], threading.Event()
@@ -111,7 +111,7 @@ def test_ranks_are_listed(ranks, words):
 
 
 def speak(group, delays, hosts=None):
-    """Each rank asks whether it speaks, so many seconds after the others -> its answer."""
+    """Let each rank ask, after its delay in seconds, whether it is the speaker; return its answer."""
     apart = group.split(0, "apart")
     if hosts:
         apart.comm.Set_attr(attribute_key("hosts"), Hosts(dict(enumerate(hosts)), tuple(map(str, sorted(set(hosts))))))
@@ -183,7 +183,7 @@ def sum_many(watched, reason):
 
 
 def one_comes(group, act, reason, shares=False):
-    """What rank 0's watchdog says while rank 1 does not act with it."""
+    """Return the messages of rank 0's watchdog while rank 1 does not take part in an operation."""
     said, fresh = [], group.split(0, "fresh")
     if shares:
         sum_many(fresh, "before")
@@ -213,7 +213,7 @@ def test_work_may_be_long_while_heartbeats_are_heard(ranks, act, silent, said):
 
 
 def work_long(group, act, silent):
-    """What each rank's watchdog says while rank 0 works for longer than the limit."""
+    """Return the messages of each rank's watchdog while rank 0 works for longer than the limit."""
     said, fresh = [], group.split(0, "fresh")
     watched = Group(fresh.comm, "world", Instruments(watchdog=Watchdog(1.0, said.append)))
     with patch.object(Ring, "beat", lambda _: None) if group.rank == silent else nullcontext():
@@ -230,7 +230,7 @@ def test_long_works_follow_one_another(ranks):
 
 
 def work_on(group, works):
-    """Rank 1 is late each time, and already hears rank 0 in the next work."""
+    """Let rank 1 end each work late, so that it hears rank 0's heartbeats of the next work already."""
     said, fresh, end = [], group.split(0, "fresh"), Ring.end
 
     def end_late(ring):
@@ -270,7 +270,7 @@ def test_what_takes_what_time_it_takes_has_a_limit_only_with_a_reason(ranks):
 
 
 def wait_for_words(group):
-    """In a group of three, in which rank 2 of the world is the first."""
+    """Return what the watchdog heard in a group of three whose first rank is rank 2 of the world."""
     listener = Listener()
     turned = group.subgroup([2, 1, 0], "turned")
     watched = Group(turned.comm, "turned", Instruments(watchdog=listener))
@@ -283,7 +283,7 @@ def wait_for_words(group):
 
 
 def everything(group):
-    """Every operation of a group, once."""
+    """Perform every operation of a group once; return what its watchdog heard."""
     listener = Listener()
     watched = Group(group.comm, "world", Instruments(watchdog=listener))
     watched.all_reduce(np.ones(2), "a sum")

@@ -1,4 +1,4 @@
-"""ZeRO on ranks: who owns what, what is whole and for how long, and that far memory changes nothing.
+"""ZeRO on ranks: which rank owns what, what is materialized and for how long; offloading changes nothing.
 
 That every stage trains as one process does is the main theorem's business (test_training.py).
 """
@@ -57,7 +57,7 @@ def trainer_on(topology, case, offload_folder=None):
 
 
 def batch_of(trainer, case, m, step=0):
-    """This replica's m microbatches, and the size of the global batch."""
+    """Return this replica's m microbatches, and the size of the global batch."""
     n = m * trainer.topology.data.size * case.b
     return dealt(trainer, case.b, case.batch(str(step), n)), n
 
@@ -87,12 +87,12 @@ def test_units_are_whole_while_they_are_used(ranks, pipeline, recompute, t, mode
 
 
 def units_come_and_go(group, case, m, plan):
-    """Of a step, and then an evaluation:
+    """Check which units are gathered, and when they are freed, in a step and then in an evaluation.
 
-    Of all that was ever gathered no more is alive than what is counted as whole, and that is two units at most, or the
-    tables of the embedding. While a block is at work the next one is on its way. Each unit is gathered for its forward,
-    for its backward, and where a group of several is computed again for that, the group's last layer excepted; the
-    tables once, for a lookup's backward needs none.
+    Only the units that count as whole are in memory: at most two, or the tables of the embedding. While a block
+    computes, the next one is prefetched. Each unit is gathered for its forward and for its backward. A recomputed group
+    of several layers is gathered once more, all but its last layer. The tables are gathered once, since the backward of
+    a lookup needs none.
     """
     with connected(group, plan.parallel(group.size, case)) as topology, Observed() as observed:
         trainer = trainer_on(topology, case)
@@ -106,13 +106,15 @@ def units_come_and_go(group, case, m, plan):
 
 
 def works_ahead(call):
-    """Of one forward or backward of a stage: at each block's work, its unit is whole, and that of the next block."""
+    """Report whether, in one forward or backward of a stage, each block's unit and the next block's are whole when the
+    block computes.
+    """
     return all(whole == {block, next((other for other, _ in call[i:] if other != block), block)}
                for i, (block, whole) in enumerate(call))
 
 
 def expected_gathers(trainer, plan):
-    """Times that each of a rank's units is gathered for a microbatch."""
+    """Count how many times each of a rank's units must be gathered for a microbatch."""
     times: Counter = Counter()
     for units in trainer.state.stage_params.values():
         for layers, again in plan.recompute.groups(units.blocks):
@@ -143,7 +145,7 @@ class Observed:
         self.patches.close()
 
     def alive(self):
-        """Units, by name, that are still in memory."""
+        """Return the names of the units that are still in memory."""
         return {unit for unit, buffer in self.buffers if buffer() is not None}
 
     def gather(self, gather):
@@ -184,7 +186,9 @@ def test_whole_gradients_are_gone_once_they_are_sent(ranks, pipeline, stage, mod
 
 
 def no_gradient_outlives_its_use(group, case, m, plan):
-    """Whenever another bucket is made whole, and after the step: alive are those that a backward still works on."""
+    """Check, whenever a bucket is materialized and after the step, that only the buckets to which a backward still adds
+    are in memory.
+    """
     buffers: list = []
 
     def watched(gradients, unit, materialize=ShardedGradients.materialize):
@@ -217,9 +221,9 @@ def test_each_rank_owns_its_part(ranks, stage, offload, d):
         segment.slice.stop - segment.slice.start for segment in found[0][3])
     for _, _, held, _ in found:
         parameters, gradients, moments = (8 * size // (d if stage >= least else 1) for least in (3, 2, 1))
-        far = (parameters if stage == 3 else 0) + 2 * moments if offload else 0
-        near = 0 if offload and stage == 3 else parameters
-        assert held[:4] == (near, gradients, 0 if offload else 2 * moments, far)
+        offloaded = (parameters if stage == 3 else 0) + 2 * moments if offload else 0
+        resident = 0 if offload and stage == 3 else parameters
+        assert held[:4] == (resident, gradients, 0 if offload else 2 * moments, offloaded)
 
 
 def what_it_owns(group, case, plan):
@@ -242,7 +246,7 @@ def test_replicas_hold_the_same_bits(ranks, stage, t, p, d):
 
 
 def parameters_of_steps(group, case, plan):
-    """After each of two steps, where in its replica this rank is, and its whole parameters."""
+    """Return, after each of two steps, this rank's place in its replica and its whole parameters."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer, found = trainer_on(topology, case), []
         for step in range(2):
@@ -251,17 +255,18 @@ def parameters_of_steps(group, case, plan):
         return found
 
 
-# ---- far memory -----------------------------------------------------------------------------------------------------
+# ---- offloading -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("t, p, d, stage", every_other_deep(
     (*place, stage) for place in [(1, 1, 3), (2, 1, 2), (1, 2, 2)] for stage in (1, 2, 3)))
-def test_far_shards_change_nothing(ranks, tmp_path, stage, t, p, d):
+def test_offloading_changes_nothing(ranks, tmp_path, stage, t, p, d):
     """In a host buffer or in a file: losses, norms, weights and moments to the bit, and no name in the folder."""
     case = Case(t, model(), 1, 4, seed=4)
-    near, far, filed = (ranks.run(t * p * d, two_steps, case, Plan(p, zero_stage=stage, cpu_offload=offload), folder)
-                        for offload, folder in ((False, None), (True, None), (True, str(tmp_path))))
-    for mine, other, third in zip(near, far, filed):
+    resident, in_host_memory, in_files = (
+        ranks.run(t * p * d, two_steps, case, Plan(p, zero_stage=stage, cpu_offload=offload), folder)
+        for offload, folder in ((False, None), (True, None), (True, str(tmp_path))))
+    for mine, other, third in zip(resident, in_host_memory, in_files):
         assert mine.keys() == other.keys() == third.keys()
         for name, value in mine.items():
             assert np.array_equal(value, other[name]) and np.array_equal(value, third[name]), name
@@ -269,7 +274,7 @@ def test_far_shards_change_nothing(ranks, tmp_path, stage, t, p, d):
 
 
 def two_steps(group, case, plan, folder):
-    """What they found, and the states after them."""
+    """Return the results of two steps, and the states after them."""
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer, found = trainer_on(topology, case, folder), {}
         for step in range(2):
@@ -290,7 +295,9 @@ def test_no_file_outlives_its_rank(ranks, tmp_path, stage):
 
 
 def files_of(group, case, plan, folder):
-    """Names in the folder while the trainer lives, and mappings into it when it is gone."""
+    """Return the names in the folder while the trainer lives, and the number of mappings into it after the trainer is
+    gone.
+    """
     with connected(group, plan.parallel(group.size, case)) as topology:
         trainer = trainer_on(topology, case, folder)
         trainer.step(*batch_of(trainer, case, 1))

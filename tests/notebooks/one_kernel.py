@@ -40,18 +40,18 @@ get_ipython().execution_count = 1
 
 @contextmanager
 def one_kernel() -> Iterator[None]:
-    """While it lasts, `tools.notebooks.execute` runs notebooks in one kernel."""
+    """Let `tools.notebooks.execute` run all notebooks in one kernel for the duration of the `with` block."""
     kernel = KernelManager(kernel_name="python3")
     kernel.start_kernel(cwd=str(notebooks.FOLDER))
     try:
         run(kernel, BEFORE_THE_FIRST)
-        with mock.patch.object(notebooks, "NotebookClient", partial(renewed, kernel)):
+        with mock.patch.object(notebooks, "NotebookClient", partial(renew, kernel)):
             yield
     finally:
         kernel.shutdown_kernel()
 
 
-def renewed(kernel: KernelManager, notebook, **settings) -> NotebookClient:
+def renew(kernel: KernelManager, notebook, **settings) -> NotebookClient:
     run(kernel, BEFORE_EACH)
     return NotebookClient(notebook, km=kernel, **settings)
 

@@ -54,14 +54,14 @@ def test_it_says_what_it_shows():
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_what_moves_is_what_a_real_block_moves(ranks, sequence_parallel):
-    for found in ranks.run(2, moved, sequence_parallel):
+    for found in ranks.run(2, collectives_of_a_block, sequence_parallel):
         edges = [EDGES[sequence_parallel][step.label] for step in STEPS if step.kind == "edge"]
         assert found == ([forward for forward, _ in edges if forward],
                          [backward for _, backward in reversed(edges) if backward])
 
 
-def moved(group, sequence_parallel):
-    """The collectives of a block's forward, and of its backward, but for what is gathered again."""
+def collectives_of_a_block(group, sequence_parallel):
+    """Return the collectives of a block's forward, and of its backward without the inputs that are gathered again."""
     c = ModelConfig(1, 8, 2, 1, 4, hidden_dropout=0, attention_dropout=0)
     p = initialize_shard(block_tensors(c), 1, np.float64, group.size, group.rank)
     region = REGIONS[sequence_parallel](group)

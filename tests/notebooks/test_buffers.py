@@ -15,8 +15,8 @@ from reference.parallel.model_states import model_states
 TINTED = {tint for pair in TINTS for tint in pair}
 
 
-def drawn(axes, colors):
-    """(row, start, stop, color) of the rectangles in these colours, from left to right in each row."""
+def rectangles(axes, colors):
+    """Return the rectangles in these colours as (row, start, stop, color), from left to right in each row."""
     found = [(int(patch.get_y()), round(patch.get_x()), round(patch.get_x() + patch.get_width()),
               to_hex(patch.get_facecolor()).upper()) for patch in axes.patches]
     return sorted(one for one in found if one[-1] in colors)
@@ -32,7 +32,7 @@ def layouts():
 def test_each_element_has_its_tensor_and_its_owner(layout):
     axes, = draw_layout(layout, "a title").axes
     assert axes.get_title("left") == "a title"
-    tensors, owned = drawn(axes, TINTED), drawn(axes, OWNERS)
+    tensors, owned = rectangles(axes, TINTED), rectangles(axes, OWNERS)
     for row, bucket in enumerate(layout.buckets):
         inside = [segment for segment in layout.segments if bucket.start <= segment.offset < bucket.stop]
         assert [one[1:3] for one in tensors if one[0] == row] == [
@@ -57,8 +57,8 @@ def test_what_pads_a_bucket_is_drawn_and_named(layout):
 def test_a_buffer_that_is_not_sharded_belongs_to_all_ranks():
     layout = Layout(gpt_tensors(tiny_gpt(1)))
     axes, = draw_layout(layout).axes
-    assert not drawn(axes, OWNERS)
-    assert [one[1:3] for one in drawn(axes, {WHOLE})] == [(0, bucket.size) for bucket in layout.buckets]
+    assert not rectangles(axes, OWNERS)
+    assert [one[1:3] for one in rectangles(axes, {WHOLE})] == [(0, bucket.size) for bucket in layout.buckets]
 
 
 def test_units_are_named_and_neighbours_differ():
@@ -66,7 +66,7 @@ def test_units_are_named_and_neighbours_differ():
     axes, = draw_layout(layout).axes
     words = {text.get_text() for text in axes.texts}
     assert {"output", "blocks.0", "blocks.1", "embedding.word", "mlp.w_in"} <= words
-    tensors = drawn(axes, TINTED)
+    tensors = rectangles(axes, TINTED)
     assert all(one[-1] != other[-1] for one, other in zip(tensors, tensors[1:]) if one[0] == other[0])
 
 

@@ -13,7 +13,7 @@ WAYS = [(2, 2, 2), (8, 1, 1), (1, 4, 2), (1, 1, 8), (1, 2, 3)]
 
 
 def members(group, c: ParallelConfig) -> dict[str, list[int]]:
-    """On a rank: who is in each of its groups."""
+    """Return the members of each of this rank's groups."""
     topology = connect(group, c)
     found = {kind: list(getattr(topology, kind).ranks) for kind in KINDS}
     disconnect(topology)

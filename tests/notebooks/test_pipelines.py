@@ -11,20 +11,20 @@ from reference.schedules.simulate import activations_in_flight
 
 
 @st.composite
-def made(draw):
+def training_schedules(draw):
     name, p = draw(st.sampled_from(TRAINING)), draw(st.integers(1, 5))
     m = p * draw(st.integers(1, 3)) if name == "interleaved" else draw(st.integers(1, 9))
     return make(name, p, m, draw(st.integers(1, 3)) if takes_v(name) else None)
 
 
-@given(made())
+@given(training_schedules())
 def test_what_is_held_over_time_is_at_most_what_is_in_flight(schedule):
     for spans, most in zip(play(schedule).ranks, activations_in_flight(schedule)):
         times, counts = held(spans)
         assert times == sorted(set(times)) and max(counts) == most and min(counts) >= 0 and counts[-1] == 0
 
 
-@given(made())
+@given(training_schedules())
 def test_a_rank_does_as_much_whatever_the_number_of_its_stages(schedule):
     assert play(schedule).work == pytest.approx(3 * schedule.microbatches)
 

@@ -1,4 +1,4 @@
-"""What a plan says of memory, traffic and idle time, beside the papers' formulas written out once more; its picture."""
+"""A plan's memory, traffic and idle time against the papers' formulas, written out once more; and its picture."""
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -19,7 +19,7 @@ POWERS = st.sampled_from((1, 2, 4, 8))
 
 @st.composite
 def choices(draw):
-    """Sliders' values that go together."""
+    """Draw values of the sliders that fit together."""
     model, t, p, d = draw(st.sampled_from(list(MODELS))), draw(POWERS), draw(POWERS), draw(POWERS)
     v = draw(st.integers(1, 3)) if p > 1 else 1
     m = draw(st.integers(1, 4)) * p

@@ -9,7 +9,7 @@ from mpi_impl.notebook.ranks import CellFailed, Ranks, lead, parse_line, show
 
 @pytest.fixture(scope="module")
 def shell():
-    """A notebook's shell, with the magic."""
+    """Return a notebook's shell with the magic loaded."""
     shell = InteractiveShell()
     shell.run_line_magic("load_ext", "mpi_impl.notebook")
     yield shell
@@ -17,7 +17,7 @@ def shell():
 
 
 def run(shell, cell):
-    """What a cell prints, and the exception that ends it, if one does."""
+    """Run a cell. Return its printed text, and the exception that ended it, or None."""
     with capture_output() as found:
         result = shell.run_cell(cell, store_history=True)
     return found.stdout, result.error_before_exec or result.error_in_exec

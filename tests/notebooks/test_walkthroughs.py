@@ -13,7 +13,7 @@ from tools.notebooks import FOLDER, execute, from_source, printed_outputs
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
 
 
-def stored(source: Path):
+def read_stored(source: Path):
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
@@ -24,7 +24,7 @@ def test_there_are_ten_and_they_are_numbered():
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_the_notebook_is_that_of_its_source(source):
     """Cell by cell; and nothing in it tells of the run that made it."""
-    mine, theirs = stored(source), from_source(source)
+    mine, theirs = read_stored(source), from_source(source)
     assert [(cell.cell_type, cell.source, cell.id) for cell in mine.cells] == [
         (cell.cell_type, cell.source, cell.id) for cell in theirs.cells], "Run `python tools/notebooks.py`."
     assert mine.metadata == theirs.metadata and not any("execution" in cell.metadata for cell in mine.cells)
@@ -53,7 +53,7 @@ def test_it_needs_no_other_before_it(source):
 
 def it_shows_what_is_stored(source):
     again = execute(from_source(source))
-    assert printed_outputs(again) == printed_outputs(stored(source)), "Run `python tools/notebooks.py`."
+    assert printed_outputs(again) == printed_outputs(read_stored(source)), "Run `python tools/notebooks.py`."
     for cell in again.cells:
         fails = cell.cell_type == "code" and any(output.output_type == "error" for output in cell.outputs)
         assert fails == ("raises-exception" in cell.metadata.get("tags", []))

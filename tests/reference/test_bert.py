@@ -72,7 +72,7 @@ def embedded(tokens, token_types, n, p):
 
 
 def original(x, p, c):
-    """Norms behind the sums (Devlin et al. 2018; Vaswani et al. 2017, section 3.1)."""
+    """Compute the blocks with layer norms after the sums (Devlin et al. 2018; Vaswani et al. 2017, section 3.1)."""
     x = norm(x, p.blocks[0].input_layernorm, c)
     for layer, block in p.blocks.items():
         x = norm(x + attention(x, block.attention), block.post_attention_layernorm, c)
@@ -82,7 +82,7 @@ def original(x, p, c):
 
 
 def rearranged(x, p, c):
-    """Norms inside the branches (Shoeybi et al. 2019, figure 7)."""
+    """Compute the blocks with layer norms inside the branches (Shoeybi et al. 2019, figure 7)."""
     for block in p.blocks.values():
         x = x + attention(norm(x, block.input_layernorm, c), block.attention)
         x = x + mlp(norm(x, block.post_attention_layernorm, c), block.mlp, c)

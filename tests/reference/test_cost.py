@@ -74,7 +74,7 @@ def test_the_smallest_model_of_megatron_to_the_last_parameter():
 
 
 def flops_of(run, *trees):
-    """Twice n k m for every matrix product [n, k] @ [k, m] in run(*trees)."""
+    """Sum 2 n k m over every matrix product [n, k] @ [k, m] in run(*trees)."""
     products = []
 
     class Counted(np.ndarray):
@@ -162,7 +162,9 @@ def test_an_unknown_recompute_is_a_sentence():
 
 
 def as_printed_by_korthikanti(c, B, s):
-    """Equation 8, with s/(3h): model FLOPs, and attention's core three times more. The text above it adds it once."""
+    """Return equation 8, with s/(3h): the model's FLOPs plus three times attention's core. (The text above it adds it
+    once.)
+    """
     eight = 72 * B * c.num_layers * s * c.hidden_size**2 * (
         1 + s / (3 * c.hidden_size) + c.vocab_size / (12 * c.hidden_size * c.num_layers))
     assert eight == pytest.approx(iteration_flops(c, B, s) + 3 * forward_flops(c, B, s).attention)

@@ -20,7 +20,7 @@ from tests.plan_cases import model_of, plans
 
 
 def held(plan, rank: int) -> float:
-    """Bytes of a rank of the pipeline, whose schedule is walked through."""
+    """Return the bytes of a rank of the pipeline, found by walking through its schedule."""
     c, p, s = plan.model, plan.parallel, plan.model.max_position_embeddings
     t, last = p.tensor_model_parallel_size, p.pipeline_model_parallel_size - 1
     layers = layers_of_rank(stages_of_ranks(c, p)[rank])

@@ -60,7 +60,9 @@ def padding_of(trainer: ZeroTrainer):
 
 
 def zero_equals_one_process(case: Case, d, m, stage, bucket_size, clip_grad=0.5, steps=3):
-    """Loss, norm and weights after every step; replicas stay alike, to the last bit; padding stays zero."""
+    """Check loss, norm and weights after every step against one process; replicas stay bitwise identical, and padding
+    stays zero.
+    """
     ours = trainer_of(case, d, stage, bucket_size, clip_grad)
     textbook, padding = Trainer(case.model, optimizer_of(clip_grad), case.seed, Precision("float64")), padding_of(ours)
     for step in range(steps):
@@ -134,7 +136,7 @@ def test_stage_3_materializes_only_units_in_use(case, d, m):
 
 @contextmanager
 def gathers_observed(trainer):
-    """Within the block, every all-gather notes how many elements of what was gathered are still there."""
+    """Record, at every all-gather inside the block, how many gathered elements are still in memory."""
     gathered, most, gather = [], [], trainer.all_gather
 
     def observed(shards):

@@ -17,7 +17,7 @@ BAD_LINE = st.sampled_from([b"", b"  ", b"{", b"\xff", b"[" * 99])
 LINE = TEXT.map(lambda text: json.dumps({"text": text}).encode()) | BAD_LINE
 
 
-def found(plan):
+def documents_of(plan):
     """Return the documents of all chunks: [(file, line, text, kind of fault)], lines counted through each file."""
     seen = []
     for file, parts in groupby((part for chunk in plan for part in chunk), lambda part: part.file):
@@ -37,8 +37,8 @@ def test_each_line_is_in_one_chunk(lines, newline_at_end, size):
         content = b"\n".join(lines) + b"\n" * newline_at_end
         file.write_bytes(content)
         plan = list(chunks(sources([str(file)], "--input"), size))
-        whole = found(chunks(sources([str(file)], "--input"), 10**6))
-        assert found(plan) == whole
+        whole = documents_of(chunks(sources([str(file)], "--input"), 10**6))
+        assert documents_of(plan) == whole
         assert [part.start for chunk in plan for part in chunk] == list(range(0, max(1, len(content)), size))
         last = content.count(b"\n") + (not content.endswith(b"\n"))
         assert [line for _, line, _, _ in whole] == (list(range(1, last + 1)) if content else [0])
@@ -53,8 +53,8 @@ def test_each_file_is_in_one_chunk(texts, size):
         for number, text in enumerate(texts):
             Path(folder, f"{number}.txt").write_text(text, "utf-8", newline="")
         plan = list(chunks(sources([folder], "--input"), size))
-        assert [text for _, _, text, _ in found(plan)] == [normalize(text) for text in texts]
-        assert [bad for *_, bad in found(plan)] == [None if normalize(text) else "empty" for text in texts]
+        assert [text for _, _, text, _ in documents_of(plan)] == [normalize(text) for text in texts]
+        assert [bad for *_, bad in documents_of(plan)] == [None if normalize(text) else "empty" for text in texts]
         for chunk in plan[:-1]:
             sizes = [part.stop - part.start for part in chunk]
             assert sum(sizes[:-1]) < size <= sum(sizes)
@@ -70,7 +70,7 @@ def test_bad_documents_are_reported_and_the_others_are_read(tmp_path):
     (tmp_path / "e.txt").write_bytes(b"text")
     (tmp_path / "f.txt").write_bytes(b"\xef\xbb\xbf")
     seen = [(Path(file).name, line, text, bad) for file, line, text, bad in
-            found(chunks(sources([str(tmp_path)], "--input"), 20)) if text or bad]
+            documents_of(chunks(sources([str(tmp_path)], "--input"), 20)) if text or bad]
     assert seen == [
         ("a.jsonl", 1, "one", None), ("a.jsonl", 3, "", "bad bytes"), ("a.jsonl", 4, "", "bad JSON"),
         ("a.jsonl", 5, "", "bad JSON"), ("a.jsonl", 6, "", "empty"), ("a.jsonl", 7, "", "bad JSON"),
@@ -87,10 +87,10 @@ def test_what_is_too_long_is_never_held_in_memory(lengths, size):
         lines = [json.dumps({"text": "x" * length}) for length in lengths]
         file.write_text("\n".join(lines))
         expected = ["too long" if 12 + length >= 40 else None if length else "empty" for length in lengths]
-        assert [bad for *_, bad in found(chunks(sources([str(file)], "--input"), size))] == expected
+        assert [bad for *_, bad in documents_of(chunks(sources([str(file)], "--input"), size))] == expected
         for length, expected in ((40, ("x" * 40, None)), (41, ("", "too long"))):
             Path(folder, "a.txt").write_text("x" * length)
-            (document,) = found(chunks(sources([f"{folder}/a.txt"], "--input"), size))
+            (document,) = documents_of(chunks(sources([f"{folder}/a.txt"], "--input"), size))
             assert document[2:] == expected
 
 
@@ -100,7 +100,7 @@ def test_several_inputs_follow_one_another(tmp_path):
     (tmp_path / "z" / "b.json").write_text("{}")
     (tmp_path / "a.json").write_text('{"text": "first"}')
     plan = chunks(sources([str(tmp_path / "z"), str(tmp_path / "a.json")], "--input"), 10)
-    assert [text for _, _, text, _ in found(plan)] == ["{}", "first"]
+    assert [text for _, _, text, _ in documents_of(plan)] == ["{}", "first"]
 
 
 def test_an_input_that_is_not_there_is_named():

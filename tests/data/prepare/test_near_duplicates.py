@@ -52,7 +52,7 @@ def test_signatures_are_the_same_on_every_machine():
 
 @st.composite
 def families(draw):
-    """Signatures of documents, many of which are another one with some places changed: uint32 [128, n]."""
+    """Draw the signatures of documents, uint32 [128, n]; many are copies of another with some values changed."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     signatures = [rng.integers(0, 2**32, PERMUTATIONS)]
     for _ in range(draw(st.integers(0, 25))):

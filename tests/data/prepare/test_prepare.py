@@ -65,7 +65,7 @@ def options(corpus, out, *more):
     return ["--input", str(corpus), "--output-prefix", str(out), "--workers", "1", *map(str, more)]
 
 
-def written(out):
+def read_files(out):
     """Return all files that a finished run has left: {suffix: bytes}."""
     return {path.name.removeprefix(out.name): path.read_bytes() for path in sorted(out.parent.glob(f"{out.name}.*"))}
 
@@ -77,7 +77,7 @@ def whole(corpus, model, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "CHUNK", 2000)
         main(options(corpus, out, "--tokenizer-model", model))
-    return written(out)
+    return read_files(out)
 
 
 def step_by_step(corpus, tokenizer):
@@ -123,7 +123,7 @@ def test_neither_workers_nor_chunks_show_in_the_result(corpus, model, whole, tmp
     monkeypatch.setattr(program, "CHUNK", chunk)
     monkeypatch.setattr(program, "CHUNKS", 10**6)
     main(options(corpus, tmp_path / "out", "--tokenizer-model", model, "--workers", workers))
-    assert written(tmp_path / "out") == whole
+    assert read_files(tmp_path / "out") == whole
 
 
 def test_a_tokenizer_is_trained_on_the_corpus_and_saved_beside_it(corpus, tmp_path):
@@ -132,7 +132,7 @@ def test_a_tokenizer_is_trained_on_the_corpus_and_saved_beside_it(corpus, tmp_pa
     saved = tmp_path / "one.tokenizer.json"
     assert ByteLevelBPETokenizer.load(saved).vocab_size == 300
     main(options(corpus, tmp_path / "two", "--tokenizer-model", saved))
-    one, two = written(tmp_path / "one"), written(tmp_path / "two")
+    one, two = read_files(tmp_path / "one"), read_files(tmp_path / "two")
     assert one.pop(".tokenizer.json") and one == two
 
 
@@ -187,14 +187,14 @@ def test_an_interruption_does_not_show_in_what_is_written(corpus, whole, tmp_pat
                 assert left.code == 130
         if not k % 3:
             main(command)
-            assert written(tmp_path / "out") == written(tmp_path / "once")
+            assert read_files(tmp_path / "out") == read_files(tmp_path / "once")
             for path in tmp_path.glob("out.*"):
                 path.unlink()
     assert 10 < k < 100 and "Interrupted. The same command continues from here." in capsys.readouterr().err
-    assert written(tmp_path / "out") == written(tmp_path / "once")
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "once")
 
 
-def cut(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -213,7 +213,7 @@ def with_a_word(path):
 
 
 @pytest.mark.parametrize("file, damage", [
-    *((file, cut) for file in ("tokens.bin", "tokens.idx", "places.npy", "signatures.npy", "report.json")),
+    *((file, truncate) for file in ("tokens.bin", "tokens.idx", "places.npy", "signatures.npy", "report.json")),
     *((file, replaced_by_a_pipe) for file in ("tokens.bin", "places.npy", "report.json")),
     ("places.npy", lambda path: path.write_bytes(b"")), ("report.json", with_another_number),
     ("report.json", with_a_word), ("report.json", lambda path: path.write_text('{"lines": ' + "[" * 10**5))])
@@ -232,7 +232,7 @@ def test_what_is_done_is_not_done_again(corpus, model, whole, tmp_path, monkeypa
     assert f", and {len(chunks) - 1} chunks of {len(chunks) - 1 + len(made)} were done before" in said
     assert len(chunks) > 3
     assert chunks[0] in made and not {*chunks[1:]} & {*made}
-    assert written(tmp_path / "out") == whole
+    assert read_files(tmp_path / "out") == whole
 
 
 PROGRAM = "import sys; from mpi_impl.data.prepare import preparation as p; p.CHUNK = 20_000; p.main(sys.argv[1:])"
@@ -256,7 +256,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
     assert 8 <= len(list(work.glob("chunk-*"))) < 45 and not list(tmp_path.glob("out.bin"))
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     main(options(tmp_path / "a.jsonl", tmp_path / "once", *more))
-    assert written(out) == written(tmp_path / "once")
+    assert read_files(out) == read_files(tmp_path / "once")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
