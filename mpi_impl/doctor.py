@@ -1,4 +1,4 @@
-"""What this machine has of all that Shardlab uses, and what to do about the rest: `python -m mpi_impl.doctor`.
+"""A description of this machine, of all that Shardlab uses, and of what to do about the rest: `shardlab doctor`.
 
 The environment may be broken in any way. So this imports nothing that could be: whatever may fail, crash or wait for
 ever is tried in a process of its own, with a time limit. The exit status is 1 if training cannot work, and else 0.
@@ -124,6 +124,14 @@ def ask_python(function: Callable[[], None], seconds: float = SECONDS) -> Reply:
     return ask([sys.executable, "-c", f"from mpi_impl.doctor import {function.__name__} as ask; ask()"], seconds)
 
 
+def is_installed(module: str) -> bool:
+    """Report whether a module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def import_packages() -> None:
     """Print a line for each package that cannot be imported."""
     for name in (*NEEDED, *USEFUL):
@@ -139,7 +147,7 @@ def print_library() -> None:
     try:
         mpi_vendor()
     except UserError as error:
-        sys.exit(str(error))
+        sys.exit(" ".join(str(error.__cause__).split()))
     from mpi_impl.comm.mpi_library import library
     print(library())
 
@@ -191,7 +199,7 @@ def mpi_library() -> Finding:
     try:
         command = launcher(library.rsplit(" ", 1)[0], 2)[0]
     except UserError as error:
-        return Finding("FAULT", f"mpi4py uses {library}, but no launcher fits it.", str(error))
+        return Finding("FAULT", str(error))
     return Finding("ok", f"mpi4py uses {library}, and {command} is a launcher that fits it.")
 
 
@@ -229,8 +237,8 @@ def shared_memory() -> Finding:
     if left >= ENOUGH_SHARED:
         return Finding("ok", sentence)
     return Finding("no", sentence, "That is little: ranks that find too little send by MPI, which is slower, or die by "
-                   f"SIGBUS. Give it 1 GB: `docker run --shm-size 1g` for a container, `mount -o remount,size=1g {folder}`"
-                   " for a machine; or remove what earlier programs left there.")
+                   "SIGBUS. Give it 1 GB: `docker run --shm-size 1g` for a container, "
+                   f"`mount -o remount,size=1g {folder}` for a machine; or remove what earlier programs left there.")
 
 
 def compiler() -> Finding:
@@ -263,7 +271,7 @@ def cupy() -> Finding:
     """Find CuPy, the GPUs that it can use, and NCCL."""
     advice = ("Training on GPUs needs it: pip install '.[cuda12,cudnn12]' in a clone of the project, or "
               "'.[cuda13,cudnn13]', whichever CUDA the driver has.")
-    if importlib.util.find_spec("cupy") is None:
+    if not is_installed("cupy"):
         return Finding("no", "CuPy is not installed, and NCCL, which it would use, is not looked for.", advice)
     reply = ask_python(print_cupy)
     if reply.status != 0:
@@ -272,13 +280,14 @@ def cupy() -> Finding:
     if count == "0":
         return Finding("no", f"CuPy {version} is installed, but finds no GPU that it can use.")
     if nccl == "0":
-        return Finding("no", f"CuPy {version} can use GPUs ({count} of them), but finds no NCCL: arrays go by MPI from one "
-                             "to the other, which is slower.", "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13.")
+        return Finding("no", f"CuPy {version} can use GPUs ({count} of them), but finds no NCCL: arrays go by MPI "
+                             "from one to the other, which is slower.",
+                       "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13.")
     return Finding("ok", f"CuPy {version} can use GPUs ({count} of them), and has NCCL: add --device cuda to a run.")
 
 
 def notebooks() -> Finding:
-    if missing := [name for name in NOTEBOOKS if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in NOTEBOOKS if not is_installed(name)]:
         return Finding("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
                        f"{INSTALL}pip install {' '.join(missing)}.")
     return Finding("ok", "Jupyter and nbgrader are installed: ./run.sh notebook opens the walkthroughs and labs.")

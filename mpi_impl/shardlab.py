@@ -19,6 +19,7 @@ from mpi_impl.launching import launch
 from mpi_impl.launching.completion import Completed, complete
 from mpi_impl.launching.entry import ArgumentParser, run_alone
 from mpi_impl.launching.guard import guarded
+from mpi_impl.runtime.files import check_folder
 from reference.errors import UserError
 
 RESULTS = "runs/demo"       # of the demo, in the current folder
@@ -78,6 +79,7 @@ class Command(NamedTuple):
     about: str
     program: Callable[[list[str]], Program]         # that the words behind it name
     completed: Completed
+    folder: str = ""                                # that it writes into
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -92,6 +94,8 @@ def act(argv: list[str]) -> None:
         print(help_text(), end="")
         return
     program = program_of(argv)
+    if folder := COMMANDS[argv[0]].folder:
+        check_folder(folder)
     if isinstance(program, Module):
         run_module(program)
     else:   # and leave no process behind
@@ -189,7 +193,7 @@ COMMANDS = {
     "doctor": Command("", "tell what this machine has, and what is missing", partial(Module, "mpi_impl.doctor"),
                       Completed()),
     "demo": Command("[OPTIONS]", "train a small GPT on 8 ranks, and account for every byte", demo,
-                    Completed(PROGRAMS["pretrain_gpt"].options, launches=True)),
+                    Completed(PROGRAMS["pretrain_gpt"].options, launches=True), RESULTS),
     "demos": Command("[NAME] [-n RANKS]", "show one idea on ranks, as in `shardlab demos mlp -n 4`; no name lists them",
                      demos, Completed(programs={
                          name: Completed(f"mpi_impl.demos.{name}", launches=True) for name in DEMOS})),

@@ -33,7 +33,7 @@ PARSE = {
     "mpi_impl.demos.memory": memory.parse_options,
     "mpi_impl.demos.mlp": mlp.parse_options,
 }
-QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.demos.memory")
+QUICK = ("reference.schedules", "mpi_impl.plot_schedule", "mpi_impl.demos", "mpi_impl.doctor", "mpi_impl.demos.memory")
 
 # What makes a run short. Of an option that is given twice, the last counts.
 MODEL = "--hidden-size 32 --num-attention-heads 8 --seq-length 32 "
@@ -48,7 +48,7 @@ SHORT = {
     "mpi_impl.experiments.scaling_study": "",
     "mpi_impl.demos.memory": "--num-layers 1 --train-iters 1",
     "mpi_impl.demos.mlp": "",
-    **dict.fromkeys(QUICK[:3], ""),
+    **dict.fromkeys(QUICK[:4], ""),
 }
 NOT_RUN = ("mpi_impl.evaluate",)        # it needs data sets that others publish
 
