@@ -37,7 +37,7 @@ WIDTH = 110
 INSTALL = "In a clone of the project, ./run.sh setup makes an environment that has it all; elsewhere, "
 
 
-class Finding(NamedTuple):
+class Fact(NamedTuple):
     """A fact about this machine."""
 
     state: str          # "ok", "no" (and training works without), or "FAULT"
@@ -58,7 +58,7 @@ class Reply(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """What went wrong, as a clause: the last line that was printed, which is an error's message."""
+        """Return what went wrong, as a clause: the last line that was printed, which is the message of an error."""
         if self.status is None:
             return "it did not end in time"
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
@@ -71,17 +71,17 @@ def main(argv: Sequence[str] | None = None) -> None:
                    epilog="The exit status is 1 if training cannot work.").parse_args(argv)
     print("Shardlab on this machine:", flush=True)
     states = set()
-    for finding in findings():
-        print(finding, flush=True)
-        states.add(finding.state)
+    for fact in facts():
+        print(fact, flush=True)
+        states.add(fact.state)
     if "FAULT" in states:
         print("Training cannot work here yet. Do what is said behind FAULT, then ask again.")
         sys.exit(1)
     print("Training works here. Begin with `shardlab demo`, or with `shardlab demos mlp -n 4`.")
 
 
-def findings() -> Iterator[Finding]:
-    """Yield what is found, one fact after the other, since some take seconds."""
+def facts() -> Iterator[Fact]:
+    """Yield one fact after the other, since some take seconds to find."""
     yield python()
     yield packages()
     mpi = mpi_library()
@@ -169,48 +169,48 @@ def print_cupy() -> None:
 # ---- what training needs --------------------------------------------------------------------------------------------
 
 
-def python() -> Finding:
-    return Finding("ok", f"Python {platform.python_version()}, {sys.executable}, on {platform.system()} "
+def python() -> Fact:
+    return Fact("ok", f"Python {platform.python_version()}, {sys.executable}, on {platform.system()} "
                          f"{platform.machine()}.")
 
 
-def packages() -> Finding:
+def packages() -> Fact:
     reply = ask_python(import_packages, 2 * SECONDS)
     if reply.status != 0:
-        return Finding("FAULT", f"The packages that training needs cannot be imported: {reply.problem}.",
+        return Fact("FAULT", f"The packages that training needs cannot be imported: {reply.problem}.",
                        f"{INSTALL}pip install --force-reinstall {' '.join(NEEDED)}.")
     lacking = {line.split()[0]: line.strip() for line in reply.text.splitlines()}
     install = f"{INSTALL}pip install {' '.join(lacking)}."
     if needed := [line for name, line in lacking.items() if name in NEEDED]:
-        return Finding("FAULT", f"Training needs packages that cannot be imported: {', '.join(needed)}.", install)
+        return Fact("FAULT", f"Training needs packages that cannot be imported: {', '.join(needed)}.", install)
     if lacking:
-        return Finding("no", "All packages that training needs can be imported, but there is no " + ", and no ".join(
+        return Fact("no", "All packages that training needs can be imported, but there is no " + ", and no ".join(
             f"{line}, for {USEFUL[name]}" for name, line in lacking.items()) + ".", install)
-    return Finding("ok", "All packages of the base install can be imported.")
+    return Fact("ok", "All packages of the base install can be imported.")
 
 
-def mpi_library() -> Finding:
+def mpi_library() -> Fact:
     """Find the MPI library of mpi4py, and the launcher that fits it."""
     reply = ask_python(print_library)
     if reply.status != 0:
-        return Finding("FAULT", f"There is no MPI to use: {reply.problem}.",
+        return Fact("FAULT", f"There is no MPI to use: {reply.problem}.",
                        f"{INSTALL}pip install mpi4py mpich, or load your system's MPI.")
     library = reply.text.strip()
     try:
         command = launcher(library.rsplit(" ", 1)[0], 2)[0]
     except UserError as error:
-        return Finding("FAULT", str(error))
-    return Finding("ok", f"mpi4py uses {library}, and {command} is a launcher that fits it.")
+        return Fact("FAULT", str(error))
+    return Fact("ok", f"mpi4py uses {library}, and {command} is a launcher that fits it.")
 
 
-def two_ranks() -> Finding:
+def two_ranks() -> Fact:
     """Start two ranks, and let them add up."""
     command = [sys.executable, "-m", "mpi_impl.launch", "-n", "2", "--timeout", str(SECONDS), "-m",
                "mpi_impl.launching.first_sum"]
     reply = ask(command, SECONDS + 10)
     if reply.status == 0 and reply.text.strip() == "1 + 2 = 3":
-        return Finding("ok", "Two ranks were started and added up 1 + 2 = 3.")
-    return Finding("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
+        return Fact("ok", "Two ranks were started and added up 1 + 2 = 3.")
+    return Fact("FAULT", f"Two ranks were started, but did not add up 1 + 2: {reply.problem}.",
                    f"All they said is shown by `python {' '.join(command[1:])}`. Where shared memory is small, as it "
                    "is in a container (see below), give it more. Where a firewall keeps processes of one machine "
                    "apart, let them talk. Otherwise install MPI anew: pip install --force-reinstall mpi4py mpich.")
@@ -219,78 +219,78 @@ def two_ranks() -> Finding:
 # ---- what makes it faster, or shows it ------------------------------------------------------------------------------
 
 
-def processors() -> Finding:
+def processors() -> Fact:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     n = cores()
-    return Finding("ok", f"{n} {'cores' if n > 1 else 'core'} may be used, and the machine has {bytes_of(memory)} of "
+    return Fact("ok", f"{n} {'cores' if n > 1 else 'core'} may be used, and the machine has {bytes_of(memory)} of "
                          "memory.", "More ranks than cores take turns, which is slower and changes no result.")
 
 
-def shared_memory() -> Finding:
+def shared_memory() -> Fact:
     folder = os.path.dirname(SHARED_MEMORY)
     try:
         found = os.statvfs(folder)
     except OSError:
-        return Finding("ok", f"This system has no {folder}: shared memory is not limited in this way.")
+        return Fact("ok", f"This system has no {folder}: shared memory is not limited in this way.")
     size, left = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
     sentence = f"Ranks on this machine share memory in {folder}, which has {bytes_of(size)}, {bytes_of(left)} free."
     if left >= ENOUGH_SHARED:
-        return Finding("ok", sentence)
-    return Finding("no", sentence, "That is little: ranks that find too little send by MPI, which is slower, or die by "
+        return Fact("ok", sentence)
+    return Fact("no", sentence, "That is little: ranks that find too little send by MPI, which is slower, or die by "
                    "SIGBUS. Give it 1 GB: `docker run --shm-size 1g` for a container, "
                    f"`mount -o remount,size=1g {folder}` for a machine; or remove what earlier programs left there.")
 
 
-def compiler() -> Finding:
+def compiler() -> Fact:
     advice = ("Runs compute with NumPy alone, which is slower. On Debian and Ubuntu: apt install g++; on macOS: "
               "xcode-select --install.")
     reply = ask_python(print_kernels, SECONDS_TO_COMPILE)
     lines = reply.text.split("\n")
     if reply.status != 0:
-        return Finding("no", f"Whether our kernels can be compiled could not be found out: {reply.problem}.")
+        return Fact("no", f"Whether our kernels can be compiled could not be found out: {reply.problem}.")
     if not lines[0]:
-        return Finding("no", "There is no C++ compiler.", advice)
+        return Fact("no", "There is no C++ compiler.", advice)
     if lines[1] != "works":
-        return Finding("no", f"The C++ compiler {lines[0]} cannot compile our kernels, or they cannot be loaded.",
+        return Fact("no", f"The C++ compiler {lines[0]} cannot compile our kernels, or they cannot be loaded.",
                        advice)
-    return Finding("ok", f"The C++ compiler {lines[0]} has compiled our kernels for this machine.")
+    return Fact("ok", f"The C++ compiler {lines[0]} has compiled our kernels for this machine.")
 
 
-def gpu() -> Finding:
+def gpu() -> Fact:
     if not (program := shutil.which("nvidia-smi")):
-        return Finding("no", "There is no NVIDIA GPU, or no driver for it (nvidia-smi is not there): ranks compute on "
+        return Fact("no", "There is no NVIDIA GPU, or no driver for it (nvidia-smi is not there): ranks compute on "
                              "cores.")
     reply = ask([program, "--query-gpu=name,memory.total", "--format=csv,noheader"])
     if reply.status != 0:
-        return Finding("no", f"NVIDIA's driver does not work: nvidia-smi says that {reply.problem}.",
+        return Fact("no", f"NVIDIA's driver does not work: nvidia-smi says that {reply.problem}.",
                        "Install the driver anew, or start the container with the GPUs (docker run --gpus all).")
-    return Finding("ok", f"NVIDIA's driver finds {'; '.join(reply.text.strip().splitlines())}.")
+    return Fact("ok", f"NVIDIA's driver finds {'; '.join(reply.text.strip().splitlines())}.")
 
 
-def cupy() -> Finding:
+def cupy() -> Fact:
     """Find CuPy, the GPUs that it can use, and NCCL."""
     advice = ("Training on GPUs needs it: pip install '.[cuda12,cudnn12]' in a clone of the project, or "
               "'.[cuda13,cudnn13]', whichever CUDA the driver has.")
     if not is_installed("cupy"):
-        return Finding("no", "CuPy is not installed, and NCCL, which it would use, is not looked for.", advice)
+        return Fact("no", "CuPy is not installed, and NCCL, which it would use, is not looked for.", advice)
     reply = ask_python(print_cupy)
     if reply.status != 0:
-        return Finding("no", f"CuPy is installed but cannot be imported: {reply.problem}.", advice)
+        return Fact("no", f"CuPy is installed but cannot be imported: {reply.problem}.", advice)
     version, count, nccl = reply.text.split()[-3:]
     if count == "0":
-        return Finding("no", f"CuPy {version} is installed, but finds no GPU that it can use.")
+        return Fact("no", f"CuPy {version} is installed, but finds no GPU that it can use.")
     if nccl == "0":
-        return Finding("no", f"CuPy {version} can use GPUs ({count} of them), but finds no NCCL: arrays go by MPI "
+        return Fact("no", f"CuPy {version} can use GPUs ({count} of them), but finds no NCCL: arrays go by MPI "
                              "from one to the other, which is slower.",
                        "pip install nvidia-nccl-cu12, or nvidia-nccl-cu13.")
-    return Finding("ok", f"CuPy {version} can use GPUs ({count} of them), and has NCCL: add --device cuda to a run.")
+    return Fact("ok", f"CuPy {version} can use GPUs ({count} of them), and has NCCL: add --device cuda to a run.")
 
 
-def notebooks() -> Finding:
+def notebooks() -> Fact:
     if missing := [name for name in NOTEBOOKS if not is_installed(name)]:
-        return Finding("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
+        return Fact("no", f"Notebooks and labs need {', '.join(missing)}, and cannot be opened without.",
                        f"{INSTALL}pip install {' '.join(missing)}.")
-    return Finding("ok", "Jupyter and nbgrader are installed: ./run.sh notebook opens the walkthroughs and labs.")
+    return Fact("ok", "Jupyter and nbgrader are installed: ./run.sh notebook opens the walkthroughs and labs.")
 
 
 if __name__ == "__main__":

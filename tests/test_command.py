@@ -351,10 +351,10 @@ def test_doctor_knows_what_training_imports_and_what_the_base_install_brings():
 
 
 def test_one_fault_is_a_status_of_one_and_no_fault_none(monkeypatch, capsys):
-    fine = doctor.Finding("ok", "All is well."), doctor.Finding("no", "There is no GPU.")
-    monkeypatch.setattr(doctor, "findings", lambda: iter(fine))
+    fine = doctor.Fact("ok", "All is well."), doctor.Fact("no", "There is no GPU.")
+    monkeypatch.setattr(doctor, "facts", lambda: iter(fine))
     doctor.main([])
-    monkeypatch.setattr(doctor, "findings", lambda: iter([*fine, doctor.Finding("FAULT", "There is no MPI.")]))
+    monkeypatch.setattr(doctor, "facts", lambda: iter([*fine, doctor.Fact("FAULT", "There is no MPI.")]))
     with pytest.raises(SystemExit, match="1"):
         doctor.main([])
     assert capsys.readouterr().out.count("Training works here.") == 1
