@@ -69,7 +69,7 @@ class Module(NamedTuple):
     argv: list[str]
 
 
-Program = Module | argparse.Namespace       # or a program of ranks: the launcher's options
+Target = Module | argparse.Namespace        # or a program of ranks: the launcher's options
 
 
 class Command(NamedTuple):
@@ -77,7 +77,7 @@ class Command(NamedTuple):
 
     usage: str                                      # what comes after it
     about: str
-    program: Callable[[list[str]], Program]         # that the words behind it name
+    program: Callable[[list[str]], Target]          # that the words behind it name
     completed: Completed
     folder: str = ""                                # that it writes into
 
@@ -102,7 +102,7 @@ def act(argv: list[str]) -> None:
         sys.exit(guarded(partial(run_alone, partial(launch.start, program))))
 
 
-def program_of(argv: list[str]) -> Program:
+def program_of(argv: list[str]) -> Target:
     """Return the program that a command line starts. Raises UserError for a word that it does not know."""
     name, *others = argv
     if name not in COMMANDS:
@@ -139,7 +139,7 @@ def unknown(problem: str, name: str, known: Iterable[str]) -> UserError:
 # ---- the commands ---------------------------------------------------------------------------------------------------
 
 
-def run(argv: list[str]) -> Program:
+def run(argv: list[str]) -> Target:
     """Return a program that is named in short, as a file, or after -m, as for mpi_impl.launch."""
     sys.path.insert(0, os.getcwd())     # where the ranks will look for a module, too
     options = launch.parse_options(argv, "shardlab run")
@@ -156,7 +156,7 @@ def run(argv: list[str]) -> Program:
     return options
 
 
-def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Program:
+def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Target:
     """Return a module on as many ranks as -n says, which may stand anywhere. The other options are the module's."""
     parser = ArgumentParser(prog=f"shardlab {command}", add_help=False)
     launch.add_launch_options(parser, ranks)
@@ -166,12 +166,12 @@ def on_ranks(command: str, module: str, ranks: int, argv: list[str]) -> Program:
     return options
 
 
-def demo(argv: list[str]) -> Program:
+def demo(argv: list[str]) -> Target:
     """Return the training of a small GPT. Options that are given again replace the demo's."""
     return on_ranks("demo", "mpi_impl.pretrain_gpt", 8, [*DEMO, *argv])
 
 
-def demos(argv: list[str]) -> Program:
+def demos(argv: list[str]) -> Target:
     """Return the list of the demos, or one of them."""
     name, *others = argv or ["--help"]
     if name in ("-h", "--help"):
@@ -181,7 +181,7 @@ def demos(argv: list[str]) -> Program:
     return on_ranks(f"demos {name}", f"mpi_impl.demos.{name}", 4, others)
 
 
-def labs(argv: list[str]) -> Program:
+def labs(argv: list[str]) -> Target:
     """Return the program that makes a course of the labs, whose sources are no part of an installed package."""
     if not LABS.is_dir():
         raise UserError(f"shardlab labs needs the sources of the labs, but there is no {LABS}: a clone of the project "
