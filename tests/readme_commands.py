@@ -13,8 +13,6 @@ from tests.launching import ROOT
 
 TEXTS = ("README.md", "notebooks/README.md",
          *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md"))))
-# Of `shardlab`'s commands, these are whole without options; of the others a text may speak by their names.
-COMMAND = re.compile(r"(\.venv/bin/)?((python|mpiexec|mpirun) .*-m |shardlab ([a-z_]+ |demo|doctor))")
 
 
 class Command(NamedTuple):
@@ -27,6 +25,10 @@ class Command(NamedTuple):
 
     def __str__(self) -> str:
         return shlex.join(self.words)
+
+
+# Of `shardlab`'s commands, these are whole without options; of the others a text may speak by their names.
+COMMAND = re.compile(r"(\.venv/bin/)?((python|mpiexec|mpirun) .*-m |shardlab ([a-z_]+ |demo|doctor))")
 
 
 def commands() -> list[Command]:

@@ -38,7 +38,7 @@ def write_script(path: Path, body: str) -> None:
 
 
 def without(folder: Path, *modules: str) -> dict[str, str]:
-    """The environment variables of a Python that lacks these modules."""
+    """Return the environment variables of a Python that lacks these modules."""
     (folder / "sitecustomize.py").write_text(BLOCKER.format(blocked=set(modules)))
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
@@ -124,7 +124,7 @@ def test_what_pip_makes_is_this_command():
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> str:
-    """The command as run.sh makes it, in an environment whose name has a space."""
+    """Make the command as run.sh does, in an environment whose name has a space."""
     venv = tmp_path_factory.mktemp("an environment")
     write_script(venv / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     subprocess.run(["bash", "-c", 'source ./run.sh help >/dev/null; venv="$1"; make_command', "-", venv], cwd=ROOT,
@@ -160,7 +160,7 @@ def test_ranks_without_mpi4py_are_a_sentence(tmp_path):
 
 
 def fields_of(kind: type) -> dict[str, bool]:
-    """The options that a program's own parser has, and whether a value follows."""
+    """Return the options of a program's own parser, with the number of values that follow each."""
     parser = doctor.ArgumentParser(add_help=False)
     add_options(parser, kind)
     return {action.option_strings[0]: action.nargs for action in parser._actions}
@@ -180,7 +180,7 @@ def test_the_options_that_are_read_from_sources_are_those_of_the_programs(where,
 
 
 def completions(line: str, program: list[str], env: dict[str, str], folder: Path) -> list[str]:
-    """What argcomplete answers a shell, which asks in this way."""
+    """Ask for completions as a shell does, and return argcomplete's answer."""
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
              "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     done = subprocess.run(program, cwd=folder, env=env | asked, capture_output=True, text=True, timeout=SOON)
@@ -223,7 +223,7 @@ def test_help_comes_without_numpy_and_mpi(tmp_path):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A folder of programs, the only one on PATH, in which Python seems to be, here and in the processes it starts."""
+    """Make a folder of programs, the only one on PATH, in which Python seems to be, here and in what it starts."""
     python = tmp_path / "bin" / "python"
     write_script(python, f'exec {shlex.quote(sys.executable)} "$@"')
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n")

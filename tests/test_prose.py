@@ -18,9 +18,7 @@ KEPT = ["reference/comm", "reference/layers", "reference/parallel", "reference/s
         "mpi_impl/layers", "mpi_impl/data", "mpi_impl/data/prepare", "mpi_impl/checkpoints", "mpi_impl/recording",
         "mpi_impl/reports", "mpi_impl/reports/timelines", "mpi_impl/planning", "mpi_impl/generation",
         "mpi_impl/evaluation", "mpi_impl/programs", "mpi_impl/pretrain_gpt.py", "mpi_impl/pretrain_bert.py",
-        "mpi_impl/launching/option_fields.py",
-        "mpi_impl/shardlab.py", "mpi_impl/doctor.py", "mpi_impl/launching/completion.py",
-        "mpi_impl/launching/first_sum.py"]
+        "mpi_impl/launching/option_fields.py"]
 # Words that begin a free relative or a lone prepositional phrase: neither a noun phrase nor a sentence.
 NO_NOUNS = set("""As At By For From How If In Of On So To What Whatever When Where Whether Which Who Whoever Whose Why
     With Without""".split())
